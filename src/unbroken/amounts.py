@@ -1,0 +1,50 @@
+"""Amounts as people read them: counts, sizes, durations. Owns the wording of numbers, nothing else."""
+
+_SIZE_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def count(number: int) -> str:
+    """A whole number with thousands separated: ``24,750``."""
+    return f"{number:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """A count with its noun: ``1 part``, ``3 parts``."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+def size(number_bytes: int) -> str:
+    """A size in decimal units, as disks are sold and ``df -H`` prints: ``6.1 GB``."""
+    value = float(number_bytes)
+    for unit in _SIZE_UNITS:
+        # 999.95 would print as 1000.0: step to the next unit before that.
+        if abs(value) < 999.95 or unit == _SIZE_UNITS[-1]:
+            break
+        value /= 1000
+    return f"{number_bytes} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A duration with its two largest units: ``25 h 10 min``, ``4 min``, ``0.4 s``."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    days, rest = divmod(whole, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, secs = divmod(rest, 60)
+    units = [(days, "d"), (hours, "h"), (minutes, "min"), (secs, "s")]
+    first = next(i for i, (amount, _) in enumerate(units) if amount)
+    return " ".join(f"{amount} {unit}" for amount, unit in units[first : first + 2] if amount)
+
+
+def ago(seconds: float) -> str:
+    """How long ago, in one unit: ``4 min ago``, ``13 h ago``; a clock behind ours reads ``just now``."""
+    for limit, unit in ((86_400 * 2, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        if seconds >= limit:
+            per_unit = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}[unit]
+            return f"{int(seconds // per_unit)} {unit} ago"
+    return "just now"

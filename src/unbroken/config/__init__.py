@@ -1,0 +1,1 @@
+"""The config file: fields, decoding, overrides, presets."""

@@ -1,0 +1,297 @@
+"""Errors of a store: bytes that are missing, damaged or not trusted, and storage that gave way."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken import amounts
+from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
+
+
+@dataclass(eq=False, kw_only=True)
+class TornCheckpoint(CheckpointError):
+    """A directory with parts that was never committed."""
+
+    kind = "torn-checkpoint"
+    path: Path
+    parts: int
+    size_bytes: int
+
+    def headline(self) -> str:
+        return f"{self.path.name} was never committed"
+
+    def at(self) -> str | None:
+        return f"{self.path}  ({amounts.plural(self.parts, 'part')}, {amounts.size(self.size_bytes)})"
+
+    def so(self) -> str | None:
+        return "it cannot be resumed from; the next sweep removes it once its job is gone"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken ls {quoted(self.path.parent)}", "see which checkpoints are usable"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class DamagedCheckpoint(CheckpointError):
+    """A committed checkpoint whose bytes are not the bytes that were written."""
+
+    kind = "damaged-checkpoint"
+    path: Path
+    findings: tuple[str, ...]
+
+    def headline(self) -> str:
+        return f"{self.path.name} is damaged in {amounts.plural(len(self.findings), 'place')}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "it is not used; an older checkpoint is"
+
+    def details(self) -> Iterator[str]:
+        yield from self.findings
+
+    def help(self) -> tuple[Help, ...]:
+        return (
+            Help(f"unbroken verify {quoted(self.path)} --full", "check every byte again"),
+            Help(f"unbroken explain {self.kind}", "how this happens and what to do"),
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class ManifestDamaged(CheckpointError):
+    """A manifest that is not what a commit wrote."""
+
+    kind = "manifest-damaged"
+    path: Path
+    complaint: str
+
+    def headline(self) -> str:
+        return f"the manifest cannot be trusted: {self.complaint}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "none of this checkpoint's bytes can be proven, so it is not used"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken ls {quoted(self.path.parent.parent)}", "see which checkpoints are usable"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class FormatUnknown(CheckpointError):
+    """A manifest written by a newer unbroken, or with a digest this one does not know."""
+
+    kind = "format-unknown"
+    path: Path
+    found: str
+    known: tuple[str, ...]
+
+    def headline(self) -> str:
+        return f"this checkpoint is of a format this version does not read: {self.found}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return f"this version reads {', '.join(self.known)}; the checkpoint is left as it is"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("pip install --upgrade unbroken", "a newer version reads newer formats"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class UnsafeName(CheckpointError):
+    """A name that would lead out of the checkpoint's own directory."""
+
+    kind = "unsafe-name"
+    name: str
+    reason: str
+    path: Path | None = None
+
+    def headline(self) -> str:
+        return f"the part name {self.name!r} is refused: {self.reason}"
+
+    def at(self) -> str | None:
+        return str(self.path) if self.path else None
+
+    def so(self) -> str | None:
+        return "a checkpoint may only name files inside its own directory; nothing was opened"
+
+
+@dataclass(eq=False, kw_only=True)
+class NoUsableCheckpoint(CheckpointError):
+    """Nothing to resume from where a checkpoint was required."""
+
+    kind = "no-usable-checkpoint"
+    exit_code = 5
+    store: Path
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+    def headline(self) -> str:
+        if not self.passed_over:
+            return "there is no checkpoint here"
+        return f"none of {amounts.plural(len(self.passed_over), 'checkpoint')} can be used"
+
+    def at(self) -> str | None:
+        return str(self.store)
+
+    def details(self) -> Iterator[str]:
+        for name, reason in self.passed_over:
+            yield f"{name}: {reason}"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken verify {quoted(self.store)} --full", "name every bad part"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class SealedDiffers(CheckpointError):
+    """A folder was sealed before and its bytes have changed since."""
+
+    kind = "sealed-differs"
+    path: Path
+    findings: tuple[str, ...]
+
+    def headline(self) -> str:
+        return "this folder was sealed before, and its bytes have changed since"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "the seal is left as it is; if the change is wanted, remove manifest.json and seal again"
+
+    def details(self) -> Iterator[str]:
+        yield from self.findings
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken verify {quoted(self.path)} --full", "name every byte range"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class StorageFailed(StorageError):
+    """The operating system refused an operation on a file."""
+
+    kind = "storage-failed"
+    operation: str
+    path: Path
+    cause: str
+
+    def headline(self) -> str:
+        return f"storage refused to {self.operation}: {self.cause}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "nothing new was committed; the last commit is intact"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"df -h {quoted(self.path.parent)}", "see whether the disk is full"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class EvidenceMissing(StorageError):
+    """A commit was asked for and the parts on disk do not bear it out."""
+
+    kind = "evidence-missing"
+    path: Path
+    missing: tuple[str, ...]
+
+    def headline(self) -> str:
+        return f"the checkpoint is not committed: {amounts.plural(len(self.missing), 'part')} not proven"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "the last commit is intact; training can go on and save again"
+
+    def details(self) -> Iterator[str]:
+        yield from self.missing
+
+
+@dataclass(eq=False, kw_only=True)
+class NoRoom(StorageError):
+    """The disk cannot hold the coming save."""
+
+    kind = "no-room"
+    path: Path
+    needed_bytes: int
+    free_bytes: int
+    needed_inodes: int
+    free_inodes: int | None
+    prunable_bytes: int
+    prunable: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        if self.free_bytes < self.needed_bytes:
+            return (
+                f"the save needs {amounts.size(self.needed_bytes)} and the disk has "
+                f"{amounts.size(self.free_bytes)} free"
+            )
+        return (
+            f"the save needs {amounts.count(self.needed_inodes)} files and the disk has room for "
+            f"{amounts.count(self.free_inodes or 0)}"
+        )
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        if not self.prunable:
+            return "nothing was written, the last commit is intact; pruning would free nothing"
+        return (
+            f"nothing was written, the last commit is intact; pruning would free "
+            f"{amounts.size(self.prunable_bytes)} ({', '.join(self.prunable[:3])}"
+            f"{', …' if len(self.prunable) > 3 else ''})"
+        )
+
+    def help(self) -> tuple[Help, ...]:
+        if not self.prunable:
+            return (Help(f"df -h {quoted(self.path)}", "see what else fills it"),)
+        return (Help(f"unbroken prune {quoted(self.path)} --dry-run", "show what would be removed"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class RunHeld(BusyError):
+    """Another live job holds the run."""
+
+    kind = "run-held"
+    path: Path
+    holder: str
+    age_s: float
+
+    def headline(self) -> str:
+        return f"another live job holds this run: {self.holder}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return f"it gave a sign of life {amounts.ago(self.age_s)}; two jobs on one run would overwrite each other"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken status {quoted(self.path)}", "see what it is doing"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class LeaseLost(BusyError):
+    """This job was taken for dead and another one has the run now."""
+
+    kind = "lease-lost"
+    path: Path
+    mine: int
+    current: int
+
+    def headline(self) -> str:
+        return f"job {self.mine} no longer holds this run; job {self.current} does"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "nothing more is committed by this job, so the two cannot mix"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken status {quoted(self.path)}", "see the job that holds it"),)

@@ -1,0 +1,141 @@
+"""The root of the error tree, its second level, and the printed form.
+
+The second level says what the one who handles it does: fix the command, fix the config, fix the data, try the
+storage again, choose another checkpoint, decide about exactness, wait for somebody else, or report our bug.
+A leaf has typed fields; its message is made from them here and nowhere else, so that text, JSON and docs agree.
+``kind`` is stable and append-only: scripts match on it, and ``unbroken explain KIND`` has a page for each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Help:
+    """One command that helps, ready to be pasted, and what it does."""
+
+    command: str
+    effect: str = ""
+
+
+@dataclass(eq=False, kw_only=True)
+class UnbrokenError(Exception):
+    """The root. ``headline`` is what is true, ``at`` where, ``so`` what it means, ``help`` what to do."""
+
+    kind: ClassVar[str]
+    exit_code: ClassVar[int]
+
+    def headline(self) -> str:
+        """What is true, in one line."""
+        raise NotImplementedError
+
+    def at(self) -> str | None:
+        """Where: a path, a line, a rank."""
+        return None
+
+    def so(self) -> str | None:
+        """What it means for the run."""
+        return None
+
+    def details(self) -> Iterator[str]:
+        """Further lines, one per problem, when there is more than one thing to say."""
+        yield from ()
+
+    def help(self) -> tuple[Help, ...]:
+        """Commands that work when pasted."""
+        return ()
+
+    def __str__(self) -> str:
+        return self.headline()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception pickles positional args only; ranks hand their errors to rank 0, fields and all.
+        return _rebuild, (type(self), {f.name: getattr(self, f.name) for f in fields(self)})
+
+
+def _rebuild(cls: type[UnbrokenError], values: dict[str, Any]) -> UnbrokenError:
+    return cls(**values)
+
+
+def render(error: UnbrokenError) -> str:
+    """The printed form: headline, at, so, details, help; every label in the same column."""
+    lines = [f"error[{error.kind}]: {error.headline()}"]
+    for label, text in (("at", error.at()), ("so", error.so())):
+        if text:
+            lines.append(f"  {label:<4} {text}")
+    lines += [f"       {detail}" for detail in error.details()]
+    width = max((len(h.command) for h in error.help()), default=0)
+    lines += [f"  help {h.command:<{width}}   {h.effect}".rstrip() for h in error.help()]
+    return "\n".join(lines)
+
+
+def as_json(error: UnbrokenError) -> dict[str, Any]:
+    """The same facts for ``--json``."""
+    return {
+        "schema": "unbroken.error/1",
+        "kind": error.kind,
+        "exit_code": error.exit_code,
+        "message": error.headline(),
+        "at": error.at(),
+        "so": error.so(),
+        "details": list(error.details()),
+        "help": [{"command": h.command, "effect": h.effect} for h in error.help()],
+    }
+
+
+class UsageError(UnbrokenError, ValueError):
+    """Fix the command."""
+
+    exit_code = 2
+
+
+class ConfigError(UnbrokenError, ValueError):
+    """Fix the config file."""
+
+    exit_code = 2
+
+
+class DataError(UnbrokenError, ValueError):
+    """Fix the data."""
+
+    exit_code = 4
+
+
+class StorageError(UnbrokenError, OSError):
+    """Try the storage again: the last commit is intact."""
+
+    exit_code = 74
+
+
+class CheckpointError(UnbrokenError, RuntimeError):
+    """Choose another checkpoint."""
+
+    exit_code = 3
+
+
+class ExactnessError(UnbrokenError, RuntimeError):
+    """A person decides whether to go on without exactness."""
+
+    exit_code = 6
+
+
+class BusyError(UnbrokenError, RuntimeError):
+    """Somebody else is running."""
+
+    exit_code = 7
+
+
+class InternalError(UnbrokenError, RuntimeError):
+    """Our bug."""
+
+    exit_code = 1
+
+
+def quoted(path: Path | str) -> str:
+    """A path as a shell takes it."""
+    # Imported here: help lines are made only when an error is being shown.
+    import shlex
+
+    return shlex.quote(str(path))

@@ -1,0 +1,165 @@
+"""Errors whose remedy is another command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.errors.tree import Help, UsageError, quoted
+
+
+@dataclass(eq=False, kw_only=True)
+class UnknownCommand(UsageError):
+    """A command that does not exist."""
+
+    kind = "unknown-command"
+    name: str
+    nearest: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        return f"there is no command '{self.name}'"
+
+    def so(self) -> str | None:
+        return f"did you mean {' or '.join(self.nearest)}?" if self.nearest else None
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken --help", "list the commands"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class BadUsage(UsageError):
+    """An option or argument that does not fit the command; ``complaint`` is the parser's."""
+
+    kind = "bad-usage"
+    command: str
+    complaint: str
+
+    def headline(self) -> str:
+        return self.complaint
+
+    def at(self) -> str | None:
+        return self.command
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"{self.command} --help", "show what it takes"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class UnknownTopic(UsageError):
+    """``explain`` was asked about something that has no page and is no config field."""
+
+    kind = "unknown-topic"
+    topic: str
+    nearest: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        return f"there is no error kind, config field or section called '{self.topic}'"
+
+    def so(self) -> str | None:
+        return f"did you mean {' or '.join(self.nearest)}?" if self.nearest else None
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain", "list all topics"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class PathMissing(UsageError):
+    """A path that was named does not exist."""
+
+    kind = "path-missing"
+    path: Path
+    purpose: str
+
+    def headline(self) -> str:
+        return f"there is no {self.purpose} at this path"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"ls {quoted(self.path.parent)}", "see what is there"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class NotAStore(UsageError):
+    """A directory that holds no checkpoints and no run."""
+
+    kind = "not-a-store"
+    path: Path
+
+    def headline(self) -> str:
+        return "this directory holds no run and no sealed checkpoint"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "there is nothing to list, verify or prune; a folder written by another tool must be sealed first"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken seal {quoted(self.path)}", "if this folder is one checkpoint"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class CheckpointUnknown(UsageError):
+    """A reference that matches no checkpoint."""
+
+    kind = "checkpoint-unknown"
+    reference: str
+    store: Path
+    known: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        return f"no checkpoint here is called '{self.reference}'"
+
+    def at(self) -> str | None:
+        return str(self.store)
+
+    def so(self) -> str | None:
+        if not self.known:
+            return "the store holds no checkpoint at all"
+        return f"it holds {', '.join(self.known[:4])}" + (" and more" if len(self.known) > 4 else "")
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken ls {quoted(self.store)}", "list what is there"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class WouldOverwrite(UsageError):
+    """A command would replace a file that it did not write."""
+
+    kind = "would-overwrite"
+    path: Path
+    remedy: Help | None = None
+
+    def headline(self) -> str:
+        return "a file with this name already exists"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "nothing was written; a file that is already there is never replaced"
+
+    def help(self) -> tuple[Help, ...]:
+        return (self.remedy,) if self.remedy else ()
+
+
+@dataclass(eq=False, kw_only=True)
+class CannotSeal(UsageError):
+    """A folder that cannot become a checkpoint as it stands."""
+
+    kind = "cannot-seal"
+    path: Path
+    reason: str
+    remedy: Help | None = None
+
+    def headline(self) -> str:
+        return f"this folder cannot be sealed: {self.reason}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "nothing was written"
+
+    def help(self) -> tuple[Help, ...]:
+        return (self.remedy,) if self.remedy else ()

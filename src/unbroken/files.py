@@ -1,0 +1,275 @@
+"""The only place that writes, syncs, renames or removes files.
+
+``Files`` builds on a ``Disk`` the few moves the rest of the house needs (write a new file durably, publish by rename,
+swap a link, remove a tree) and promises their order of syncs. Nothing here knows what a checkpoint is.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from unbroken.disk import Disk, LocalDisk, Node, NodeKind, Space, Status
+from unbroken.errors import StorageFailed
+
+COPY_BYTES: Final = 1 << 20
+
+
+@contextlib.contextmanager
+def told(operation: str, path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal into an error that says what was being done, and where."""
+    try:
+        yield
+    except StorageFailed:
+        raise
+    except OSError as refusal:
+        raise StorageFailed(operation=operation, path=path, cause=_cause(refusal)) from refusal
+
+
+def _cause(refusal: OSError) -> str:
+    return os.strerror(refusal.errno) if refusal.errno else str(refusal)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The moves of the house over one disk. Every refusal of the system surfaces as ``StorageFailed``."""
+
+    disk: Disk
+
+    # ---- writing ----
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and the parents it lacks.
+
+        Raises:
+            StorageFailed: the system refused, or something that is no directory stands in the way.
+        """
+        with told("make a directory", path):
+            missing = []
+            while (found := self.find(path)) is None:
+                missing.append(path)
+                path = path.parent
+            if found.kind is not NodeKind.DIRECTORY and not self._leads_to_directory(path, found):
+                raise NotADirectoryError(errno.ENOTDIR, "", str(path))
+            for each in reversed(missing):
+                # crash here: an empty directory, which every reader takes for nothing at all.
+                with contextlib.suppress(FileExistsError):
+                    self.disk.make_directory(each)
+
+    def _leads_to_directory(self, path: Path, found: Status) -> bool:
+        # A user's run directory may be a link to scratch space; only inside a checkpoint are links refused.
+        if found.kind is not NodeKind.LINK:
+            return False
+        self.disk.list_directory(path)
+        return True
+
+    def write_new(
+        self,
+        path: Path,
+        chunks: Iterable[memoryview | bytes],
+        *,
+        observe: Callable[[memoryview], None] | None = None,
+    ) -> int:
+        """Write a file that must not exist yet and make its bytes durable; returns its size.
+
+        ``observe`` sees the very buffers that are handed to the kernel. The name itself is durable only after
+        ``sync_directory``. A file that could not be finished is removed again as far as the system lets us.
+
+        Raises:
+            StorageFailed: the system refused, or the file exists.
+        """
+        with told("write", path):
+            handle = self.disk.create(path)
+            try:
+                # crash here: a file with a prefix of its bytes, under a name no reader trusts yet.
+                written = sum(self._write_all(handle, memoryview(chunk).cast("B"), observe) for chunk in chunks)
+                # A failed sync is final: the kernel may have dropped the dirty pages and would report success
+                # the second time. So it is never tried again on the same file.
+                self.disk.sync_file(handle)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self.disk.close(handle)
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+                raise
+            # Network file systems report a full disk only here.
+            self.disk.close(handle)
+            return written
+
+    def _write_all(self, handle: int, data: memoryview, observe: Callable[[memoryview], None] | None) -> int:
+        if observe is not None:
+            observe(data)
+        done = 0
+        while done < len(data):
+            taken = self.disk.write(handle, data[done:])
+            if taken <= 0:
+                raise OSError(errno.EIO, "the system took no bytes")
+            done += taken
+        return done
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with told("sync a directory", path):
+            self.disk.sync_directory(path)
+
+    def publish(self, source: Path, target: Path) -> None:
+        """Move a finished file or directory to its final name, durably: the one instant it begins to exist there.
+
+        Raises:
+            StorageFailed: the system refused; the source is where it was, or the move is not yet durable.
+        """
+        with told("rename", target):
+            self.disk.rename(source, target)
+            # crash here: the new name or the old one, never both and never neither.
+            self.disk.sync_directory(target.parent)
+            if source.parent != target.parent:
+                self.disk.sync_directory(source.parent)
+
+    def replace(self, path: Path, data: bytes, *, scratch: str) -> None:
+        """Replace a small file in one instant; ``scratch`` is a name beside it that nobody else uses.
+
+        Raises:
+            StorageFailed: the system refused; the old file is intact.
+        """
+        beside = path.with_name(scratch)
+        with told("replace", path):
+            self.remove_file(beside)
+            # crash here: the old file, and a scratch file that the next replacement removes.
+            self.write_new(beside, [data])
+            self.publish(beside, path)
+
+    def create_once(self, path: Path, data: bytes, *, scratch: str) -> bool:
+        """Bring a small file into being whole, unless the name is taken; says whether it was us.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        beside = path.with_name(scratch)
+        with told("create", path):
+            self.remove_file(beside)
+            self.write_new(beside, [data])
+            try:
+                # crash here: the name is absent, or stands for a whole file; a scratch file may be left.
+                self.disk.link(beside, path)
+            except FileExistsError:
+                return False
+            finally:
+                self.remove_file(beside)
+            self.disk.sync_directory(path.parent)
+            return True
+
+    def swap_link(self, link: Path, target: str, *, scratch: str) -> None:
+        """Point a symbolic link at another target in one instant.
+
+        Raises:
+            StorageFailed: the system refused; the old link is intact.
+        """
+        beside = link.with_name(scratch)
+        with told("swap the link", link):
+            self.remove_file(beside)
+            # crash here: the old link, and a scratch link that the next swap removes.
+            self.disk.make_symlink(target, beside)
+            self.publish(beside, link)
+
+    def remove_file(self, path: Path) -> None:
+        """Remove a file or link; one that is not there is no error.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with told("remove", path), contextlib.suppress(FileNotFoundError):
+            self.disk.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and all in it without following links; another remover beside us is no error.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with told("remove", path), contextlib.suppress(FileNotFoundError):
+            for node in self.disk.list_directory(path):
+                # crash here: a directory with fewer entries, under a name that only the next sweep looks at.
+                if node.kind is NodeKind.DIRECTORY:
+                    self.remove_tree(path / node.name)
+                else:
+                    self.remove_file(path / node.name)
+            self.disk.remove_directory(path)
+
+    # ---- reading ----
+
+    def find(self, path: Path) -> Status | None:
+        """What stands at a path, or None.
+
+        Raises:
+            StorageFailed: the system refused to say.
+        """
+        with told("look at", path):
+            try:
+                return self.disk.status(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def list_directory(self, path: Path) -> list[Node]:
+        """The names in a directory, sorted.
+
+        Raises:
+            StorageFailed: the system refused, or there is no such directory.
+        """
+        with told("list", path):
+            return sorted(self.disk.list_directory(path), key=lambda node: node.name)
+
+    def read_link(self, path: Path) -> str | None:
+        """Where a symbolic link points; None if there is no link.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with told("read the link", path):
+            try:
+                return self.disk.read_link(path)
+            except FileNotFoundError:
+                return None
+            except OSError as refusal:
+                if refusal.errno == errno.EINVAL:
+                    return None
+                raise
+
+    def read_bytes(self, path: Path, *, limit_bytes: int) -> bytes:
+        """A whole small file; one larger than ``limit_bytes`` is refused before it fills the memory.
+
+        Raises:
+            StorageFailed: the system refused, there is no such file, or it is too large.
+        """
+        with told("read", path):
+            handle = self.disk.open(path)
+            try:
+                pieces: list[bytes] = []
+                total = 0
+                buffer = memoryview(bytearray(COPY_BYTES))
+                while taken := self.disk.read_at(handle, total, buffer):
+                    total += taken
+                    if total > limit_bytes:
+                        raise OSError(errno.EFBIG, "", str(path))
+                    pieces.append(bytes(buffer[:taken]))
+                return b"".join(pieces)
+            finally:
+                self.disk.close(handle)
+
+    def space(self, path: Path) -> Space:
+        """Room on the file system of a path.
+
+        Raises:
+            StorageFailed: the system refused to say.
+        """
+        with told("ask for the free space of", path):
+            return self.disk.space(path)
+
+
+LOCAL: Final = Files(LocalDisk())

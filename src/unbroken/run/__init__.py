@@ -1,0 +1,1 @@
+"""The records of one run over many jobs."""

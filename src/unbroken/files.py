@@ -7,15 +7,13 @@ swap a link, remove a tree) and promises their order of syncs. Nothing here know
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from unbroken.disk import Disk, LocalDisk, Node, NodeKind, Space, Status
 from unbroken.errors import StorageFailed
-
-COPY_BYTES: Final = 1 << 20
 
 
 @contextlib.contextmanager
@@ -34,6 +32,27 @@ def _cause(refusal: OSError) -> str:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A file open for reading."""
+
+    disk: Disk
+    handle: int
+    path: Path
+
+    def fill(self, offset: int, into: memoryview) -> int:
+        """Fill a buffer from an offset; returns how many bytes there were, fewer only at the end of the file.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        done = 0
+        with told("read", self.path):
+            while done < len(into) and (taken := self.disk.read_at(self.handle, offset + done, into[done:])):
+                done += taken
+        return done
+
+
+@dataclass(frozen=True)
 class Files:
     """The moves of the house over one disk. Every refusal of the system surfaces as ``StorageFailed``."""
 
@@ -41,8 +60,8 @@ class Files:
 
     # ---- writing ----
 
-    def make_directory(self, path: Path) -> None:
-        """Create a directory and the parents it lacks.
+    def make_directory(self, path: Path, *, durable: bool = False) -> None:
+        """Create a directory and the parents it lacks; ``durable`` makes their names outlive a power cut.
 
         Raises:
             StorageFailed: the system refused, or something that is no directory stands in the way.
@@ -54,10 +73,15 @@ class Files:
                 path = path.parent
             if found.kind is not NodeKind.DIRECTORY and not self._leads_to_directory(path, found):
                 raise NotADirectoryError(errno.ENOTDIR, "", str(path))
+            if durable:
+                # Whoever made the directory we found may have been killed before its name was synced.
+                self.disk.sync_directory(path.parent)
             for each in reversed(missing):
                 # crash here: an empty directory, which every reader takes for nothing at all.
                 with contextlib.suppress(FileExistsError):
                     self.disk.make_directory(each)
+                if durable:
+                    self.disk.sync_directory(each.parent)
 
     def _leads_to_directory(self, path: Path, found: Status) -> bool:
         # A user's run directory may be a link to scratch space; only inside a checkpoint are links refused.
@@ -66,17 +90,12 @@ class Files:
         self.disk.list_directory(path)
         return True
 
-    def write_new(
-        self,
-        path: Path,
-        chunks: Iterable[memoryview | bytes],
-        *,
-        observe: Callable[[memoryview], None] | None = None,
-    ) -> int:
+    def write_new(self, path: Path, chunks: Iterable[memoryview | bytes]) -> int:
         """Write a file that must not exist yet and make its bytes durable; returns its size.
 
-        ``observe`` sees the very buffers that are handed to the kernel. The name itself is durable only after
-        ``sync_directory``. A file that could not be finished is removed again as far as the system lets us.
+        A chunk is asked for only when the one before it has been handed over whole, so that a generator can reuse
+        its buffer. The name itself is durable only after ``sync_directory``. A file that could not be finished is
+        removed again as far as the system lets us.
 
         Raises:
             StorageFailed: the system refused, or the file exists.
@@ -85,23 +104,27 @@ class Files:
             handle = self.disk.create(path)
             try:
                 # crash here: a file with a prefix of its bytes, under a name no reader trusts yet.
-                written = sum(self._write_all(handle, memoryview(chunk).cast("B"), observe) for chunk in chunks)
-                # A failed sync is final: the kernel may have dropped the dirty pages and would report success
-                # the second time. So it is never tried again on the same file.
-                self.disk.sync_file(handle)
+                return self._fill(handle, chunks)
             except BaseException:
-                with contextlib.suppress(OSError):
-                    self.disk.close(handle)
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
                 raise
-            # Network file systems report a full disk only here.
-            self.disk.close(handle)
-            return written
 
-    def _write_all(self, handle: int, data: memoryview, observe: Callable[[memoryview], None] | None) -> int:
-        if observe is not None:
-            observe(data)
+    def _fill(self, handle: int, chunks: Iterable[memoryview | bytes]) -> int:
+        try:
+            written = sum(self._write_all(handle, memoryview(chunk).cast("B")) for chunk in chunks)
+            # A failed sync is final: the kernel may have dropped the dirty pages and would report success the
+            # second time. So it is never tried again on the same file.
+            self.disk.sync_file(handle)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.disk.close(handle)
+            raise
+        # Network file systems report a full disk only here; the handle is gone either way.
+        self.disk.close(handle)
+        return written
+
+    def _write_all(self, handle: int, data: memoryview) -> int:
         done = 0
         while done < len(data):
             taken = self.disk.write(handle, data[done:])
@@ -188,18 +211,21 @@ class Files:
             self.disk.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all in it without following links; another remover beside us is no error.
+        """Remove whatever stands at a path, a directory with all in it; links are removed, never followed.
+
+        What is not there, or is being removed by somebody else at the same time, is no error.
 
         Raises:
             StorageFailed: the system refused.
         """
+        found = self.find(path)
+        if found is None or found.kind is not NodeKind.DIRECTORY:
+            self.remove_file(path)
+            return
         with told("remove", path), contextlib.suppress(FileNotFoundError):
             for node in self.disk.list_directory(path):
                 # crash here: a directory with fewer entries, under a name that only the next sweep looks at.
-                if node.kind is NodeKind.DIRECTORY:
-                    self.remove_tree(path / node.name)
-                else:
-                    self.remove_file(path / node.name)
+                self.remove_tree(path / node.name)
             self.disk.remove_directory(path)
 
     # ---- reading ----
@@ -241,26 +267,35 @@ class Files:
                     return None
                 raise
 
+    @contextlib.contextmanager
+    def reading(self, path: Path) -> Iterator[Source]:
+        """Open a regular file; a link under this name is refused.
+
+        Raises:
+            StorageFailed: the system refused, or there is no such file.
+        """
+        with told("open", path):
+            handle = self.disk.open(path)
+        try:
+            yield Source(self.disk, handle, path)
+        finally:
+            self.disk.close(handle)
+
     def read_bytes(self, path: Path, *, limit_bytes: int) -> bytes:
         """A whole small file; one larger than ``limit_bytes`` is refused before it fills the memory.
 
         Raises:
             StorageFailed: the system refused, there is no such file, or it is too large.
         """
-        with told("read", path):
-            handle = self.disk.open(path)
-            try:
-                pieces: list[bytes] = []
-                total = 0
-                buffer = memoryview(bytearray(COPY_BYTES))
-                while taken := self.disk.read_at(handle, total, buffer):
-                    total += taken
-                    if total > limit_bytes:
-                        raise OSError(errno.EFBIG, "", str(path))
-                    pieces.append(bytes(buffer[:taken]))
-                return b"".join(pieces)
-            finally:
-                self.disk.close(handle)
+        found = self.find(path)
+        room = min(limit_bytes, found.size_bytes if found else 0) + 1
+        with self.reading(path) as source, told("read", path):
+            buffer = bytearray(room)
+            taken = source.fill(0, memoryview(buffer))
+            if taken == room:
+                # One byte more than it had a moment ago, or than we take: it is still being written, or too large.
+                raise OSError(errno.EFBIG, "", str(path))
+            return bytes(buffer[:taken])
 
     def space(self, path: Path) -> Space:
         """Room on the file system of a path.

@@ -1,0 +1,85 @@
+"""Which checkpoint to resume from: the newest usable one, and why each newer one was passed over.
+
+``latest`` is not asked: it is a hint for people, and the truth is what is on disk and verifies. The decision is a pure
+function of the candidates and a judge; ``resume_point`` hands it the disk and moves the bad ones aside, so that a
+damaged newest checkpoint costs one look and never a crash loop.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from unbroken.errors import NoUsableCheckpoint
+from unbroken.store.check import Level, Verdict, verify
+from unbroken.store.names import QUARANTINE
+from unbroken.store.place import Store
+from unbroken.store.quarantine import quarantine
+from unbroken.store.scan import newest_first, scan
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A checkpoint that was looked at and not taken; ``moved_to`` says where it stands now, if it was moved."""
+
+    verdict: Verdict
+    moved_to: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name it was found under."""
+        return self.verdict.name
+
+    @property
+    def reason(self) -> str:
+        """The first finding, and how many more there are."""
+        first, *more = map(str, self.verdict.findings)
+        return f"{first} (and {len(more)} more)" if more else first
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint to resume from, with the verdict on it, and those passed over on the way."""
+
+    chosen: Verdict | None
+    passed_over: tuple[PassedOver, ...] = ()
+
+    def required(self, store: Store) -> Verdict:
+        """The chosen one, where there must be one.
+
+        Raises:
+            NoUsableCheckpoint: there is none.
+        """
+        if self.chosen is None:
+            reasons = tuple((over.name, over.reason) for over in self.passed_over)
+            raise NoUsableCheckpoint(store=store.root, passed_over=reasons)
+        return self.chosen
+
+
+def choose(names_newest_first: Iterable[str], judge: Callable[[str], Verdict]) -> Choice:
+    """Take the first that the judge finds sound; nothing older than it is looked at."""
+    passed: list[PassedOver] = []
+    for name in names_newest_first:
+        verdict = judge(name)
+        if verdict.is_sound:
+            return Choice(verdict, tuple(passed))
+        passed.append(PassedOver(verdict))
+    return Choice(None, tuple(passed))
+
+
+def resume_point(store: Store, level: Level, *, job: str, at_ns: int) -> Choice:
+    """The newest usable checkpoint of a store; each damaged one that is newer is quarantined.
+
+    One of a newer format, or one that the storage would not give us just now, is passed over and stays where it is: it
+    is not known to be damaged. Only the job that holds the run calls this.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, level))
+    passed = []
+    for over in found.passed_over:
+        if over.verdict.is_damaged:
+            reasons = tuple(map(str, over.verdict.findings))
+            aside = quarantine(store, over.name, reasons, job=job, at_ns=at_ns)
+            over = PassedOver(over.verdict, f"{QUARANTINE}/{aside}")
+        passed.append(over)
+    return Choice(found.chosen, tuple(passed))

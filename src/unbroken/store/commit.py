@@ -1,0 +1,198 @@
+"""The one instant at which a checkpoint begins to exist.
+
+Parts go into a draft, a directory whose name no reader trusts. A commit then looks at the evidence (every part of the
+plan reported, and on disk with that size), writes the manifest, makes everything durable, and renames the draft to its
+final name. That rename is the commit: before it there is the old state, after it the new one, and nothing between.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unbroken.disk import NodeKind
+from unbroken.errors import EvidenceMissing, StorageFailed
+from unbroken.files import Files
+from unbroken.store.manifest import Manifest, Part, Tensor, encode
+from unbroken.store.names import LATEST, MANIFEST, DraftName, checkpoint_name, is_job, parse_draft, require_safe
+from unbroken.store.parts import write_part
+from unbroken.store.place import Store, scratch
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being written. Ranks share it by its name."""
+
+    store: Store
+    name: DraftName
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.store.path(str(self.name))
+
+    def write_part(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
+        """Write one part durably; the returned evidence goes to whoever commits.
+
+        Raises:
+            UnsafeName: the name leads out of the checkpoint.
+            StorageFailed: the system refused; the draft can be given up.
+        """
+        require_safe(name)
+        files = self.store.files
+        if files.find(self.path) is None:
+            # Made anew on this node it would look like success here and be missing there.
+            cause = "the draft is not there; every rank must see the same directory"
+            raise StorageFailed(operation="write a part into", path=self.path, cause=cause)
+        files.make_directory((self.path / name).parent)
+        # crash here: a draft with some of its parts; it is torn, and swept once its job is gone.
+        return write_part(files, self.path, name, chunks)
+
+    def discard(self) -> None:
+        """Give the draft up.
+
+        Raises:
+            StorageFailed: the system refused; the next sweep tries again.
+        """
+        self.store.files.remove_tree(self.path)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a manifest says beside the parts."""
+
+    kind: str
+    saved_at_ns: int
+    origin: str = "unbroken"
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    fingerprint: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def begin(store: Store, *, step: int, job: str) -> Draft:
+    """Start a checkpoint; a second attempt at the same step by the same job gets a directory of its own.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    if not is_job(job):
+        raise ValueError(f"a job is named by letters, digits and underscores, not {job!r}")
+    files = store.files
+    files.make_directory(store.root, durable=True)
+    tried = [parse_draft(node.name) for node in files.list_directory(store.root)]
+    attempts = [name.attempt for name in tried if name and name.job == job and name.step == step]
+    draft = Draft(store, DraftName(job, step, max(attempts, default=0) + 1))
+    # crash here: an empty draft, swept once its job is gone.
+    files.make_directory(draft.path)
+    return draft
+
+
+def commit(
+    draft: Draft,
+    *,
+    plan: Collection[str],
+    parts: Collection[Part],
+    record: Record,
+    fence: Callable[[], None] | None = None,
+) -> str:
+    """Turn a draft into a checkpoint if the evidence bears it out; returns the checkpoint's name.
+
+    ``plan`` is what must be there, ``parts`` what the writers report. ``fence`` is called last and raises if this job
+    has been taken for dead meanwhile, so that a job that slept through its successor's start cannot commit.
+
+    Raises:
+        EvidenceMissing: a planned part was not reported or is not on disk with its size, or there are others.
+        StorageFailed: the system refused; the old state is intact.
+    """
+    store, files = draft.store, draft.store.files
+    problems = list(_contradictions(draft, plan, parts))
+    if problems:
+        raise EvidenceMissing(path=draft.path, missing=tuple(problems))
+    manifest = Manifest(
+        # The instant is in it, so that a later save of the same step by the same job is another checkpoint.
+        id=f"{draft.name.job}-{draft.name.step}-{record.saved_at_ns:x}",
+        step=draft.name.step,
+        kind=record.kind,
+        saved_at_ns=record.saved_at_ns,
+        job=draft.name.job,
+        origin=record.origin,
+        parts=tuple(parts),
+        tensors=record.tensors,
+        metrics=record.metrics,
+        fingerprint=record.fingerprint,
+        facts=record.facts,
+    )
+    for directory in _directories(draft.path, plan):
+        files.sync_directory(directory)
+    # crash here: all parts, durable, and no manifest: torn.
+    files.write_new(draft.path / MANIFEST, [encode(manifest)])
+    # crash here: a whole checkpoint under a draft's name: torn all the same, since nothing was promised yet.
+    files.sync_directory(draft.path)
+    if fence is not None:
+        fence()
+    return _publish(store, draft, record.kind)
+
+
+def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]) -> Iterator[str]:
+    reported = {part.name: part for part in parts}
+    if len(reported) != len(parts):
+        yield "a part was reported twice"
+    present = dict(walk_files(draft.store.files, draft.path))
+    for name in sorted(set(plan) - reported.keys()):
+        yield f"{name}: planned and not reported by its writer"
+    for name in sorted(reported.keys() - set(plan)):
+        yield f"{name}: reported and not planned"
+    for name in sorted(present.keys() - reported.keys()):
+        yield f"{name}: on disk and not reported"
+    for name, part in sorted(reported.items()):
+        if name not in present:
+            yield f"{name}: reported and not on disk"
+        elif present[name] != part.size_bytes:
+            yield f"{name}: {present[name]:,} bytes on disk, {part.size_bytes:,} reported"
+
+
+def walk_files(files: Files, directory: Path, prefix: str = "") -> Iterator[tuple[str, int | None]]:
+    """Every name below a directory that is no directory, with its size; None for what is no regular file.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    for node in files.list_directory(directory):
+        if node.kind is NodeKind.DIRECTORY:
+            yield from walk_files(files, directory / node.name, f"{prefix}{node.name}/")
+            continue
+        found = files.find(directory / node.name)
+        yield f"{prefix}{node.name}", found.size_bytes if found and found.kind is NodeKind.FILE else None
+
+
+def _directories(root: Path, plan: Collection[str]) -> list[Path]:
+    """Every directory below the draft that leads to a part, deepest first; the draft itself comes later."""
+    found = {root / above for name in plan for above in Path(name).parents if above != Path()}
+    return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
+def _publish(store: Store, draft: Draft, kind: str) -> str:
+    taken = {node.name for node in store.files.list_directory(store.root)}
+    copy = 1
+    while (name := checkpoint_name(draft.name.step, kind, copy)) in taken:
+        copy += 1
+    # crash here: the draft's name or the final one; the rename is the commit.
+    store.files.publish(draft.path, store.path(name))
+    return name
+
+
+def point_latest(store: Store, name: str, *, job: str) -> bool:
+    """Point ``latest`` at a committed checkpoint; it is a hint for people, never the truth.
+
+    Something called ``latest`` that is no link belongs to another tool and is left alone; then this says False.
+
+    Raises:
+        StorageFailed: the system refused; the old link is intact.
+    """
+    link = store.path(LATEST)
+    found = store.files.find(link)
+    if found is not None and found.kind is not NodeKind.LINK:
+        return False
+    store.files.swap_link(link, name, scratch=scratch(job, LATEST))
+    return True

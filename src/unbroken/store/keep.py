@@ -1,0 +1,148 @@
+"""Which checkpoints to keep, as pure functions: no disk, no clock.
+
+A policy maps candidates to reasons for keeping some of them; a keep decision is the union of its policies. Whatever no
+policy keeps is released, and only then may the sweep remove it. Three rules stand above every policy: the newest usable
+checkpoint is always kept; only usable ones count, so that a damaged newcomer can never push out the last good one; and
+without any policy nothing is released.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a policy may know of one checkpoint."""
+
+    name: str
+    step: int
+    saved_at_ns: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_usable: bool = True
+    is_pinned: bool = False
+    is_mirrored: bool | None = None
+
+
+class Policy(Protocol):
+    """One reason to keep."""
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+
+
+def _one_per_step(newest_first: Sequence[Candidate]) -> list[Candidate]:
+    """Of each step the last one committed; a step saved twice is one place in the history, not two."""
+    current: dict[int, Candidate] = {}
+    for candidate in newest_first:
+        current.setdefault(candidate.step, candidate)
+    return list(current.values())
+
+
+@dataclass(frozen=True)
+class LastK:
+    """The checkpoints of the newest k steps, of each step the last one committed; None keeps all."""
+
+    k: int | None
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+        if self.k is None:
+            return {c.name: "all are kept" for c in newest_first}
+        return {c.name: f"last {self.k}" for c in _one_per_step(newest_first)[: self.k]}
+
+
+@dataclass(frozen=True)
+class EveryNSteps:
+    """Milestones: every checkpoint whose step is a multiple of n; step 0 is none."""
+
+    n: int
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+        milestones = (c for c in _one_per_step(newest_first) if c.step and c.step % self.n == 0)
+        return {c.name: f"every {self.n:,} steps" for c in milestones}
+
+
+@dataclass(frozen=True)
+class EveryT:
+    """One checkpoint for each stretch of time: the first that was saved in it."""
+
+    seconds: float
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+        first_in: dict[int, Candidate] = {}
+        for candidate in newest_first:
+            # Stretches are counted from the epoch, so that removing one checkpoint never moves the others' borders.
+            first_in[int(candidate.saved_at_ns // (self.seconds * 1e9))] = candidate
+        return {c.name: f"every {self.seconds:,g} s" for c in first_in.values()}
+
+
+@dataclass(frozen=True)
+class BestBy:
+    """The k best by a metric; one that was not measured, or is no number, is never best."""
+
+    metric: str
+    mode: str = "min"
+    k: int = 1
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+        sign = 1 if self.mode == "min" else -1
+        measured = [c for c in newest_first if math.isfinite(c.metrics.get(self.metric, math.nan))]
+        # Of equals the newest is best; sorting is stable and the candidates come newest first.
+        best = sorted(measured, key=lambda c: sign * c.metrics[self.metric])[: self.k]
+        return {c.name: f"best {self.metric}" for c in best}
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What a person asked to keep."""
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+        return {c.name: "pinned" for c in newest_first if c.is_pinned}
+
+
+@dataclass(frozen=True)
+class NotYetMirrored:
+    """What has no second copy where one is wanted; ``is_mirrored`` is None where there is no mirror."""
+
+    def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
+        """The names it keeps, each with the reason."""
+        return {c.name: "not yet mirrored" for c in newest_first if c.is_mirrored is False}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is kept, each with all its reasons, and what is released, oldest first."""
+
+    kept: Mapping[str, tuple[str, ...]]
+    released: tuple[str, ...]
+
+
+def decide(
+    candidates: Collection[Candidate], policies: Sequence[Policy], *, resume_target: str | None = None
+) -> Decision:
+    """Split candidates into kept and released.
+
+    Pins and missing mirror copies are honoured whether or not a policy says so. A checkpoint that is not usable is
+    neither counted nor released: it is for the quarantine, not for the sweep.
+    """
+    newest_first = sorted(candidates, key=lambda c: (c.step, c.saved_at_ns, c.name), reverse=True)
+    usable = [c for c in newest_first if c.is_usable]
+    reasons: dict[str, list[str]] = {}
+    if usable:
+        reasons.setdefault(usable[0].name, []).append("newest usable")
+    if resume_target is not None:
+        reasons.setdefault(resume_target, []).append("this job resumed from it")
+    for policy in (*(policies or (LastK(None),)), Pinned(), NotYetMirrored()):
+        for name, reason in policy.keeps(usable).items():
+            reasons.setdefault(name, []).append(reason)
+    for candidate in newest_first:
+        if not candidate.is_usable:
+            reasons.setdefault(candidate.name, []).append("not usable: for the quarantine")
+    kept = {c.name: tuple(dict.fromkeys(reasons[c.name])) for c in newest_first if c.name in reasons}
+    return Decision(kept, tuple(c.name for c in reversed(newest_first) if c.name not in kept))

@@ -1,0 +1,228 @@
+"""What a checkpoint contains: canonical JSON, a digest for every part and one for itself.
+
+The file is one line, ``{"body":{…},"digest":"xxh3-128:…","format":"unbroken.checkpoint/1"}``. The digest is over the
+bytes of the body as they stand in the file, so a reader trusts a field only after every byte of it is proven. This
+envelope never changes; what may change is the body, and then the format's number does. Decoding treats the file as
+hostile: it is data, never code, and every name in it must stay inside the checkpoint.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from unbroken.errors import FormatUnknown, ManifestDamaged, UnsafeName
+from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest, digest_bytes
+from unbroken.store.fields import Malformed, Table
+from unbroken.store.names import KINDS, require_safe
+
+FORMAT: Final = "unbroken.checkpoint/1"
+FILE_LIMIT_BYTES: Final = 1 << 30
+ENVELOPE_START: Final = b'{"body":'
+_ENVELOPE_END: Final = re.compile(
+    rb',"digest":"([a-z0-9-]{1,32}):([0-9a-f]{1,256})","format":"([ -!#-\[\]-~]{1,64})"}\n'
+)
+_ENVELOPE_END_LONGEST: Final = 512
+_ID: Final = re.compile(r"[0-9A-Za-z_.-]{1,128}")
+_SMALLEST_BLOCK: Final = 1 << 10
+_LARGEST_BLOCK: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file by one writer: its name inside the checkpoint and the digest of its bytes."""
+
+    name: str
+    digest: PartDigest
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has."""
+        return self.digest.size_bytes
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor as a checkpoint holds it; ``digest`` is over its bytes or its live fingerprint, by ``origin``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of one checkpoint.
+
+    ``facts`` carries what the store does not interpret: world, versions, architecture and config hashes.
+    """
+
+    id: str
+    step: int
+    kind: str
+    saved_at_ns: int
+    job: str
+    origin: str
+    parts: tuple[Part, ...]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    fingerprint: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    block_bytes: int = BLOCK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest's file, byte for byte the same for the same manifest."""
+    body = _canonical(
+        {
+            "block_bytes": manifest.block_bytes,
+            "digest": ALGORITHM,
+            "facts": manifest.facts,
+            "fingerprint": manifest.fingerprint,
+            "id": manifest.id,
+            "job": manifest.job,
+            "kind": manifest.kind,
+            "metrics": {name: _metric_to_json(value) for name, value in manifest.metrics.items()},
+            "origin": manifest.origin,
+            "parts": [_part_to_json(part) for part in sorted(manifest.parts, key=lambda part: part.name)],
+            "saved_at_ns": manifest.saved_at_ns,
+            "step": manifest.step,
+            "tensors": {name: [t.dtype, list(t.shape), t.digest] for name, t in manifest.tensors.items()},
+        }
+    )
+    proof = digest_bytes(body).hex()
+    return b'%s%s,"digest":"%s:%s","format":"%s"}\n' % (
+        ENVELOPE_START,
+        body,
+        ALGORITHM.encode(),
+        proof.encode(),
+        FORMAT.encode(),
+    )
+
+
+def decode(data: bytes, path: Path) -> Manifest:
+    """The manifest in a file's bytes, after the bytes are proven; ``path`` is for the error.
+
+    Raises:
+        ManifestDamaged: the bytes are not what a commit wrote.
+        FormatUnknown: another version's manifest, or a digest this version does not know.
+        UnsafeName: a part's name leads out of the checkpoint.
+    """
+    body = _proven_body(data, path)
+    try:
+        return _manifest(Table(json.loads(body), "body"))
+    except UnsafeName as refused:
+        raise UnsafeName(name=refused.name, reason=refused.reason, path=path) from refused
+    except (ValueError, RecursionError, Malformed) as wrong:
+        raise ManifestDamaged(path=path, complaint=f"its body does not decode: {_short(wrong)}") from wrong
+
+
+def _proven_body(data: bytes, path: Path) -> bytes:
+    tail_from = max(len(data) - _ENVELOPE_END_LONGEST, 0)
+    tails = list(_ENVELOPE_END.finditer(data, tail_from))
+    if not data.startswith(ENVELOPE_START) or not tails or tails[-1].end() != len(data):
+        raise ManifestDamaged(path=path, complaint=f"its {len(data)} bytes have not the form of a manifest")
+    algorithm, proof, form = (group.decode() for group in tails[-1].groups())
+    if form != FORMAT:
+        raise FormatUnknown(path=path, found=form, known=(FORMAT,))
+    if algorithm != ALGORITHM:
+        raise FormatUnknown(path=path, found=f"digest {algorithm}", known=(ALGORITHM,))
+    body = data[len(ENVELOPE_START) : tails[-1].start()]
+    if digest_bytes(body).hex() != proof:
+        raise ManifestDamaged(path=path, complaint="its bytes do not match its own digest")
+    return body
+
+
+def _manifest(body: Table) -> Manifest:
+    algorithm = body.text("digest")
+    if algorithm != ALGORITHM:
+        raise Malformed(f"digest is {algorithm!r}")
+    block_bytes = body.whole("block_bytes")
+    if not _SMALLEST_BLOCK <= block_bytes <= _LARGEST_BLOCK:
+        raise Malformed(f"block_bytes is {block_bytes}")
+    return Manifest(
+        id=body.matching("id", _ID),
+        step=body.whole("step"),
+        kind=body.one_of("kind", KINDS),
+        saved_at_ns=body.whole("saved_at_ns"),
+        job=body.text("job"),
+        origin=body.text("origin"),
+        parts=_parts(body.rows("parts"), block_bytes),
+        tensors={name: _tensor(value, name) for name, value in body.table("tensors").items()},
+        metrics={name: _metric_from_json(value, name) for name, value in body.table("metrics").items()},
+        fingerprint=body.optional_text("fingerprint"),
+        facts=body.table("facts"),
+        block_bytes=block_bytes,
+    )
+
+
+def _part_to_json(part: Part) -> dict[str, Any]:
+    shown: dict[str, Any] = {"bytes": part.size_bytes, "digest": part.digest.whole, "name": part.name}
+    if len(part.digest.blocks) > 1:
+        shown["blocks"] = b"".join(part.digest.blocks).hex()
+    return shown
+
+
+def _parts(rows: Sequence[Table], block_bytes: int) -> tuple[Part, ...]:
+    parts = tuple(_part(row, block_bytes) for row in rows)
+    names = {part.name for part in parts}
+    if len(names) != len(parts):
+        raise Malformed("two parts have the same name")
+    for name in names:
+        above = name
+        while "/" in above:
+            above = above.rpartition("/")[0]
+            if above in names:
+                raise Malformed(f"part {above!r} would have to be a file and a directory")
+    return parts
+
+
+def _part(row: Table, block_bytes: int) -> Part:
+    name = require_safe(row.text("name"))
+    size_bytes = row.whole("bytes")
+    whole = row.text("digest")
+    blocks_hex = row.optional_text("blocks")
+    expected = max(1, -(-size_bytes // block_bytes))
+    raw = bytes.fromhex(blocks_hex if blocks_hex is not None else whole)
+    if len(raw) != expected * DIGEST_BYTES or len(whole) != HEX_LENGTH:
+        raise Malformed(f"part {name!r} has digests for {len(raw) // DIGEST_BYTES} blocks, not {expected}")
+    digest = PartDigest(size_bytes, tuple(raw[i : i + DIGEST_BYTES] for i in range(0, len(raw), DIGEST_BYTES)))
+    if digest.whole != whole:
+        raise Malformed(f"part {name!r} has block digests that do not make its digest")
+    return Part(name, digest)
+
+
+def _tensor(value: object, name: str) -> Tensor:
+    match value:
+        case [str(dtype), [*shape], str(digest)]:
+            sizes = tuple(n for n in shape if isinstance(n, int) and not isinstance(n, bool) and n >= 0)
+            if len(sizes) == len(shape):
+                return Tensor(dtype, sizes, digest)
+    raise Malformed(f"tensor {name!r} is not [dtype, shape, digest]")
+
+
+def _metric_to_json(value: float) -> float | str:
+    # JSON has no NaN and no infinity; a metric that left the numbers must not stop a save.
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _metric_from_json(value: object, name: str) -> float:
+    if value in ("nan", "inf", "-inf") or type(value) in (int, float):
+        return float(cast("str | float", value))
+    raise Malformed(f"metric {name!r} is not a number")
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _short(wrong: Exception) -> str:
+    return " ".join(str(wrong).split())[:120] or type(wrong).__name__

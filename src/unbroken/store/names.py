@@ -1,0 +1,111 @@
+"""The names inside a store, and which names a manifest may use. Pure text; touches no disk.
+
+A store is one directory. Checkpoints stand in it as ``checkpoint-1000``, ``checkpoint-2734-shutdown`` or ``final``;
+a second save of the same step gets ``.2`` behind it. Everything that begins with a dot is ours and unfinished, or is
+a record of ours; every other name that carries no manifest is foreign and never touched.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from unbroken.errors import UnsafeName
+
+MANIFEST: Final = "manifest.json"
+LATEST: Final = "latest"
+QUARANTINE: Final = "quarantine"
+ABANDONED: Final = "abandoned"
+PINS: Final = ".pins"
+REWINDS: Final = ".rewinds"
+DRAFT_PREFIX: Final = ".tmp-"
+TRASH_PREFIX: Final = ".trash-"
+SCRATCH_PREFIX: Final = ".scratch-"
+
+PERIODIC: Final = "periodic"
+SHUTDOWN: Final = "shutdown"
+FINAL: Final = "final"
+SEALED: Final = "sealed"
+KINDS: Final = (PERIODIC, SHUTDOWN, FINAL, SEALED)
+
+_CHECKPOINT: Final = re.compile(
+    r"checkpoint-(?P<step>0|[1-9][0-9]*)(?P<shutdown>-shutdown)?(?:\.(?P<copy>[1-9][0-9]*))?"
+)
+_FINAL: Final = re.compile(r"final(?:\.(?P<copy>[1-9][0-9]*))?")
+_DRAFT: Final = re.compile(r"\.tmp-(?P<job>[0-9A-Za-z_]+)-(?P<step>[0-9]+)-(?P<attempt>[0-9]+)")
+_JOB: Final = re.compile(r"[0-9A-Za-z_]+")
+_STEP_IN_NAME: Final = re.compile(r"(?:^|[^0-9])(?:step|global_step|checkpoint|iter|iteration)[-_=]?0*([0-9]+)")
+
+_LONGEST_NAME: Final = 1024
+
+
+@dataclass(frozen=True)
+class DraftName:
+    """What the name of an unfinished checkpoint says: who writes it, for which step, at which attempt."""
+
+    job: str
+    step: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{DRAFT_PREFIX}{self.job}-{self.step}-{self.attempt}"
+
+
+def checkpoint_name(step: int, kind: str, copy: int = 1) -> str:
+    """The final name of a checkpoint; ``copy`` counts the saves of one step."""
+    stem = "final" if kind == FINAL else f"checkpoint-{step}" + ("-shutdown" if kind == SHUTDOWN else "")
+    return stem if copy == 1 else f"{stem}.{copy}"
+
+
+def step_of(name: str) -> int | None:
+    """The step a name of ours states; None for ``final`` and for every name that is not ours."""
+    found = _CHECKPOINT.fullmatch(name)
+    return int(found["step"]) if found else None
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a name is one that a commit of ours gives."""
+    return bool(_CHECKPOINT.fullmatch(name) or _FINAL.fullmatch(name))
+
+
+def step_told_by(name: str) -> int | None:
+    """The step that another tool's folder name states: ``global_step500``, ``step_500``, ``epoch=1-step=500``."""
+    found = _STEP_IN_NAME.findall(name)
+    return int(found[-1]) if found else None
+
+
+def parse_draft(name: str) -> DraftName | None:
+    """What the name of an unfinished checkpoint says; None if it is no such name."""
+    found = _DRAFT.fullmatch(name)
+    return DraftName(found["job"], int(found["step"]), int(found["attempt"])) if found else None
+
+
+def is_job(text: str) -> bool:
+    """Whether a text can stand for a job inside a name."""
+    return _JOB.fullmatch(text) is not None
+
+
+def require_safe(name: str) -> str:
+    """A part's name, if it can only lead to a file inside the checkpoint's own directory.
+
+    Raises:
+        UnsafeName: it is absolute, climbs, hides a special character, or is the manifest's own name.
+    """
+    reason = _refusal(name)
+    if reason:
+        raise UnsafeName(name=name[:200], reason=reason)
+    return name
+
+
+def _refusal(name: str) -> str | None:
+    if not name or len(name) > _LONGEST_NAME:
+        return "it is empty or longer than 1,024 characters"
+    if name.startswith("/"):
+        return "it is an absolute path"
+    if "\\" in name or not name.isprintable():
+        return "it holds a backslash or a character that cannot be printed"
+    pieces = name.split("/")
+    if "" in pieces or "." in pieces or ".." in pieces:
+        return "it climbs out of the directory or has an empty piece"
+    if max(len(piece.encode("utf-8", "surrogatepass")) for piece in pieces) > 255:
+        return "one of its pieces is longer than 255 bytes"
+    return "it is the manifest's own name" if name == MANIFEST else None

@@ -1,0 +1,69 @@
+"""Writing and reading one part, its bytes digested on the way.
+
+What is digested is the very buffer that is handed to the kernel, and a reader gets a block only after the block is
+proven: there is no moment at which unproven bytes can be used.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from unbroken.errors import DamagedCheckpoint
+from unbroken.files import Files
+from unbroken.store.digest import BLOCK_BYTES, BlockDigester, block_ranges, digest_bytes
+from unbroken.store.manifest import Manifest, Part
+
+_WORTH_A_THREAD_BYTES: Final = 1 << 20
+
+
+def write_part(files: Files, directory: Path, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
+    """Write one part durably into a draft's directory; returns the evidence a commit asks for.
+
+    Raises:
+        StorageFailed: the system refused; no part is left.
+    """
+    digester = BlockDigester()
+    with ThreadPoolExecutor(1, thread_name_prefix="unbroken-digest") as pool:
+        files.write_new(directory / name, _digested(chunks, digester, pool))
+    return Part(name, digester.finish())
+
+
+def _digested(
+    chunks: Iterable[bytes | memoryview], digester: BlockDigester, pool: Executor
+) -> Iterator[bytes | memoryview]:
+    """Hand each piece to the kernel and to the digest at the same time; both let go of the interpreter lock."""
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), BLOCK_BYTES):
+            piece = view[start : start + BLOCK_BYTES]
+            if len(piece) < _WORTH_A_THREAD_BYTES:
+                digester.update(piece)
+                yield piece
+                continue
+            pending = pool.submit(digester.update, piece)
+            yield piece
+            # The caller may reuse its buffer for the next chunk, so the digest must be done with this one.
+            pending.result()
+
+
+def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> Iterator[memoryview]:
+    """The bytes of one part, block by block, each proven before it is handed out.
+
+    The buffer is reused: a block is valid until the next one is asked for.
+
+    Raises:
+        DamagedCheckpoint: a block is not what was written.
+        StorageFailed: the system refused to read.
+    """
+    path = directory / part.name
+    buffer = memoryview(bytearray(min(manifest.block_bytes, max(part.size_bytes, 1))))
+    with files.reading(path) as source:
+        for (start, end), expected in zip(
+            block_ranges(part.size_bytes, manifest.block_bytes), part.digest.blocks, strict=True
+        ):
+            block = buffer[: source.fill(start, buffer[: end - start])]
+            if len(block) != end - start or digest_bytes(block) != expected:
+                finding = f"{part.name}: bytes {start:,} to {end:,} are not the bytes that were written"
+                raise DamagedCheckpoint(path=directory, findings=(finding,))
+            yield block

@@ -1,0 +1,37 @@
+"""Where a store is: one directory, and the disk it is on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.files import LOCAL, Files
+from unbroken.store.manifest import FILE_LIMIT_BYTES, Manifest, decode
+from unbroken.store.names import MANIFEST, SCRATCH_PREFIX
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of checkpoints."""
+
+    root: Path
+    files: Files = LOCAL
+
+    def path(self, name: str) -> Path:
+        """The path of a name in the store."""
+        return self.root / name
+
+    def read_manifest(self, name: str) -> Manifest:
+        """The manifest of one checkpoint, proven against its own digest.
+
+        Raises:
+            ManifestDamaged: it is not what a commit wrote.
+            FormatUnknown: another version wrote it.
+            UnsafeName: it names a file outside the checkpoint.
+            StorageFailed: it cannot be read.
+        """
+        path = self.path(name) / MANIFEST
+        return decode(self.files.read_bytes(path, limit_bytes=FILE_LIMIT_BYTES), path)
+
+
+def scratch(job: str, purpose: str) -> str:
+    """A name beside a file being replaced; it tells the sweep whose leftover it is."""
+    return f"{SCRATCH_PREFIX}{job}-{purpose}"

@@ -1,0 +1,187 @@
+"""What is on disk: committed, torn, quarantined, abandoned, leftover, foreign. Looks, judges nothing.
+
+A scan reads names, not manifests, so that it stays quick over ten thousand checkpoints; whoever needs a manifest asks
+for that one. A directory is a checkpoint if it carries a manifest of ours, whatever its name: another tool's folder
+that was sealed counts like one that we wrote.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from unbroken.disk import Node, NodeKind
+from unbroken.errors import CheckpointError, StorageFailed
+from unbroken.store.commit import walk_files
+from unbroken.store.manifest import ENVELOPE_START, Manifest
+from unbroken.store.names import (
+    ABANDONED,
+    LATEST,
+    MANIFEST,
+    PINS,
+    QUARANTINE,
+    REWINDS,
+    SCRATCH_PREFIX,
+    TRASH_PREFIX,
+    DraftName,
+    is_checkpoint_name,
+    parse_draft,
+    step_of,
+)
+from unbroken.store.place import Store
+from unbroken.store.rewind import abandoned_ids
+
+_RECORDS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS)
+_SCRATCH: Final = re.compile(re.escape(SCRATCH_PREFIX) + r"(?P<job>[0-9A-Za-z_]+)-.+")
+
+
+@dataclass(frozen=True)
+class Torn:
+    """A draft: parts of a checkpoint that was not committed, or is not yet."""
+
+    name: DraftName
+
+    def weigh(self, store: Store) -> tuple[int, int]:
+        """How many files it holds and their bytes.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        sizes = [size or 0 for _, size in walk_files(store.files, store.path(str(self.name)))]
+        return len(sizes), sum(sizes)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something of ours that a crash kept from being removed or renamed; ``job`` is None if nobody can be using it."""
+
+    name: str
+    job: str | None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A store at one moment."""
+
+    committed: tuple[str, ...] = ()
+    torn: tuple[Torn, ...] = ()
+    leftover: tuple[Leftover, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    latest: str | None = None
+
+
+def scan(store: Store) -> Inventory:
+    """Look at a store; one that does not exist is empty.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    files = store.files
+    if files.find(store.root) is None:
+        return Inventory()
+    nodes = files.list_directory(store.root)
+    given_up = abandoned_ids(store)
+    committed: list[str] = []
+    abandoned: list[str] = []
+    torn: list[Torn] = []
+    leftover: list[Leftover] = []
+    foreign: list[str] = []
+    for node in nodes:
+        draft = parse_draft(node.name)
+        if draft and node.kind is NodeKind.DIRECTORY:
+            torn.append(Torn(draft))
+        elif node.name.startswith(TRASH_PREFIX):
+            leftover.append(Leftover(node.name, None))
+        elif found := _SCRATCH.fullmatch(node.name):
+            leftover.append(Leftover(node.name, found["job"]))
+        elif _is_record(node):
+            continue
+        elif not _carries_manifest(store, node):
+            foreign.append(node.name)
+        elif node.name in given_up and _has_id(store, node.name, given_up):
+            abandoned.append(node.name)
+        else:
+            committed.append(node.name)
+    return Inventory(
+        committed=tuple(committed),
+        torn=tuple(torn),
+        leftover=tuple(leftover),
+        quarantined=_names_below(store, QUARANTINE),
+        abandoned=(*abandoned, *(f"{ABANDONED}/{name}" for name in _names_below(store, ABANDONED))),
+        foreign=tuple(foreign),
+        latest=files.read_link(store.path(LATEST)),
+    )
+
+
+def newest_first(store: Store, names: Iterable[str]) -> list[str]:
+    """Committed names, newest step first; of one step, the last committed first.
+
+    Only names that do not state their step, and steps saved twice, cost the reading of a manifest; one that cannot be
+    read sorts behind its step's others, or first if its step is unknown, so that it is looked at and not overlooked.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    names = list(names)
+    by_name = {name: step_of(name) for name in names}
+    stated = Counter(step for step in by_name.values() if step is not None)
+    crowded = {step for step, saves in stated.items() if saves > 1}
+    read = {name: read_quietly(store, name) for name, step in by_name.items() if step is None}
+    crowded |= {manifest.step for manifest in read.values() if manifest} & stated.keys()
+    read |= {name: read_quietly(store, name) for name, step in by_name.items() if step in crowded}
+
+    def age(name: str) -> tuple[float, int, str]:
+        manifest = read.get(name)
+        if manifest is not None:
+            return manifest.step, manifest.saved_at_ns, name
+        step = by_name[name]
+        return (float("inf") if step is None else step), -1, name
+
+    return sorted(names, key=age, reverse=True)
+
+
+def read_quietly(store: Store, name: str) -> Manifest | None:
+    """A checkpoint's manifest, or None if it is damaged, unreadable or of another version."""
+    try:
+        return store.read_manifest(name)
+    except (CheckpointError, StorageFailed):
+        return None
+
+
+def _is_record(node: Node) -> bool:
+    # Another tool's file called `latest` is foreign; only our link is ours.
+    if node.name == LATEST:
+        return node.kind is NodeKind.LINK
+    return node.name in _RECORDS and node.kind is NodeKind.DIRECTORY
+
+
+def _carries_manifest(store: Store, node: Node) -> bool:
+    if node.kind is not NodeKind.DIRECTORY:
+        return False
+    path = store.path(node.name) / MANIFEST
+    found = store.files.find(path)
+    if found is None:
+        return False
+    if is_checkpoint_name(node.name):
+        # Under a name of ours even a ruined manifest is a checkpoint to be judged, not somebody else's folder.
+        return True
+    if found.kind is not NodeKind.FILE:
+        return False
+    with store.files.reading(path) as source:
+        start = bytearray(len(ENVELOPE_START))
+        return source.fill(0, memoryview(start)) == len(start) and start == ENVELOPE_START
+
+
+def _has_id(store: Store, name: str, ids: Mapping[str, frozenset[str]]) -> bool:
+    manifest = read_quietly(store, name)
+    return manifest is not None and manifest.id in ids[name]
+
+
+def _names_below(store: Store, name: str) -> tuple[str, ...]:
+    found = store.files.find(store.path(name))
+    if found is None or found.kind is not NodeKind.DIRECTORY:
+        return ()
+    return tuple(n.name for n in store.files.list_directory(store.path(name)) if n.kind is NodeKind.DIRECTORY)

@@ -1,0 +1,64 @@
+"""Room for a save, asked before it: a full disk is met here and not halfway through."""
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from unbroken.errors import NoRoom
+from unbroken.store.keep import Policy, decide
+from unbroken.store.names import DraftName
+from unbroken.store.place import Store
+from unbroken.store.scan import read_quietly, scan
+from unbroken.store.sweep import candidates
+
+RESERVE_BYTES: Final = 64 << 20
+RESERVE_INODES: Final = 16
+
+
+def require_room(
+    store: Store,
+    *,
+    coming_bytes: int,
+    coming_files: int,
+    policies: Collection[Policy] = (),
+    is_live: Callable[[DraftName], bool] = lambda _: True,
+    reserve_bytes: int = RESERVE_BYTES,
+    reserve_inodes: int = RESERVE_INODES,
+) -> None:
+    """Pass if the file system has bytes and inodes for the coming save and a reserve.
+
+    Raises:
+        NoRoom: it has not; the error says what pruning by ``policies`` would free.
+        StorageFailed: the system refused to say.
+    """
+    store.files.make_directory(store.root)
+    space = store.files.space(store.root)
+    needed_bytes, needed_inodes = coming_bytes + reserve_bytes, coming_files + reserve_inodes
+    has_inodes = space.free_inodes is None or space.free_inodes >= needed_inodes
+    if space.free_bytes >= needed_bytes and has_inodes:
+        return
+    names, freed = prunable(store, policies, is_live=is_live)
+    raise NoRoom(
+        path=store.root,
+        needed_bytes=needed_bytes,
+        free_bytes=space.free_bytes,
+        needed_inodes=needed_inodes,
+        free_inodes=space.free_inodes,
+        prunable_bytes=freed,
+        prunable=names,
+    )
+
+
+def prunable(
+    store: Store, policies: Collection[Policy], *, is_live: Callable[[DraftName], bool]
+) -> tuple[tuple[str, ...], int]:
+    """The names that a prune would remove, and the bytes that would come free.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    inventory = scan(store)
+    released = decide(candidates(store, inventory.committed), tuple(policies)).released if policies else ()
+    manifests = [read_quietly(store, name) for name in released]
+    dead = [torn for torn in inventory.torn if not is_live(torn.name)]
+    freed = sum(m.size_bytes for m in manifests if m) + sum(torn.weigh(store)[1] for torn in dead)
+    return (*released, *(str(torn.name) for torn in dead)), freed

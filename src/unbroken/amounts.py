@@ -28,12 +28,14 @@ def duration(seconds: float) -> str:
     """A duration with its two largest units: ``25 h 10 min``, ``4 min``, ``0.4 s``."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
-    if seconds < 10:
+    # 9.95 would print as 10.0: from there on whole seconds.
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    days, rest = divmod(whole, 86_400)
+    # Up to two days people count hours.
+    days, rest = divmod(whole, 86_400) if whole >= 2 * 86_400 else (0, whole)
     hours, rest = divmod(rest, 3_600)
     minutes, secs = divmod(rest, 60)
     units = [(days, "d"), (hours, "h"), (minutes, "min"), (secs, "s")]

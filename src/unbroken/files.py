@@ -142,6 +142,19 @@ class Files:
         with told("sync a directory", path):
             self.disk.sync_directory(path)
 
+    def sync_existing(self, path: Path) -> None:
+        """Make the bytes of a file durable that somebody else wrote.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with told("sync", path):
+            handle = self.disk.open(path)
+            try:
+                self.disk.sync_file(handle)
+            finally:
+                self.disk.close(handle)
+
     def publish(self, source: Path, target: Path) -> None:
         """Move a finished file or directory to its final name, durably: the one instant it begins to exist there.
 
@@ -159,7 +172,7 @@ class Files:
         """Replace a small file in one instant; ``scratch`` is a name beside it that nobody else uses.
 
         Raises:
-            StorageFailed: the system refused; the old file is intact.
+            StorageFailed: the system refused; the old file is intact, or the new one is whole and not yet durable.
         """
         beside = path.with_name(scratch)
         with told("replace", path):
@@ -192,7 +205,7 @@ class Files:
         """Point a symbolic link at another target in one instant.
 
         Raises:
-            StorageFailed: the system refused; the old link is intact.
+            StorageFailed: the system refused; the old link is intact, or the new one not yet durable.
         """
         beside = link.with_name(scratch)
         with told("swap the link", link):
@@ -279,7 +292,9 @@ class Files:
         try:
             yield Source(self.disk, handle, path)
         finally:
-            self.disk.close(handle)
+            # What was read stays read, whatever the system says when the handle is given back.
+            with contextlib.suppress(OSError):
+                self.disk.close(handle)
 
     def read_bytes(self, path: Path, *, limit_bytes: int) -> bytes:
         """A whole small file; one larger than ``limit_bytes`` is refused before it fills the memory.
@@ -290,12 +305,17 @@ class Files:
         found = self.find(path)
         room = min(limit_bytes, found.size_bytes if found else 0) + 1
         with self.reading(path) as source, told("read", path):
-            buffer = bytearray(room)
-            taken = source.fill(0, memoryview(buffer))
-            if taken == room:
-                # One byte more than it had a moment ago, or than we take: it is still being written, or too large.
-                raise OSError(errno.EFBIG, "", str(path))
-            return bytes(buffer[:taken])
+            content = bytearray()
+            while True:
+                piece = bytearray(room)
+                taken = source.fill(len(content), memoryview(piece))
+                content += piece[:taken]
+                if len(content) > limit_bytes:
+                    raise OSError(errno.EFBIG, "", str(path))
+                if taken < room:
+                    return bytes(content)
+                # It has more than a moment ago: somebody replaced it by a larger one between our look and our open.
+                room = len(content) + 1
 
     def space(self, path: Path) -> Space:
         """Room on the file system of a path.

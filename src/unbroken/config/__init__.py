@@ -1,1 +1,66 @@
-"""The config file: fields, decoding, overrides, presets."""
+"""The config of a run: fields, strict reading, overrides, presets, and what a resume may change.
+
+Everything here works without torch and numpy, so that a config can be checked on a login node in milliseconds. Reading
+and explaining are loaded when they are first asked for: naming a field should not pay for a parser.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from unbroken.config.data import CurriculumPhase, DataConfig
+from unbroken.config.document import Config
+from unbroken.config.fields import ResumeClass
+from unbroken.config.model import ModelConfig
+from unbroken.config.optimizer import OptimizerConfig
+from unbroken.config.training import TrainingConfig
+
+if TYPE_CHECKING:
+    from unbroken.config.decode import Resolved
+    from unbroken.config.guide import explain, topics
+    from unbroken.config.presets import PRESETS, preset
+    from unbroken.config.reading import from_json, from_preset, load, require_sound
+    from unbroken.config.resume import Difference, Differences, compare
+
+__all__ = [
+    "PRESETS",
+    "Config",
+    "CurriculumPhase",
+    "DataConfig",
+    "Difference",
+    "Differences",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Resolved",
+    "ResumeClass",
+    "TrainingConfig",
+    "compare",
+    "explain",
+    "from_json",
+    "from_preset",
+    "load",
+    "preset",
+    "require_sound",
+    "topics",
+]
+
+_LOADED_WHEN_USED: Final = {
+    "PRESETS": "presets",
+    "preset": "presets",
+    "Difference": "resume",
+    "Differences": "resume",
+    "compare": "resume",
+    "Resolved": "decode",
+    "explain": "guide",
+    "topics": "guide",
+    "from_json": "reading",
+    "from_preset": "reading",
+    "load": "reading",
+    "require_sound": "reading",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    module = _LOADED_WHEN_USED.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

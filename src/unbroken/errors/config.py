@@ -17,6 +17,7 @@ class Problem:
     field: str
     complaint: str
     nearest: str | None = None
+    topic: str | None = None  # what `unbroken explain` has a page for
 
     def __str__(self) -> str:
         place = self.source if self.line is None else f"{self.source}:{self.line}"
@@ -40,7 +41,7 @@ class ConfigUnreadable(ConfigError):
         return str(self.path) if self.line is None else f"{self.path}:{self.line}"
 
     def help(self) -> tuple[Help, ...]:
-        return (Help("unbroken init --preset tiny -o run.yaml", "write a config to start from"),)
+        return (Help("unbroken init --preset tiny", "print a config to start from"),)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,5 +58,5 @@ class ConfigInvalid(ConfigError):
         yield from map(str, self.problems)
 
     def help(self) -> tuple[Help, ...]:
-        topics = [p.nearest or p.field for p in self.problems if "." in (p.nearest or p.field)]
+        topics = [problem.topic for problem in self.problems if problem.topic]
         return (Help(f"unbroken explain {topics[0] if topics else 'config'}", "what it means and takes"),)

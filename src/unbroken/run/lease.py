@@ -184,3 +184,25 @@ def _read(run: Path, number: int, files: Files) -> Lease:
         found = files.find(path)
         written_s = found.modified_ns / 1e9 if found else 0.0
         return Lease(number, "unknown", Holder("an unknown host", 0, "?"), written_s, written_s)
+
+
+def draft_judge(
+    run: Path,
+    *,
+    now_s: float,
+    process_of: Callable[[str, int], str | None] | None = None,
+    files: Files = LOCAL,
+) -> Callable[[str], bool]:
+    """Who may still be writing, by the name a job has in file names.
+
+    Only the current holder can be; every job before it is fenced off. Where no job ever took the run, nobody proved to
+    be alive or dead, and everybody counts as alive.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    current = read_current(run, files)
+    if current is None:
+        return lambda job: True
+    live = {current.job} if current.is_live(now_s=now_s, process_of=process_of) else set()
+    return lambda job: job in live

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from threading import local
 from typing import Final
 
 from unbroken.disk import NodeKind
@@ -21,6 +20,7 @@ from unbroken.store.commit import walk_files
 from unbroken.store.digest import block_ranges, digest_bytes
 from unbroken.store.manifest import Manifest, Part
 from unbroken.store.names import MANIFEST
+from unbroken.store.parts import BlockReader
 from unbroken.store.place import Store
 
 DEFAULT_WORKERS: Final = 4
@@ -198,14 +198,10 @@ def _chosen_blocks(part: Part, manifest: Manifest, level: Level, seed: int) -> I
 def _read_blocks(
     store: Store, directory: Path, blocks: list[_Block], workers: int, progress: Callable[[int], None] | None
 ) -> list[Finding]:
-    longest = max((block.end - block.start for block in blocks), default=0)
-    own = local()
+    reader = BlockReader(store.files, max((block.end - block.start for block in blocks), default=0))
 
     def read(block: _Block) -> Finding | None:
-        # One buffer a thread: fresh pages cost more than the hash does.
-        if not hasattr(own, "buffer"):
-            own.buffer = memoryview(bytearray(longest))
-        finding = _block_finding(store, directory, block, own.buffer)
+        finding = _block_finding(reader, directory, block)
         if progress is not None:
             progress(block.end - block.start)
         return finding
@@ -216,13 +212,11 @@ def _read_blocks(
         return [finding for finding in pool.map(read, blocks) if finding]
 
 
-def _block_finding(store: Store, directory: Path, block: _Block, buffer: memoryview) -> Finding | None:
-    view = buffer[: block.end - block.start]
+def _block_finding(reader: BlockReader, directory: Path, block: _Block) -> Finding | None:
     try:
-        with store.files.reading(directory / block.part.name) as source:
-            taken = source.fill(block.start, view)
+        view = reader.read(directory / block.part.name, block.start, block.end)
     except StorageFailed as refused:
         return _unreadable(block.part.name, refused, block.start, block.end)
-    if taken != len(view) or digest_bytes(view) != block.expected:
+    if len(view) != block.end - block.start or digest_bytes(view) != block.expected:
         return Finding(block.part.name, "are not the bytes that were written", block.start, block.end)
     return None

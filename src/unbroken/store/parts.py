@@ -7,6 +7,7 @@ proven: there is no moment at which unproven bytes can be used.
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from threading import local
 from typing import Final
 
 from unbroken.errors import DamagedCheckpoint
@@ -45,6 +46,27 @@ def _digested(
             yield piece
             # The caller may reuse its buffer for the next chunk, so the digest must be done with this one.
             pending.result()
+
+
+class BlockReader:
+    """Reads blocks, each thread into a buffer of its own: fresh pages cost more than the digest does."""
+
+    def __init__(self, files: Files, longest_bytes: int) -> None:
+        self._files = files
+        self._longest_bytes = longest_bytes
+        self._own = local()
+
+    def read(self, path: Path, start: int, end: int) -> memoryview:
+        """The bytes of a range, fewer at the end of the file; valid until this thread's next read.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = memoryview(bytearray(self._longest_bytes))
+        buffer: memoryview = self._own.buffer
+        with self._files.reading(path) as source:
+            return buffer[: source.fill(start, buffer[: end - start])]
 
 
 def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> Iterator[memoryview]:

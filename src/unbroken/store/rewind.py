@@ -5,7 +5,7 @@ stands. Moving them into ``abandoned/`` afterwards only tidies up, and a crash i
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from unbroken.disk import NodeKind
@@ -61,7 +61,7 @@ def rewind(store: Store, names_newest_first: list[str], *, target: str, job: str
     return newer
 
 
-def set_aside(store: Store, names: list[str]) -> None:
+def set_aside(store: Store, names: Iterable[str]) -> None:
     """Move abandoned checkpoints out of the way; doing it again, or after a crash, is harmless.
 
     Raises:

@@ -7,7 +7,7 @@ that was sealed counts like one that we wrote.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -108,7 +108,7 @@ def scan(store: Store) -> Inventory:
     return Inventory(
         committed=tuple(committed),
         torn=tuple(torn),
-        leftover=tuple(leftover),
+        leftover=(*leftover, *_scratch_of_records(store, nodes)),
         quarantined=_names_below(store, QUARANTINE),
         abandoned=(*abandoned, *(f"{ABANDONED}/{name}" for name in _names_below(store, ABANDONED))),
         foreign=tuple(foreign),
@@ -149,6 +149,15 @@ def read_quietly(store: Store, name: str) -> Manifest | None:
         return store.read_manifest(name)
     except (CheckpointError, StorageFailed):
         return None
+
+
+def _scratch_of_records(store: Store, nodes: Iterable[Node]) -> Iterator[Leftover]:
+    """What a crash left beside a pin, a rewind or a reason that was being written."""
+    for above in nodes:
+        if above.name in _RECORDS and above.kind is NodeKind.DIRECTORY:
+            for node in store.files.list_directory(store.path(above.name)):
+                if found := _SCRATCH.fullmatch(node.name):
+                    yield Leftover(f"{above.name}/{node.name}", found["job"])
 
 
 def _is_record(node: Node) -> bool:

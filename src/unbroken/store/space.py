@@ -7,8 +7,8 @@ from unbroken.errors import NoRoom
 from unbroken.store.keep import Policy, decide
 from unbroken.store.names import DraftName
 from unbroken.store.place import Store
-from unbroken.store.scan import read_quietly, scan
-from unbroken.store.sweep import candidates
+from unbroken.store.scan import scan
+from unbroken.store.sweep import candidates, plan_sweep
 
 RESERVE_BYTES: Final = 64 << 20
 RESERVE_INODES: Final = 16
@@ -36,29 +36,14 @@ def require_room(
     has_inodes = space.free_inodes is None or space.free_inodes >= needed_inodes
     if space.free_bytes >= needed_bytes and has_inodes:
         return
-    names, freed = prunable(store, policies, is_live=is_live)
+    released = decide(candidates(store, scan(store).committed), tuple(policies)).released
+    plan = plan_sweep(store, released, is_live=is_live)
     raise NoRoom(
         path=store.root,
         needed_bytes=needed_bytes,
         free_bytes=space.free_bytes,
         needed_inodes=needed_inodes,
         free_inodes=space.free_inodes,
-        prunable_bytes=freed,
-        prunable=names,
+        prunable_bytes=plan.freed_bytes,
+        prunable=plan.names,
     )
-
-
-def prunable(
-    store: Store, policies: Collection[Policy], *, is_live: Callable[[DraftName], bool]
-) -> tuple[tuple[str, ...], int]:
-    """The names that a prune would remove, and the bytes that would come free.
-
-    Raises:
-        StorageFailed: the system refused.
-    """
-    inventory = scan(store)
-    released = decide(candidates(store, inventory.committed), tuple(policies)).released if policies else ()
-    manifests = [read_quietly(store, name) for name in released]
-    dead = [torn for torn in inventory.torn if not is_live(torn.name)]
-    freed = sum(m.size_bytes for m in manifests if m) + sum(torn.weigh(store)[1] for torn in dead)
-    return (*released, *(str(torn.name) for torn in dead)), freed

@@ -5,7 +5,7 @@ a crash in the middle never leaves half a checkpoint under a good name. Files th
 checkpoint with a foreign file inside is left whole and named.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from unbroken.errors import CheckpointError, StorageFailed
@@ -20,12 +20,24 @@ from unbroken.store.scan import Inventory, scan
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What a sweep removed and what it left alone, with the reason."""
+class Plan:
+    """What a sweep would remove, with the bytes each holds, and what it leaves alone, with the reason."""
 
-    removed: tuple[str, ...] = ()
-    freed_bytes: int = 0
-    left: tuple[tuple[str, str], ...] = ()
+    checkpoints: Mapping[str, int]
+    drafts: Mapping[str, int]
+    leftovers: tuple[str, ...]
+    left: tuple[tuple[str, str], ...]
+    unfinished_rewind: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that would be removed."""
+        return (*self.checkpoints, *self.drafts, *self.leftovers)
+
+    @property
+    def freed_bytes(self) -> int:
+        """The bytes that would come free."""
+        return sum(self.checkpoints.values()) + sum(self.drafts.values())
 
 
 def candidates(
@@ -66,44 +78,67 @@ def _has_all_parts(store: Store, name: str, manifest: Manifest) -> bool:
     return all(present.get(part.name) == part.size_bytes for part in manifest.parts)
 
 
-def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftName], bool]) -> Swept:
-    """Remove released checkpoints, torn drafts of jobs that are gone, and leftovers of earlier sweeps.
+def plan_sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftName], bool]) -> Plan:
+    """What to remove: released checkpoints, torn drafts of jobs that are gone, leftovers of earlier sweeps.
 
     ``is_live`` says whether somebody may still be writing a draft; such a draft is never touched.
 
     Raises:
-        StorageFailed: the system refused; what is gone is gone wholly.
+        StorageFailed: the system refused.
     """
     inventory = scan(store)
-    removed: list[str] = []
+    checkpoints: dict[str, int] = {}
     left: list[tuple[str, str]] = []
-    freed = 0
-    _tidy_abandoned(store, inventory)
     for name in released:
-        if name not in inventory.committed:
-            left.append((name, "it is not a committed checkpoint"))
-            continue
-        obstacle, size_bytes = _weigh(store, name)
+        obstacle, size_bytes = _weigh(store, name, inventory)
         if obstacle:
             left.append((name, obstacle))
-            continue
+        else:
+            checkpoints[name] = size_bytes
+    left += [(str(torn.name), "its job may still be writing it") for torn in inventory.torn if is_live(torn.name)]
+    return Plan(
+        checkpoints=checkpoints,
+        drafts={str(t.name): t.weigh(store)[1] for t in inventory.torn if not is_live(t.name)},
+        leftovers=tuple(
+            leftover.name
+            for leftover in inventory.leftover
+            if leftover.job is None or not is_live(DraftName(leftover.job, 0, 0))
+        ),
+        left=tuple(left),
+        unfinished_rewind=tuple(name for name in inventory.abandoned if not name.startswith(f"{ABANDONED}/")),
+    )
+
+
+def carry_out(store: Store, plan: Plan) -> None:
+    """Remove what a plan names.
+
+    Raises:
+        StorageFailed: the system refused; what is gone is gone wholly.
+    """
+    if plan.unfinished_rewind:
+        set_aside(store, plan.unfinished_rewind)
+    for name in plan.checkpoints:
         _remove_checkpoint(store, name)
-        removed.append(name)
-        freed += size_bytes
-    for torn in inventory.torn:
-        if is_live(torn.name):
-            left.append((str(torn.name), "its job is alive"))
-            continue
-        freed += torn.weigh(store)[1]
-        # crash here: a draft with fewer files, still torn, still swept next time.
-        store.files.remove_tree(store.path(str(torn.name)))
-        removed.append(str(torn.name))
-    removed += _remove_leftovers(store, inventory, is_live)
-    return Swept(tuple(removed), freed, tuple(left))
+    for name in (*plan.drafts, *plan.leftovers):
+        # crash here: a draft or trash with fewer files, still nothing a reader trusts, still swept next time.
+        store.files.remove_tree(store.path(name))
 
 
-def _weigh(store: Store, name: str) -> tuple[str | None, int]:
+def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftName], bool]) -> Plan:
+    """Plan and carry out; returns what was removed.
+
+    Raises:
+        StorageFailed: the system refused; what is gone is gone wholly.
+    """
+    plan = plan_sweep(store, released, is_live=is_live)
+    carry_out(store, plan)
+    return plan
+
+
+def _weigh(store: Store, name: str, inventory: Inventory) -> tuple[str | None, int]:
     """What forbids removing a checkpoint, if anything, and the bytes it holds."""
+    if name not in inventory.committed:
+        return "it is not a committed checkpoint", 0
     try:
         manifest = store.read_manifest(name)
     except CheckpointError as refused:
@@ -125,23 +160,6 @@ def _remove_checkpoint(store: Store, name: str) -> None:
     store.files.remove_tree(trash)
 
 
-def _remove_leftovers(store: Store, inventory: Inventory, is_live: Callable[[DraftName], bool]) -> list[str]:
-    removed = []
-    for leftover in inventory.leftover:
-        if leftover.job is not None and is_live(DraftName(leftover.job, 0, 0)):
-            continue
-        store.files.remove_tree(store.path(leftover.name))
-        removed.append(leftover.name)
-    return removed
-
-
-def _tidy_abandoned(store: Store, inventory: Inventory) -> None:
-    """Finish a rewind that a crash interrupted."""
-    standing = [name for name in inventory.abandoned if not name.startswith(f"{ABANDONED}/")]
-    if standing:
-        set_aside(store, standing)
-
-
 def settle(
     store: Store,
     committed: str,
@@ -151,7 +169,7 @@ def settle(
     is_live: Callable[[DraftName], bool],
     resume_target: str | None = None,
     is_mirrored: Callable[[Manifest], bool] | None = None,
-) -> tuple[Decision, Swept]:
+) -> tuple[Decision, Plan]:
     """All that follows a commit, in the one order that loses nothing: the hint, then keep, then sweep.
 
     Raises:

@@ -1,0 +1,49 @@
+"""``unbroken diff``: where two checkpoints differ, from their manifests alone."""
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.output import Output, as_command
+from unbroken.report.style import Style
+from unbroken.store.compare import Difference, compare
+from unbroken.store.refer import resolve_checkpoint
+
+EXIT_DIFFER = 3
+
+
+@as_command("diff")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+def command(output: Output, first: str, second: str) -> int:
+    """Say which tensors of two checkpoints differ.
+
+    A and B are checkpoint directories, RUN@1000, RUN@latest, or RUN for its newest. Where a manifest names no tensors,
+    parts are compared. Exit code 0: the same; 3: they differ.
+    """
+    _, first_name, first_manifest = resolve_checkpoint(first)
+    _, second_name, second_manifest = resolve_checkpoint(second)
+    found = compare(first_manifest, second_manifest)
+    facts = {
+        "a": {"name": first_name, "id": first_manifest.id, "step": first_manifest.step},
+        "b": {"name": second_name, "id": second_manifest.id, "step": second_manifest.step},
+        "compared": found.unit,
+        "is_same": found.is_same,
+        "same": found.same,
+        "differ": [{"name": name, "how": how} for name, how in found.differ],
+        "only_in_a": list(found.only_first),
+        "only_in_b": list(found.only_second),
+    }
+    output.document("unbroken.diff/1", facts, lambda: _text(found, output.style))
+    return 0 if found.is_same else EXIT_DIFFER
+
+
+def _text(found: Difference, style: Style) -> str:
+    unit = found.unit
+    if found.is_same:
+        return f"{style.good('the same')}: {amounts.plural(found.same, unit)}, every digest equal"
+    lines = [f"{style.bad('differs')}  {name}: {how}" for name, how in found.differ]
+    lines += [f"{style.warn('only in A')}  {name}" for name in found.only_first]
+    lines += [f"{style.warn('only in B')}  {name}" for name in found.only_second]
+    changed = len(found.differ) + len(found.only_first) + len(found.only_second)
+    lines.append(f"{amounts.plural(changed, unit)} differ, {amounts.count(found.same)} are the same")
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""``unbroken ls``: what is in a store, and which of it could be resumed from."""
+
+import time
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.facts import line_facts
+from unbroken.cli.output import Output, as_command
+from unbroken.cli.policies import quiet_policies_of
+from unbroken.report.style import Style
+from unbroken.report.table import Column, table
+from unbroken.run.summary import Line, checkpoint_lines
+from unbroken.store.refer import resolve
+
+_MISSING = "-"
+
+
+@as_command("ls")
+@click.argument("run", metavar="RUN")
+def command(output: Output, run: str) -> None:
+    """List the checkpoints of a run.
+
+    RUN is a run directory, its checkpoints directory, or a folder with sealed checkpoints. Only names, sizes and
+    manifests are looked at; `unbroken verify` reads the bytes.
+    """
+    store = resolve(run).store
+    lines = checkpoint_lines(store, quiet_policies_of(store))
+    facts = {"store": str(store.root), "entries": [line_facts(line) for line in lines]}
+    output.document("unbroken.ls/1", facts, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
+
+
+def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
+    if not lines:
+        return "no checkpoint yet"
+    paint = {"committed": style.good, "torn": style.warn, "damaged": style.bad, "quarantined": style.warn}
+    columns = [
+        Column("step", is_number=True),
+        Column("name"),
+        Column("written"),
+        Column("size", is_number=True),
+        Column("parts", is_number=True),
+        Column("state"),
+        Column("kept because"),
+        Column("note"),
+    ]
+    rows = [
+        (
+            _MISSING if line.step is None else amounts.count(line.step),
+            line.name,
+            _MISSING if line.saved_at_ns is None else amounts.ago((now_ns - line.saved_at_ns) / 1e9),
+            _MISSING if line.size_bytes is None else amounts.size(line.size_bytes),
+            _MISSING if line.parts is None else amounts.count(line.parts),
+            paint.get(line.state, style.dim)(line.state),
+            ", ".join(line.kept_because),
+            line.note or "",
+        )
+        for line in lines
+    ]
+    return table(columns, rows, style=style)

@@ -1,0 +1,166 @@
+"""The one way commands speak.
+
+Owns the choice between text and JSON, what ``--quiet`` silences, where colour goes and when a progress bar is drawn.
+Promises that ``--json`` puts exactly one document on standard output and nothing on standard error, and that text
+which nobody will see is never made. ``as_command`` gives every command the same two options.
+"""
+
+import contextlib
+import json as json_format
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from unbroken.errors import StorageFailed, UnbrokenError, as_json, render
+from unbroken.report.style import Style, wants_color
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command says things through; made once per call and handed to it as ``output``."""
+
+    json: bool
+    quiet: bool
+    stdout: TextIO
+    stderr: TextIO
+    environ: Mapping[str, str]
+
+    @property
+    def style(self) -> Style:
+        """Styles for text on standard output."""
+        return Style(not self.json and wants_color(self.stdout, self.environ))
+
+    def document(self, schema: str, facts: Mapping[str, Any], text: Callable[[], str]) -> None:
+        """Say the command's result: ``facts`` as one JSON document, or what ``text`` makes of them.
+
+        ``schema`` is a name and a version, ``unbroken.status/1``. A result is said even with ``--quiet``.
+
+        Raises:
+            StorageFailed: standard output took no more.
+            ValueError: a fact is NaN or infinite; those are no JSON, so the command decides how to say them.
+        """
+        self._say(self.stdout, encoded(schema, facts) if self.json else text())
+
+    def note(self, message: str) -> None:
+        """Say something by the way, on standard error; silent with ``--quiet`` and ``--json``."""
+        if not (self.json or self.quiet):
+            self._say(self.stderr, message)
+
+    def error(self, error: UnbrokenError) -> None:
+        """Say what went wrong: on standard error, or with ``--json`` as the one document on standard output."""
+        if self.json:
+            facts = as_json(error)
+            self._say(self.stdout, encoded(facts.pop("schema"), facts))
+            return
+        mark, rest = render(error).split(": ", maxsplit=1)
+        self._say(self.stderr, f"{Style(wants_color(self.stderr, self.environ)).bad(mark)}: {rest}")
+
+    @contextlib.contextmanager
+    def progress(self, title: str, total: int, *, is_bytes: bool = False) -> Iterator[Advance]:
+        """A progress bar while the block runs; yields what advances it, which any thread may call.
+
+        Drawn on standard error, only on a terminal, never with ``--quiet`` or ``--json``.
+        """
+        if self.json or self.quiet or not self.stderr.isatty() or self.environ.get("TERM") == "dumb":
+            yield _unseen
+            return
+        # Imported here: rich takes longer to load than most commands take to run.
+        from unbroken.cli.progress import bar
+
+        with bar(title, total, is_bytes=is_bytes, stream=self.stderr) as advance:
+            yield advance
+
+    def _say(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text if text.endswith("\n") else text + "\n")
+            # Flushed at once: a full disk behind a redirect is met here, where it can still be told.
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as refusal:
+            name = Path(f"standard {'output' if stream is self.stdout else 'error'}")
+            cause = refusal.strerror or str(refusal)
+            raise StorageFailed(operation="take the output", path=name, cause=cause) from refusal
+
+
+def _unseen(amount: int) -> None:
+    """Nobody is looking."""
+
+
+def encoded(schema: str, facts: Mapping[str, Any]) -> str:
+    """One JSON document: the schema first, then every key in order, ASCII only, so that any pipe carries it.
+
+    Raises:
+        ValueError: a fact is NaN or infinite.
+    """
+    ordered = {"schema": schema, **_in_order(facts)}
+    return json_format.dumps(ordered, indent=2, allow_nan=False, default=_plain)
+
+
+def _in_order(value: Any) -> Any:  # noqa: ANN401 -- JSON is any
+    if isinstance(value, Mapping):
+        return {key: _in_order(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_in_order(item) for item in value]
+    return value
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} has no place in a JSON document")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was asked for before the command's name."""
+
+    json: bool = False
+    quiet: bool = False
+
+
+def speaking_options() -> list[click.Parameter]:
+    """The two options that the tool and each of its commands take."""
+    return [
+        click.Option(["--json"], is_flag=True, help="Print one JSON document instead of text."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print the result alone: no notes, no progress."),
+    ]
+
+
+class Command(click.Command):
+    """A command with ``--json`` and ``--quiet``; its function gets them as one ``output``."""
+
+    def __init__(self, name: str, **settings: Any) -> None:  # noqa: ANN401 -- click's own settings, handed through
+        settings["params"] = [*(settings.get("params") or []), *speaking_options()]
+        super().__init__(name, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 -- click's signature
+        """Run the command; what its function returns is the exit code, and None is 0."""
+        asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
+        ctx.params["output"] = Output(
+            json=ctx.params.pop("json") or asked.json,
+            quiet=ctx.params.pop("quiet") or asked.quiet,
+            stdout=sys.stdout,
+            stderr=sys.stderr,
+            environ=os.environ,
+        )
+        return super().invoke(ctx)
+
+
+def as_command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Command]:  # noqa: ANN401
+    """Make a function a command: it takes ``output: Output`` beside its own parameters and returns its exit code.
+
+    The first line of its docstring is its line in ``unbroken --help``. Further ``settings`` are click's.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Command:
+        return click.command(name, cls=Command, **settings)(function)
+
+    return decorate

@@ -1,0 +1,37 @@
+"""``unbroken pin`` and ``unpin``: a person's word that a checkpoint is to be kept."""
+
+import time
+
+import click
+
+from unbroken.cli.output import Output, as_command
+from unbroken.store import pins
+from unbroken.store.refer import resolve_checkpoint
+
+_JOB = "cli"
+
+
+@as_command("pin")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--reason", default="", help="Why, for whoever finds it.")
+def pin(output: Output, checkpoint: str, reason: str) -> None:
+    """Keep a checkpoint whatever the policies say.
+
+    CHECKPOINT is its directory, RUN@1000, RUN@latest, or RUN for the newest.
+    """
+    store, name, manifest = resolve_checkpoint(checkpoint)
+    is_new = pins.pin(store, name, reason=reason, job=_JOB, at_ns=time.time_ns())
+    facts = {"name": name, "id": manifest.id, "pinned": True, "changed": is_new}
+    said = f"{name} is pinned" if is_new else f"{name} was pinned already"
+    output.document("unbroken.pin/1", facts, lambda: said)
+
+
+@as_command("unpin")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+def unpin(output: Output, checkpoint: str) -> None:
+    """Take a pin back; the policies decide again."""
+    store, name, manifest = resolve_checkpoint(checkpoint)
+    changed = pins.unpin(store, name)
+    facts = {"name": name, "id": manifest.id, "pinned": False, "changed": changed}
+    said = f"{name} is no longer pinned" if changed else f"{name} was not pinned"
+    output.document("unbroken.pin/1", facts, lambda: said)

@@ -1,0 +1,27 @@
+"""The progress bar, drawn with rich. Loaded only when a bar is really drawn."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int, *, is_bytes: bool, stream: TextIO) -> Iterator[Callable[[int], None]]:
+    """Draw a bar while the block runs; it is wiped when the block ends, so that only the result stays."""
+    amounts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if is_bytes else [MofNCompleteColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
+    with Progress(*columns, console=Console(file=stream), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda amount: progress.advance(task, amount)

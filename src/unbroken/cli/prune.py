@@ -1,0 +1,81 @@
+"""``unbroken prune``: remove what no keep policy holds and what crashes left; nothing else, ever."""
+
+import time
+from collections.abc import Callable
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.output import Output, as_command
+from unbroken.cli.policies import from_values, policies_of
+from unbroken.report.style import Style
+from unbroken.run.layout import run_of
+from unbroken.run.lease import draft_judge, read_current
+from unbroken.run.process import process_of
+from unbroken.store.keep import Decision, decide
+from unbroken.store.names import DraftName
+from unbroken.store.place import Store
+from unbroken.store.refer import resolve
+from unbroken.store.scan import scan
+from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
+
+
+@as_command("prune")
+@click.argument("run", metavar="RUN")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed and remove nothing.")
+@click.option("--keep-last", type=click.IntRange(1), metavar="K", help="Keep the newest K steps.")
+@click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Keep steps that are multiples of N.")
+@click.option("--keep-seconds", type=click.FloatRange(1), metavar="T", help="Keep one checkpoint for every T seconds.")
+@click.option("--keep-best", metavar="METRIC[:min|max]", help="Keep the best by a metric.")
+@click.option("--include-torn", is_flag=True, help="Remove torn drafts of a run that no job ever leased.")
+def command(
+    output: Output,
+    run: str,
+    dry_run: bool,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_seconds: float | None,
+    keep_best: str | None,
+    include_torn: bool,
+) -> None:
+    """Remove checkpoints that no policy keeps, and what crashes left.
+
+    Without a --keep option the policies of the run's own config hold; without such a config no checkpoint is released.
+    The newest usable checkpoint, pinned ones, damaged ones and files that are not ours are never removed.
+    """
+    store = resolve(run).store
+    flags = (keep_last, keep_every, keep_seconds, keep_best)
+    # A flag speaks for itself alone: `--keep-every 1000` must not keep all others too, as no limit on the last k would.
+    chosen = from_values(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
+    decision = decide(candidates(store, scan(store).committed), chosen)
+    is_live = _judge(store, include_torn=include_torn)
+    plan = plan_sweep(store, decision.released, is_live=is_live)
+    if not dry_run:
+        carry_out(store, plan)
+    facts = {
+        "store": str(store.root),
+        "dry_run": dry_run,
+        "removed": list(plan.names),
+        "freed_bytes": plan.freed_bytes,
+        "left": [{"name": name, "reason": reason} for name, reason in plan.left],
+        "kept": {name: list(reasons) for name, reasons in decision.kept.items()},
+    }
+    output.document("unbroken.prune/1", facts, lambda: _text(decision, plan, dry_run=dry_run, style=output.style))
+
+
+def _judge(store: Store, *, include_torn: bool) -> Callable[[DraftName], bool]:
+    run = run_of(store).run
+    if include_torn and read_current(run, store.files) is None:
+        return lambda draft: False
+    live = draft_judge(run, now_s=time.time(), process_of=process_of, files=store.files)
+    return lambda draft: live(draft.job)
+
+
+def _text(decision: Decision, plan: Plan, *, dry_run: bool, style: Style) -> str:
+    verb = "would remove" if dry_run else "removed"
+    lines = [f"{style.good('keep')}    {name}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()]
+    lines += [f"{style.warn('left')}    {name}  ({reason})" for name, reason in plan.left]
+    lines += [f"{style.bad('remove')}  {name}" for name in plan.names]
+    what = amounts.plural(len(plan.names), "entry").replace("entrys", "entries")
+    lines.append(f"{verb} {what}, {amounts.size(plan.freed_bytes)}")
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""``unbroken seal``: make a folder that any tool wrote a checkpoint like ours."""
+
+import time
+from pathlib import Path
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.facts import manifest_facts
+from unbroken.cli.output import Output, as_command
+from unbroken.disk import NodeKind
+from unbroken.errors import BadUsage, CannotSeal, Help, PathMissing
+from unbroken.errors.tree import quoted
+from unbroken.files import LOCAL
+from unbroken.report.style import Style
+from unbroken.store.commit import walk_files
+from unbroken.store.place import Store
+from unbroken.store.seal import Sealed, folders_to_seal, seal
+
+
+@as_command("seal")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(0), metavar="N", help="The step, where the folder does not tell it.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A metric to keep the best by.")
+@click.option("--all", "is_parent", is_flag=True, help="Seal every folder in DIR that tells its step.")
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
+def command(
+    output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, workers: int
+) -> None:
+    """Add a manifest to a folder, so that it can be verified, kept and pruned.
+
+    Transformers, Accelerate, Lightning, DeepSpeed, torch DCP or plain .pt files: the folder's own files are read, made
+    durable and never changed, and nothing in them is executed. Sealing twice verifies.
+    """
+    if is_parent and (step is not None or metrics):
+        raise BadUsage(command="unbroken seal", complaint="--step and --metric speak of one folder, --all of many")
+    store, names = _targets(directory, is_parent=is_parent)
+    values = dict(map(_metric, metrics))
+    total = sum(size or 0 for name in names for _, size in walk_files(LOCAL, store.path(name)))
+    with output.progress("seal", total, is_bytes=True) as advance:
+        done = [
+            seal(store, name, at_ns=time.time_ns(), step=step, metrics=values, workers=workers, progress=advance)
+            for name in names
+        ]
+    facts = {
+        "store": str(store.root),
+        "sealed": [{"is_new": each.is_new, **manifest_facts(each.name, each.manifest)} for each in done],
+    }
+    output.document("unbroken.seal/1", facts, lambda: "\n".join(_line(store, each, output.style) for each in done))
+
+
+def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
+    # "." has no name of its own; the folder it stands for has.
+    path = directory if directory.name not in ("", "..") else directory.resolve()
+    found = LOCAL.find(path)
+    if found is None:
+        raise PathMissing(path=directory, purpose="folder")
+    if found.kind is NodeKind.FILE:
+        remedy = Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
+        raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=remedy)
+    if not is_parent:
+        return Store(path.parent), [path.name]
+    store = Store(path)
+    names = list(folders_to_seal(store))
+    if not names:
+        raise CannotSeal(path=path, reason="no folder in it tells a step and is not sealed yet")
+    return store, names
+
+
+def _metric(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError as wrong:
+        raise BadUsage(command="unbroken seal", complaint=f"'{text}' is not NAME=VALUE with a number") from wrong
+
+
+def _line(store: Store, sealed: Sealed, style: Style) -> str:
+    manifest = sealed.manifest
+    word = style.good("sealed") if sealed.is_new else style.good("sound ")
+    parts = amounts.plural(len(manifest.parts), "part")
+    note = "" if sealed.is_new else ", sealed before, every digest right"
+    return (
+        f"{word}  {store.path(sealed.name)}  step {amounts.count(manifest.step)}, {parts}, "
+        f"{amounts.size(manifest.size_bytes)}, by {manifest.origin}{note}"
+    )

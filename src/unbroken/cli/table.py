@@ -1,0 +1,38 @@
+"""The commands as data: name, where each one lives, its line in the help, its heading.
+
+To add a command, add one line here. Listing, suggestions and completion of names read this table and load nothing.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Entry(NamedTuple):
+    """One command; ``place`` is ``module:attribute``, loaded when the command is called."""
+
+    place: str
+    help: str
+    heading: str
+
+
+CONFIG: Final = "Config"
+CHECKPOINTS: Final = "Checkpoints"
+RUNS: Final = "Runs"
+TOOL: Final = "The tool itself"
+
+COMMANDS: Final[dict[str, Entry]] = {
+    "init": Entry("unbroken.cli.init:command", "Write a commented config to start from.", CONFIG),
+    "validate": Entry("unbroken.cli.validate:command", "Check a config and name every problem in it.", CONFIG),
+    "status": Entry("unbroken.cli.status:command", "Show how a run stands.", RUNS),
+    "ls": Entry("unbroken.cli.ls:command", "List the checkpoints of a run.", CHECKPOINTS),
+    "show": Entry("unbroken.cli.show:command", "Show the manifest of one checkpoint.", CHECKPOINTS),
+    "verify": Entry("unbroken.cli.verify:command", "Verify one checkpoint, or every checkpoint of a run.", CHECKPOINTS),
+    "diff": Entry("unbroken.cli.diff:command", "Say which tensors of two checkpoints differ.", CHECKPOINTS),
+    "prune": Entry(
+        "unbroken.cli.prune:command", "Remove checkpoints that no policy keeps, and what crashes left.", CHECKPOINTS
+    ),
+    "pin": Entry("unbroken.cli.pin:pin", "Keep a checkpoint whatever the policies say.", CHECKPOINTS),
+    "unpin": Entry("unbroken.cli.pin:unpin", "Take a pin back.", CHECKPOINTS),
+    "seal": Entry("unbroken.cli.seal:command", "Add a manifest to a folder.", CHECKPOINTS),
+    "explain": Entry("unbroken.cli.explain:command", "Explain an error, a config field or a section.", TOOL),
+    "completion": Entry("unbroken.cli.completion:command", "Print a completion script for your shell.", TOOL),
+}

@@ -1,0 +1,103 @@
+"""A config as a commented YAML file, and single values as YAML writes them; what is written decodes to the same."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final
+
+from unbroken.config.document import SECTIONS, Config, all_fields
+from unbroken.config.fields import Field
+
+_SAFE_TEXT: Final = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")
+# Words that YAML readers take for something else than text.
+_TAKEN: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+_WIDTH: Final = 120
+_HEADINGS: Final = {
+    "model": "The network.",
+    "data": "What is read, and how documents become sequences.",
+    "optimizer": "AdamW, and the learning rate over the run.",
+    "training": "Batch, length, saving, keeping, stopping, precision.",
+}
+
+
+def as_yaml(value: Any) -> str:  # noqa: ANN401 -- any plain JSON value
+    """A plain JSON value on one line of YAML, in the form a person would write."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].replace('+', '')}{m[2]}", repr(value))
+        case str():
+            is_safe = _SAFE_TEXT.fullmatch(value) and value.lower() not in _TAKEN
+            return value if is_safe else _quoted(value)
+        case list():
+            return f"[{', '.join(map(as_yaml, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{as_yaml(key)}: {as_yaml(item)}' for key, item in value.items())}}}"
+    return str(value)
+
+
+def _quoted(text: str) -> str:
+    # YAML takes JSON's escapes, but not its pairs of them for characters beyond 16 bits.
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def heading_of(section: str) -> str:
+    """What a section is about, in one sentence."""
+    return _HEADINGS[section]
+
+
+def comment_of(field: Field) -> str:
+    """A field's meaning with its words and what null stands for, short enough for the end of a line."""
+    said = field.declaration
+    parts = [said.meaning.rstrip(".")]
+    if field.shape.words and not all(word in said.meaning for word in field.shape.words):
+        parts[0] += f" ({', '.join(field.shape.words)})"
+    if said.null_means:
+        parts.append(f"null: {said.null_means}")
+    return "; ".join(parts)
+
+
+def commented(config: Config, title: str) -> str:
+    """The whole config as YAML with a comment on every field; what is null stands commented out with an example."""
+    lines = [f"# {title}", "# unbroken explain FIELD tells more about each; every one can be overridden:"]
+    lines += ["#   unbroken validate THIS_FILE --optimizer.learning_rate 1e-4"]
+    values = config.values()
+    for section in SECTIONS:
+        lines += ["", f"{section}:  # {_HEADINGS[section]}"]
+        fields = [field for field in all_fields().values() if field.section == section]
+        heads = [_head(field, values[section][field.name]) for field in fields]
+        column = max(len(head) for head in heads if len(head) <= 50) + 2
+        for field, head in zip(fields, heads, strict=True):
+            lines += _with_comment(head, comment_of(field), column)
+    return "\n".join(lines) + "\n"
+
+
+def _head(field: Field, value: Any) -> str:  # noqa: ANN401 -- any plain JSON value
+    if value is not None:
+        return f"  {field.name}: {as_yaml(value)}"
+    example = field.declaration.example
+    shown = example if field.shape.is_curriculum else as_yaml(example)
+    # A null that is not the default must be written, or the default would come back.
+    return f"  # {field.name}: {shown}" if field.default is None else f"  {field.name}: null"
+
+
+def _with_comment(head: str, comment: str, column: int) -> Iterator[str]:
+    if len(head) >= column:
+        yield from (f"  # {line}" for line in textwrap.wrap(comment, _WIDTH - 4))
+        yield head
+        return
+    first, *more = textwrap.wrap(comment, _WIDTH - column - 2)
+    yield f"{head:<{column}}# {first}"
+    yield from (f"{'':<{column}}#   {line}" for line in more)

@@ -1,0 +1,257 @@
+"""Strict decoding of nodes into a config that collects every problem before it complains.
+
+Owns structure: which sections and fields there are, what stands twice, what is unknown and what it is nearest to.
+The meaning of a single text is ``scalars``'; what holds between fields is ``rules``'.
+"""
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingType
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unbroken.config import scalars
+from unbroken.config.data import CurriculumPhase
+from unbroken.config.document import SCHEMA, SECTIONS, Config, all_fields
+from unbroken.config.fields import Field
+from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar, described
+from unbroken.config.rules import complaints
+from unbroken.config.scalars import Refused
+from unbroken.errors import ConfigInvalid, Problem
+
+DEFAULT: Final = Place("default")
+CURRICULUM: Final = "data.curriculum"
+_PHASE_KEYS: Final = ("duration_tokens", "mix")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A sound config, and where each value came from: default, preset, file and line, command line."""
+
+    config: Config
+    origins: MappingType[str, Place]
+
+
+def decode(
+    root: Mapping | None,
+    overrides: Sequence[tuple[Scalar, Node]] = (),
+    *,
+    start: Config | None = None,
+    start_place: Place = DEFAULT,
+    source: str = "config",
+) -> Resolved:
+    """Lay a file's nodes and then the overrides over ``start``; ``source`` is named where a needed value is missing.
+
+    Raises:
+        ConfigInvalid: something does not fit; all problems are in it.
+    """
+    decoder = _Decoder()
+    if root is not None:
+        decoder.take_root(root)
+    for name, node in overrides:
+        decoder.take_override(name, node)
+    config = _built(start or Config(), decoder.values)
+    origins = dict.fromkeys(all_fields(), start_place) | decoder.origins
+    decoder.take_rules(config, origins, start_place, source)
+    if decoder.problems:
+        raise ConfigInvalid(problems=tuple(sorted(decoder.problems, key=_reading_order)))
+    return Resolved(config, origins)
+
+
+def _reading_order(problem: Problem) -> tuple[bool, float]:
+    # What is missing stands on no line: it comes after what is wrong on one.
+    return problem.source == "command line", problem.line or math.inf
+
+
+def _built(start: Config, values: dict[str, Any]) -> Config:
+    sections = {}
+    for section, cls in SECTIONS.items():
+        names = [name for name in all_fields() if name.startswith(f"{section}.")]
+        given = {name: values[name] if name in values else start.value(name) for name in names}
+        sections[section] = cls(**{name.partition(".")[2]: value for name, value in given.items()})
+    return Config(**sections)
+
+
+class _Decoder:
+    """Values, origins and problems as they are found."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, Place] = {}
+        self.problems: list[Problem] = []
+        self.failed: set[str] = set()
+
+    def complain(
+        self, place: Place, field: str, complaint: str, nearest: str | None = None, topic: str | None = None
+    ) -> None:
+        """Note a problem and go on."""
+        self.problems.append(Problem(place.source, place.line, field, complaint, nearest, topic))
+
+    def take_root(self, root: Mapping) -> None:
+        """Take a file's top level."""
+        entries = list(self.entries(root, ""))
+        is_record = any(key.text == "schema" and isinstance(v, Scalar) and v.text == SCHEMA for key, v in entries)
+        for key, node in entries:
+            if key.text in SECTIONS:
+                self.take_section(key.text, node)
+            elif not (is_record and key.text in ("schema", "digest")):
+                nearest = _nearest_section(key.text)
+                complaint = "is no section; a config has model, data, optimizer and training"
+                self.complain(key.place, key.text, complaint, nearest, nearest)
+
+    def take_section(self, section: str, node: Node) -> None:
+        """Take one section; one that is empty leaves all its fields as they are."""
+        if isinstance(node, Scalar) and node.is_null:
+            return
+        if not isinstance(node, Mapping):
+            self.complain(node.place, section, f"must hold fields, is {described(node)}", topic=section)
+            return
+        for key, value in self.entries(node, f"{section}."):
+            self.take_field(f"{section}.{key.text}", key.place, value)
+
+    def take_override(self, name: Scalar, node: Node) -> None:
+        """Take one value from the command line; it wins over the file's."""
+        self.take_field(name.text, name.place, node)
+
+    def take_field(self, dotted: str, place: Place, node: Node) -> None:
+        """Take the value of one field."""
+        field = all_fields().get(dotted)
+        if field is None:
+            nearest = _nearest_field(dotted)
+            section = dotted.partition(".")[0]
+            is_known = section in SECTIONS
+            complaint = f"is no field of {section}" if is_known else f"is no field; there is no section {section}"
+            self.complain(place, dotted, complaint, nearest, nearest or (section if is_known else None))
+            return
+        try:
+            value = self.curriculum(field, node) if field.shape.is_curriculum else scalars.decode(field, node)
+        except Refused as refusal:
+            self.failed.add(dotted)
+            self.complain(node.place, dotted, refusal.complaint, refusal.nearest, dotted)
+            return
+        self.values[dotted] = value
+        self.origins[dotted] = place
+
+    def entries(self, mapping: Mapping, prefix: str) -> Iterator[tuple[Scalar, Node]]:
+        """A mapping's entries; the second of two with one key is a problem."""
+        first: dict[str, Place] = {}
+        for key, node in mapping.entries:
+            if key.text in first:
+                where = f", first on line {first[key.text].line}" if first[key.text].line else ""
+                topic = prefix.partition("[")[0].rstrip(".") or None
+                self.complain(key.place, f"{prefix}{key.text}", f"is given twice{where}", topic=topic)
+                continue
+            first[key.text] = key.place
+            yield key, node
+
+    def curriculum(self, field: Field, node: Node) -> tuple[CurriculumPhase, ...] | None:
+        """The phases; complains about each one by its place in the list."""
+        if isinstance(node, Scalar) and node.is_null:
+            return None
+        if not isinstance(node, Listing) or not node.items:
+            raise Refused(
+                f"must be {field.shape.expectation}, is {'empty' if isinstance(node, Listing) else described(node)}"
+            )
+        phases = [self.phase(item, f"{CURRICULUM}[{i}]") for i, item in enumerate(node.items)]
+        whole = tuple(phase for phase in phases if phase is not None)
+        if len(whole) < len(phases):
+            self.failed.add(CURRICULUM)
+        return whole
+
+    def phase(self, node: Node, name: str) -> CurriculumPhase | None:
+        """One phase, or None with its problems noted."""
+        if not isinstance(node, Mapping):
+            complaint = f"must hold duration_tokens and mix, is {described(node)}"
+            self.complain(node.place, name, complaint, topic=CURRICULUM)
+            return None
+        found: dict[str, Node] = {}
+        before = len(self.problems)
+        for key, value in self.entries(node, f"{name}."):
+            if key.text in _PHASE_KEYS:
+                found[key.text] = value
+            else:
+                close = difflib.get_close_matches(key.text, _PHASE_KEYS, n=1)
+                complaint = "is no field of a phase; it has duration_tokens and mix"
+                self.complain(key.place, f"{name}.{key.text}", complaint, close[0] if close else None, CURRICULUM)
+        for key_text in _PHASE_KEYS:
+            if key_text not in found:
+                self.complain(node.place, f"{name}.{key_text}", "is missing", topic=CURRICULUM)
+        duration = self.duration(found.get("duration_tokens"), f"{name}.duration_tokens")
+        mix = self.mix(found.get("mix"), f"{name}.mix")
+        return CurriculumPhase(duration, mix) if len(self.problems) == before else None
+
+    def duration(self, node: Node | None, name: str) -> int:
+        """A phase's length; 0 with the problem noted."""
+        if node is None:
+            return 0
+        try:
+            value = scalars.whole_number(node.text) if isinstance(node, Scalar) and node.is_plain else None
+            if value is None or value < 1:
+                raise Refused(f"must be a whole number above 0, is {described(node)}")
+        except Refused as refusal:
+            self.complain(node.place, name, refusal.complaint, topic=CURRICULUM)
+            return 0
+        return value
+
+    def mix(self, node: Node | None, name: str) -> tuple[tuple[str, float], ...]:
+        """Buckets with their weights, sorted; empty with the problems noted."""
+        if node is None:
+            return ()
+        if not isinstance(node, Mapping) or not node.entries:
+            is_empty = isinstance(node, Mapping)
+            complaint = f"must name buckets with weights, is {'empty' if is_empty else described(node)}"
+            self.complain(node.place, name, complaint, topic=CURRICULUM)
+            return ()
+        weights: dict[str, float] = {}
+        before = len(self.problems)
+        for key, value in self.entries(node, f"{name}."):
+            try:
+                weights[key.text] = _weight(key.text, value)
+            except Refused as refusal:
+                self.complain(value.place, f"{name}.{key.text}", refusal.complaint, topic=CURRICULUM)
+        if len(self.problems) == before and not any(weights.values()):
+            self.complain(node.place, name, "must have a weight above 0; all are 0", topic=CURRICULUM)
+        return tuple(sorted(weights.items()))
+
+    def take_rules(self, config: Config, origins: dict[str, Place], start_place: Place, source: str) -> None:
+        """Check what holds between fields; a rule about a field that could not be decoded has nothing to say."""
+        for complaint in complaints(config):
+            if self.failed.isdisjoint(complaint.fields):
+                changed = [name for name in complaint.fields if origins[name] != start_place]
+                blamed = complaint.fields[0] if complaint.fields[0] in changed or not changed else changed[0]
+                place = origins[blamed] if changed else Place(source)
+                self.complain(place, complaint.fields[0], complaint.text, topic=complaint.fields[0])
+
+
+def _weight(bucket: str, node: Node) -> float:
+    if bucket in ("", ".", "..") or "/" in bucket or "\0" in bucket:
+        raise Refused("is no name of a folder")
+    if not isinstance(node, Scalar):
+        raise Refused(f"must be a number, is {described(node)}")
+    weight = scalars.number(node, "must be a number")
+    if weight < 0:
+        raise Refused(f"must be at least 0, is {described(node)}")
+    return weight
+
+
+def _nearest_section(name: str) -> str | None:
+    # A field written at the top level belongs one deeper.
+    for dotted in all_fields():
+        if dotted.partition(".")[2] == name:
+            return dotted
+    close = difflib.get_close_matches(name, list(SECTIONS), n=1) or difflib.get_close_matches(name, all_fields(), n=1)
+    return close[0] if close else None
+
+
+def _nearest_field(dotted: str) -> str | None:
+    section, _, name = dotted.partition(".")
+    names = {field: field.partition(".")[2] for field in all_fields()}
+    for field, known in names.items():
+        if known == name:
+            return field
+    own = [known for field, known in names.items() if field.startswith(f"{section}.")]
+    if close := difflib.get_close_matches(name, own, n=1):
+        return f"{section}.{close[0]}"
+    anywhere = difflib.get_close_matches(dotted, all_fields(), n=1, cutoff=0.75)
+    return anywhere[0] if anywhere else None

@@ -1,0 +1,157 @@
+"""The declaration of a config field: meaning, bounds, resume class, beside its type and default in the dataclass.
+
+Everything that speaks about fields (decoder, ``init``, ``explain``, the reference page, the resume comparison) reads
+these declarations, so that none of them can say something else. Owns no field itself.
+"""
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+
+_KEY: Final = "unbroken"
+_T = TypeVar("_T")
+
+
+class ResumeClass(Enum):
+    """What happens when a job resumes a run with another value than the run was started with."""
+
+    FIXED = "fixed"
+    DECLARED = "declared"
+    FREE = "free"
+
+    @property
+    def rule(self) -> str:
+        """What the class means, in one sentence."""
+        return _RULES[self]
+
+
+_RULES: Final = {
+    ResumeClass.FIXED: "a run keeps the value it was started with; a resume with another one is refused",
+    ResumeClass.DECLARED: "a resume may change it, if the change is accepted by name; the journal records it",
+    ResumeClass.FREE: "every job may choose it anew; the bits of the run do not depend on it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a field says about itself beyond its type and default."""
+
+    meaning: str
+    resume: ResumeClass
+    null_means: str | None = None
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    example: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a value may be, read off the annotation: scalar types, words, null; or the curriculum's list of phases."""
+
+    scalars: frozenset[type]
+    words: tuple[str, ...]
+    optional: bool
+    is_curriculum: bool
+
+    def __str__(self) -> str:
+        if self.is_curriculum:
+            kinds = ["list of phases"]
+        else:
+            named = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+            kinds = [text for kind, text in named.items() if kind in self.scalars]
+            kinds += list(self.words)
+        return ", ".join([*kinds, "null"] if self.optional else kinds)
+
+    @property
+    def expectation(self) -> str:
+        """What is expected, as it stands after ``must be``."""
+        if self.is_curriculum:
+            kinds = ["a list of phases"]
+        else:
+            named = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+            kinds = [text for kind, text in named.items() if kind in self.scalars] + list(self.words)
+        *most, last = [*kinds, "null"] if self.optional else kinds
+        return f"{', '.join(most)} or {last}" if most else last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of one section, with everything that is known about it."""
+
+    section: str
+    name: str
+    default: Any
+    shape: Shape
+    declaration: Declaration
+
+    @property
+    def dotted(self) -> str:
+        """The full name: ``optimizer.learning_rate``."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, or an empty text."""
+        said = self.declaration
+        pairs = (("at least", said.minimum), ("above", said.above), ("at most", said.maximum), ("below", said.below))
+        return ", ".join(f"{word} {limit:g}" for word, limit in pairs if limit is not None)
+
+
+def field(
+    default: _T,
+    meaning: str,
+    resume: ResumeClass,
+    *,
+    null_means: str | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    example: object = None,
+) -> _T:
+    """Declare a field in a section's dataclass; ``example`` stands in ``init``'s comment where the default is null."""
+    declaration = Declaration(
+        meaning=meaning,
+        resume=resume,
+        null_means=null_means,
+        minimum=minimum,
+        above=above,
+        maximum=maximum,
+        below=below,
+        example=example,
+    )
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
+
+
+@cache
+def fields_of(section: str, cls: type) -> dict[str, Field]:
+    """The declared fields of a section's dataclass, by name, in the order they are written."""
+    return {field.name: field for field in _read_fields(section, cls)}
+
+
+def _read_fields(section: str, cls: type) -> Iterator[Field]:
+    for found in dataclasses.fields(cls):
+        yield Field(
+            section=section,
+            name=found.name,
+            default=found.default,
+            shape=_shape(found.type),
+            declaration=found.metadata[_KEY],
+        )
+
+
+def _shape(annotation: object) -> Shape:
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    return Shape(
+        scalars=frozenset(member for member in members if member in (bool, int, float, str)),
+        words=tuple(words),
+        optional=types.NoneType in members,
+        is_curriculum=any(get_origin(member) is tuple for member in members),
+    )

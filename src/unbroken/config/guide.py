@@ -1,0 +1,106 @@
+"""What ``unbroken explain`` says about the config, a section or a field, made from the declarations alone."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from unbroken.config.commented import as_yaml, heading_of
+from unbroken.config.document import SECTIONS, Config, all_fields
+from unbroken.config.fields import Field, ResumeClass
+from unbroken.config.presets import PRESETS
+
+_WIDTH: Final = 100
+
+
+def topics() -> list[str]:
+    """Everything that can be explained here: ``config``, the sections, the fields."""
+    return ["config", *SECTIONS, *all_fields()]
+
+
+def explain(topic: str) -> str | None:
+    """What a topic means; None if it is no topic of the config."""
+    if topic == "config":
+        return _explain_config()
+    if topic in SECTIONS:
+        return _explain_section(topic)
+    field = all_fields().get(topic)
+    return None if field is None else _explain_field(field)
+
+
+def default_text(field: Field) -> str:
+    """A field's default as YAML writes it."""
+    return as_yaml(Config().values()[field.section][field.name])
+
+
+def _explain_field(field: Field) -> str:
+    said = field.declaration
+    pairs = [("type", str(field.shape))]
+    if field.bounds:
+        pairs.append(("bounds", field.bounds))
+    pairs.append(("default", default_text(field)))
+    if said.null_means:
+        pairs.append(("null", said.null_means))
+    pairs.append(("resume", f"{said.resume.value}: {said.resume.rule}"))
+    shown = said.example if field.default is None else default_text(field)
+    text = shown if isinstance(shown, str) else as_yaml(shown)
+    pairs.append(("write", f"{field.name}: {text}   in the section {field.section}, or"))
+    pairs.append(("", f"--{field.dotted} {_for_shell(text)}"))
+    return "\n".join([f"# {field.dotted}", "", said.meaning, "", *_aligned(pairs)])
+
+
+def _for_shell(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)
+
+
+def _explain_section(section: str) -> str:
+    fields = [field for field in all_fields().values() if field.section == section]
+    wide = max(len(field.name) for field in fields)
+    defaults = max(len(default_text(field)) for field in fields)
+    lines = [f"# {section}", "", heading_of(section), ""]
+    for field in fields:
+        start = f"  {field.name:<{wide}}  {default_text(field):<{defaults}}  {field.declaration.resume.value:<8}  "
+        first, *more = textwrap.wrap(field.declaration.meaning, max(40, 120 - len(start)))
+        lines += [start + first, *(" " * len(start) + line for line in more)]
+    lines += ["", "Columns: field, default, resume class, meaning."]
+    return "\n".join([*lines, f"unbroken explain {section}.{fields[0].name} tells more about one."])
+
+
+def _explain_config() -> str:
+    sections = [(section, heading_of(section)) for section in SECTIONS]
+    classes = [(resume.value, resume.rule) for resume in ResumeClass]
+    return "\n".join(
+        [
+            "# config",
+            "",
+            "One YAML or JSON file with four sections; a field that is left out takes its default.",
+            "",
+            *_aligned(sections),
+            "",
+            "## Overrides",
+            "",
+            "Any field, after the file: --section.field value, --section.field=value, section.field=value.",
+            "",
+            "## Presets",
+            "",
+            "unbroken init --preset NAME writes a commented file.",
+            "",
+            *_aligned(list(PRESETS.items())),
+            "",
+            "## Resume classes",
+            "",
+            "What happens when a job resumes a run with another value:",
+            "",
+            *_aligned(classes),
+        ]
+    )
+
+
+def _aligned(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    wide = max(len(label) for label, _ in pairs)
+    for label, text in pairs:
+        indent = " " * (wide + 4)
+        lines = textwrap.wrap(text, _WIDTH - wide - 4, break_long_words=False, break_on_hyphens=False)
+        yield f"  {label:<{wide}}  {lines[0]}"
+        yield from (indent + line for line in lines[1:])

@@ -1,0 +1,89 @@
+"""The ways to a sound config: from a file, from a preset, from a run's own record, from Python."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from unbroken.config import source as sources
+from unbroken.config.decode import Resolved, decode
+from unbroken.config.document import SCHEMA, SECTIONS, Config, digest_of
+from unbroken.config.nodes import Mapping, Node, Place, Scalar, from_document
+from unbroken.config.overrides import COMMAND_LINE, take_apart
+from unbroken.config.presets import preset
+from unbroken.errors import ConfigInvalid, ConfigUnreadable, Problem
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
+    """Read a YAML or JSON file and lay overrides (``section.field=value``) over it.
+
+    Raises:
+        PathMissing: there is no such file.
+        ConfigUnreadable: it is no readable mapping.
+        ConfigInvalid: values do not fit; all problems are in it.
+    """
+    return decode(sources.read(path), _only_overrides(overrides), source=str(path))
+
+
+def from_preset(name: str, overrides: Sequence[str] = ()) -> Resolved:
+    """A preset with overrides laid over it.
+
+    Raises:
+        KeyError: there is no such preset.
+        ConfigInvalid: an override does not fit.
+    """
+    place = Place(f"preset {name}")
+    return decode(None, _only_overrides(overrides), start=preset(name), start_place=place, source=place.source)
+
+
+def from_json(text: str, source: str) -> Resolved:
+    """Read a run's record of its config back; a field that the record does not know yet takes its default.
+
+    Raises:
+        ConfigUnreadable: it is no such record, or was changed since it was written.
+        ConfigInvalid: values do not fit.
+    """
+    try:
+        document: Any = json.loads(text, parse_constant=_refuse_constant)
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise ConfigUnreadable(path=Path(source), complaint=f"it is no {SCHEMA} document")
+        sections = {name: document[name] for name in SECTIONS if name in document}
+        if digest_of(sections) != document.get("digest"):
+            complaint = "its digest does not fit its contents: it was changed after it was written"
+            raise ConfigUnreadable(path=Path(source), complaint=complaint)
+        root = from_document(document, Place(source))
+    except ConfigUnreadable:
+        raise
+    except (ValueError, RecursionError) as refusal:
+        raise ConfigUnreadable(path=Path(source), complaint="it is no JSON document") from refusal
+    assert isinstance(root, Mapping)
+    return decode(root, source=source)
+
+
+def require_sound(config: Config) -> None:
+    """Check a config that was made in Python as strictly as one that was read.
+
+    Raises:
+        ConfigInvalid: values do not fit; all problems are in it.
+    """
+    place = Place("config")
+    try:
+        root = from_document(config.values(), place)
+    except (TypeError, ValueError) as refusal:
+        problem = Problem(place.source, None, "config", f"holds a value of the wrong type: {refusal}")
+        raise ConfigInvalid(problems=(problem,)) from refusal
+    assert isinstance(root, Mapping)
+    decode(root, source=place.source)
+
+
+def _only_overrides(arguments: Sequence[str]) -> tuple[tuple[Scalar, Node], ...]:
+    taken = take_apart(arguments)
+    if taken.rest:
+        complaint = "is no override; one is written section.field=value"
+        problems = tuple(Problem(COMMAND_LINE.source, None, each, complaint) for each in taken.rest)
+        raise ConfigInvalid(problems=problems)
+    return taken.overrides
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

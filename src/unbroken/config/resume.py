@@ -1,0 +1,54 @@
+"""Compares the config a run was started with and the one a job brings, by the resume class of each field."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.config.document import Config, all_fields
+from unbroken.config.fields import ResumeClass
+
+GLOBAL_BATCH = "training.global_batch_size"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field whose value is not the one the run was started with; both values in plain JSON form."""
+
+    field: str
+    resume: ResumeClass
+    started_with: Any
+    now: Any
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All differences by what they ask for: refusal, acceptance by name, nothing."""
+
+    fixed: tuple[Difference, ...] = ()
+    declared: tuple[Difference, ...] = ()
+    free: tuple[Difference, ...] = ()
+
+    def not_accepted(self, accepted: frozenset[str]) -> tuple[Difference, ...]:
+        """The declared differences that nobody has accepted by name."""
+        return tuple(difference for difference in self.declared if difference.field not in accepted)
+
+
+def compare(started: Config, now: Config) -> Differences:
+    """What a job would change about the run it resumes.
+
+    ``started`` is the run's record, whose global batch is settled. A job that leaves it null takes the record's: that
+    is how a run keeps its batch on another number of ranks.
+    """
+    found = tuple(_differences(started, now))
+    by_class = {cls: tuple(each for each in found if each.resume is cls) for cls in ResumeClass}
+    return Differences(by_class[ResumeClass.FIXED], by_class[ResumeClass.DECLARED], by_class[ResumeClass.FREE])
+
+
+def _differences(started: Config, now: Config) -> Iterator[Difference]:
+    before, after = started.values(), now.values()
+    for name, field in all_fields().items():
+        was, is_now = before[field.section][field.name], after[field.section][field.name]
+        # Compared as JSON would show them: 1 and true are equal to Python and not to a reader.
+        if (type(was), was) == (type(is_now), is_now) or (name == GLOBAL_BATCH and is_now is None):
+            continue
+        yield Difference(name, field.declaration.resume, was, is_now)

@@ -1,0 +1,110 @@
+"""What must hold between fields, as pure functions of a config; each complaint names the fields it is about."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from unbroken.config.document import Config
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """A rule that is broken: the fields it is about, the one to change first, and what is wrong."""
+
+    fields: tuple[str, ...]
+    text: str
+
+
+def complaints(config: Config) -> Iterator[Complaint]:
+    """Every broken rule."""
+    for rule in RULES:
+        yield from rule(config)
+
+
+def _names_are_given(config: Config) -> Iterator[Complaint]:
+    if not config.data.path.strip():
+        yield Complaint(("data.path",), "is not set; it names the folder with train/ and val/")
+    for name in ("data.tokenizer", "training.output_dir", "training.resume"):
+        if not config.value(name).strip():
+            yield Complaint((name,), "is empty")
+
+
+def _heads_divide(config: Config) -> Iterator[Complaint]:
+    model = config.model
+    fields = ("model.n_head", "model.n_embd")
+    if model.n_embd % model.n_head:
+        yield Complaint(fields, f"must divide model.n_embd ({model.n_embd}), is {model.n_head}")
+    elif model.n_embd // model.n_head % 2:
+        width = model.n_embd // model.n_head
+        yield Complaint(fields, f"must leave an even width per head for rotary positions, leaves {width}")
+    if model.n_head % model.kv_heads:
+        text = f"must divide model.n_head ({model.n_head}), is {model.kv_heads}"
+        yield Complaint(("model.n_kv_head", "model.n_head"), text)
+
+
+def _lengths_fit(config: Config) -> Iterator[Complaint]:
+    data, positions = config.data, config.model.n_positions
+    if data.max_length > positions:
+        text = f"must be at most model.n_positions ({positions}), is {data.max_length}"
+        yield Complaint(("data.max_length", "model.n_positions"), text)
+    if 2 * data.overlap_size > data.max_length:
+        text = f"must be at most half of data.max_length ({data.max_length}), is {data.overlap_size}"
+        yield Complaint(("data.overlap_size", "data.max_length"), text)
+
+
+def _schedule_fits(config: Config) -> Iterator[Complaint]:
+    optimizer, max_steps = config.optimizer, config.training.max_steps
+    if optimizer.warmup_steps >= max_steps:
+        text = f"must be below training.max_steps ({max_steps}), is {optimizer.warmup_steps}"
+        yield Complaint(("optimizer.warmup_steps", "training.max_steps"), text)
+    elif optimizer.schedule == "wsd" and optimizer.warmup_steps + optimizer.resolved_decay_steps(max_steps) > max_steps:
+        text = (
+            f"and optimizer.warmup_steps must fit into training.max_steps ({max_steps}), "
+            f"are {optimizer.decay_steps} and {optimizer.warmup_steps}"
+        )
+        fields = ("optimizer.decay_steps", "optimizer.warmup_steps", "training.max_steps", "optimizer.schedule")
+        yield Complaint(fields, text)
+
+
+def _batch_is_whole_lanes(config: Config) -> Iterator[Complaint]:
+    training = config.training
+    if training.global_batch_size is not None and training.global_batch_size % training.per_device_batch_size:
+        text = (
+            f"must be a multiple of training.per_device_batch_size ({training.per_device_batch_size}), "
+            f"is {training.global_batch_size}"
+        )
+        yield Complaint(("training.global_batch_size", "training.per_device_batch_size"), text)
+
+
+def _checkpointed_blocks_exist(config: Config) -> Iterator[Complaint]:
+    every = config.training.gradient_checkpointing
+    if every is not True and every > config.model.n_layer:
+        text = f"must be at most model.n_layer ({config.model.n_layer}), is {every}; false turns it off"
+        yield Complaint(("training.gradient_checkpointing", "model.n_layer"), text)
+
+
+def _best_names_a_direction(config: Config) -> Iterator[Complaint]:
+    best = config.training.keep_best
+    if best is not None:
+        metric, _, direction = best.rpartition(":")
+        if not metric.strip() or direction not in ("min", "max"):
+            yield Complaint(("training.keep_best",), f"must be name:min or name:max, is {best!r}")
+
+
+def _reserve_leaves_time(config: Config) -> Iterator[Complaint]:
+    limit, reserve = config.training.max_runtime_seconds, config.training.walltime_reserve_seconds
+    if limit is not None and reserve is not None and reserve >= limit:
+        text = f"must be below training.max_runtime_seconds ({limit:g}), is {reserve:g}; no step would ever run"
+        yield Complaint(("training.walltime_reserve_seconds", "training.max_runtime_seconds"), text)
+
+
+RULES: Final[tuple[Callable[[Config], Iterator[Complaint]], ...]] = (
+    _names_are_given,
+    _heads_divide,
+    _lengths_fit,
+    _schedule_fits,
+    _batch_is_whole_lanes,
+    _checkpointed_blocks_exist,
+    _best_names_a_direction,
+    _reserve_leaves_time,
+)

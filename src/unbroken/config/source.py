@@ -1,0 +1,215 @@
+"""Reads YAML or JSON into nodes that know their lines.
+
+Nothing here resolves a value's type: YAML would take ``3e-4`` for text and a bucket called ``on`` for a switch. A
+hostile file costs a bounded amount of work: size, depth and the number of nodes after aliases are limited, tags are
+refused, and no object is ever constructed.
+"""
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar
+from unbroken.errors import ConfigUnreadable, PathMissing
+
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 100_000
+
+_SURROGATE_PAIR: Final = re.compile(r"\\\\|\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+
+_NOT_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def read(path: Path) -> Mapping:
+    """Read a config file; its top level is a mapping.
+
+    Raises:
+        PathMissing: there is no such file.
+        ConfigUnreadable: it is no readable YAML or JSON mapping.
+    """
+    data = _read_bytes(path)
+    if b"\0" in data:
+        raise ConfigUnreadable(path=path, complaint="it is binary, not text")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as refusal:
+        line = data.count(b"\n", 0, refusal.start) + 1
+        raise ConfigUnreadable(path=path, complaint="it is not UTF-8 text", line=line) from refusal
+    node = parse(text, str(path))
+    if node is None:
+        raise ConfigUnreadable(path=path, complaint="it is empty")
+    if not isinstance(node, Mapping):
+        complaint = "its top level is no mapping with the sections model, data, optimizer, training"
+        raise ConfigUnreadable(path=path, complaint=complaint, line=node.place.line)
+    return node
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as refusal:
+        raise PathMissing(path=path, purpose="config file") from refusal
+    except IsADirectoryError as refusal:
+        raise ConfigUnreadable(path=path, complaint="it is a directory") from refusal
+    except OSError as refusal:
+        cause = os.strerror(refusal.errno or errno.EIO)
+        raise ConfigUnreadable(path=path, complaint=cause) from refusal
+    except ValueError as refusal:  # a NUL in the path itself
+        raise PathMissing(path=path, purpose="config file") from refusal
+    if len(data) > MAX_BYTES:
+        raise ConfigUnreadable(path=path, complaint=f"it is larger than {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def parse(text: str, source: str, *, has_lines: bool = True) -> Node | None:
+    """The nodes of a text; None if it holds nothing but blanks and comments.
+
+    Raises:
+        ConfigUnreadable: the text is no YAML.
+    """
+    # Imported here: the commands that read no config do not pay for it.
+    import yaml
+
+    if text.lstrip()[:1] == "{" or source.endswith(".json"):
+        text = _json_as_yaml(text)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    composer = _Composer(source, has_lines)
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            composer.take(event)
+    except yaml.MarkedYAMLError as refusal:
+        line = None if refusal.problem_mark is None else refusal.problem_mark.line + 1
+        complaint = refusal.problem or refusal.context or "it is no YAML"
+        raise ConfigUnreadable(path=Path(source), complaint=complaint, line=line) from refusal
+    except yaml.reader.ReaderError as refusal:
+        line = text.count("\n", 0, refusal.position) + 1
+        complaint = f"the character #x{ord(text[refusal.position]):04x} is not allowed"
+        raise ConfigUnreadable(path=Path(source), complaint=complaint, line=line) from refusal
+    return composer.root
+
+
+def _json_as_yaml(text: str) -> str:
+    # JSON lets a tab stand between tokens, where YAML does not; inside its strings a raw tab is not allowed at all.
+    # It writes characters beyond the 16-bit range as two escapes, which YAML takes for two broken ones, and lets
+    # characters stand in strings that YAML takes for line breaks or refuses.
+    def joined(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        return bytes.fromhex(match[1] + match[2]).decode("utf-16-be")
+
+    escaped = _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\t", " "))
+    return _SURROGATE_PAIR.sub(joined, escaped)
+
+
+class _Open:
+    """A list or mapping whose end has not been seen yet."""
+
+    def __init__(self, place: Place, anchor: str | None, is_mapping: bool) -> None:
+        self.place = place
+        self.anchor = anchor
+        self.is_mapping = is_mapping
+        self.key: Scalar | None = None
+        self.items: list[Node] = []
+        self.entries: list[tuple[Scalar, Node]] = []
+        self.count = 1
+
+
+class _Composer:
+    """Builds nodes from parser events with a stack of its own, so that no nesting can exhaust the interpreter's."""
+
+    def __init__(self, source: str, has_lines: bool) -> None:
+        self.source = source
+        self.has_lines = has_lines
+        self.root: Node | None = None
+        self.stack: list[_Open] = []
+        # An anchor enters the table when its node is complete, so an alias can never lead back into itself.
+        self.anchors: dict[str, tuple[Node, int]] = {}
+
+    def take(self, event: Any) -> None:  # noqa: ANN401 -- the parsers share no typed class
+        """Take the parser's next event."""
+        place = Place(self.source, event.start_mark.line + 1 if self.has_lines else None)
+        # By name: the fast and the plain parser share the classes, and yaml is not imported at the top.
+        match type(event).__name__:
+            case "ScalarEvent":
+                self._refuse_tag(event, place)
+                scalar = Scalar(event.value, is_plain=not event.style, place=place)
+                self._remember(event.anchor, scalar, 1)
+                self._add(scalar, 1)
+            case "AliasEvent":
+                if event.anchor not in self.anchors:
+                    self._refuse(f"the alias *{event.anchor} stands for nothing that is complete before it", place)
+                self._add(*self.anchors[event.anchor])
+            case "MappingStartEvent" | "SequenceStartEvent" as name:
+                self._refuse_tag(event, place)
+                if len(self.stack) == MAX_DEPTH:
+                    self._refuse(f"it is nested more than {MAX_DEPTH} deep", place)
+                self.stack.append(_Open(place, event.anchor, name == "MappingStartEvent"))
+            case "MappingEndEvent" | "SequenceEndEvent":
+                self._close(self.stack.pop())
+            case "DocumentStartEvent" if self.root is not None:
+                self._refuse("it holds more than one document", place)
+
+    def _close(self, done: _Open) -> None:
+        node = (
+            Mapping(tuple(_merged(done.entries)), done.place)
+            if done.is_mapping
+            else Listing(tuple(done.items), done.place)
+        )
+        self._remember(done.anchor, node, done.count)
+        self._add(node, done.count)
+
+    def _remember(self, anchor: str | None, node: Node, count: int) -> None:
+        if anchor is not None:
+            self.anchors[anchor] = node, count
+
+    def _add(self, node: Node, count: int) -> None:
+        if not self.stack:
+            # `# only comments` parses as one null at the top.
+            self.root = None if isinstance(node, Scalar) and node.is_null else node
+            return
+        top = self.stack[-1]
+        top.count += count
+        if top.count > MAX_NODES:
+            self._refuse(f"it holds more than {MAX_NODES:,} values", node.place)
+        if not top.is_mapping:
+            top.items.append(node)
+        elif top.key is not None:
+            top.entries.append((top.key, node))
+            top.key = None
+        elif isinstance(node, Scalar):
+            top.key = node
+        else:
+            self._refuse("a key is a list or a mapping", node.place)
+
+    def _refuse_tag(self, event: Any, place: Place) -> None:  # noqa: ANN401
+        if event.tag is not None:
+            self._refuse(f"the tag {event.tag} is not read here", place)
+
+    def _refuse(self, complaint: str, place: Place) -> None:
+        raise ConfigUnreadable(path=Path(self.source), complaint=complaint, line=place.line)
+
+
+def _merged(entries: list[tuple[Scalar, Node]]) -> list[tuple[Scalar, Node]]:
+    """The entries with ``<<: *other`` replaced by what it adds; keys that are written out win."""
+    own = [(key, value) for key, value in entries if not _is_merge(key, value)]
+    known = {key.text for key, _ in own}
+    for key, value in entries:
+        if _is_merge(key, value):
+            for mapping in value.items if isinstance(value, Listing) else (value,):
+                assert isinstance(mapping, Mapping)
+                for inner, node in mapping.entries:
+                    if inner.text not in known:
+                        known.add(inner.text)
+                        own.append((inner, node))
+    return own
+
+
+def _is_merge(key: Scalar, value: Node) -> bool:
+    if not key.is_plain or key.text != "<<":
+        return False
+    parts = value.items if isinstance(value, Listing) else (value,)
+    return all(isinstance(part, Mapping) for part in parts)

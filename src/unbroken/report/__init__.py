@@ -1,0 +1,1 @@
+"""What a person sees: tables and styles for a terminal, without a dependency."""

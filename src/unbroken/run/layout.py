@@ -1,0 +1,36 @@
+"""Where the records of a run stand inside its directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from unbroken.store.place import Store
+
+CHECKPOINTS: Final = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A run directory and the names in it."""
+
+    run: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The store."""
+        return self.run / CHECKPOINTS
+
+    @property
+    def config(self) -> Path:
+        """The config that started the run."""
+        return self.run / "config.json"
+
+    @property
+    def run_state(self) -> Path:
+        """The live snapshot for ``status``."""
+        return self.run / ".run_state.json"
+
+
+def run_of(store: Store) -> Layout:
+    """The run a store belongs to; a store that stands alone is its own run."""
+    return Layout(store.root.parent if store.root.name == CHECKPOINTS else store.root)

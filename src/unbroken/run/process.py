@@ -1,0 +1,46 @@
+"""Which process a job is, and whether it still runs; what the machine knows of itself, handed to those who decide."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from unbroken.run.lease import Holder
+
+_START_TIME_FIELD: Final = 19
+
+
+def this_holder() -> Holder:
+    """This process."""
+    pid = os.getpid()
+    return Holder(host_name(), pid, process_started(pid))
+
+
+def host_name() -> str:
+    """This machine and this boot of it: after a restart no process of before is alive."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}" if boot.exists() else socket.gethostname()
+
+
+def process_started(pid: int) -> str:
+    """When a process of this machine began, in the kernel's ticks; "" if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The second field is the program's name in parentheses and may hold anything, so count from behind it.
+    fields = stat.rpartition(")")[2].split()
+    # A zombie has ended and only waits to be noticed.
+    return "" if fields[0] in ("Z", "X") else fields[_START_TIME_FIELD]
+
+
+def process_of(host: str, pid: int) -> str | None:
+    """When a holder's process began; "" if it is gone, None if it is on another machine and cannot be seen.
+
+    A machine whose name matches and whose boot does not has restarted since: the process is gone.
+    """
+    here = host_name()
+    if host == here:
+        return process_started(pid)
+    same_machine = host.partition("/")[0] == here.partition("/")[0]
+    return "" if same_machine and "/" in host and "/" in here else None

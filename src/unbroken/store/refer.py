@@ -1,0 +1,139 @@
+"""What a person means by a path or a step: every command and every loader resolves references here.
+
+Accepted: a run directory, its ``checkpoints`` directory, one checkpoint, a file or directory inside one (its
+``state/``, a ``model_000200.pt``), the ``latest`` link, and ``RUN@1000``, ``RUN@checkpoint-1000``, ``RUN@latest``.
+Naming one checkpoint is honoured: nothing else is ever taken in its place.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.disk import NodeKind
+from unbroken.errors import CheckpointUnknown, NotAStore, PathMissing
+from unbroken.files import LOCAL, Files
+from unbroken.store.manifest import Manifest
+from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, step_of
+from unbroken.store.place import Store
+from unbroken.store.scan import newest_first, read_quietly, scan
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A store, and one checkpoint in it if the reference named one."""
+
+    store: Store
+    name: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """What is referred to."""
+        return self.store.path(self.name) if self.name else self.store.root
+
+
+def resolve(reference: str, files: Files = LOCAL) -> Reference:
+    """The store, and the checkpoint if one is named.
+
+    Raises:
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it holds no checkpoint of ours.
+        CheckpointUnknown: the store has no checkpoint by that name or step.
+    """
+    place, at, wanted = reference.rpartition("@")
+    if at and place and files.find(Path(reference)) is None:
+        store = find_store(Path(place), files)
+        return Reference(store, _named(store, wanted))
+    path = Path(reference)
+    # Looked at through links: a run directory may stand behind one.
+    if files.find(path) is None:
+        raise PathMissing(path=path, purpose="run, store or checkpoint")
+    around = _checkpoint_around(path, files)
+    return around if around is not None else Reference(find_store(path, files))
+
+
+def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str, Manifest]:
+    """One checkpoint: the one named, or a store's newest whose manifest is proven.
+
+    Raises:
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it holds no checkpoint of ours.
+        CheckpointUnknown: no such checkpoint, or none at all.
+        ManifestDamaged: the named one cannot be trusted.
+        FormatUnknown: another version wrote the named one.
+    """
+    found = resolve(reference, files)
+    if found.name is not None:
+        return found.store, found.name, found.store.read_manifest(found.name)
+    for name in newest_first(found.store, scan(found.store).committed):
+        manifest = read_quietly(found.store, name)
+        if manifest is not None:
+            return found.store, name, manifest
+    raise CheckpointUnknown(reference=reference, store=found.store.root)
+
+
+def find_store(path: Path, files: Files = LOCAL) -> Store:
+    """The store of a run directory, or the directory itself if checkpoints stand in it.
+
+    Raises:
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it holds no run and no checkpoint of ours.
+    """
+    if files.find(path) is None:
+        raise PathMissing(path=path, purpose="run or store")
+    for root in (path / "checkpoints", path):
+        if _is_directory(root, files):
+            store = Store(root, files)
+            found = scan(store)
+            if root != path or found.committed or found.torn or found.quarantined or found.abandoned:
+                return store
+    if path.name == "checkpoints" and _is_directory(path, files):
+        return Store(path, files)
+    raise NotAStore(path=path)
+
+
+def _named(store: Store, wanted: str) -> str:
+    names = newest_first(store, scan(store).committed)
+    if wanted == LATEST:
+        target = store.files.read_link(store.path(LATEST))
+        if target in names:
+            return target
+    if wanted in names:
+        return wanted
+    if wanted.replace("_", "").isdigit():
+        step = int(wanted)
+        for name in names:
+            told = step_of(name)
+            if told is None:
+                manifest = read_quietly(store, name)
+                told = manifest.step if manifest else None
+            if told == step:
+                return name
+    raise CheckpointUnknown(reference=wanted, store=store.root, known=tuple(names))
+
+
+def _checkpoint_around(path: Path, files: Files) -> Reference | None:
+    """The checkpoint that a path is, or lies in; at most three levels up, as deep as a part's usual place."""
+    if path.name == LATEST and (target := files.read_link(path)) is not None:
+        path = path.parent / target
+    absolute = path.absolute()
+    for here in (absolute, *absolute.parents)[:4]:
+        found = files.find(here / MANIFEST)
+        is_sealed = found is not None and found.kind is NodeKind.FILE
+        if is_sealed and (is_checkpoint_name(here.name) or _is_ours(here, files)):
+            # What was said relative to here is shown relative to here.
+            root = here.parent if path.is_absolute() else Path(os.path.relpath(here.parent))
+            return Reference(Store(root, files), here.name)
+    return None
+
+
+def _is_ours(directory: Path, files: Files) -> bool:
+    return read_quietly(Store(directory.parent, files), directory.name) is not None
+
+
+def _is_directory(path: Path, files: Files) -> bool:
+    found = files.find(path)
+    if found is None:
+        return False
+    if found.kind is NodeKind.LINK:
+        return path.is_dir()
+    return found.kind is NodeKind.DIRECTORY

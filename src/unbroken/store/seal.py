@@ -1,0 +1,218 @@
+"""Sealing a folder that another tool wrote: a manifest is added, and from then on it is a checkpoint like ours.
+
+The folder's own files are read, made durable and never changed. Nothing in them is executed: names and JSON tell the
+step and the tool, and a safetensors header tells the tensors; a pickle is bytes to us.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from unbroken.disk import NodeKind
+from unbroken.errors import CannotSeal, Help, SealedDiffers, StorageFailed
+from unbroken.errors.tree import quoted
+from unbroken.files import Files
+from unbroken.store.check import DEFAULT_WORKERS, Level, verify
+from unbroken.store.commit import walk_files
+from unbroken.store.digest import BLOCK_BYTES, PartDigest, block_ranges, digest_bytes
+from unbroken.store.manifest import ENVELOPE_START, Manifest, Part, Tensor, encode
+from unbroken.store.names import ABANDONED, MANIFEST, QUARANTINE, SEALED, require_safe, step_told_by
+from unbroken.store.parts import BlockReader
+from unbroken.store.place import Store, scratch
+from unbroken.store.safetensors import tensors_in
+
+_STATE_LIMIT_BYTES: Final = 64 << 20
+_JOB: Final = "seal"
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A folder that carries a manifest; ``is_new`` says whether it was this call that wrote it."""
+
+    name: str
+    manifest: Manifest
+    is_new: bool
+
+
+def seal(
+    store: Store,
+    name: str,
+    *,
+    at_ns: int,
+    step: int | None = None,
+    metrics: Mapping[str, float] | None = None,
+    workers: int = DEFAULT_WORKERS,
+    progress: Callable[[int], None] | None = None,
+) -> Sealed:
+    """Add a manifest to a finished folder; one that is sealed already is verified instead.
+
+    Raises:
+        CannotSeal: it is empty, holds what is no regular file, is being written, or does not say its step.
+        SealedDiffers: it was sealed before and its bytes have changed.
+        StorageFailed: the system refused.
+    """
+    directory = store.path(name)
+    earlier = _earlier_seal(store, name, workers, progress)
+    if earlier is not None:
+        return earlier
+    names = _names_to_seal(store.files, directory)
+    before = _stamps(store.files, directory, names)
+    known_step = step if step is not None else infer_step(store.files, directory)
+    if known_step is None:
+        remedy = Help(f"unbroken seal {quoted(directory)} --step 1000", "say the step yourself")
+        raise CannotSeal(path=directory, reason="neither its name nor its files tell the step", remedy=remedy)
+    parts = _digest_files(store.files, directory, names, workers, progress)
+    if _stamps(store.files, directory, names) != before:
+        raise CannotSeal(path=directory, reason="its files changed while they were read; let its writer finish first")
+    manifest = Manifest(
+        id=f"{_JOB}-{known_step}-{digest_bytes(''.join(p.digest.whole + p.name for p in parts).encode()).hex()}",
+        step=known_step,
+        kind=SEALED,
+        saved_at_ns=at_ns,
+        job=_JOB,
+        origin=infer_origin(names),
+        parts=parts,
+        tensors=_tensors(store.files, directory, parts),
+        metrics=metrics or {},
+    )
+    # crash here: the folder as it was, and perhaps a scratch file; or the folder with its manifest.
+    store.files.replace(directory / MANIFEST, encode(manifest), scratch=scratch(_JOB, MANIFEST))
+    return Sealed(name, manifest, is_new=True)
+
+
+def _earlier_seal(store: Store, name: str, workers: int, progress: Callable[[int], None] | None) -> Sealed | None:
+    path = store.path(name) / MANIFEST
+    found = store.files.find(path)
+    if found is None:
+        return None
+    start = bytearray(len(ENVELOPE_START))
+    if found.kind is NodeKind.FILE:
+        with store.files.reading(path) as source:
+            source.fill(0, memoryview(start))
+    if start != ENVELOPE_START:
+        raise CannotSeal(path=store.path(name), reason=f"it has a {MANIFEST} that another tool wrote")
+    verdict = verify(store, name, Level.FULL, workers=workers, progress=progress)
+    changed = [*map(str, verdict.findings), *(f"{extra}: was added after sealing" for extra in verdict.foreign)]
+    if changed or verdict.manifest is None:
+        raise SealedDiffers(path=store.path(name), findings=tuple(changed))
+    return Sealed(name, verdict.manifest, is_new=False)
+
+
+def _names_to_seal(files: Files, directory: Path) -> list[str]:
+    names = []
+    for name, size_bytes in walk_files(files, directory):
+        if name.startswith(scratch(_JOB, "")):
+            files.remove_file(directory / name)
+            continue
+        if size_bytes is None:
+            raise CannotSeal(path=directory, reason=f"{name} is no regular file, and links are not followed")
+        names.append(require_safe(name))
+    if not names:
+        raise CannotSeal(path=directory, reason="it holds no files")
+    return names
+
+
+def _stamps(files: Files, directory: Path, names: list[str]) -> list[tuple[int, int] | None]:
+    found = (files.find(directory / name) for name in names)
+    return [(status.size_bytes, status.modified_ns) if status else None for status in found]
+
+
+def _digest_files(
+    files: Files, directory: Path, names: list[str], workers: int, progress: Callable[[int], None] | None
+) -> tuple[Part, ...]:
+    sizes = {name: status.size_bytes for name in names if (status := files.find(directory / name))}
+    blocks = [(name, *span) for name in names for span in block_ranges(sizes[name], BLOCK_BYTES)]
+    reader = BlockReader(files, BLOCK_BYTES)
+
+    def digest(block: tuple[str, int, int]) -> bytes:
+        name, start, end = block
+        view = reader.read(directory / name, start, end)
+        if len(view) != end - start:
+            raise CannotSeal(path=directory, reason=f"{name} became shorter while it was read")
+        if progress is not None:
+            progress(len(view))
+        return digest_bytes(view)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="unbroken-seal") as pool:
+        found: dict[str, list[bytes]] = {name: [] for name in names}
+        for (name, _, _), value in zip(blocks, pool.map(digest, blocks), strict=True):
+            found[name].append(value)
+    for name in names:
+        # Its writer may never have synced it; a seal promises bytes that outlive a power cut.
+        files.sync_existing(directory / name)
+    above = {directory / each for name in names for each in Path(name).parents}
+    # The folder's own name, too, may be known to nobody but the running kernel; a child sorts behind its parent.
+    for each in (*sorted(above, reverse=True), directory.parent):
+        files.sync_directory(each)
+    return tuple(Part(name, PartDigest(sizes[name], tuple(found[name]))) for name in names)
+
+
+def _tensors(files: Files, directory: Path, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        if part.name.endswith(".safetensors"):
+            found.update(tensors_in(files, directory / part.name))
+    return found
+
+
+def infer_step(files: Files, directory: Path) -> int | None:
+    """The step a folder states: in its trainer's own JSON, in its name, or in the name of one of its files."""
+    state = directory / "trainer_state.json"
+    if (found := files.find(state)) and found.kind is NodeKind.FILE:
+        told = _step_in_json(files, state)
+        if told is not None:
+            return told
+    told = step_told_by(directory.absolute().name)
+    if told is not None:
+        return told
+    steps = {step for name, _ in walk_files(files, directory) if (step := step_told_by(name)) is not None}
+    return steps.pop() if len(steps) == 1 else None
+
+
+def _step_in_json(files: Files, path: Path) -> int | None:
+    try:
+        state: Any = json.loads(files.read_bytes(path, limit_bytes=_STATE_LIMIT_BYTES))
+    except (ValueError, RecursionError, StorageFailed):
+        return None
+    if isinstance(state, dict):
+        for key in ("global_step", "step"):
+            if type(state.get(key)) is int and state[key] >= 0:
+                return int(state[key])
+    return None
+
+
+def infer_origin(names: list[str]) -> str:
+    """Which tool wrote a folder, by the names it uses; ``unknown`` where none of them is telling."""
+    return next((origin for origin, telling in _ORIGINS if any(telling(n) for n in names)), "unknown")
+
+
+def _named(*names: str) -> Callable[[str], bool]:
+    return lambda name: name.rpartition("/")[2] in names
+
+
+_ORIGINS: Final[tuple[tuple[str, Callable[[str], bool]], ...]] = (
+    ("deepspeed", lambda n: n.endswith(("_optim_states.pt", "_model_states.pt"))),
+    ("transformers", _named("trainer_state.json", "training_args.bin")),
+    ("accelerate", lambda n: n.startswith("random_states_") and n.endswith(".pkl")),
+    ("lightning", lambda n: n.endswith(".ckpt")),
+    ("torch-dcp", _named(".metadata")),
+    ("torch", lambda n: n.endswith((".pt", ".pth", ".bin"))),
+    ("safetensors", lambda n: n.endswith(".safetensors")),
+)
+
+
+def folders_to_seal(store: Store) -> Iterator[str]:
+    """The folders in a store that state a step and carry no manifest: what ``seal --all`` takes.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    for node in store.files.list_directory(store.root):
+        if node.kind is not NodeKind.DIRECTORY or node.name.startswith(".") or node.name in (QUARANTINE, ABANDONED):
+            continue
+        folder = store.path(node.name)
+        if store.files.find(folder / MANIFEST) is None and infer_step(store.files, folder) is not None:
+            yield node.name

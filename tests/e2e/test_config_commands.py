@@ -1,0 +1,114 @@
+"""``init`` and ``validate`` as processes: what they print, what they write, how they end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.conftest import Tool
+
+from unbroken.config import PRESETS, load, preset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_init_writes_a_file_that_validate_finds_sound(name: str, unbroken: Tool, tmp_path: Path) -> None:
+    written = unbroken("init", "--preset", name, "-o", "run.yaml")
+    assert written.returncode == 0
+    assert "unbroken validate run.yaml" in written.stdout
+    assert load(tmp_path / "run.yaml").config == preset(name)
+    checked = unbroken("validate", "run.yaml")
+    assert checked.returncode == 0
+    assert checked.stdout.startswith("sound")
+    assert checked.stderr == ""
+
+
+def test_init_prints_to_standard_output_by_default_and_leaves_no_file(unbroken: Tool, tmp_path: Path) -> None:
+    ended = unbroken("init", "--preset", "tiny")
+    assert ended.returncode == 0
+    assert "learning_rate: 0.001" in ended.stdout
+    assert ended.stdout == unbroken("init", "--preset", "tiny", "-o", "-").stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_never_replaces_a_file_and_leaves_nothing_beside_it(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("mine")
+    ended = unbroken("init", "-o", "run.yaml")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error[would-overwrite]")
+    assert (tmp_path / "run.yaml").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["init", "-o", "."], "bad-usage"),
+        (["init", "-o", ""], "bad-usage"),
+        (["init", "-o", "nowhere/run.yaml"], "path-missing"),
+        (["init", "--preset", "huge"], "bad-usage"),
+        (["validate"], "bad-usage"),
+        (["validate", "run.yaml", "other.yaml"], "bad-usage"),
+        (["validate", "run.yaml", "--prnt-config"], "bad-usage"),
+        (["validate", "missing.yaml"], "path-missing"),
+        (["validate", "--config", "missing.yaml"], "path-missing"),
+        (["validate", "."], "config-unreadable"),
+        (["validate", "broken.yaml"], "config-unreadable"),
+        (["validate", "binary.yaml"], "config-unreadable"),
+        (["validate", "empty.yaml"], "config-unreadable"),
+        (["validate", "run.yaml", "--optimizer.lerning_rate", "3"], "config-invalid"),
+        (["validate", "run.yaml", "--optimizer.learning_rate"], "config-invalid"),
+        (["validate", "run.yaml", "model.n_layer=many"], "config-invalid"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_users_mistake_is_one_short_error_with_exit_code_2(
+    arguments: list[str], kind: str, unbroken: Tool, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("data: {path: tokens}\n")
+    (tmp_path / "broken.yaml").write_text("model: [\n")
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    (tmp_path / "empty.yaml").write_text("")
+    ended = unbroken(*arguments)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith(f"error[{kind}]: ")
+    assert len(ended.stderr.splitlines()) <= 8
+    assert "Traceback" not in ended.stderr
+
+
+def test_validate_names_every_problem_with_its_line(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  n_heads: 3\n  n_layer: 0\ndata:\n  path: a\n")
+    ended = unbroken("validate", "run.yaml", "--training.sed=1")
+    assert ended.returncode == 2
+    assert "the config has 3 problems" in ended.stderr
+    assert "run.yaml:2  model.n_heads: is no field of model; did you mean model.n_head?" in ended.stderr
+    assert "run.yaml:3  model.n_layer: must be at least 1, is 0" in ended.stderr
+    assert "command line  training.sed: is no field of training; did you mean training.seed?" in ended.stderr
+
+
+def test_print_config_says_where_every_value_came_from(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data:\n  path: tokens\n")
+    ended = unbroken("validate", "run.yaml", "--print-config", "--training.seed", "7", "optimizer.beta1=0.8")
+    rows = {line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines() if line}
+    assert rows["data.path"] == ["tokens", "run.yaml:2"]
+    assert rows["training.seed"] == ["7", "command", "line"]
+    assert rows["optimizer.beta1"] == ["0.8", "command", "line"]
+    assert rows["training.max_steps"] == ["1000", "default"]
+    assert rows["model.intermediate_size"] == ["null", "->", "2048", "(derived)", "default"]
+
+
+def test_json_holds_one_document_with_values_origins_and_derived_numbers(unbroken: Tool, tmp_path: Path) -> None:
+    unbroken("init", "--preset", "tiny", "-o", "run.yaml")
+    ended = unbroken("validate", "--config", "run.yaml", "--json", "training.max_steps=50")
+    found = json.loads(ended.stdout)
+    assert found["schema"] == "unbroken.validate/1"
+    assert found["parameters"] == preset("tiny").model.parameters(384)
+    assert found["tokens_per_step_on_one_rank"] == 4 * 2 * 128
+    assert found["fields"]["training.max_steps"] == {"value": 50, "from": "command line", "resume": "declared"}
+    assert found["derived"]["optimizer.decay_steps"] == 30
+
+
+def test_validate_says_what_it_did_not_look_at(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {path: does-not-exist}\n")
+    ended = unbroken("validate", "run.yaml")
+    assert ended.returncode == 0
+    assert "not looked at: data" in ended.stdout

@@ -1,0 +1,55 @@
+"""One example of every error a user can meet, as it would be raised."""
+
+from pathlib import Path
+
+from unbroken import errors
+from unbroken.errors import Help, Problem, UnbrokenError
+
+RUN = Path("runs/a")
+STORE = RUN / "checkpoints"
+CHECKPOINT = STORE / "checkpoint-1000"
+
+EXAMPLES: tuple[UnbrokenError, ...] = (
+    errors.BadUsage(command="unbroken explain", complaint="there is no option '--ful'; did you mean --full?"),
+    errors.Bug(cause="KeyError: 'step'"),
+    errors.CannotSeal(path=CHECKPOINT, reason="it is empty", remedy=Help("unbroken explain cannot-seal", "why")),
+    errors.CheckpointUnknown(reference="1500", store=STORE, known=("checkpoint-1000", "checkpoint-2000")),
+    errors.ConfigInvalid(problems=(Problem("run.yaml", 7, "optimizer.lerning_rate", "unknown field", None),)),
+    errors.ConfigUnreadable(path=Path("run.yaml"), complaint="the bracket is never closed", line=12),
+    errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: bytes 4,096 to 8,191 differ",)),
+    errors.EvidenceMissing(path=STORE / ".tmp-1", missing=("state/1.distcp: 0 of 512 bytes",)),
+    errors.FormatUnknown(path=CHECKPOINT, found="unbroken.manifest/9", known=("unbroken.manifest/1",)),
+    errors.LeaseLost(path=RUN, mine=4, current=5),
+    errors.ManifestDamaged(path=CHECKPOINT / "manifest.json", complaint="it is no JSON"),
+    errors.NoRoom(
+        path=STORE,
+        needed_bytes=15_600_000_000,
+        free_bytes=6_100_000_000,
+        needed_inodes=12,
+        free_inodes=900_000,
+        prunable_bytes=31_200_000_000,
+        prunable=("checkpoint-100", "checkpoint-200"),
+    ),
+    errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
+    errors.NotAStore(path=Path("out/checkpoint-500")),
+    errors.PathMissing(path=Path("runs/b"), purpose="run"),
+    errors.RunHeld(path=RUN, holder="job 4 on node-7", age_s=3.0),
+    errors.SealedDiffers(path=CHECKPOINT, findings=("model.pt: 512 bytes, the seal says 640",)),
+    errors.StorageFailed(operation="write", path=CHECKPOINT / "manifest.json", cause="No space left on device"),
+    errors.TornCheckpoint(path=CHECKPOINT, parts=3, size_bytes=6_100_000_000),
+    errors.UnknownCommand(name="explian", nearest=("explain",)),
+    errors.UnknownTopic(topic="torn-checkpont", nearest=("torn-checkpoint",)),
+    errors.UnsafeName(name="../secret", reason="it leads out of the checkpoint", path=CHECKPOINT),
+    errors.WouldOverwrite(path=Path("run.yaml"), remedy=Help("unbroken init --preset tiny", "print it instead")),
+)
+
+
+def leaves() -> list[type[UnbrokenError]]:
+    """Every error class that has no subclass: those that are raised."""
+
+    def below(cls: type[UnbrokenError]) -> list[type[UnbrokenError]]:
+        children = cls.__subclasses__()
+        return [leaf for child in children for leaf in below(child)] if children else [cls]
+
+    families_to_come = {errors.DataError, errors.ExactnessError}
+    return [leaf for leaf in below(UnbrokenError) if leaf not in families_to_come]

@@ -14,14 +14,13 @@ INSTALLED := $(VENV)/.installed
 
 usage:
 	@echo "make demo    see it work: train, kill, resume, compare"
-	@echo "make test    run everything that CI runs: lint, types, layers, sizes, tests, promises"
+	@echo "make test    run everything that CI runs: lint, types, layers, sizes, promises, tests"
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/killed_and_resumed.py
 
 test: lint system-packages
 	$(BIN)/pytest -q -n 2 --dist worksteal
-	$(BIN)/python tools/promise.py --check
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -29,6 +28,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/sizes.py
+	$(BIN)/python tools/promise.py --check
 
 system-packages: $(INSTALLED)
 	tools/system_packages.sh

@@ -1,6 +1,6 @@
 """How much CPU time the tool takes to start: median of many, beside an interpreter that does nothing.
 
-    python bench/startup.py [REPEATS]
+    python -m bench.startup [REPEATS]
 
 Prints a table and writes bench/results/startup.json. CPU time, not wall time: a busy machine does not change it much.
 """

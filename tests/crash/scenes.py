@@ -16,7 +16,7 @@ from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.keep import LastK, Policy
-from unbroken.store.names import FINAL, PERIODIC, DraftName
+from unbroken.store.names import FINAL, PERIODIC, DraftName, is_checkpoint_name
 from unbroken.store.parts import read_part
 from unbroken.store.pins import pin, pinned_ids, unpin
 from unbroken.store.place import Store
@@ -321,6 +321,8 @@ def _no_half_checkpoint(store: Store, scene: Scene) -> None:
     for name in inventory.committed:
         if name not in scene.damaged:
             expect(verify(store, name, Level.FULL, workers=1).is_sound, f"{name} stands there and is not whole")
+    halves = [name for name in inventory.foreign if is_checkpoint_name(name) and f"{name}/readme" not in FOREIGN]
+    expect(not halves, f"{halves} have a checkpoint's name and no manifest")
     moved = "rewind" in scene.title or scene.damaged
     if inventory.latest is not None and not moved:
         expect(inventory.latest in inventory.committed, f"latest points at {inventory.latest}, which is not committed")

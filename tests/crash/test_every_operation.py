@@ -22,6 +22,7 @@ from unbroken.testing import (
     Trial,
     crash_points,
     crash_states,
+    tree,
 )
 
 every_scene = pytest.mark.parametrize("scene", SCENES, ids=str)
@@ -34,6 +35,7 @@ class Stage:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.reached = False
+        self._seen: set[object] = set()
 
     def fresh(self) -> MemoryDisk:
         disk = MemoryDisk()
@@ -48,6 +50,14 @@ class Stage:
     def _reach(self) -> None:
         self.reached = True
 
+    def examine(self, disk: MemoryDisk, where: str, must: Label | None, next_job: str = "next") -> None:
+        """Look at a disk that a fault left; one that was looked at before is not looked at again."""
+        state = (must, *sorted(tree(disk).items()))
+        if state in self._seen:
+            return
+        self._seen.add(state)
+        _examine(Store(ROOT, Files(disk)), self.scene, where, must, next_job)
+
     def must_find(self, trial: Trial[MemoryDisk]) -> Label | None:
         """The checkpoint that has to be there now; None while the deciding move is on its way."""
         if self.reached:
@@ -60,8 +70,11 @@ class Stage:
         return operation.name == "rename" and operation.path.name == self.scene.publishes
 
 
-def _complain(where: str, problem: Mixed) -> None:
-    raise AssertionError(f"{where}: {problem}") from problem
+def _examine(store: Store, scene: Scene, where: str, must: Label | None, next_job: str) -> None:
+    try:
+        examine(store, scene, must=must, next_job=next_job)
+    except Mixed as problem:
+        raise AssertionError(f"{where}: {problem}") from problem
 
 
 @every_scene
@@ -71,10 +84,7 @@ def test_a_kill_at_any_operation_leaves_the_old_state_or_the_new_one(scene: Scen
     for trial in crash_points(stage.fresh, stage.act, KILLS):
         must = stage.must_find(trial)
         assert trial.is_finished or isinstance(trial.raised, Killed)
-        try:
-            examine(Store(ROOT, Files(trial.disk)), scene, must=must)
-        except Mixed as problem:
-            _complain(str(trial), problem)
+        stage.examine(trial.disk, str(trial), must)
 
 
 @every_scene
@@ -84,10 +94,7 @@ def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new_one(scene:
     for trial in crash_points(stage.fresh, stage.act):
         must = stage.must_find(trial)
         for words, disk in crash_states(trial.disk, random.Random(str(trial)), subsets=4):
-            try:
-                examine(Store(ROOT, Files(disk)), scene, must=must)
-            except Mixed as problem:
-                _complain(f"{trial}, then {words}", problem)
+            stage.examine(disk, f"{trial}, then {words}", must)
 
 
 @every_scene
@@ -97,10 +104,7 @@ def test_a_refusal_at_any_operation_is_told_and_the_next_save_of_the_same_job_wo
     for trial in crash_points(stage.fresh, stage.act, ERRORS):
         must = stage.must_find(trial)
         assert trial.is_finished or isinstance(trial.raised, StorageError), str(trial)
-        try:
-            examine(Store(ROOT, Files(trial.disk)), scene, must=must, next_job="c")
-        except Mixed as problem:
-            _complain(str(trial), problem)
+        stage.examine(trial.disk, str(trial), must, next_job="c")
 
 
 @every_scene
@@ -110,10 +114,7 @@ def test_a_refused_look_at_the_disk_never_costs_a_checkpoint(scene: Scene) -> No
         if trial.operation is None or trial.operation.is_mutating:
             continue
         assert trial.is_finished or isinstance(trial.raised, StorageError), str(trial)
-        try:
-            examine(Store(ROOT, Files(trial.disk)), scene, must=stage.must_find(trial))
-        except Mixed as problem:
-            _complain(str(trial), problem)
+        stage.examine(trial.disk, str(trial), stage.must_find(trial))
 
 
 @every_scene
@@ -122,10 +123,7 @@ def test_a_power_cut_after_a_refusal_leaves_the_old_state_or_the_new_one(scene: 
     for trial in crash_points(stage.fresh, stage.act, (Refuse(errno.EIO),)):
         must = stage.must_find(trial)
         for words, disk in crash_states(trial.disk):
-            try:
-                examine(Store(ROOT, Files(disk)), scene, must=must)
-            except Mixed as problem:
-                _complain(f"{trial}, then {words}", problem)
+            stage.examine(disk, f"{trial}, then {words}", must)
 
 
 @every_scene
@@ -145,7 +143,4 @@ def test_a_kill_on_the_machines_own_disk_leaves_the_old_state_or_the_new_one(sce
         scene.act(Store(here / "checkpoints", Files(disk)), stage._reach)
 
     for trial in crash_points(fresh, act):
-        try:
-            examine(Store(here / "checkpoints"), scene, must=scene.after if stage.reached else None)
-        except Mixed as problem:
-            _complain(str(trial), problem)
+        _examine(Store(here / "checkpoints"), scene, str(trial), scene.after if stage.reached else None, "next")

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.conftest import Tool
 
+from tests.conftest import Tool
 from unbroken.config import PRESETS, load, preset
 
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import Tool
 
+from tests.conftest import Tool
 from unbroken.cli.table import COMMANDS
 from unbroken.version import VERSION
 

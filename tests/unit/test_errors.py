@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.errors_examples import EXAMPLES, leaves
 
+from tests.unit.errors_examples import EXAMPLES, leaves
 from unbroken import errors
 from unbroken.errors import UnbrokenError, as_json, render
 

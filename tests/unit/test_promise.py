@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tools.promise import Row, collect, complaints, page, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tools.sizes import FILE_LINES, FUNCTION_LINES, findings
 
 ROOT = Path(__file__).resolve().parents[2]

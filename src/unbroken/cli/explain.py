@@ -36,14 +36,15 @@ def find(topic: str) -> tuple[str, str]:
     Raises:
         UnknownTopic: there is no such topic; the nearest ones are named.
     """
-    from unbroken import config
-
     # An error's headline can be pasted as it is printed: error[torn-checkpoint].
     name = topic.removeprefix("error[").removesuffix(":").removesuffix("]")
     if (page := error_pages().get(name)) is not None:
         return "error", page
     if (page := general_pages().get(name)) is not None:
         return "page", page
+    # Loaded here: an error's page needs no config.
+    from unbroken import config
+
     if (text := config.explain(name)) is not None:
         return "config", text
     from unbroken.cli.group import nearest

@@ -1,6 +1,5 @@
 """The tool as click sees it: one group whose commands are loaded only when they are called."""
 
-import difflib
 import importlib
 import os
 import sys
@@ -75,6 +74,9 @@ def as_dashed(token: str) -> str:
 
 def nearest(name: str, known: list[str]) -> tuple[str, ...]:
     """Known names that a slip of the finger could have meant, the likeliest first; far likelier ones stand alone."""
+    # Imported here: only a slip of the finger needs it.
+    import difflib
+
     likeness = {each: difflib.SequenceMatcher(None, name, each).ratio() for each in known}
     likeness |= {each: 1.0 for each in known if len(name) > 1 and each.startswith(name)}
     bar = max(CLOSE, max(likeness.values(), default=0.0) - NEARLY_AS_CLOSE)

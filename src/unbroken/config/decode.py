@@ -154,10 +154,7 @@ class _Decoder:
                 f"must be {field.shape.expectation}, is {'empty' if isinstance(node, Listing) else described(node)}"
             )
         phases = [self.phase(item, f"{CURRICULUM}[{i}]") for i, item in enumerate(node.items)]
-        whole = tuple(phase for phase in phases if phase is not None)
-        if len(whole) < len(phases):
-            self.failed.add(CURRICULUM)
-        return whole
+        return tuple(phase for phase in phases if phase is not None)
 
     def phase(self, node: Node, name: str) -> CurriculumPhase | None:
         """One phase, or None with its problems noted."""

@@ -48,7 +48,6 @@ def _differences(started: Config, now: Config) -> Iterator[Difference]:
     before, after = started.values(), now.values()
     for name, field in all_fields().items():
         was, is_now = before[field.section][field.name], after[field.section][field.name]
-        # Compared as JSON would show them: 1 and true are equal to Python and not to a reader.
-        if (type(was), was) == (type(is_now), is_now) or (name == GLOBAL_BATCH and is_now is None):
+        if was == is_now or (name == GLOBAL_BATCH and is_now is None):
             continue
         yield Difference(name, field.declaration.resume, was, is_now)

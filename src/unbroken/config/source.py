@@ -86,8 +86,10 @@ def parse(text: str, source: str, *, has_lines: bool = True) -> Node | None:
         complaint = refusal.problem or refusal.context or "it is no YAML"
         raise ConfigUnreadable(path=Path(source), complaint=complaint, line=line) from refusal
     except yaml.reader.ReaderError as refusal:
-        line = text.count("\n", 0, refusal.position) + 1
-        complaint = f"the character #x{ord(text[refusal.position]):04x} is not allowed"
+        # One parser counts bytes and the other characters; the character itself is the same in both.
+        code = refusal.character if isinstance(refusal.character, int) else ord(refusal.character)
+        line = text.count("\n", 0, text.find(chr(code))) + 1
+        complaint = f"the character #x{code:04x} is not allowed"
         raise ConfigUnreadable(path=Path(source), complaint=complaint, line=line) from refusal
     return composer.root
 

@@ -7,6 +7,7 @@ host a process that is gone is dead at once.
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ DEFAULT_TTL_S: Final = 60.0
 _SCHEMA: Final = "unbroken.lease/1"
 _LIMIT_BYTES: Final = 1 << 16
 _KEPT_OLD_LEASES: Final = 4
+_SCRATCH: Final = re.compile(r"\.scratch-j(?P<number>[0-9]+)_.*")
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,17 @@ def acquire(
     if not files.create_once(_path(run, number), _encode(lease), scratch=f".scratch-{lease.job}"):
         winner = read_current(run, files)
         raise RunHeld(path=run, holder=winner.describe() if winner else "another contender", age_s=0.0)
+    _tidy(run, lease, files)
+    return lease
+
+
+def _tidy(run: Path, lease: Lease, files: Files) -> None:
     for old in _numbers(run, files)[: -1 - _KEPT_OLD_LEASES]:
         files.remove_file(_path(run, old))
-    return lease
+    for node in files.list_directory(run / DIRECTORY):
+        # A contender for our own number may still be writing; one for a lower number has lost, alive or not.
+        if (found := _SCRATCH.fullmatch(node.name)) and int(found["number"]) < lease.number:
+            files.remove_file(run / DIRECTORY / node.name)
 
 
 def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lease:

@@ -60,7 +60,7 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
     is_live = lease is not None and lease.is_live(now_s=now_s, process_of=process_of)
     return RunSummary(
         run=str(layout.run),
-        status=status_of(state, is_live=is_live, has_lease=lease is not None, has_checkpoint=found.chosen is not None),
+        status=status_of(state, lease, is_live=is_live, has_checkpoint=found.chosen is not None),
         lease=lease,
         state=state,
         inventory=inventory,
@@ -70,12 +70,12 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
     )
 
 
-def status_of(state: RunState | None, *, is_live: bool, has_lease: bool, has_checkpoint: bool) -> str:
-    """The run's status in one word; a job that says it runs and has lost its lease has crashed."""
+def status_of(state: RunState | None, lease: Lease | None, *, is_live: bool, has_checkpoint: bool) -> str:
+    """The run's status in one word; a job that did not end its run in words and has lost its lease has crashed."""
     if is_live:
         return "running"
     said = state.status if state else None
-    if said == "running" or (said is None and has_lease):
+    if said == "running" or (said is None and lease is not None and not lease.is_released):
         return "crashed"
     return said or ("idle" if has_checkpoint else "empty")
 

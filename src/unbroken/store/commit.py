@@ -13,7 +13,7 @@ from typing import Any
 from unbroken.disk import NodeKind
 from unbroken.errors import EvidenceMissing, StorageFailed
 from unbroken.files import Files
-from unbroken.store.manifest import Manifest, Part, Tensor, encode
+from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
 from unbroken.store.names import LATEST, MANIFEST, DraftName, checkpoint_name, is_job, parse_draft, require_safe
 from unbroken.store.parts import write_part
 from unbroken.store.place import Store, scratch
@@ -77,7 +77,7 @@ def begin(store: Store, *, step: int, job: str) -> Draft:
         StorageFailed: the system refused.
     """
     if not is_job(job):
-        raise ValueError(f"a job is named by letters, digits and underscores, not {job!r}")
+        raise ValueError(f"a job is named by at most 64 letters, digits and underscores, not {job!r}")
     files = store.files
     files.make_directory(store.root, durable=True)
     tried = [parse_draft(node.name) for node in files.list_directory(store.root)]
@@ -103,6 +103,8 @@ def commit(
 
     Raises:
         EvidenceMissing: a planned part was not reported or is not on disk with its size, or there are others.
+        ManifestDamaged: the record holds what a manifest cannot carry; nothing is committed.
+        UnsafeName: a part's name leads out of the checkpoint; nothing is committed.
         StorageFailed: the system refused; the old state is intact.
     """
     store, files = draft.store, draft.store.files
@@ -123,10 +125,13 @@ def commit(
         fingerprint=record.fingerprint,
         facts=record.facts,
     )
+    encoded = encode(manifest)
+    # What no reader would take must not become a checkpoint: it would be found out when it is needed.
+    decode(encoded, draft.path / MANIFEST)
     for directory in _directories(draft.path, plan):
         files.sync_directory(directory)
     # crash here: all parts, durable, and no manifest: torn.
-    files.write_new(draft.path / MANIFEST, [encode(manifest)])
+    files.write_new(draft.path / MANIFEST, [encoded])
     # crash here: a whole checkpoint under a draft's name: torn all the same, since nothing was promised yet.
     files.sync_directory(draft.path)
     if fence is not None:
@@ -136,6 +141,8 @@ def commit(
 
 def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]) -> Iterator[str]:
     reported = {part.name: part for part in parts}
+    if not plan:
+        yield "no part was planned"
     if len(reported) != len(parts):
         yield "a part was reported twice"
     present = dict(walk_files(draft.store.files, draft.path))

@@ -1,7 +1,8 @@
 """Reading typed values out of decoded JSON, refusing everything else by name. Owns no format."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 
@@ -51,11 +52,19 @@ class Table:
             raise self._wrong(key, f"one of {', '.join(choices)}")
         return value
 
-    def whole(self, key: str) -> int:
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def only(self, keys: Set[str]) -> None:
+        """Pass if there is no member but these."""
+        if unknown := sorted(self._values.keys() - keys):
+            raise Malformed(f"{self._name} has an unknown member {unknown[0]!r}")
+
+    def whole(self, key: str, *, below: int | None = None) -> int:
         """A whole number that is not negative; ``true`` is not 1."""
         value = self._get(key)
-        if type(value) is not int or value < 0:
-            raise self._wrong(key, "a whole number")
+        if type(value) is not int or value < 0 or (below is not None and value >= below):
+            raise self._wrong(key, "a whole number" if below is None else f"a whole number below {below}")
         return value
 
     def flag(self, key: str) -> bool:
@@ -66,11 +75,15 @@ class Table:
         return value
 
     def number(self, key: str) -> float:
-        """A number."""
+        """A number; neither infinity nor what is none."""
         value = self._get(key)
-        if type(value) not in (int, float):
+        try:
+            found = float(value) if type(value) in (int, float) else math.nan
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found):
             raise self._wrong(key, "a number")
-        return float(value)
+        return found
 
     def table(self, key: str) -> Mapping[str, Any]:
         """An object, taken as it is."""

@@ -20,13 +20,22 @@ from unbroken.store.fields import Malformed, Table
 from unbroken.store.names import KINDS, require_safe
 
 FORMAT: Final = "unbroken.checkpoint/1"
+_ANY_FORMAT: Final = re.compile(r"unbroken\.checkpoint/[1-9][0-9]*")
 FILE_LIMIT_BYTES: Final = 1 << 30
 ENVELOPE_START: Final = b'{"body":'
 _ENVELOPE_END: Final = re.compile(
     rb',"digest":"([a-z0-9-]{1,32}):([0-9a-f]{1,256})","format":"([ -!#-\[\]-~]{1,64})"}\n'
 )
 _ENVELOPE_END_LONGEST: Final = 512
-_ID: Final = re.compile(r"[0-9A-Za-z_.-]{1,128}")
+# It names a pin's file, so it must not hide and must not climb.
+_ID: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
+_LATEST_NS: Final = 1 << 63
+_LATEST_STEP: Final = 1 << 63
+_BODY: Final = frozenset(
+    "block_bytes digest facts fingerprint id job kind metrics origin parts saved_at_ns step tensors".split()
+)
+_PART: Final = frozenset({"blocks", "bytes", "digest", "name"})
+_HEX: Final = re.compile(r"[0-9a-f]*")
 _SMALLEST_BLOCK: Final = 1 << 10
 _LARGEST_BLOCK: Final = 1 << 30
 
@@ -80,7 +89,11 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest's file, byte for byte the same for the same manifest."""
+    """The manifest's file, byte for byte the same for the same manifest.
+
+    Raises:
+        ValueError: a text is no Unicode, or a number in ``facts`` is none.
+    """
     body = _canonical(
         {
             "block_bytes": manifest.block_bytes,
@@ -118,10 +131,14 @@ def decode(data: bytes, path: Path) -> Manifest:
     """
     body = _proven_body(data, path)
     try:
-        return _manifest(Table(json.loads(body), "body"))
+        found = json.loads(body)
+        # Two readers must never see two manifests in the same bytes: no key twice, no NaN, one order, one spelling.
+        if _canonical(found) != body:
+            raise Malformed("it is not canonical")
+        return _manifest(Table(found, "body"))
     except UnsafeName as refused:
         raise UnsafeName(name=refused.name, reason=refused.reason, path=path) from refused
-    except (ValueError, RecursionError, Malformed) as wrong:
+    except (ValueError, OverflowError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=path, complaint=f"its body does not decode: {_short(wrong)}") from wrong
 
 
@@ -131,12 +148,18 @@ def _proven_body(data: bytes, path: Path) -> bytes:
     if not data.startswith(ENVELOPE_START) or not tails or tails[-1].end() != len(data):
         raise ManifestDamaged(path=path, complaint=f"its {len(data)} bytes have not the form of a manifest")
     algorithm, proof, form = (group.decode() for group in tails[-1].groups())
+    if not _ANY_FORMAT.fullmatch(form):
+        raise ManifestDamaged(path=path, complaint=f"its format is called {form!r}")
     if form != FORMAT:
         raise FormatUnknown(path=path, found=form, known=(FORMAT,))
-    if algorithm != ALGORITHM:
-        raise FormatUnknown(path=path, found=f"digest {algorithm}", known=(ALGORITHM,))
     body = data[len(ENVELOPE_START) : tails[-1].start()]
-    if digest_bytes(body).hex() != proof:
+    is_proven = digest_bytes(body).hex() == proof
+    if algorithm != ALGORITHM:
+        # A body that our own digest proves was proven by it: then the algorithm's name is what is damaged.
+        if not is_proven:
+            raise FormatUnknown(path=path, found=f"digest {algorithm}", known=(ALGORITHM,))
+        raise ManifestDamaged(path=path, complaint=f"its digest is called {algorithm}")
+    if not is_proven:
         raise ManifestDamaged(path=path, complaint="its bytes do not match its own digest")
     return body
 
@@ -148,11 +171,12 @@ def _manifest(body: Table) -> Manifest:
     block_bytes = body.whole("block_bytes")
     if not _SMALLEST_BLOCK <= block_bytes <= _LARGEST_BLOCK:
         raise Malformed(f"block_bytes is {block_bytes}")
+    body.only(_BODY)
     return Manifest(
         id=body.matching("id", _ID),
-        step=body.whole("step"),
+        step=body.whole("step", below=_LATEST_STEP),
         kind=body.one_of("kind", KINDS),
-        saved_at_ns=body.whole("saved_at_ns"),
+        saved_at_ns=body.whole("saved_at_ns", below=_LATEST_NS),
         job=body.text("job"),
         origin=body.text("origin"),
         parts=_parts(body.rows("parts"), block_bytes),
@@ -173,6 +197,8 @@ def _part_to_json(part: Part) -> dict[str, Any]:
 
 def _parts(rows: Sequence[Table], block_bytes: int) -> tuple[Part, ...]:
     parts = tuple(_part(row, block_bytes) for row in rows)
+    if [part.name for part in parts] != sorted(part.name for part in parts):
+        raise Malformed("its parts are not in the order of their names")
     names = {part.name for part in parts}
     if len(names) != len(parts):
         raise Malformed("two parts have the same name")
@@ -186,13 +212,13 @@ def _parts(rows: Sequence[Table], block_bytes: int) -> tuple[Part, ...]:
 
 
 def _part(row: Table, block_bytes: int) -> Part:
+    row.only(_PART)
     name = require_safe(row.text("name"))
     size_bytes = row.whole("bytes")
-    whole = row.text("digest")
-    blocks_hex = row.optional_text("blocks")
+    whole = row.matching("digest", _HEX)
     expected = max(1, -(-size_bytes // block_bytes))
-    raw = bytes.fromhex(blocks_hex if blocks_hex is not None else whole)
-    if len(raw) != expected * DIGEST_BYTES or len(whole) != HEX_LENGTH:
+    raw = bytes.fromhex(row.matching("blocks", _HEX) if expected > 1 or "blocks" in row else whole)
+    if len(raw) != expected * DIGEST_BYTES or len(whole) != HEX_LENGTH or ("blocks" in row) != (expected > 1):
         raise Malformed(f"part {name!r} has digests for {len(raw) // DIGEST_BYTES} blocks, not {expected}")
     digest = PartDigest(size_bytes, tuple(raw[i : i + DIGEST_BYTES] for i in range(0, len(raw), DIGEST_BYTES)))
     if digest.whole != whole:

@@ -32,7 +32,8 @@ _CHECKPOINT: Final = re.compile(
 )
 _FINAL: Final = re.compile(r"final(?:\.(?P<copy>[1-9][0-9]*))?")
 _DRAFT: Final = re.compile(r"\.tmp-(?P<job>[0-9A-Za-z_]+)-(?P<step>[0-9]+)-(?P<attempt>[0-9]+)")
-_JOB: Final = re.compile(r"[0-9A-Za-z_]+")
+# Short enough that a name or an id with a job in it stays within every limit.
+_JOB: Final = re.compile(r"[0-9A-Za-z_]{1,64}")
 _STEP_IN_NAME: Final = re.compile(r"(?:^|[^0-9])(?:step|global_step|checkpoint|iter|iteration)[-_=]?0*([0-9]+)")
 
 _LONGEST_NAME: Final = 1024

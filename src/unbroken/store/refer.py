@@ -6,8 +6,10 @@ Naming one checkpoint is honoured: nothing else is ever taken in its place.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, NotAStore, PathMissing
@@ -16,6 +18,10 @@ from unbroken.store.manifest import Manifest
 from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, step_of
 from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, read_quietly, scan
+
+
+# No longer than a step can be, since converting a text of any length to a number is refused by Python itself.
+_STEP: Final = re.compile(r"[0-9]{1,3}(_?[0-9]{1,3}){0,6}")
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ def resolve(reference: str, files: Files = LOCAL) -> Reference:
         CheckpointUnknown: the store has no checkpoint by that name or step.
     """
     place, at, wanted = reference.rpartition("@")
-    if at and place and files.find(Path(reference)) is None:
+    # A slash behind it makes the @ a letter in a path.
+    if at and place and "/" not in wanted and files.find(Path(reference)) is None:
         store = find_store(Path(place), files)
         return Reference(store, _named(store, wanted))
     path = Path(reference)
@@ -97,9 +104,12 @@ def _named(store: Store, wanted: str) -> str:
         target = store.files.read_link(store.path(LATEST))
         if target in names:
             return target
+        # The link is a hint: where it is missing or wrong, the newest whose manifest is proven is what it stood for.
+        if (newest := next((name for name in names if read_quietly(store, name)), None)) is not None:
+            return newest
     if wanted in names:
         return wanted
-    if wanted.replace("_", "").isdigit():
+    if _STEP.fullmatch(wanted):
         step = int(wanted)
         for name in names:
             told = step_of(name)
@@ -115,7 +125,8 @@ def _checkpoint_around(path: Path, files: Files) -> Reference | None:
     """The checkpoint that a path is, or lies in; at most three levels up, as deep as a part's usual place."""
     if path.name == LATEST and (target := files.read_link(path)) is not None:
         path = path.parent / target
-    absolute = path.absolute()
+    # Taken by its text, ".." would be the checkpoint's name.
+    absolute = path.resolve() if ".." in path.parts else path.absolute()
     for here in (absolute, *absolute.parents)[:4]:
         found = files.find(here / MANIFEST)
         is_sealed = found is not None and found.kind is NodeKind.FILE

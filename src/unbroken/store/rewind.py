@@ -34,7 +34,7 @@ def record_rewind(store: Store, *, target: str, abandoned: Mapping[str, str], jo
         "abandoned": [{"name": name, "id": abandoned[name]} for name in sorted(abandoned)],
     }
     number = 1 + max(
-        (int(n.name[:6]) for n in store.files.list_directory(directory) if n.name[:6].isdigit()), default=0
+        (int(n.name[:6]) for n in store.files.list_directory(directory) if n.name[:6].isdecimal()), default=0
     )
     # crash here: no record, and nothing is abandoned; or the whole record, and everything it names is.
     store.files.create_once(

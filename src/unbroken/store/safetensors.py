@@ -49,7 +49,7 @@ def _header(source: Source, files: Files, path: Path) -> tuple[dict[str, Any], i
 def _described(entry: object) -> tuple[str, tuple[int, ...], int, int] | None:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
-            sizes = tuple(n for n in shape if isinstance(n, int) and n >= 0)
+            sizes = tuple(n for n in shape if type(n) is int and n >= 0)
             if len(sizes) == len(shape) and 0 <= begin <= end:
                 return dtype, sizes, begin, end
     return None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 import pytest
 from click.exceptions import Exit
-from tests.unit.errors_examples import EXAMPLES, leaves
 
+from tests.unit.errors_examples import EXAMPLES, leaves
 from unbroken.cli import explain
 from unbroken.cli.group import PROGRAM, ROOT, as_dashed
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from tests.unit.config.strategies import YAML_TEXT, configs
 
+from tests.unit.config.strategies import YAML_TEXT, configs
 from unbroken.config import PRESETS, Config, load, preset
 from unbroken.config.commented import as_yaml, commented
 from unbroken.config.decode import decode

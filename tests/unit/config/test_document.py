@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from tests.unit.config.strategies import configs
 
+from tests.unit.config.strategies import configs
 from unbroken.config import (
     Config,
     CurriculumPhase,

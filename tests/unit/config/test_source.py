@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from unbroken.config.nodes import Mapping, Node, Scalar
 from unbroken.config.source import MAX_BYTES, parse, read
@@ -88,6 +89,7 @@ UNREADABLE = {
     "colon in text": (b"a: 1\nb: c: d\n", "not allowed", 2),
     "tab as indent": (b"a:\n\tb: 1\n", "token", 2),
     "control character": (b"a: 1\nb: \x01\n", "#x0001", 2),
+    "control character after many others": ("a: éééééé\nb: 😀😀\nc: \x02\n".encode(), "#x0002", 3),
     "two documents": (b"a: 1\n---\nb: 1\n", "more than one document", 2),
     "unknown alias": (b"a: *b\n", "alias", 1),
     "alias of itself": (b"a: &a\n  b: *a\n", "alias", 2),
@@ -108,6 +110,15 @@ def test_an_unreadable_file_is_one_clear_error_with_its_line(case: str, tmp_path
     assert caught.value.line == line
     assert caught.value.exit_code == 2
     assert len(render(caught.value).splitlines()) <= 8
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_machine_without_the_fast_parser_refuses_the_same_files(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    with pytest.raises(ConfigUnreadable):
+        read(written(tmp_path, UNREADABLE[case][0]))
 
 
 def test_a_bomb_of_aliases_is_refused_while_it_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Every place marked as one where a crash can bite is really bitten by the crash suite."""
+
+import ast
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import unbroken
+from tests.crash.scenes import ROOT, SCENES
+from tests.crash.test_lease import _acquire, _release, _renew, _run_with
+from unbroken.disk import Disk
+from unbroken.files import Files
+from unbroken.store.place import Store
+from unbroken.testing import Fault, FaultyDisk, MemoryDisk, Operation
+
+SOURCE = Path(unbroken.__file__).parent
+MARK = "# crash here:"
+Line = tuple[Path, int]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A comment that names a crash, and the lines of the statement it stands before."""
+
+    path: Path
+    line: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(SOURCE)}:{self.line}"
+
+
+def _marks(path: Path) -> list[Mark]:
+    text = path.read_text()
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    marks = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip().startswith(MARK):
+            following = min((s for s in statements if s.lineno > number), key=lambda s: s.lineno)
+            marks.append(Mark(path, number, following.lineno, following.end_lineno or following.lineno))
+    return marks
+
+
+MARKS = [mark for path in sorted(SOURCE.rglob("*.py")) for mark in _marks(path)]
+
+
+class Witness:
+    """A plan that strikes nothing and notes which lines of the house ask for each change."""
+
+    def __init__(self) -> None:
+        self.lines: set[Line] = set()
+
+    def __call__(self, operation: Operation) -> Fault | None:
+        frame = sys._getframe() if operation.is_mutating else None
+        while frame is not None:
+            self.lines.add((Path(frame.f_code.co_filename), frame.f_lineno))
+            frame = frame.f_back
+        return None
+
+
+def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
+    found: list[tuple[MemoryDisk, Callable[[Disk], object]]] = []
+    for scene in SCENES:
+        disk = MemoryDisk()
+        scene.prepare(Store(ROOT, Files(disk)))
+        found.append((disk, lambda faulty, act=scene.act: act(Store(ROOT, Files(faulty)), lambda: None)))  # type: ignore[misc]
+    found += [(_run_with(7)(), action) for action in (_acquire, _renew, _release)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bitten() -> set[Line]:
+    """The lines at which some change is asked for in a scene that the suite cuts short at every change."""
+    witness = Witness()
+    for disk, action in _scene_actions():
+        action(FaultyDisk(disk, witness))
+    return witness.lines
+
+
+def test_there_are_marks() -> None:
+    assert len(MARKS) >= 20
+    assert {mark.path.name for mark in MARKS} >= {"files.py", "commit.py", "sweep.py", "quarantine.py", "rewind.py"}
+
+
+@pytest.mark.promise("X7")
+@pytest.mark.parametrize("mark", MARKS, ids=str)
+def test_the_suite_crashes_where_the_source_says_a_crash_can_bite(mark: Mark, bitten: set[Line]) -> None:
+    assert any((mark.path, line) in bitten for line in range(mark.first, mark.last + 1)), (
+        f"no scene of the crash suite has a change at {mark}: give it one"
+    )

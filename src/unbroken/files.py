@@ -74,8 +74,10 @@ class Files:
             if found.kind is not NodeKind.DIRECTORY and not self._leads_to_directory(path, found):
                 raise NotADirectoryError(errno.ENOTDIR, "", str(path))
             if durable:
-                # Whoever made the directory we found may have been killed before its name was synced.
-                self.disk.sync_directory(path.parent)
+                # Whoever made the directory we found may have been killed before its name was synced. Above a user's
+                # own directory there may be one that only lets people through (mode 0711): that is the system's.
+                with contextlib.suppress(PermissionError):
+                    self.disk.sync_directory(path.parent)
             for each in reversed(missing):
                 # crash here: an empty directory, which every reader takes for nothing at all.
                 with contextlib.suppress(FileExistsError):

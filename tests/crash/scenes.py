@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.disk import Disk, NodeKind
-from unbroken.files import Files
+from unbroken.files import Files, told
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
@@ -240,11 +240,16 @@ def _discard(store: Store, reached: Callable[[], None]) -> None:
 
 
 def _seal(store: Store, reached: Callable[[], None]) -> None:
-    """Another tool writes a folder and syncs none of its names; then it is sealed."""
+    """Another tool writes a folder and syncs nothing of it; then it is sealed."""
     for part in PARTS:
         path = store.path("hf-step-30") / part
         store.files.make_directory(path.parent)
-        store.files.write_new(path, [content(30, "seal", part)])
+        with told("write", path):
+            handle = store.files.disk.create(path)
+            rest = memoryview(content(30, "seal", part))
+            while rest:
+                rest = rest[store.files.disk.write(handle, rest) :]
+            store.files.disk.close(handle)
     _seal_again(store)
     reached()
 

@@ -33,6 +33,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
     errors.NotAStore(path=Path("out/checkpoint-500")),
     errors.PathMissing(path=Path("runs/b"), purpose="run"),
+    errors.RecordDamaged(path=STORE / ".rewinds" / "000001.json", complaint="it is no JSON"),
     errors.RunHeld(path=RUN, holder="job 4 on node-7", age_s=3.0),
     errors.SealedDiffers(path=CHECKPOINT, findings=("model.pt: 512 bytes, the seal says 640",)),
     errors.StorageFailed(operation="write", path=CHECKPOINT / "manifest.json", cause="No space left on device"),

@@ -258,6 +258,21 @@ def test_a_durable_directory_outlives_a_power_cut_with_all_its_parents() -> None
         assert tree(disk.after_crash(), Path("/run")) == ({"a": None, "a/b": None} if durable else {})
 
 
+def test_a_durable_directory_makes_the_name_it_stands_under_durable_too() -> None:
+    disk = MemoryDisk(["/run"])
+    Files(disk).make_directory(Path("/run/a"))
+    Files(disk).make_directory(Path("/run/a/b"), durable=True)
+    assert tree(disk.after_crash(), Path("/run")) == {"a": None, "a/b": None}
+
+
+def test_a_directory_above_ours_that_we_may_not_read_does_not_stop_us(disk: Disk, tmp_path: Path) -> None:
+    faulty = FaultyDisk(disk, at_nth("sync_directory", 0, Refuse(errno.EACCES)))
+    Files(faulty).make_directory(tmp_path / "a", durable=True)
+    assert faulty.struck is not None
+    assert faulty.struck.path == tmp_path.parent
+    assert tree(disk, tmp_path) == {"a": None}
+
+
 def test_removing_a_tree_leaves_what_its_links_point_at(files: Files, tmp_path: Path) -> None:
     files.make_directory(tmp_path / "kept")
     files.write_new(tmp_path / "kept" / "f", [b"x"])

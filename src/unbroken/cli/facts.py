@@ -10,10 +10,14 @@ from unbroken.store.manifest import Manifest
 
 
 def instant(saved_at_ns: int | None) -> str | None:
-    """An instant as ISO 8601 in UTC."""
+    """An instant as ISO 8601 in UTC; None where there is none."""
     if saved_at_ns is None:
         return None
-    return datetime.fromtimestamp(saved_at_ns / 1e9, UTC).isoformat(timespec="seconds")
+    try:
+        return datetime.fromtimestamp(saved_at_ns / 1e9, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        # No calendar reaches that far; a clock that was that wrong must not hide the rest.
+        return None
 
 
 def line_facts(line: Line) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import click
 from unbroken import amounts
 from unbroken.cli.facts import manifest_facts
 from unbroken.cli.output import Output, as_command
-from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, CannotSeal, Help, PathMissing
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
@@ -52,10 +51,9 @@ def command(
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
     # "." has no name of its own; the folder it stands for has.
     path = directory if directory.name not in ("", "..") else directory.resolve()
-    found = LOCAL.find(path)
-    if found is None:
+    if not path.exists():
         raise PathMissing(path=directory, purpose="folder")
-    if found.kind is NodeKind.FILE:
+    if not path.is_dir():
         remedy = Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
         raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=remedy)
     if not is_parent:
@@ -70,9 +68,12 @@ def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
 def _metric(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
-        return name, float(value)
-    except ValueError as wrong:
-        raise BadUsage(command="unbroken seal", complaint=f"'{text}' is not NAME=VALUE with a number") from wrong
+        number = float(value)
+    except ValueError:
+        name = ""
+    if not name:
+        raise BadUsage(command="unbroken seal", complaint=f"'{text}' is not NAME=VALUE with a number")
+    return name, number
 
 
 def _line(store: Store, sealed: Sealed, style: Style) -> str:

@@ -12,6 +12,7 @@ from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage
 from unbroken.report.style import Style
 from unbroken.run.layout import Layout
+from unbroken.run.lease import DIRECTORY as LEASES
 from unbroken.run.process import process_of
 from unbroken.run.summary import RunSummary, summarize
 from unbroken.store.place import Store
@@ -35,7 +36,8 @@ def _store_of(named: str) -> Store:
 
     layout = Layout(Path(named))
     # A run that has not saved yet has no checkpoints, and a status all the same.
-    return Store(layout.checkpoints) if layout.run_state.exists() else find_store(layout.run)
+    is_run = layout.run_state.exists() or (layout.run / LEASES).is_dir()
+    return Store(layout.checkpoints) if is_run else find_store(layout.run)
 
 
 def _facts(summary: RunSummary) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from unbroken.config import scalars
 from unbroken.config.data import CurriculumPhase
 from unbroken.config.document import SCHEMA, SECTIONS, Config, all_fields
 from unbroken.config.fields import Field
-from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar, described
+from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar, described, shown
 from unbroken.config.rules import complaints
 from unbroken.config.scalars import Refused
 from unbroken.errors import ConfigInvalid, Problem
@@ -86,7 +86,7 @@ class _Decoder:
         self, place: Place, field: str, complaint: str, nearest: str | None = None, topic: str | None = None
     ) -> None:
         """Note a problem and go on."""
-        self.problems.append(Problem(place.source, place.line, field, complaint, nearest, topic))
+        self.problems.append(Problem(place.source, place.line, shown(field), complaint, nearest, topic))
 
     def take_root(self, root: Mapping) -> None:
         """Take a file's top level."""
@@ -121,7 +121,9 @@ class _Decoder:
             nearest = _nearest_field(dotted)
             section = dotted.partition(".")[0]
             is_known = section in SECTIONS
-            complaint = f"is no field of {section}" if is_known else f"is no field; there is no section {section}"
+            complaint = (
+                f"is no field of {section}" if is_known else f"is no field; there is no section {shown(section)}"
+            )
             self.complain(place, dotted, complaint, nearest, nearest or (section if is_known else None))
             return
         try:

@@ -6,7 +6,9 @@ File, JSON document and command line all become these nodes, so one decoder serv
 import json
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+_SHOWN: Final = 60
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ def from_document(value: Any, place: Place) -> Node:  # noqa: ANN401 -- JSON is 
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
+def shown(text: str) -> str:
+    """A text from a file, fit for one line of a message: not endless, and without characters that move the cursor."""
+    text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
 def described(node: Node) -> str:
     """What a node is, for a complaint about it."""
     match node:
@@ -81,5 +89,4 @@ def described(node: Node) -> str:
             return "a section of its own"
     if node.is_null:
         return "null"
-    text = node.text if len(node.text) <= 40 else f"{node.text[:37]}..."
-    return text if node.is_plain and text.isprintable() else json.dumps(text, ensure_ascii=False)
+    return shown(node.text) if node.is_plain else f'"{shown(node.text)}"'

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.config.document import Config
+from unbroken.config.nodes import shown
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _best_names_a_direction(config: Config) -> Iterator[Complaint]:
     if best is not None:
         metric, _, direction = best.rpartition(":")
         if not metric.strip() or direction not in ("min", "max"):
-            yield Complaint(("training.keep_best",), f"must be name:min or name:max, is {best!r}")
+            yield Complaint(("training.keep_best",), f"must be name:min or name:max, is {shown(best)}")
 
 
 def _reserve_leaves_time(config: Config) -> Iterator[Complaint]:

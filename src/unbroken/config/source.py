@@ -11,12 +11,12 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar
+from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar, shown
 from unbroken.errors import ConfigUnreadable, PathMissing
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 20_000
 
 _SURROGATE_PAIR: Final = re.compile(r"\\\\|\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 
@@ -143,7 +143,9 @@ class _Composer:
                 self._add(scalar, 1)
             case "AliasEvent":
                 if event.anchor not in self.anchors:
-                    self._refuse(f"the alias *{event.anchor} stands for nothing that is complete before it", place)
+                    self._refuse(
+                        f"the alias *{shown(event.anchor)} stands for nothing that is complete before it", place
+                    )
                 self._add(*self.anchors[event.anchor])
             case "MappingStartEvent" | "SequenceStartEvent" as name:
                 self._refuse_tag(event, place)
@@ -189,7 +191,7 @@ class _Composer:
 
     def _refuse_tag(self, event: Any, place: Place) -> None:  # noqa: ANN401
         if event.tag is not None:
-            self._refuse(f"the tag {event.tag} is not read here", place)
+            self._refuse(f"the tag {shown(event.tag)} is not read here", place)
 
     def _refuse(self, complaint: str, place: Place) -> None:
         raise ConfigUnreadable(path=Path(self.source), complaint=complaint, line=place.line)

@@ -79,6 +79,28 @@ class ManifestDamaged(CheckpointError):
 
 
 @dataclass(eq=False, kw_only=True)
+class RecordDamaged(CheckpointError):
+    """The record of a rewind that cannot be read."""
+
+    kind = "record-damaged"
+    path: Path
+    complaint: str
+
+    def headline(self) -> str:
+        return f"the record of a rewind cannot be read: {self.complaint}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "a checkpoint that was given up could be taken for a good one, so none is chosen"
+
+    def help(self) -> tuple[Help, ...]:
+        aside = self.path.with_name(f"{self.path.name}.bad")
+        return (Help(f"mv {quoted(self.path)} {quoted(aside)}", "if no checkpoint in checkpoints/ was given up"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class FormatUnknown(CheckpointError):
     """A manifest written by a newer unbroken, or with a digest this one does not know."""
 

@@ -75,7 +75,8 @@ class PathMissing(UsageError):
         return str(self.path)
 
     def help(self) -> tuple[Help, ...]:
-        return (Help(f"ls {quoted(self.path.parent)}", "see what is there"),)
+        nearest = next(above for above in (self.path.parent, *self.path.parent.parents, Path()) if above.exists())
+        return (Help(f"ls {quoted(nearest)}", "see what is there"),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -33,4 +33,8 @@ class Layout:
 
 def run_of(store: Store) -> Layout:
     """The run a store belongs to; a store that stands alone is its own run."""
-    return Layout(store.root.parent if store.root.name == CHECKPOINTS else store.root)
+    if store.root.name == CHECKPOINTS:
+        return Layout(store.root.parent)
+    # ".", "..", or a link to it: by its text alone the run's lease would not be found.
+    resolved = store.root.resolve()
+    return Layout(resolved.parent if resolved.name == CHECKPOINTS else store.root)

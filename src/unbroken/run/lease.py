@@ -23,6 +23,8 @@ DEFAULT_TTL_S: Final = 60.0
 _SCHEMA: Final = "unbroken.lease/1"
 _LIMIT_BYTES: Final = 1 << 16
 _KEPT_OLD_LEASES: Final = 4
+_UNKNOWN: Final = "unknown"
+_FILE: Final = re.compile(r"[0-9]{6,18}\.json")
 _SCRATCH: Final = re.compile(r"\.scratch-j(?P<number>[0-9]+)_.*")
 
 
@@ -163,8 +165,8 @@ def _numbers(run: Path, files: Files) -> list[int]:
     if files.find(directory) is None:
         return []
     nodes = files.list_directory(directory)
-    stems = [n.name.removesuffix(".json") for n in nodes if n.kind is NodeKind.FILE and n.name.endswith(".json")]
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+    names = (node.name for node in nodes if node.kind is NodeKind.FILE and _FILE.fullmatch(node.name))
+    return sorted(int(name.removesuffix(".json")) for name in names)
 
 
 def _path(run: Path, number: int) -> Path:
@@ -190,10 +192,10 @@ def _read(run: Path, number: int, files: Files) -> Lease:
             ttl_s=body.number("ttl_s"),
             is_released=body.flag("is_released"),
         )
-    except (ValueError, Malformed):
+    except (ValueError, RecursionError, Malformed):
         found = files.find(path)
         written_s = found.modified_ns / 1e9 if found else 0.0
-        return Lease(number, "unknown", Holder("an unknown host", 0, "?"), written_s, written_s)
+        return Lease(number, _UNKNOWN, Holder("an unknown host", 0, "?"), written_s, written_s)
 
 
 def draft_judge(
@@ -214,5 +216,9 @@ def draft_judge(
     current = read_current(run, files)
     if current is None:
         return lambda job: True
-    live = {current.job} if current.is_live(now_s=now_s, process_of=process_of) else set()
-    return lambda job: job in live
+    if not current.is_live(now_s=now_s, process_of=process_of):
+        return lambda job: False
+    if current.token == _UNKNOWN:
+        # Its lease cannot be read, so what its drafts are called is not known either, but for the number.
+        return lambda job: job.startswith(f"j{current.number:04}_")
+    return lambda job: job == current.job

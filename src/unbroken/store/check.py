@@ -6,9 +6,7 @@ changed. Links are never followed: a part is a regular file inside its own check
 """
 
 import errno
-import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -189,6 +187,8 @@ def _chosen_blocks(part: Part, manifest: Manifest, level: Level, seed: int) -> I
     ranges = list(block_ranges(part.size_bytes, manifest.block_bytes))
     chosen = range(len(ranges))
     if level is Level.SAMPLED and len(ranges) > _SAMPLED_BLOCKS:
+        import random
+
         draw = random.Random(f"{seed}:{manifest.id}:{part.name}")  # noqa: S311 - a sample, not a secret
         chosen = sorted(draw.sample(chosen, _SAMPLED_BLOCKS))  # type: ignore[assignment]
     for i in chosen:
@@ -208,6 +208,9 @@ def _read_blocks(
 
     if len(blocks) < 2 or workers < 2:
         return [finding for block in blocks if (finding := read(block))]
+    # Imported here: a quick look, which `status` takes at every call, needs no threads.
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(workers, thread_name_prefix="unbroken-verify") as pool:
         return [finding for finding in pool.map(read, blocks) if finding]
 

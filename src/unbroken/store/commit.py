@@ -155,8 +155,10 @@ def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]
     for name, part in sorted(reported.items()):
         if name not in present:
             yield f"{name}: reported and not on disk"
-        elif present[name] != part.size_bytes:
-            yield f"{name}: {present[name]:,} bytes on disk, {part.size_bytes:,} reported"
+        elif (size_bytes := present[name]) is None:
+            yield f"{name}: is no regular file"
+        elif size_bytes != part.size_bytes:
+            yield f"{name}: {size_bytes:,} bytes on disk, {part.size_bytes:,} reported"
 
 
 def walk_files(files: Files, directory: Path, prefix: str = "") -> Iterator[tuple[str, int | None]]:

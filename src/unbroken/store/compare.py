@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from unbroken.store.manifest import Manifest, Part, Tensor
+from unbroken.store.names import SEALED
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What is the same, what differs and how, and what only one of the two has; ``unit`` is what was compared."""
+    """What is the same, what differs and how, and what only one of the two has.
+
+    ``unit`` is what was compared: ``tensor``, ``part``, or ``item`` where it was tensors and the parts without any.
+    """
 
     unit: str
     same: int
@@ -26,10 +30,31 @@ class Difference:
 
 
 def compare(first: Manifest, second: Manifest) -> Difference:
-    """Compare two manifests; the order of writing, the clock and the job do not count."""
-    if first.tensors and second.tensors:
-        return _compare("tensor", first.tensors, second.tensors, _tensor_change)
-    return _compare("part", {p.name: p for p in first.parts}, {p.name: p for p in second.parts}, _part_change)
+    """Compare two manifests; the order of writing, the clock and the job do not count.
+
+    A sealed folder's tensors are those of its safetensors files; its other files are compared as the parts they are.
+    """
+    if not (first.tensors and second.tensors):
+        return _compare("part", _parts(first), _parts(second), _part_change)
+    found = _compare("tensor", first.tensors, second.tensors, _tensor_change)
+    if SEALED not in (first.kind, second.kind):
+        return found
+    rest = _compare("part", _untold_parts(first), _untold_parts(second), _part_change)
+    return Difference(
+        "item",
+        found.same + rest.same,
+        found.differ + rest.differ,
+        found.only_first + rest.only_first,
+        found.only_second + rest.only_second,
+    )
+
+
+def _parts(manifest: Manifest) -> dict[str, Part]:
+    return {part.name: part for part in manifest.parts}
+
+
+def _untold_parts(manifest: Manifest) -> dict[str, Part]:
+    return {name: part for name, part in _parts(manifest).items() if not name.endswith(".safetensors")}
 
 
 def _compare(

@@ -123,6 +123,11 @@ class Decision:
     released: tuple[str, ...]
 
 
+def keeps_everything(policies: Collection[Policy]) -> bool:
+    """Whether no checkpoint can be released, so that nobody needs to read ten thousand manifests to learn it."""
+    return not policies or LastK(None) in policies
+
+
 def decide(
     candidates: Collection[Candidate], policies: Sequence[Policy], *, resume_target: str | None = None
 ) -> Decision:

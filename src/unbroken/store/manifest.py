@@ -32,7 +32,8 @@ _ID: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
 _LATEST_NS: Final = 1 << 63
 _LATEST_STEP: Final = 1 << 63
 _BODY: Final = frozenset(
-    "block_bytes digest facts fingerprint id job kind metrics origin parts saved_at_ns step tensors".split()
+    {"block_bytes", "digest", "facts", "fingerprint", "id", "job", "kind", "metrics", "origin", "parts"}
+    | {"saved_at_ns", "step", "tensors"}
 )
 _PART: Final = frozenset({"blocks", "bytes", "digest", "name"})
 _HEX: Final = re.compile(r"[0-9a-f]*")

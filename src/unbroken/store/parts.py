@@ -5,15 +5,17 @@ proven: there is no moment at which unproven bytes can be used.
 """
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from threading import local
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from unbroken.errors import DamagedCheckpoint
 from unbroken.files import Files
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester, block_ranges, digest_bytes
 from unbroken.store.manifest import Manifest, Part
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 _WORTH_A_THREAD_BYTES: Final = 1 << 20
 
@@ -24,6 +26,9 @@ def write_part(files: Files, directory: Path, name: str, chunks: Iterable[bytes 
     Raises:
         StorageFailed: the system refused; no part is left.
     """
+    # Imported here: readers, `status` among them, need no threads.
+    from concurrent.futures import ThreadPoolExecutor
+
     digester = BlockDigester()
     with ThreadPoolExecutor(1, thread_name_prefix="unbroken-digest") as pool:
         files.write_new(directory / name, _digested(chunks, digester, pool))
@@ -31,7 +36,7 @@ def write_part(files: Files, directory: Path, name: str, chunks: Iterable[bytes 
 
 
 def _digested(
-    chunks: Iterable[bytes | memoryview], digester: BlockDigester, pool: Executor
+    chunks: Iterable[bytes | memoryview], digester: BlockDigester, pool: "Executor"
 ) -> Iterator[bytes | memoryview]:
     """Hand each piece to the kernel and to the digest at the same time; both let go of the interpreter lock."""
     for chunk in chunks:

@@ -19,9 +19,8 @@ from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, step_of
 from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, read_quietly, scan
 
-
 # No longer than a step can be, since converting a text of any length to a number is refused by Python itself.
-_STEP: Final = re.compile(r"[0-9]{1,3}(_?[0-9]{1,3}){0,6}")
+_STEP: Final = re.compile(r"[0-9](_?[0-9]){0,18}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointUnknown, ManifestDamaged
+from unbroken.errors import CheckpointUnknown, RecordDamaged, StorageFailed
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.names import ABANDONED, REWINDS
 from unbroken.store.place import Store, scratch
@@ -37,9 +37,9 @@ def record_rewind(store: Store, *, target: str, abandoned: Mapping[str, str], jo
         (int(n.name[:6]) for n in store.files.list_directory(directory) if n.name[:6].isdecimal()), default=0
     )
     # crash here: no record, and nothing is abandoned; or the whole record, and everything it names is.
-    store.files.create_once(
-        directory / f"{number:06}.json", json.dumps(body, sort_keys=True).encode(), scratch=scratch(job, "rewind")
-    )
+    path = directory / f"{number:06}.json"
+    if not store.files.create_once(path, json.dumps(body, sort_keys=True).encode(), scratch=scratch(job, "rewind")):
+        raise StorageFailed(operation="record a rewind", path=path, cause="another job recorded one at the same time")
 
 
 def rewind(store: Store, names_newest_first: list[str], *, target: str, job: str, at_ns: int) -> list[str]:
@@ -83,7 +83,7 @@ def abandoned_ids(store: Store) -> dict[str, frozenset[str]]:
     """The ids given up so far, by the name they had; a name can be used again by the branch that went on.
 
     Raises:
-        ManifestDamaged: a record cannot be read, so that an abandoned checkpoint could be taken for a good one.
+        RecordDamaged: a record cannot be read, so that an abandoned checkpoint could be taken for a good one.
         StorageFailed: the system refused.
     """
     directory = store.path(REWINDS)
@@ -100,5 +100,5 @@ def abandoned_ids(store: Store) -> dict[str, frozenset[str]]:
             for row in body.rows("abandoned"):
                 ids.setdefault(row.text("name"), set()).add(row.text("id"))
         except (ValueError, RecursionError, Malformed) as wrong:
-            raise ManifestDamaged(path=path, complaint=f"the record of a rewind does not decode ({wrong})") from wrong
+            raise RecordDamaged(path=path, complaint=" ".join(str(wrong).split())[:120]) from wrong
     return {name: frozenset(found) for name, found in ids.items()}

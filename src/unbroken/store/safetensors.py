@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.errors import StorageFailed
+from unbroken.errors import CannotSeal
 from unbroken.files import Files, Source
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester
 from unbroken.store.manifest import Tensor
@@ -17,6 +17,7 @@ def tensors_in(files: Files, path: Path) -> dict[str, Tensor]:
     """Name, type, shape and a digest of each tensor's bytes; empty if the file is not what its name says.
 
     Raises:
+        CannotSeal: the file is shorter than its header says.
         StorageFailed: the system refused to read.
     """
     with files.reading(path) as source:
@@ -24,7 +25,8 @@ def tensors_in(files: Files, path: Path) -> dict[str, Tensor]:
         found = {}
         for name, entry in header.items():
             described = _described(entry)
-            if name != "__metadata__" and described is not None:
+            # A name that is no Unicode could not be written down.
+            if name != "__metadata__" and described is not None and _is_text(name):
                 dtype, shape, begin, end = described
                 found[name] = Tensor(dtype, shape, _digest(source, start + begin, start + end))
         return found
@@ -46,6 +48,10 @@ def _header(source: Source, files: Files, path: Path) -> tuple[dict[str, Any], i
     return (header, _LENGTH_BYTES + size) if isinstance(header, dict) else ({}, 0)
 
 
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def _described(entry: object) -> tuple[str, tuple[int, ...], int, int] | None:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
@@ -61,7 +67,8 @@ def _digest(source: Source, start: int, end: int) -> str:
     while start < end:
         taken = source.fill(start, buffer[: min(len(buffer), end - start)])
         if taken == 0:
-            raise StorageFailed(operation="read", path=source.path, cause="the file ends before its tensors do")
+            reason = f"{source.path.name} ends before its tensors do"
+            raise CannotSeal(path=source.path.parent, reason=reason)
         digester.update(buffer[:taken])
         start += taken
     return digester.finish().whole

@@ -18,14 +18,30 @@ from unbroken.files import Files
 from unbroken.store.check import DEFAULT_WORKERS, Level, verify
 from unbroken.store.commit import walk_files
 from unbroken.store.digest import BLOCK_BYTES, PartDigest, block_ranges, digest_bytes
-from unbroken.store.manifest import ENVELOPE_START, Manifest, Part, Tensor, encode
-from unbroken.store.names import ABANDONED, MANIFEST, QUARANTINE, SEALED, require_safe, step_told_by
+from unbroken.store.manifest import ENVELOPE_START, Manifest, Part, Tensor, decode, encode
+from unbroken.store.names import (
+    ABANDONED,
+    DRAFT_PREFIX,
+    LATEST,
+    MANIFEST,
+    PINS,
+    QUARANTINE,
+    REWINDS,
+    SCRATCH_PREFIX,
+    SEALED,
+    TRASH_PREFIX,
+    require_safe,
+    step_told_by,
+)
 from unbroken.store.parts import BlockReader
 from unbroken.store.place import Store, scratch
 from unbroken.store.safetensors import tensors_in
+from unbroken.store.scan import scan
 
 _STATE_LIMIT_BYTES: Final = 64 << 20
 _JOB: Final = "seal"
+_SCRATCH: Final = scratch(_JOB, MANIFEST)
+_OURS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS, LATEST)
 
 
 @dataclass(frozen=True)
@@ -55,8 +71,10 @@ def seal(
         StorageFailed: the system refused.
     """
     directory = store.path(name)
+    _require_sealable(store, name)
     earlier = _earlier_seal(store, name, workers, progress)
     if earlier is not None:
+        _require_same(store, earlier, step, metrics)
         return earlier
     names = _names_to_seal(store.files, directory)
     before = _stamps(store.files, directory, names)
@@ -67,8 +85,10 @@ def seal(
     parts = _digest_files(store.files, directory, names, workers, progress)
     if _stamps(store.files, directory, names) != before:
         raise CannotSeal(path=directory, reason="its files changed while they were read; let its writer finish first")
+    content = digest_bytes("".join(p.digest.whole + p.name for p in parts).encode()).hex()
     manifest = Manifest(
-        id=f"{_JOB}-{known_step}-{digest_bytes(''.join(p.digest.whole + p.name for p in parts).encode()).hex()}",
+        # The instant is in it: a run that went back and came to the same bytes again made another checkpoint.
+        id=f"{_JOB}-{known_step}-{at_ns:x}-{content}",
         step=known_step,
         kind=SEALED,
         saved_at_ns=at_ns,
@@ -78,9 +98,32 @@ def seal(
         tensors=_tensors(store.files, directory, parts),
         metrics=metrics or {},
     )
+    encoded = encode(manifest)
+    decode(encoded, directory / MANIFEST)
     # crash here: the folder as it was, and perhaps a scratch file; or the folder with its manifest.
-    store.files.replace(directory / MANIFEST, encode(manifest), scratch=scratch(_JOB, MANIFEST))
+    store.files.replace(directory / MANIFEST, encoded, scratch=_SCRATCH)
     return Sealed(name, manifest, is_new=True)
+
+
+def _require_sealable(store: Store, name: str) -> None:
+    directory = store.path(name)
+    if not name or name in _OURS or name.startswith((DRAFT_PREFIX, TRASH_PREFIX, SCRATCH_PREFIX)):
+        raise CannotSeal(path=directory, reason="its name is one that a store keeps for itself")
+    inside = scan(Store(directory, store.files))
+    if inside.committed or inside.torn or inside.quarantined or inside.abandoned:
+        remedy = Help(f"unbroken ls {quoted(directory)}", "list them")
+        raise CannotSeal(path=directory, reason="it is a store, with checkpoints of its own in it", remedy=remedy)
+
+
+def _require_same(store: Store, earlier: Sealed, step: int | None, metrics: Mapping[str, float] | None) -> None:
+    """A seal is never rewritten, so what is said now must be what was said then."""
+    path, known = store.path(earlier.name), earlier.manifest
+    remedy = Help(f"unbroken show {quoted(path)}", "see what its seal says")
+    if step is not None and step != known.step:
+        raise CannotSeal(path=path, reason=f"it is sealed already, as step {known.step:,}", remedy=remedy)
+    # Compared as text, so that NaN is the same as itself.
+    if metrics and str(sorted(metrics.items())) != str(sorted(known.metrics.items())):
+        raise CannotSeal(path=path, reason="it is sealed already, with other metrics", remedy=remedy)
 
 
 def _earlier_seal(store: Store, name: str, workers: int, progress: Callable[[int], None] | None) -> Sealed | None:
@@ -104,7 +147,7 @@ def _earlier_seal(store: Store, name: str, workers: int, progress: Callable[[int
 def _names_to_seal(files: Files, directory: Path) -> list[str]:
     names = []
     for name, size_bytes in walk_files(files, directory):
-        if name.startswith(scratch(_JOB, "")):
+        if name == _SCRATCH:
             files.remove_file(directory / name)
             continue
         if size_bytes is None:
@@ -154,7 +197,9 @@ def _tensors(files: Files, directory: Path, parts: tuple[Part, ...]) -> dict[str
     found: dict[str, Tensor] = {}
     for part in parts:
         if part.name.endswith(".safetensors"):
-            found.update(tensors_in(files, directory / part.name))
+            for name, tensor in tensors_in(files, directory / part.name).items():
+                # Two files may hold a tensor of the same name; neither may hide the other from a comparison.
+                found[name if name not in found else f"{part.name}:{name}"] = tensor
     return found
 
 

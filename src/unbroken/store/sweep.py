@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.store.commit import point_latest, walk_files
-from unbroken.store.keep import Candidate, Decision, Policy, decide
+from unbroken.store.keep import Candidate, Decision, Policy, decide, keeps_everything
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import ABANDONED, MANIFEST, TRASH_PREFIX, DraftName
 from unbroken.store.pins import pinned_ids
@@ -172,10 +172,15 @@ def settle(
 ) -> tuple[Decision, Plan]:
     """All that follows a commit, in the one order that loses nothing: the hint, then keep, then sweep.
 
+    Where the policies can release nothing, no manifest is read and the decision is empty.
+
     Raises:
         StorageFailed: the system refused; the new checkpoint is committed all the same.
     """
     point_latest(store, committed, job=job)
-    names = scan(store).committed
-    decision = decide(candidates(store, names, is_mirrored=is_mirrored), tuple(policies), resume_target=resume_target)
+    if keeps_everything(policies):
+        decision = Decision({}, ())
+    else:
+        known = candidates(store, scan(store).committed, is_mirrored=is_mirrored)
+        decision = decide(known, tuple(policies), resume_target=resume_target)
     return decision, sweep(store, decision.released, is_live=is_live)

@@ -29,7 +29,7 @@ def test_a_preset_comes_back_exactly_from_its_commented_file(name: str, tmp_path
     assert load(path).config == preset(name)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configs(YAML_TEXT))
 def test_any_config_comes_back_exactly_from_its_commented_file(config: Config) -> None:
     assert read_back(commented(config, "any")) == config

@@ -1,11 +1,18 @@
 """Structure: all problems at once, each with its place and the nearest known name."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from unbroken.config import CurriculumPhase, Resolved, from_preset, load, preset, topics
-from unbroken.errors import ConfigInvalid, Problem, render
+from unbroken.config import CurriculumPhase, Resolved, from_json, from_preset, load, preset, topics
+from unbroken.config.commented import commented
+from unbroken.config.decode import decode
+from unbroken.config.nodes import Mapping
+from unbroken.config.source import parse
+from unbroken.errors import ConfigError, ConfigInvalid, Problem, render
 
 SOUND = "data: {path: tokens}\n"
 
@@ -173,6 +180,35 @@ def test_the_record_of_a_run_can_be_used_as_a_config(tmp_path: Path) -> None:
 
 def test_schema_and_digest_are_unknown_in_a_file_that_is_no_record(tmp_path: Path) -> None:
     assert told(tmp_path, SOUND + "digest: x\n") == [(2, "digest", None)]
+
+
+def test_a_name_or_value_that_is_endless_or_moves_the_cursor_takes_one_short_line(tmp_path: Path) -> None:
+    text = f'{SOUND}"a\\e[2Jb\\n": 1\nmodel:\n  ? {"x" * 100_000}\n  : 1\n  n_layer: {"y" * 100_000}\n'
+    found = problems(tmp_path, text)
+    assert len(found) == 3
+    for problem in found:
+        assert str(problem).isprintable()
+        assert len(str(problem)) < len(str(tmp_path)) + 250
+
+
+@st.composite
+def broken_files(draw: st.DrawFn) -> str:
+    """A commented preset with some of its text cut out, doubled or replaced."""
+    text = commented(preset("tiny"), "tiny")
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(text)))
+        end = draw(st.integers(start, min(len(text), start + 30)))
+        text = text[:start] + draw(st.text(max_size=8) | st.just(text[start:end] * 2)) + text[end:]
+    return text
+
+
+@settings(deadline=None)
+@given(broken_files() | st.text() | st.text("{}[]:,-&*!|>'\"#%@` \n\tab0"))
+def test_whatever_a_file_holds_it_is_a_config_or_an_error_of_ours(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        root = parse(text, "run.yaml")
+        config = decode(root if isinstance(root, Mapping) else None).config
+        assert from_json(config.to_json(), "config.json").config == config
 
 
 def test_a_single_mistake_takes_at_most_eight_lines(tmp_path: Path) -> None:

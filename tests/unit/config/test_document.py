@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from tests.unit.config.strategies import configs
 from unbroken.config import (
@@ -24,6 +24,7 @@ from unbroken.errors import ConfigInvalid, ConfigUnreadable
 SOUND = Config(data=DataConfig(path="data"))
 
 
+@settings(deadline=None)
 @given(configs())
 def test_any_sound_config_comes_back_from_its_json_document_unchanged(config: Config) -> None:
     back = from_json(config.to_json(), "config.json").config
@@ -31,6 +32,7 @@ def test_any_sound_config_comes_back_from_its_json_document_unchanged(config: Co
     assert back.digest() == config.digest()
 
 
+@settings(deadline=None)
 @given(configs())
 def test_any_sound_config_made_in_python_is_found_sound(config: Config) -> None:
     require_sound(config)

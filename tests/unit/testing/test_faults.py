@@ -109,6 +109,15 @@ def test_a_refused_operation_is_not_done_and_the_next_one_is() -> None:
     assert tree(faulty.inner, RUN) == {"d": None}
 
 
+def test_a_refused_close_gives_the_handle_back_all_the_same() -> None:
+    faulty = FaultyDisk(fresh(), always("close", Refuse(errno.EIO)))
+    handle = faulty.create(RUN / "f")
+    with pytest.raises(OSError, match="Input/output error"):
+        faulty.close(handle)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        faulty.inner.close(handle)
+
+
 def test_a_short_write_can_be_followed_by_a_refusal() -> None:
     faulty = FaultyDisk(fresh(), at_nth("write", 0, Shorten(3, then=errno.ENOSPC)))
     handle = faulty.create(RUN / "f")
@@ -204,6 +213,12 @@ def test_an_action_is_tried_undisturbed_and_then_with_each_fault_at_each_change(
     ]
     assert [trial.is_finished for trial in trials] == [True, False, False, False, False, False]
     assert [tree(trial.disk, RUN).get("f") for trial in trials] == [b"abcd", None, b"", b"ab", b"abcd", b"abcd"]
+
+
+def test_what_the_dead_held_open_is_closed_for_them() -> None:
+    for trial in crash_points(lambda: MemoryDisk([RUN], capacity_bytes=10), write_one):
+        Files(trial.disk).remove_file(RUN / "f")
+        assert trial.disk.space(RUN).free_bytes == 10, str(trial)
 
 
 def test_refusals_leave_an_error_and_a_short_write_alone_does_not() -> None:

@@ -145,6 +145,20 @@ def test_a_chosen_change_brings_along_what_it_cannot_do_without(disk: MemoryDisk
     assert tree(disk.after_crash(names=[0]), RUN) == {"a": b""}
 
 
+def test_a_thing_renamed_twice_never_has_its_first_and_its_last_name(disk: MemoryDisk) -> None:
+    create(disk, "a", b"", sync=True)
+    disk.sync_all()
+    disk.rename(RUN / "a", RUN / "b")
+    disk.rename(RUN / "b", RUN / "c")
+    assert tree(disk.after_crash(names=[1]), RUN) == {"c": b""}
+
+
+def test_an_unsynced_file_is_absent_empty_half_zeroed_or_whole(disk: MemoryDisk) -> None:
+    create(disk, "f", b"abcd")
+    found = {tree(state, RUN).get("f") for _, state in crash_states(disk)}
+    assert found == {None, b"", b"ab", b"\0\0\0\0", b"abcd"}
+
+
 def test_a_move_into_a_new_directory_is_never_lost_with_it(disk: MemoryDisk) -> None:
     create(disk, "f", b"")
     disk.sync_all()

@@ -1,0 +1,139 @@
+"""The mutations: which text of the source is replaced by what, and which quick tests must notice."""
+
+from dataclasses import dataclass
+
+_OPERATIONS = "tests/crash/test_every_operation.py::"
+_HINT = "tests/crash/test_hint.py::"
+_EVIDENCE = "tests/crash/test_evidence.py::"
+_LEASE = "tests/crash/test_lease.py::"
+
+
+def _kill(scene: str) -> str:
+    return f"{_OPERATIONS}test_a_kill_at_any_operation_leaves_the_old_state_or_the_new_one[{scene}]"
+
+
+def _cut(scene: str) -> str:
+    return f"{_OPERATIONS}test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new_one[{scene}]"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One guarantee broken on purpose.
+
+    Attributes:
+        title: the guarantee that is gone.
+        replacements: file below the package, text that stands there exactly once, text instead.
+        caught_by: the tests of which at least one must fail.
+    """
+
+    title: str
+    replacements: tuple[tuple[str, str, str], ...]
+    caught_by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+def _one(title: str, file: str, old: str, new: str, *caught_by: str) -> Mutation:
+    return Mutation(title, ((file, old, new),), caught_by)
+
+
+MUTATIONS = (
+    # ---- syncs ----
+    _one("file not synced", "files.py",
+         "            self.disk.sync_file(handle)\n        except BaseException:",
+         "            pass\n        except BaseException:",
+         _cut("save")),
+    _one("part directories not synced", "store/commit.py",
+         "        files.sync_directory(directory)\n", "        pass\n", _cut("save")),
+    _one("draft directory not synced", "store/commit.py",
+         "    files.sync_directory(draft.path)\n", "", _cut("save")),
+    _one("parent not synced after the rename", "files.py",
+         "            self.disk.sync_directory(target.parent)\n", "", _cut("save")),
+    _one("store's own directory not durable", "store/commit.py",
+         "files.make_directory(store.root, durable=True)", "files.make_directory(store.root)", _cut("first save")),
+    _one("lease not durable", "files.py",
+         "            self.disk.sync_directory(path.parent)\n            return True", "            return True",
+         f"{_LEASE}test_a_power_cut_never_takes_back_a_number_that_was_given"),
+    _one("sealed bytes not synced", "store/seal.py",
+         "        files.sync_existing(directory / name)\n", "        pass\n", _cut("seal")),
+    _one("sealed folder's name not synced", "store/seal.py",
+         "(*sorted(above, reverse=True), directory.parent)", "sorted(above, reverse=True)", _cut("seal")),
+    # ---- order ----
+    Mutation("manifest written after the rename", (
+        ("store/commit.py", "    files.write_new(draft.path / MANIFEST, [encoded])\n", ""),
+        ("store/commit.py", "    return _publish(store, draft, record.kind)\n",
+         "    name = _publish(store, draft, record.kind)\n"
+         "    files.write_new(store.path(name) / MANIFEST, [encoded])\n"
+         "    files.sync_directory(store.path(name))\n"
+         "    return name\n"),
+    ), (_kill("save"),)),
+    _one("old ones deleted before the commit", "store/commit.py",
+         "    return _publish(store, draft, record.kind)\n",
+         "    for node in files.list_directory(store.root):\n"
+         "        if (store.path(node.name) / MANIFEST) and node.name.startswith('checkpoint-2'):\n"
+         "            files.remove_tree(store.path(node.name))\n"
+         "    return _publish(store, draft, record.kind)\n",
+         _kill("save")),
+    _one("sweep before the hint", "store/sweep.py",
+         "    point_latest(store, committed, job=job)\n    names",
+         "    early = decide(candidates(store, scan(store).committed), tuple(policies))\n"
+         "    sweep(store, early.released, is_live=is_live)\n"
+         "    point_latest(store, committed, job=job)\n    names",
+         _kill("save that releases old ones")),
+    _one("checkpoint removed under its own name", "store/sweep.py",
+         "    store.files.publish(store.path(name), trash)\n", "    trash = store.path(name)\n",
+         _kill("save that releases old ones")),
+    Mutation("abandoned ones moved before the record", (
+        ("store/rewind.py", "        record_rewind(store, target", "        set_aside(store, newer)\n        record_rewind(store, target"),
+        ("store/rewind.py", "        set_aside(store, newer)\n    return newer", "    return newer"),
+    ), (_kill("rewind"),)),
+    # ---- evidence ----
+    _one("evidence not looked at", "store/commit.py", "    if problems:\n", "    if problems and False:\n",
+         f"{_EVIDENCE}test_a_commit_without_evidence_is_refused_and_the_next_one_works"),
+    _one("digest not compared", "store/check.py",
+         "if len(view) != block.end - block.start or digest_bytes(view) != block.expected:",
+         "if len(view) != block.end - block.start:",
+         f"{_HINT}test_a_damaged_newest_one_costs_one_look_and_is_kept_with_its_reason"),
+    _one("latest trusted", "store/choose.py",
+         "choose(newest_first(store, scan(store).committed), lambda",
+         "choose(sorted(newest_first(store, scan(store).committed),"
+         " key=lambda name: name != scan(store).latest), lambda",
+         f"{_HINT}test_a_resume_takes_the_newest_whatever_latest_says"),
+    _one("damaged one deleted instead of moved", "store/quarantine.py",
+         "    store.files.publish(store.path(name), directory / aside)\n",
+         "    store.files.remove_tree(store.path(name))\n",
+         f"{_HINT}test_a_damaged_newest_one_costs_one_look_and_is_kept_with_its_reason"),
+    _one("abandoned ids forgotten", "store/scan.py", "given_up = abandoned_ids(store)", "given_up = {}",
+         f"{_HINT}test_after_a_rewind_a_crash_and_a_new_branch_the_abandoned_one_is_never_chosen"),
+    _one("fence not asked", "store/commit.py", "    if fence is not None:\n", "    if False:\n",
+         f"{_LEASE}test_a_job_that_was_taken_for_dead_commits_nothing"),
+    # ---- keep and sweep ----
+    _one("unusable ones counted", "store/keep.py", "policy.keeps(usable)", "policy.keeps(newest_first)",
+         "tests/property/test_keep.py::test_the_last_k_usable_steps_are_kept_whatever_else_was_saved"),
+    _one("nan taken for the best", "store/keep.py", "if math.isfinite(c.metrics.get(self.metric, math.nan))",
+         "if self.metric in c.metrics",
+         "tests/property/test_keep.py::test_the_best_measured_one_is_kept_and_nan_is_never_best"),
+    _one("pins not honoured", "store/keep.py", "(*(policies or (LastK(None),)), Pinned(), NotYetMirrored())",
+         "(*(policies or (LastK(None),)), NotYetMirrored())",
+         "tests/property/test_keep.py::test_what_must_never_be_deleted_is_never_released"),
+    _one("missing mirror copies not honoured", "store/keep.py",
+         "(*(policies or (LastK(None),)), Pinned(), NotYetMirrored())", "(*(policies or (LastK(None),)), Pinned())",
+         "tests/property/test_keep.py::test_what_must_never_be_deleted_is_never_released"),
+    _one("draft of a live job swept", "store/sweep.py",
+         "for t in inventory.torn if not is_live(t.name)}", "for t in inventory.torn}", _kill("sweep")),
+    _one("users' files swept", "store/sweep.py", "    if foreign:\n", "    if foreign and False:\n",
+         f"{_EVIDENCE}test_a_checkpoint_with_a_users_file_in_it_is_left_whole"),
+    _one("folder without a manifest swept", "store/sweep.py",
+         "    if name not in inventory.committed:\n        return \"it is not a committed checkpoint\", 0\n    try:",
+         "    if name in inventory.foreign:\n        return None, 0\n    try:",
+         f"{_EVIDENCE}test_a_sweep_asked_to_remove_a_users_folder_refuses"),
+    _one("scratch of records left", "store/scan.py", "leftover=(*leftover, *_scratch_of_records(store, nodes)),",
+         "leftover=tuple(leftover),", _kill("pin")),
+    # ---- names ----
+    _one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
+         f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),
+    _one("part written into a draft of its own", "store/commit.py",
+         "        if files.find(self.path) is None:\n", "        if False:\n",
+         f"{_EVIDENCE}test_a_part_is_not_written_where_the_draft_is_not_seen"),
+)  # fmt: skip

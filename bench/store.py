@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 from bench.measure import Samples, interleaved, write_results
 from unbroken.report.style import Style
@@ -20,7 +21,7 @@ from unbroken.report.table import Column, table
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
 from unbroken.store.commit import Record, begin, commit
-from unbroken.store.digest import BLOCK_BYTES, PartDigest, digest_bytes
+from unbroken.store.digest import BLOCK_BYTES, BlockDigester, PartDigest, digest_bytes
 from unbroken.store.manifest import Manifest, Part, decode, encode
 from unbroken.store.names import MANIFEST
 from unbroken.store.place import Store
@@ -59,6 +60,21 @@ def store_save(root: Path, buffer: memoryview, part_bytes: int) -> None:
     commit(draft, plan=[p.name for p in parts], parts=parts, record=Record(kind="periodic", saved_at_ns=1))
 
 
+class NoDigester(BlockDigester):
+    """Takes the bytes and does nothing, to show what digesting costs."""
+
+    def update(self, data: memoryview) -> None:
+        pass
+
+
+def store_save_without_digests(root: Path, buffer: memoryview, part_bytes: int) -> None:
+    shutil.rmtree(root / "bare", ignore_errors=True)
+    draft = begin(Store(root / "bare"), step=1, job="bench")
+    with mock.patch("unbroken.store.parts.BlockDigester", NoDigester):
+        for i in range(PARTS):
+            draft.write_part(f"{i}.bin", chunks(buffer, part_bytes))
+
+
 def drop_cache(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
@@ -85,6 +101,7 @@ def saving(root: Path, buffer: memoryview, part_bytes: int, repeats: int) -> dic
     return interleaved(
         {
             "plain write and sync": lambda: timed(lambda: plain_save(root, buffer, part_bytes)),
+            "save without digests": lambda: timed(lambda: store_save_without_digests(root, buffer, part_bytes)),
             "save with digests": lambda: timed(lambda: store_save(root, buffer, part_bytes)),
         },
         repeats,

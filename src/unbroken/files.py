@@ -256,6 +256,11 @@ class Files:
                 return self.disk.status(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except OSError as refusal:
+                # Nothing can stand under a name that is longer than a name can be.
+                if refusal.errno == errno.ENAMETOOLONG:
+                    return None
+                raise
 
     def list_directory(self, path: Path) -> list[Node]:
         """The names in a directory, sorted.

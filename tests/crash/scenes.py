@@ -94,7 +94,9 @@ def look(store: Store) -> tuple[Label | None, tuple[str, ...]]:
     if sorted(part.name for part in manifest.parts) != sorted(PARTS):
         raise Mixed(f"{choice.chosen.name} has the parts {[part.name for part in manifest.parts]}")
     for part in manifest.parts:
-        found = b"".join(bytes(block) for block in read_part(store.files, store.path(choice.chosen.name), manifest, part))
+        found = b"".join(
+            bytes(block) for block in read_part(store.files, store.path(choice.chosen.name), manifest, part)
+        )
         if found != content(manifest.step, manifest.job, part.name):
             raise Mixed(f"{choice.chosen.name}/{part.name} is not what step {manifest.step} by {manifest.job} wrote")
     return (manifest.step, manifest.job), passed
@@ -204,8 +206,13 @@ def _rewind(store: Store, reached: Callable[[], None]) -> None:
 def _half_rewound(store: Store) -> None:
     _history((10, "a"), (20, "b"), (30, "c"))(store)
     with contextlib.suppress(InterruptedError):
-        rewind(_Stopping(store.root, store.files), ["checkpoint-30", "checkpoint-20", "checkpoint-10"],
-               target="checkpoint-10", job="d", at_ns=5)
+        rewind(
+            _Stopping(store.root, store.files),
+            ["checkpoint-30", "checkpoint-20", "checkpoint-10"],
+            target="checkpoint-10",
+            job="d",
+            at_ns=5,
+        )
 
 
 class _Stopping(Store):

@@ -87,9 +87,7 @@ def _examine(disk: MemoryDisk, trial: Trial[MemoryDisk], jobs: int) -> None:
 
 @actions
 @pytest.mark.promise("X7")
-def test_a_kill_leaves_a_run_that_the_next_job_can_take(
-    jobs: int, action: Callable[[Disk], object]
-) -> None:
+def test_a_kill_leaves_a_run_that_the_next_job_can_take(jobs: int, action: Callable[[Disk], object]) -> None:
     for trial in crash_points(_run_with(jobs), action, KILLS):
         _examine(trial.disk, trial, jobs)
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.crash.power import PoweredDisk, powered_disk
 from tests.crash.scenes import ROOT, SCENES, Mixed, Scene, examine
-from tests.crash.syscalls import points, strike
+from tests.crash.syscalls import REPOSITORY, driver, points, strike
 from unbroken.store.place import Store
 
 KINDS = [
@@ -19,7 +20,16 @@ KINDS = [
 STAGED = [
     scene
     for scene in SCENES
-    if scene.title in ("first save", "save that releases old ones", "resume with damaged ones", "rewind")
+    if scene.title
+    in (
+        "first save",
+        "save of a step that is there",
+        "save that releases old ones",
+        "sweep",
+        "resume with damaged ones",
+        "rewind",
+        "seal",
+    )
 ]
 
 
@@ -55,9 +65,7 @@ class Plant:
     def problem(self, output: str) -> str | None:
         """What does not hold after the power came back."""
         try:
-            examine(
-                Store(self._here() / ROOT.name), self.scene, must=self.scene.after if "reached" in output else None
-            )
+            examine(Store(self._here() / ROOT.name), self.scene, must=self.scene.after if "reached" in output else None)
         except Mixed as problem:
             return str(problem)
         return None
@@ -96,3 +104,13 @@ def test_the_plug_really_is_pulled(disk: PoweredDisk) -> None:
     disk.cut_power()
     assert synced.read_bytes() == b"kept"
     assert not unsynced.exists()
+
+
+@pytest.mark.parametrize("forgotten", ["sync_file", "sync_directory"])
+@pytest.mark.parametrize("disk", KINDS, indirect=True)
+def test_a_forgotten_sync_would_be_noticed(disk: PoweredDisk, forgotten: str, tmp_path: Path) -> None:
+    plant = Plant(STAGED[0], disk, tmp_path / "trace")
+    command = [*driver(plant.scene.title, plant.refresh()), forgotten]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    disk.cut_power()
+    assert plant.problem(run.stdout) is not None

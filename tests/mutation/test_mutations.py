@@ -53,4 +53,6 @@ def test_a_broken_guarantee_turns_a_test_red(mutation: Mutation, tmp_path: Path)
         assert text.count(old) == 1, f"{file} holds {text.count(old)} times:\n{old}"
         path.write_text(text.replace(old, new))
     run = _run_tests(source, *mutation.caught_by)
-    assert run.returncode == 1, f"{mutation} survived (exit {run.returncode}):\n{run.stdout[-2000:]}{run.stderr[-1000:]}"
+    assert run.returncode == 1, (
+        f"{mutation} survived (exit {run.returncode}):\n{run.stdout[-2000:]}{run.stderr[-1000:]}"
+    )

@@ -95,9 +95,7 @@ def test_the_best_measured_one_is_kept_and_nan_is_never_best(candidates: list[Ca
     values = [c.metrics["loss"] for c in candidates if c.is_usable and math.isfinite(c.metrics.get("loss", math.nan))]
     if values:
         best = min(values) if mode == "min" else max(values)
-        assert any(
-            c.name in kept and "best loss" in kept[c.name] for c in candidates if c.metrics.get("loss") == best
-        )
+        assert any(c.name in kept and "best loss" in kept[c.name] for c in candidates if c.metrics.get("loss") == best)
     for candidate in candidates:
         if not math.isfinite(candidate.metrics.get("loss", math.nan)):
             assert "best loss" not in kept.get(candidate.name, ())

@@ -1,5 +1,7 @@
 """Digests block by block: where blocks end, and that the chunks they come in do not matter."""
 
+from itertools import pairwise
+
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,5 +64,5 @@ def test_how_the_bytes_are_cut_into_chunks_does_not_matter(size: int, cuts: list
 def test_the_ranges_of_blocks_cover_every_byte_once(size: int, block: int) -> None:
     ranges = list(block_ranges(size, block))
     assert ranges[0][0] == 0 and ranges[-1][1] == size
-    assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
     assert len(ranges) == len(digest_of([bytes(size)], block).blocks)

@@ -1,0 +1,95 @@
+"""Writing and reading one part: digested on the way in, proven on the way out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.store.saving import save
+from unbroken.errors import DamagedCheckpoint, StorageFailed
+from unbroken.files import LOCAL
+from unbroken.store.digest import BLOCK_BYTES, digest_of
+from unbroken.store.manifest import Manifest, Part
+from unbroken.store.parts import BlockReader, read_part, write_part
+from unbroken.store.place import Store
+
+
+def test_the_evidence_is_the_digest_of_the_bytes_on_disk(tmp_path: Path) -> None:
+    part = write_part(LOCAL, tmp_path, "w.bin", [b"ab", b"", memoryview(b"cdef")[1:]])
+    assert (tmp_path / "w.bin").read_bytes() == b"abdef"
+    assert part == Part("w.bin", digest_of([b"abdef"]))
+
+
+def test_a_generator_may_reuse_its_buffer_for_every_chunk(tmp_path: Path) -> None:
+    buffer = bytearray(2 << 20)
+
+    def chunks() -> Iterator[memoryview]:
+        for letter in b"abc":
+            buffer[:] = bytes([letter]) * len(buffer)
+            yield memoryview(buffer)
+
+    part = write_part(LOCAL, tmp_path, "w.bin", chunks())
+    assert part.digest == digest_of([(tmp_path / "w.bin").read_bytes()])
+    assert part.size_bytes == 3 * len(buffer)
+
+
+def test_chunks_larger_than_a_block_are_digested_as_they_lie_on_disk(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (BLOCK_BYTES // 256) + b"tail"
+    part = write_part(LOCAL, tmp_path, "w.bin", [b"head", data])
+    assert len(part.digest.blocks) == 2
+    assert part.digest == digest_of([(tmp_path / "w.bin").read_bytes()])
+
+
+def test_a_name_that_is_taken_is_refused_and_what_was_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(b"old")
+    with pytest.raises(StorageFailed):
+        write_part(LOCAL, tmp_path, "w.bin", [b"new"])
+    assert (tmp_path / "w.bin").read_bytes() == b"old"
+
+
+def _three_blocks(tmp_path: Path) -> tuple[Manifest, Part, bytes]:
+    data = bytes(i % 251 for i in range(2 * 1024 + 3))
+    (tmp_path / "w.bin").write_bytes(data)
+    part = Part("w.bin", digest_of([data], 1024))
+    return Manifest("i", 1, "final", 1, "j", "unbroken", (part,), block_bytes=1024), part, data
+
+
+def test_a_part_is_read_back_block_by_block(tmp_path: Path) -> None:
+    manifest, part, data = _three_blocks(tmp_path)
+    assert [bytes(block) for block in read_part(LOCAL, tmp_path, manifest, part)] == [
+        data[:1024],
+        data[1024:2048],
+        data[2048:],
+    ]
+
+
+@pytest.mark.promise("M16")
+def test_a_bad_block_is_never_handed_out_and_its_range_is_named(tmp_path: Path) -> None:
+    manifest, part, data = _three_blocks(tmp_path)
+    (tmp_path / "w.bin").write_bytes(data[:1030] + b"\xff" + data[1031:])
+    reading = read_part(LOCAL, tmp_path, manifest, part)
+    assert bytes(next(reading)) == data[:1024]
+    with pytest.raises(DamagedCheckpoint) as damaged:
+        next(reading)
+    assert damaged.value.findings == ("w.bin: bytes 1,024 to 2,048 are not the bytes that were written",)
+
+
+def test_a_part_that_became_shorter_is_damaged_not_short(tmp_path: Path) -> None:
+    manifest, part, data = _three_blocks(tmp_path)
+    (tmp_path / "w.bin").write_bytes(data[:-1])
+    with pytest.raises(DamagedCheckpoint, match="damaged in 1 place"):
+        list(read_part(LOCAL, tmp_path, manifest, part))
+
+
+def test_an_empty_part_is_one_empty_block(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    name = save(store, 1, parts={"empty": b""})
+    manifest = store.read_manifest(name)
+    assert [bytes(block) for block in read_part(LOCAL, store.path(name), manifest, manifest.parts[0])] == [b""]
+
+
+def test_a_reader_gives_fewer_bytes_only_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    reader = BlockReader(LOCAL, 8)
+    assert bytes(reader.read(tmp_path / "f", 2, 6)) == b"2345"
+    assert bytes(reader.read(tmp_path / "f", 8, 16)) == b"89"

@@ -1,6 +1,7 @@
 """One scene's action as a process of its own: ``python -m tests.crash.driver TITLE STORE [FORGOTTEN]``.
 
-``FORGOTTEN`` is a kind of sync that is left out, to show that a test would notice. It says ``reached`` when the result must survive everything, and ends with the exit code of the error it meets.
+It says ``reached`` when the result must survive everything, and ends with the exit code of the error it meets.
+``FORGOTTEN`` names a kind of sync that is left out, to show that a test would notice.
 """
 
 import sys

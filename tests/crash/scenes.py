@@ -161,7 +161,7 @@ def _saving(
 
 
 def _litter(store: Store) -> None:
-    """The leftovers of a dead job, of an interrupted sweep, of a link that was never swapped; and a live job's draft."""
+    """Leftovers of a dead job, of an interrupted sweep, of a link that was never swapped; and a live job's draft."""
     _history((10, "a"), (20, "b"))(store)
     draft = begin(store, step=30, job="dead")
     draft.write_part(PARTS[0], [b"torn"])

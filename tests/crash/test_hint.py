@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.scenes import ROOT, PARTS, look, save
+from tests.crash.scenes import PARTS, ROOT, look, save
 from unbroken.files import Files
 from unbroken.store.check import Level
 from unbroken.store.choose import resume_point

@@ -1,5 +1,6 @@
 """Real processes, killed before every call that changes the file system, refused every such call, and short of room."""
 
+import io
 import resource
 import shutil
 import subprocess
@@ -94,12 +95,18 @@ def test_a_file_that_may_not_grow_gives_a_short_write_then_an_error_and_the_old_
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50)),  # noqa: PLW1509
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50)),
     )
     assert run.returncode == STORAGE_FAILED, run.stderr
     assert "File too large" in run.stderr
     assert "reached" not in run.stdout
     examine(Store(place.root), scene, must=scene.before)
+
+
+def fill(file: io.FileIO) -> None:
+    """Write until the disk is full."""
+    while True:
+        file.write(bytes(4096))
 
 
 @pytest.fixture
@@ -121,8 +128,7 @@ def test_a_full_disk_fails_the_save_loudly_and_the_next_one_works_when_there_is_
     assert look(store) == ((10, "a"), ())
     full = small_disk / "somebody-elses"
     with full.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(bytes(4096))
+        fill(file)
     with pytest.raises(StorageFailed, match="No space left"):
         save(store, 20, "b", live=nobody_is_live)
     assert look(store) == ((10, "a"), ())

@@ -119,6 +119,7 @@ BODIES: dict[str, dict[str, object]] = {
     "an endless id": {"id": "x" * 129},
     "an empty id": {"id": ""},
     "a metric that is text": {"metrics": {"loss": "NaN"}},
+    "a metric that is whole": {"metrics": {"loss": 1}},
     "a metric that is true": {"metrics": {"loss": True}},
     "a metric beyond all numbers": {"metrics": {"loss": 10**400}},
     "a tensor without a shape": {"tensors": {"w": ["f32", "00"]}},
@@ -187,7 +188,7 @@ def test_bytes_that_no_commit_wrote_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize("form", ["unbroken.checkpoint/2", "unbroken.checkpoint/10"])
 def test_another_version_is_told_as_such_whatever_its_body(form: str) -> None:
     for body in (GOOD, b'{"new":1}', b"not json"):
-        with pytest.raises(FormatUnknown, match="unbroken.checkpoint/"):
+        with pytest.raises(FormatUnknown, match="format this version does not read"):
             decode(enveloped(body, form=form, algorithm="blake9", proof="abcdef"), WHERE)
 
 

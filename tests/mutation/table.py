@@ -16,6 +16,15 @@ def _cut(scene: str) -> str:
     return f"{_OPERATIONS}test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new_one[{scene}]"
 
 
+_LATE_MANIFEST = """\
+    name = _publish(store, draft, record.kind)
+    files.write_new(store.path(name) / MANIFEST, [encoded])
+    files.sync_directory(store.path(name))
+    return name
+"""
+_MACHINE = "tests/property/test_store_machine.py"
+
+
 @dataclass(frozen=True)
 class Mutation:
     """One guarantee broken on purpose.
@@ -62,11 +71,7 @@ MUTATIONS = (
     # ---- order ----
     Mutation("manifest written after the rename", (
         ("store/commit.py", "    files.write_new(draft.path / MANIFEST, [encoded])\n", ""),
-        ("store/commit.py", "    return _publish(store, draft, record.kind)\n",
-         "    name = _publish(store, draft, record.kind)\n"
-         "    files.write_new(store.path(name) / MANIFEST, [encoded])\n"
-         "    files.sync_directory(store.path(name))\n"
-         "    return name\n"),
+        ("store/commit.py", "    return _publish(store, draft, record.kind)\n", _LATE_MANIFEST),
     ), (_kill("save"),)),
     _one("old ones deleted before the commit", "store/commit.py",
          "    return _publish(store, draft, record.kind)\n",
@@ -76,16 +81,17 @@ MUTATIONS = (
          "    return _publish(store, draft, record.kind)\n",
          _kill("save")),
     _one("sweep before the hint", "store/sweep.py",
-         "    point_latest(store, committed, job=job)\n    names",
+         "    point_latest(store, committed, job=job)\n    if keeps",
          "    early = decide(candidates(store, scan(store).committed), tuple(policies))\n"
          "    sweep(store, early.released, is_live=is_live)\n"
-         "    point_latest(store, committed, job=job)\n    names",
+         "    point_latest(store, committed, job=job)\n    if keeps",
          _kill("save that releases old ones")),
     _one("checkpoint removed under its own name", "store/sweep.py",
          "    store.files.publish(store.path(name), trash)\n", "    trash = store.path(name)\n",
          _kill("save that releases old ones")),
     Mutation("abandoned ones moved before the record", (
-        ("store/rewind.py", "        record_rewind(store, target", "        set_aside(store, newer)\n        record_rewind(store, target"),
+        ("store/rewind.py", "        record_rewind(store, target",
+         "        set_aside(store, newer)\n        record_rewind(store, target"),
         ("store/rewind.py", "        set_aside(store, newer)\n    return newer", "    return newer"),
     ), (_kill("rewind"),)),
     # ---- evidence ----
@@ -111,6 +117,10 @@ MUTATIONS = (
     # ---- keep and sweep ----
     _one("unusable ones counted", "store/keep.py", "policy.keeps(usable)", "policy.keeps(newest_first)",
          "tests/property/test_keep.py::test_the_last_k_usable_steps_are_kept_whatever_else_was_saved"),
+    _one("newest usable one released", "store/keep.py",
+         "    if usable:\n        reasons", "    if False:\n        reasons", _MACHINE),
+    _one("one that the job resumed from released", "store/keep.py",
+         "    if resume_target is not None:\n", "    if False:\n", _MACHINE),
     _one("nan taken for the best", "store/keep.py", "if math.isfinite(c.metrics.get(self.metric, math.nan))",
          "if self.metric in c.metrics",
          "tests/property/test_keep.py::test_the_best_measured_one_is_kept_and_nan_is_never_best"),

@@ -1,7 +1,7 @@
-"""A store as a state machine: random saves, kills, power cuts, damage, pins, mirrors, prunes and rewinds, against a dict.
+"""A store as a state machine: random saves, kills, power cuts, damage, pins, mirrors, prunes, rewinds against a dict.
 
-The model knows every checkpoint that was committed, by id, and what must never be lost: the newest usable one, the best,
-the milestones, the pinned, what has no second copy, the one the job resumed from, and all that is not ours.
+The model knows every checkpoint that was committed, by id, and what must never be lost: the newest usable one, the
+best, the milestones, the pinned, what has no second copy, the one the job resumed from, and all that is not ours.
 """
 
 import itertools
@@ -14,7 +14,14 @@ from typing import ClassVar
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.crash.scenes import FOREIGN, ROOT, UNFINISHED, names_below, nobody_is_live, write_foreign
 from unbroken.errors import StorageError
@@ -231,10 +238,10 @@ class StoreMachine(RuleBasedStateMachine):
     def _save_and_settle(self, store: Store, step: int, loss: float | None, chosen: Policies) -> set[str | None]:
         """Save until something strikes; returns what nothing may have cost, seen from where it got to."""
         job = self.new_job()
-        protected = self.model.protected(chosen) | {self.target}
+        protected: set[str | None] = {*self.model.protected(chosen), self.target}
         try:
             name = self._save(store, step, PERIODIC, loss, job)
-            protected = self.model.protected(chosen) | {self.target}
+            protected = {*self.model.protected(chosen), self.target}
             self._settle(store, name, chosen, job)
         except (Killed, StorageError):
             pass
@@ -368,16 +375,17 @@ class StoreMachine(RuleBasedStateMachine):
             assert is_sound == self.model.known[names[name]].is_sound, f"{name} is half removed"
 
 
-StoreMachine.TestCase.settings = settings(
+SETTINGS = settings(
     derandomize=True,
     max_examples=60,
     stateful_step_count=25,
     deadline=None,
     database=None,
+    # A mutated source only has to turn the test red; looking for the smallest example would cost minutes.
     phases=[phase for phase in Phase if phase is not Phase.shrink or "UNBROKEN_MUTATED" not in os.environ],
 )
 
 
 @pytest.mark.promise("C17", "G6", "K4", "K5")
-class TestStoreMachine(StoreMachine.TestCase):
-    """Runs the machine."""
+def test_a_store_is_what_a_dict_says_it_is_whatever_happens_to_it() -> None:
+    run_state_machine_as_test(StoreMachine, settings=SETTINGS)

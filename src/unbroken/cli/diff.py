@@ -4,7 +4,7 @@ import click
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.report.style import Style
+from unbroken.report.style import Style, printable
 from unbroken.store.compare import Difference, compare
 from unbroken.store.refer import resolve_checkpoint
 
@@ -41,9 +41,9 @@ def _text(found: Difference, style: Style) -> str:
     unit = found.unit
     if found.is_same:
         return f"{style.good('the same')}: {amounts.plural(found.same, unit)}, every digest equal"
-    lines = [f"{style.bad('differs')}  {name}: {how}" for name, how in found.differ]
-    lines += [f"{style.warn('only in A')}  {name}" for name in found.only_first]
-    lines += [f"{style.warn('only in B')}  {name}" for name in found.only_second]
+    lines = [f"{style.bad('differs')}  {printable(name)}: {printable(how)}" for name, how in found.differ]
+    lines += [f"{style.warn('only in A')}  {printable(name)}" for name in found.only_first]
+    lines += [f"{style.warn('only in B')}  {printable(name)}" for name in found.only_second]
     changed = len(found.differ) + len(found.only_first) + len(found.only_second)
     lines.append(f"{amounts.plural(changed, unit)} differ, {amounts.count(found.same)} are the same")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from unbroken import amounts
 from unbroken.cli.facts import line_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
-from unbroken.report.style import Style
+from unbroken.report.style import Style, printable
 from unbroken.report.table import Column, table
 from unbroken.run.summary import Line, checkpoint_lines
 from unbroken.store.refer import resolve
@@ -47,13 +47,13 @@ def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
     rows = [
         (
             _MISSING if line.step is None else amounts.count(line.step),
-            line.name,
+            printable(line.name),
             _MISSING if line.saved_at_ns is None else amounts.ago((now_ns - line.saved_at_ns) / 1e9),
             _MISSING if line.size_bytes is None else amounts.size(line.size_bytes),
             _MISSING if line.parts is None else amounts.count(line.parts),
             paint.get(line.state, style.dim)(line.state),
             ", ".join(line.kept_because),
-            line.note or "",
+            printable(line.note or ""),
         )
         for line in lines
     ]

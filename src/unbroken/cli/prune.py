@@ -1,18 +1,21 @@
 """``unbroken prune``: remove what no keep policy holds and what crashes left; nothing else, ever."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import click
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.policies import from_values, policies_of
-from unbroken.report.style import Style
+from unbroken.cli.policies import policies_of
+from unbroken.errors import BadUsage
+from unbroken.report.style import Style, printable
 from unbroken.run.layout import run_of
 from unbroken.run.lease import draft_judge, read_current
 from unbroken.run.process import process_of
-from unbroken.store.keep import Decision, decide
+from unbroken.store.check import Level, verify
+from unbroken.store.keep import Decision, Policy, compose, decide
 from unbroken.store.names import DraftName
 from unbroken.store.place import Store
 from unbroken.store.refer import resolve
@@ -41,13 +44,14 @@ def command(
     """Remove checkpoints that no policy keeps, and what crashes left.
 
     Without a --keep option the policies of the run's own config hold; without such a config no checkpoint is released.
-    The newest usable checkpoint, pinned ones, damaged ones and files that are not ours are never removed.
+    The newest usable checkpoint, pinned ones, damaged ones and files that are not ours are never removed. Every byte of
+    the newest is read before anything is removed: one that merely looks whole must not outlive the last good one.
     """
     store = resolve(run).store
     flags = (keep_last, keep_every, keep_seconds, keep_best)
     # A flag speaks for itself alone: `--keep-every 1000` must not keep all others too, as no limit on the last k would.
-    chosen = from_values(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
-    decision = decide(candidates(store, scan(store).committed), chosen)
+    chosen = _composed(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
+    decision = _decided(store, chosen, output, reads_newest=not dry_run)
     is_live = _judge(store, include_torn=include_torn)
     plan = plan_sweep(store, decision.released, is_live=is_live)
     if not dry_run:
@@ -63,6 +67,27 @@ def command(
     output.document("unbroken.prune/1", facts, lambda: _text(decision, plan, dry_run=dry_run, style=output.style))
 
 
+def _composed(last_k: int, every_n: int | None, every_s: float | None, best: str | None) -> Sequence[Policy]:
+    try:
+        return compose(last_k, every_n, every_s, best)
+    except ValueError as wrong:
+        raise BadUsage(command="unbroken prune", complaint=str(wrong)) from wrong
+
+
+def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_newest: bool) -> Decision:
+    known = candidates(store, scan(store).committed)
+    while True:
+        decision = decide(known, policies)
+        if decision.newest is None or not decision.released or not reads_newest:
+            return decision
+        with output.progress(f"read {decision.newest}", 0, is_bytes=True) as advance:
+            verdict = verify(store, decision.newest, Level.FULL, progress=advance)
+        if verdict.is_sound:
+            return decision
+        output.note(f"{decision.newest} is damaged and does not count: {verdict.findings[0]}")
+        known = [replace(each, is_usable=False) if each.name == decision.newest else each for each in known]
+
+
 def _judge(store: Store, *, include_torn: bool) -> Callable[[DraftName], bool]:
     run = run_of(store).run
     if include_torn and read_current(run, store.files) is None:
@@ -74,7 +99,7 @@ def _judge(store: Store, *, include_torn: bool) -> Callable[[DraftName], bool]:
 def _text(decision: Decision, plan: Plan, *, dry_run: bool, style: Style) -> str:
     verb = "would remove" if dry_run else "removed"
     lines = [f"{style.good('keep')}    {name}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()]
-    lines += [f"{style.warn('left')}    {name}  ({reason})" for name, reason in plan.left]
+    lines += [f"{style.warn('left')}    {printable(name)}  ({printable(reason)})" for name, reason in plan.left]
     lines += [f"{style.bad('remove')}  {name}" for name in plan.names]
     what = amounts.plural(len(plan.names), "entry").replace("entrys", "entries")
     lines.append(f"{verb} {what}, {amounts.size(plan.freed_bytes)}")

@@ -7,7 +7,7 @@ import click
 from unbroken import amounts
 from unbroken.cli.facts import instant, manifest_facts
 from unbroken.cli.output import Output, as_command
-from unbroken.report.style import Style
+from unbroken.report.style import Style, printable
 from unbroken.report.table import Column, table
 from unbroken.store.manifest import Manifest
 from unbroken.store.refer import resolve_checkpoint
@@ -43,11 +43,14 @@ def _text(path: str, manifest: Manifest, *, tensors: bool, style: Style) -> str:
     head += [(f"metric {name}", f"{value:g}") for name, value in sorted(manifest.metrics.items())]
     head += [(name, str(value)) for name, value in sorted(manifest.facts.items())]
     width = max(len(label) for label, _ in head)
-    lines = [f"{style.dim(label.ljust(width))}  {value}" for label, value in head]
+    lines = [f"{style.dim(printable(label).ljust(width))}  {printable(value)}" for label, value in head]
     rows = [(part.name, amounts.size(part.size_bytes), part.digest.whole) for part in manifest.parts]
     lines += ["", table([Column("part"), Column("size", is_number=True), Column("digest")], rows, style=style)]
     if tensors:
-        named = [(n, t.dtype, "x".join(map(str, t.shape)), t.digest) for n, t in sorted(manifest.tensors.items())]
+        named = [
+            (printable(name), printable(tensor.dtype), "x".join(map(str, tensor.shape)), printable(tensor.digest))
+            for name, tensor in sorted(manifest.tensors.items())
+        ]
         columns = [Column("tensor"), Column("type"), Column("shape"), Column("digest")]
         lines += ["", table(columns, named, style=style) if named else "the manifest names no tensors"]
     return "\n".join(lines)

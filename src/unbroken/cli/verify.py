@@ -8,7 +8,7 @@ from unbroken import amounts
 from unbroken.cli.facts import verdict_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
-from unbroken.report.style import Style
+from unbroken.report.style import Style, printable
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.place import Store
 from unbroken.store.refer import resolve
@@ -64,7 +64,7 @@ def _text(verdicts: list[Verdict], style: Style) -> str:
             word = style.bad("damaged") if verdict.is_damaged else style.warn("unknown")
             lines.append(f"{word}  {verdict.name}  ({amounts.plural(len(verdict.findings), 'finding')})")
             lines += [f"           {finding}" for finding in verdict.findings]
-        lines += [f"           {name}: not in the manifest, not checked" for name in verdict.foreign]
+        lines += [f"           {printable(name)}: not in the manifest, not checked" for name in verdict.foreign]
     return "\n".join(lines)
 
 

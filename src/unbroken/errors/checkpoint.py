@@ -206,7 +206,7 @@ class StorageFailed(StorageError):
         return str(self.path)
 
     def so(self) -> str | None:
-        return "nothing new was committed; the last commit is intact"
+        return "what was committed before is intact"
 
     def help(self) -> tuple[Help, ...]:
         return (Help(f"df -h {quoted(self.path.parent)}", "see whether the disk is full"),)

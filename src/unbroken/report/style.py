@@ -19,6 +19,13 @@ def wants_color(stream: Stream, environ: Mapping[str, str]) -> bool:
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and stream.isatty()
 
 
+def printable(text: str) -> str:
+    """A text from outside with what steers a terminal spelt out: a file's name must neither paint nor erase."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True)
 class Style:
     """Marks text for a terminal; gives it back untouched where colour is off."""

@@ -161,18 +161,22 @@ def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]
             yield f"{name}: {size_bytes:,} bytes on disk, {part.size_bytes:,} reported"
 
 
-def walk_files(files: Files, directory: Path, prefix: str = "") -> Iterator[tuple[str, int | None]]:
+def walk_files(files: Files, directory: Path) -> Iterator[tuple[str, int | None]]:
     """Every name below a directory that is no directory, with its size; None for what is no regular file.
 
     Raises:
         StorageFailed: the system refused.
     """
-    for node in files.list_directory(directory):
-        if node.kind is NodeKind.DIRECTORY:
-            yield from walk_files(files, directory / node.name, f"{prefix}{node.name}/")
-            continue
-        found = files.find(directory / node.name)
-        yield f"{prefix}{node.name}", found.size_bytes if found and found.kind is NodeKind.FILE else None
+    # A list and no recursion: a folder nested a thousand deep must not stop a resume.
+    pending = [("", directory)]
+    while pending:
+        prefix, here = pending.pop()
+        for node in files.list_directory(here):
+            if node.kind is NodeKind.DIRECTORY:
+                pending.append((f"{prefix}{node.name}/", here / node.name))
+                continue
+            found = files.find(here / node.name)
+            yield f"{prefix}{node.name}", found.size_bytes if found and found.kind is NodeKind.FILE else None
 
 
 def _directories(root: Path, plan: Collection[str]) -> list[Path]:

@@ -35,8 +35,8 @@ class Table:
         return value
 
     def optional_text(self, key: str) -> str | None:
-        """A string, or None where it is absent or null."""
-        return None if self._values.get(key) is None else self.text(key)
+        """A string, or None where it is null."""
+        return None if self._get(key) is None else self.text(key)
 
     def matching(self, key: str, pattern: re.Pattern[str]) -> str:
         """A string of a given form."""

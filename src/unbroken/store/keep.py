@@ -115,12 +115,43 @@ class NotYetMirrored:
         return {c.name: "not yet mirrored" for c in newest_first if c.is_mirrored is False}
 
 
+def best_by(text: str) -> BestBy:
+    """``loss``, ``loss:min`` or ``accuracy:max`` as a policy.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    metric, _, mode = text.partition(":")
+    if not metric or mode not in ("", "min", "max"):
+        raise ValueError(f"'{text}' is not METRIC, METRIC:min or METRIC:max")
+    return BestBy(metric, mode or "min")
+
+
+def compose(
+    last_k: int | None, every_n: int | None = None, every_s: float | None = None, best: str | None = None
+) -> tuple[Policy, ...]:
+    """The policies that a config, a command line or settings name.
+
+    Raises:
+        ValueError: ``best`` is not METRIC, METRIC:min or METRIC:max.
+    """
+    found: list[Policy] = [LastK(last_k)]
+    if every_n is not None:
+        found.append(EveryNSteps(every_n))
+    if every_s is not None:
+        found.append(EveryT(every_s))
+    if best is not None:
+        found.append(best_by(best))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What is kept, each with all its reasons, and what is released, oldest first."""
+    """What is kept, each with all its reasons, and what is released, oldest first; ``newest`` is the newest usable."""
 
     kept: Mapping[str, tuple[str, ...]]
     released: tuple[str, ...]
+    newest: str | None = None
 
 
 def keeps_everything(policies: Collection[Policy]) -> bool:
@@ -150,4 +181,5 @@ def decide(
         if not candidate.is_usable:
             reasons.setdefault(candidate.name, []).append("not usable: for the quarantine")
     kept = {c.name: tuple(dict.fromkeys(reasons[c.name])) for c in newest_first if c.name in reasons}
-    return Decision(kept, tuple(c.name for c in reversed(newest_first) if c.name not in kept))
+    released = tuple(c.name for c in reversed(newest_first) if c.name not in kept)
+    return Decision(kept, released, usable[0].name if usable else None)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from unbroken.errors import FormatUnknown, ManifestDamaged, UnsafeName
 from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest, digest_bytes
@@ -242,8 +242,9 @@ def _metric_to_json(value: float) -> float | str:
 
 
 def _metric_from_json(value: object, name: str) -> float:
-    if value in ("nan", "inf", "-inf") or type(value) in (int, float):
-        return float(cast("str | float", value))
+    match value:
+        case "nan" | "inf" | "-inf" | float():
+            return float(value)
     raise Malformed(f"metric {name!r} is not a number")
 
 

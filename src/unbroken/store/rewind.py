@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointUnknown, RecordDamaged, StorageFailed
+from unbroken.errors import CheckpointUnknown, ManifestDamaged, RecordDamaged, StorageFailed, UnsafeName
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.names import ABANDONED, REWINDS
 from unbroken.store.place import Store, scratch
@@ -36,8 +36,8 @@ def record_rewind(store: Store, *, target: str, abandoned: Mapping[str, str], jo
     number = 1 + max(
         (int(n.name[:6]) for n in store.files.list_directory(directory) if n.name[:6].isdecimal()), default=0
     )
-    # crash here: no record, and nothing is abandoned; or the whole record, and everything it names is.
     path = directory / f"{number:06}.json"
+    # crash here: no record, and nothing is abandoned; or the whole record, and everything it names is.
     if not store.files.create_once(path, json.dumps(body, sort_keys=True).encode(), scratch=scratch(job, "rewind")):
         raise StorageFailed(operation="record a rewind", path=path, cause="another job recorded one at the same time")
 
@@ -45,20 +45,27 @@ def record_rewind(store: Store, *, target: str, abandoned: Mapping[str, str], jo
 def rewind(store: Store, names_newest_first: list[str], *, target: str, job: str, at_ns: int) -> list[str]:
     """Abandon every checkpoint newer than ``target`` and move them aside; returns their names.
 
-    A checkpoint whose manifest cannot be read has no id to abandon: quarantine it first.
-
     Raises:
         CheckpointUnknown: the target is not among the names.
+        FormatUnknown: a newer checkpoint was written by another version, which could still choose it.
         StorageFailed: the system refused.
     """
     if target not in names_newest_first:
         raise CheckpointUnknown(reference=target, store=store.root, known=tuple(names_newest_first))
     newer = names_newest_first[: names_newest_first.index(target)]
     if newer:
-        ids = {name: store.read_manifest(name).id for name in newer}
+        ids = {name: id_ for name in newer if (id_ := _id_of(store, name)) is not None}
         record_rewind(store, target=target, abandoned=ids, job=job, at_ns=at_ns)
         set_aside(store, newer)
     return newer
+
+
+def _id_of(store: Store, name: str) -> str | None:
+    try:
+        return store.read_manifest(name).id
+    except (ManifestDamaged, UnsafeName):
+        # It can never be chosen, so it needs no id to be given up by; moving it aside is enough.
+        return None
 
 
 def set_aside(store: Store, names: Iterable[str]) -> None:

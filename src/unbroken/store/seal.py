@@ -155,7 +155,7 @@ def _names_to_seal(files: Files, directory: Path) -> list[str]:
         names.append(require_safe(name))
     if not names:
         raise CannotSeal(path=directory, reason="it holds no files")
-    return names
+    return sorted(names)
 
 
 def _stamps(files: Files, directory: Path, names: list[str]) -> list[tuple[int, int] | None]:

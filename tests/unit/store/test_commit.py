@@ -1,5 +1,6 @@
 """A commit is computed from evidence: what is planned, reported and on disk must be the same."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,20 @@ def test_another_tools_file_called_latest_is_left_alone(store: Store) -> None:
     (store.root / "latest").write_text("global_step1")
     assert not point_latest(store, name, job="j1")
     assert (store.root / "latest").read_text() == "global_step1"
+
+
+def test_walking_goes_as_deep_as_a_path_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1500):
+        os.mkdir("d")
+        os.chdir("d")
+    Path("f").write_bytes(b"1")
+    assert dict(walk_files(LOCAL, tmp_path)) == {"d/" * 1500 + "f": 1}
+    # Taken down from within: what removes a directory for pytest goes no deeper than Python's own stack.
+    Path("f").unlink()
+    for _ in range(1500):
+        os.chdir("..")
+        os.rmdir("d")
 
 
 def test_walking_names_every_file_and_follows_no_link(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Writing and reading one part: digested on the way in, proven on the way out."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from tests.unit.store.saving import save
 from unbroken.errors import DamagedCheckpoint, StorageFailed
 from unbroken.files import LOCAL
-from unbroken.store.digest import BLOCK_BYTES, digest_of
+from unbroken.store.digest import BLOCK_BYTES, BlockDigester, digest_of
 from unbroken.store.manifest import Manifest, Part
 from unbroken.store.parts import BlockReader, read_part, write_part
 from unbroken.store.place import Store
@@ -20,7 +21,19 @@ def test_the_evidence_is_the_digest_of_the_bytes_on_disk(tmp_path: Path) -> None
     assert part == Part("w.bin", digest_of([b"abdef"]))
 
 
-def test_a_generator_may_reuse_its_buffer_for_every_chunk(tmp_path: Path) -> None:
+class Slow(BlockDigester):
+    """A digest that begins only when a hasty writer would have gone on to its next chunk."""
+
+    def update(self, data: memoryview) -> None:
+        time.sleep(0.05)
+        super().update(data)
+
+
+@pytest.mark.parametrize("digester", [BlockDigester, Slow])
+def test_a_generator_may_reuse_its_buffer_for_every_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digester: type[BlockDigester]
+) -> None:
+    monkeypatch.setattr("unbroken.store.parts.BlockDigester", digester)
     buffer = bytearray(2 << 20)
 
     def chunks() -> Iterator[memoryview]:

@@ -60,6 +60,15 @@ def test_the_branch_that_goes_on_uses_the_same_names_and_is_chosen(tmp_path: Pat
     assert chosen(store) == "checkpoint-2"
 
 
+@pytest.mark.promise("K5")
+def test_a_damaged_newer_one_does_not_stop_a_rewind(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoint-3" / "manifest.json").write_bytes(b"ruined")
+    assert go_back(store, "checkpoint-1") == ["checkpoint-3", "checkpoint-2"]
+    assert chosen(store) == "checkpoint-1"
+    assert (tmp_path / "abandoned" / "checkpoint-3" / "manifest.json").read_bytes() == b"ruined"
+
+
 def test_going_back_to_the_newest_abandons_nothing(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2)
     before = tree(tmp_path)

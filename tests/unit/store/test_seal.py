@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.store.saving import nobody, save, store_with, tree
-from unbroken.errors import CannotSeal, ManifestDamaged, SealedDiffers, UnsafeName
+from unbroken.errors import CannotSeal, ManifestDamaged, SealedDiffers, StorageFailed, UnsafeName
 from unbroken.files import LOCAL
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
@@ -97,6 +97,21 @@ def test_a_folder_that_changed_since_it_was_sealed_is_told(tmp_path: Path, chang
     with pytest.raises(SealedDiffers) as differs:
         seal(Store(tmp_path), "step_5", at_ns=2)
     assert ("more.pt" if change == "added" else "weights.pt") in differs.value.findings[0]
+
+
+@pytest.mark.parametrize("change", ["rewritten", "grown", "removed"])
+def test_a_folder_that_is_still_being_written_is_not_sealed(tmp_path: Path, change: str) -> None:
+    path = folder(tmp_path, "step_5", **{"a.pt": b"1" * 100, "b.pt": b"2" * 100})
+
+    def meanwhile(amount: int) -> None:
+        if change == "removed":
+            (path / "a.pt").unlink(missing_ok=True)
+        else:
+            (path / "a.pt").write_bytes(b"3" * (100 if change == "rewritten" else 200))
+
+    with pytest.raises((CannotSeal, StorageFailed)):
+        seal(Store(tmp_path), "step_5", at_ns=1, workers=1, progress=meanwhile)
+    assert not (path / "manifest.json").exists()
 
 
 def test_what_a_crash_left_of_an_earlier_attempt_is_not_sealed_in(tmp_path: Path) -> None:

@@ -1,0 +1,345 @@
+"""The store's commands as a user calls them: text, JSON, exit codes, and mistakes."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Tool
+from tests.format.make_golden import GOLDEN
+from unbroken.run.lease import acquire
+from unbroken.run.process import this_holder
+from unbroken.store.manifest import Tensor, decode, encode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with seven checkpoints, a quarantined one, two abandoned ones, a torn draft and a user's folder."""
+    shutil.copytree(GOLDEN, tmp_path / "run", symlinks=True)
+    (tmp_path / "run/checkpoints/.tmp-j0009_x-90-1").mkdir()
+    (tmp_path / "run/checkpoints/mine").mkdir()
+    (tmp_path / "run/checkpoints/mine/notes.txt").write_text("mine")
+    return tmp_path / "run"
+
+
+def stamped(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Every name below a directory with its size, its time and its inode."""
+    found = {path: path.lstat() for path in root.rglob("*")}
+    return {str(path): (status.st_size, status.st_mtime_ns, status.st_ino) for path, status in found.items()}
+
+
+def document(unbroken: Tool, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """The one JSON document that a command prints."""
+    ended = unbroken(*arguments, "--json")
+    assert (ended.returncode, ended.stderr) == (code, ""), ended
+    said: dict[str, Any] = json.loads(ended.stdout)
+    assert next(iter(said)) == "schema"
+    return said
+
+
+def damage(run: Path) -> None:
+    part = run / "checkpoints/checkpoint-50/state/__0_0.distcp"
+    data = bytearray(part.read_bytes())
+    data[3] ^= 1
+    part.write_bytes(data)
+
+
+def test_ls_lists_everything_newest_first(unbroken: Tool, run: Path) -> None:
+    ended = unbroken("ls", "run")
+    assert ended.returncode == 0
+    lines = ended.stdout.splitlines()
+    assert lines[0].split() == ["step", "name", "written", "size", "parts", "state", "kept", "because", "note"]
+    assert [line.split()[1] for line in lines[1:4]] == ["final", "checkpoint-50", "checkpoint-40"]
+    assert "never committed" in ended.stdout and "not ours, never touched" in ended.stdout
+    said = document(unbroken, "ls", "run")
+    assert said["schema"] == "unbroken.ls/1" and said["store"] == "run/checkpoints"
+    assert [entry["state"] for entry in said["entries"]] == [
+        *["committed"] * 7,
+        *("torn", "quarantined", "abandoned", "abandoned", "foreign"),
+    ]
+    assert said["entries"][0]["kept_because"] == ["newest usable", "all are kept"]
+
+
+def test_ls_of_an_empty_store_says_so(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    assert unbroken("ls", "run").stdout == "no checkpoint yet\n"
+    assert document(unbroken, "ls", "run")["entries"] == []
+
+
+def test_show_tells_a_checkpoint_by_every_kind_of_name(unbroken: Tool, run: Path) -> None:
+    for reference in ("run@10", "run/checkpoints/checkpoint-10", "run/checkpoints@checkpoint-10"):
+        said = document(unbroken, "show", reference)
+        assert (said["schema"], said["name"], said["step"]) == ("unbroken.show/1", "checkpoint-10", 10)
+    assert said["metrics"] == {"accuracy": 0.125, "best": "-inf", "loss": 2.5, "worst": "nan"}
+    assert said["parts"][0]["name"] == "empty"
+    assert document(unbroken, "show", "run")["name"] == "final"
+    assert document(unbroken, "show", "run@latest")["name"] == "final"
+    text = unbroken("show", "run@10", "--tensors").stdout
+    assert "embed.weight  bfloat16  4x8" in text
+    assert "the manifest names no tensors" in unbroken("show", "run@20", "--tensors").stdout
+
+
+def test_verify_proves_a_run_and_names_what_is_damaged(unbroken: Tool, run: Path) -> None:
+    ended = unbroken("verify", "run", "--full")
+    assert ended.returncode == 0 and ended.stdout.count("every digest right") == 7
+    damage(run)
+    assert unbroken("verify", "run").returncode == 0
+    ended = unbroken("verify", "run", "--full")
+    assert ended.returncode == 3 and "Traceback" not in ended.stderr
+    assert "damaged  checkpoint-50  (1 finding)" in ended.stdout
+    assert "state/__0_0.distcp: bytes 0 to 162 are not the bytes that were written" in ended.stdout
+    said = document(unbroken, "verify", "run@50", "--full", code=3)
+    assert said["schema"] == "unbroken.verify/1" and said["is_sound"] is False
+    assert said["checkpoints"][0]["findings"][0]["cause"] == "damaged"
+    assert document(unbroken, "verify", "run@40", "--sampled", "--workers", "2")["is_sound"] is True
+
+
+def test_verify_of_a_store_without_a_checkpoint_exits_with_5(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    ended = unbroken("verify", "run")
+    assert ended.returncode == 5 and ended.stderr.startswith("error[no-usable-checkpoint]")
+    assert document(unbroken, "verify", "run", code=5)["kind"] == "no-usable-checkpoint"
+
+
+def test_a_newer_format_is_told_and_not_called_damaged(unbroken: Tool, run: Path) -> None:
+    path = run / "checkpoints/checkpoint-50/manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/2"))
+    ended = unbroken("verify", "run@50")
+    assert ended.returncode == 3 and ended.stdout.startswith("unknown  checkpoint-50")
+    ended = unbroken("show", "run@50")
+    assert ended.returncode == 3 and "error[format-unknown]" in ended.stderr
+
+
+def test_diff_exits_by_what_it_finds(unbroken: Tool, run: Path) -> None:
+    assert unbroken("diff", "run@10", "run@10").stdout == "the same: 2 tensors, every digest equal\n"
+    ended = unbroken("diff", "run@checkpoint-20", "run@20")
+    assert ended.returncode == 3
+    assert ended.stdout.splitlines()[-1] == "2 parts differ, 0 are the same"
+    said = document(unbroken, "diff", "run@20", "run@10", code=3)
+    assert (said["schema"], said["compared"], said["is_same"]) == ("unbroken.diff/1", "part", False)
+    assert said["only_in_a"] == ["trainer_state.json"] and "empty" in said["only_in_b"]
+
+
+@pytest.mark.promise("C17")
+def test_a_dry_run_of_prune_changes_nothing_and_tells_what_prune_then_does(unbroken: Tool, run: Path) -> None:
+    before = stamped(run)
+    told = document(unbroken, "prune", "run", "--keep-last", "1", "--keep-every", "40", "--dry-run")
+    assert stamped(run) == before
+    assert told["schema"] == "unbroken.prune/1" and told["dry_run"] is True
+    done = document(unbroken, "prune", "run", "--keep-last", "1", "--keep-every", "40")
+    assert done["removed"] == told["removed"]
+    assert done["removed"] == ["checkpoint-10", "checkpoint-20.2", "checkpoint-30-shutdown", "checkpoint-50"]
+    left = {path.name for path in (run / "checkpoints").iterdir()}
+    assert {"final", "checkpoint-40", "checkpoint-20", "mine", "quarantine", "abandoned", "latest"} <= left
+    assert not left & set(done["removed"])
+    assert unbroken("verify", "run", "--full").returncode == 0
+    assert unbroken("prune", "run", "--keep-last", "1", "--keep-every", "40").stdout.endswith(
+        "removed 0 entries, 0 bytes\n"
+    )
+
+
+def test_prune_without_a_policy_removes_no_checkpoint(unbroken: Tool, run: Path) -> None:
+    before = stamped(run)
+    assert document(unbroken, "prune", "run")["removed"] == []
+    assert stamped(run) == before
+
+
+@pytest.mark.promise("C17")
+def test_prune_does_not_count_a_newest_checkpoint_that_only_looks_whole(unbroken: Tool, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints/final")
+    damage(run)
+    ended = unbroken("prune", "run", "--keep-last", "1")
+    assert ended.returncode == 0
+    assert "checkpoint-50 is damaged and does not count" in ended.stderr
+    assert (run / "checkpoints/checkpoint-40").exists(), "the last good one"
+    assert (run / "checkpoints/checkpoint-50").exists(), "damaged ones are for the quarantine"
+
+
+def test_prune_keeps_the_best(unbroken: Tool, run: Path) -> None:
+    kept = document(unbroken, "prune", "run", "--keep-best", "loss:max", "--dry-run")["kept"]
+    assert kept["checkpoint-10"] == ["best loss"]
+    kept = document(unbroken, "prune", "run", "--keep-seconds", "3600", "--dry-run")["kept"]
+    assert kept["checkpoint-10"] == ["every 3,600 s"]
+
+
+def test_torn_drafts_go_only_when_nobody_can_be_writing_them(unbroken: Tool, run: Path) -> None:
+    draft = run / "checkpoints/.tmp-j0009_x-90-1"
+    assert "its job may still be writing it" in unbroken("prune", "run").stdout
+    assert draft.exists()
+    lease = acquire(run, this_holder(), token="x", now_s=0.0)
+    draft.rename(run / f"checkpoints/.tmp-{lease.job}-90-1")
+    inside = unbroken("prune", run / "checkpoints", "--include-torn")
+    assert inside.returncode == 0 and (run / f"checkpoints/.tmp-{lease.job}-90-1").exists()
+    (run / "checkpoints/.tmp-j0000_old-90-1").mkdir()
+    assert document(unbroken, "prune", "run")["removed"] == [".tmp-j0000_old-90-1"]
+    shutil.rmtree(run / ".lease")
+    assert document(unbroken, "prune", "run", "--include-torn")["removed"] == [f".tmp-{lease.job}-90-1"]
+
+
+def test_from_inside_the_store_a_live_jobs_draft_is_as_safe_as_from_outside(
+    unbroken: Tool, run: Path, tmp_path: Path
+) -> None:
+    lease = acquire(run, this_holder(), token="x", now_s=0.0)
+    draft = run / f"checkpoints/.tmp-{lease.job}-90-1"
+    draft.mkdir()
+    (tmp_path / "link").symlink_to("run/checkpoints")
+    assert unbroken("prune", "link", "--include-torn").returncode == 0
+    assert draft.exists()
+    assert document(unbroken, "status", "link")["status"] == "running"
+
+
+def test_pins_are_set_and_taken_back(unbroken: Tool, run: Path) -> None:
+    assert unbroken("pin", "run@30", "--reason", "paper").stdout == "checkpoint-30-shutdown is pinned\n"
+    assert unbroken("pin", "run@30").stdout == "checkpoint-30-shutdown was pinned already\n"
+    assert document(unbroken, "prune", "run", "--keep-last", "1", "--dry-run")["kept"]["checkpoint-30-shutdown"] == [
+        "pinned"
+    ]
+    said = document(unbroken, "unpin", "run@30")
+    assert (said["schema"], said["changed"], said["pinned"]) == ("unbroken.pin/1", True, False)
+    assert unbroken("unpin", "run@30").stdout == "checkpoint-30-shutdown was not pinned\n"
+
+
+@pytest.mark.promise("G11")
+def test_status_tells_who_holds_the_run_and_what_it_resumes_from(unbroken: Tool, run: Path) -> None:
+    said = document(unbroken, "status", "run")
+    assert said["schema"] == "unbroken.status/1" and said["status"] == "idle" and said["job"] is None
+    assert (said["resumable_step"], said["torn"], said["quarantined"], said["abandoned"]) == (80, 1, 1, 2)
+    holder = this_holder()
+    acquire(run, holder, token="x", now_s=1_700_000_000.0)
+    state = {"status": "running", "global_step": 85, "max_steps": 100, "loss": float("nan"), "pid": holder.pid}
+    (run / ".run_state.json").write_text(json.dumps(state))
+    said = document(unbroken, "status", "--output-dir", "run")
+    assert (said["status"], said["step"], said["loss"], said["job"]["pid"]) == ("running", 85, None, holder.pid)
+    assert "85 of 100, loss nan" in unbroken("status", "run").stdout
+    (run / ".lease/000001.json").write_text("ruined")
+    assert document(unbroken, "status", "run")["job"]["host"] == "an unknown host"
+
+
+def test_status_of_a_run_that_has_saved_nothing_yet(unbroken: Tool, tmp_path: Path) -> None:
+    acquire(tmp_path / "new", this_holder(), token="x", now_s=0.0)
+    assert document(unbroken, "status", "new")["status"] == "running"
+    assert "from nothing" in unbroken("status", "new").stdout
+
+
+MISTAKES = [
+    ["ls", "nothing"],
+    ["ls", "empty"],
+    ["ls", "a-file"],
+    ["ls"],
+    ["ls", "run", "more"],
+    ["ls", "x" * 300],
+    ["show", "run@99"],
+    ["show", "run@²"],
+    ["show", "run@1__0"],
+    ["show", "run@" + "9" * 5000],
+    ["show", "run/checkpoints/checkpoint-99"],
+    ["show", "run", "--tensor"],
+    ["verify", "nothing", "--full"],
+    ["verify", "run", "--workers", "0"],
+    ["verify", "run", "--workers", "many"],
+    ["diff", "run"],
+    ["diff", "run", "nothing"],
+    ["prune", "run", "--keep-last", "0"],
+    ["prune", "run", "--keep-every", "-5"],
+    ["prune", "run", "--keep-best", "loss:sideways"],
+    ["prune", "run", "--keep-best", ":max"],
+    ["prune", "empty"],
+    ["pin", "run@99"],
+    ["unpin", "nothing"],
+    ["status"],
+    ["status", "nothing"],
+    ["status", "empty"],
+    ["seal", "nothing"],
+    ["seal", "empty"],
+    ["seal", "a-file"],
+    ["seal", "a-link"],
+    ["seal", "run/checkpoints"],
+    ["seal", "run/checkpoints/.tmp-j0009_x-90-1"],
+    ["seal", "run/checkpoints/mine"],
+    ["seal", "run/checkpoints/mine", "--step", "-1"],
+    ["seal", "run/checkpoints/mine", "--step", "1", "--metric", "loss"],
+    ["seal", "run/checkpoints/mine", "--step", "1", "--metric", "=1"],
+    ["seal", "run", "--all", "--step", "5"],
+    ["seal", "empty", "--all"],
+    ["seal", "run/checkpoints/checkpoint-40", "--step", "41"],
+]
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=lambda arguments: " ".join(arguments)[:60])
+def test_a_mistake_is_told_in_a_few_lines_and_changes_nothing(
+    unbroken: Tool, run: Path, tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a-file").write_text("")
+    (tmp_path / "a-link").symlink_to("nowhere")
+    before = stamped(tmp_path)
+    ended = unbroken(*arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error[") and "Traceback" not in ended.stderr
+    assert len(ended.stderr.splitlines()) <= 8
+    said = document(unbroken, *arguments, code=2)
+    assert (said["schema"], said["exit_code"]) == ("unbroken.error/1", 2)
+    assert stamped(tmp_path) == before
+
+
+def test_a_damaged_record_or_manifest_is_told_with_3(unbroken: Tool, run: Path) -> None:
+    (run / "checkpoints/checkpoint-20/manifest.json").write_bytes(b"ruined")
+    ended = unbroken("show", "run@checkpoint-20")
+    assert ended.returncode == 3 and ended.stderr.startswith("error[manifest-damaged]")
+    assert len(ended.stderr.splitlines()) <= 8
+    listed = {entry["name"]: entry for entry in document(unbroken, "ls", "run")["entries"]}
+    assert listed["checkpoint-20"]["state"] == "damaged" and listed["checkpoint-20"]["step"] is None
+    (run / "checkpoints/.rewinds/000001.json").write_bytes(b"ruined")
+    ended = unbroken("ls", "run")
+    assert ended.returncode == 3 and len(ended.stderr.splitlines()) <= 8
+
+
+def test_no_name_and_no_manifest_steers_the_terminal(unbroken: Tool, run: Path) -> None:
+    evil = "evil\x1b[2J\udcff"
+    (run / "checkpoints" / evil).mkdir()
+    (run / "checkpoints/checkpoint-50" / evil).write_text("")
+    path = run / "checkpoints/checkpoint-10/manifest.json"
+    manifest = decode(path.read_bytes(), path)
+    tensors = {"w\x1b[31m": Tensor("f\x07", (1,), "00")}
+    path.write_bytes(encode(replace(manifest, job="j\x1b]0;x\x07", facts={"a\x1b": "b\x1b"}, tensors=tensors)))
+    for command in (
+        ["ls", "run"],
+        ["show", "run@10", "--tensors"],
+        ["verify", "run"],
+        ["prune", "run", "--keep-last", "1", "--dry-run"],
+        ["diff", "run@10", "run@10"],
+        ["status", "run"],
+    ):
+        ended = unbroken(*command)
+        assert ended.returncode == 0, ended
+        assert not {"\x1b", "\x07"} & set(ended.stdout + ended.stderr), command
+    assert "evil\\x1b[2J\\udcff" in unbroken("ls", "run").stdout
+
+
+def test_quiet_prints_the_result_alone_and_no_color_is_respected(unbroken: Tool, run: Path) -> None:
+    for command in (["ls", "run"], ["verify", "run", "--full"], ["status", "run"], ["show", "run@10"]):
+        quiet = unbroken(*command, "--quiet")
+        assert (quiet.returncode, quiet.stderr) == (0, "") and quiet.stdout
+        colored = unbroken(*command, env={"FORCE_COLOR": "1", "NO_COLOR": "1"})
+        assert "\x1b" not in colored.stdout
+
+
+def test_every_command_of_the_store_page_works_as_it_stands(unbroken: Tool, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    run.rename(tmp_path / "runs" / "a")
+    for name in ("outputs/checkpoint-500", "outputs/checkpoint-1000", "outputs/best"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "model.pt").write_bytes(name.encode())
+    page = (ROOT / "docs/store.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^unbroken ([^#\n]*?)(?: +# (.*))?$", page, re.MULTILINE)
+    assert len(commands) > 12
+    for command, note in commands:
+        ended = unbroken(*command.split())
+        expected = 3 if "exits with 3" in note else 0
+        assert ended.returncode == expected, (command, ended.stderr)

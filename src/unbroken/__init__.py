@@ -1,8 +1,26 @@
 """unbroken: N short training jobs equal one long job, bit for bit.
 
-Importing this package imports neither torch nor numpy.
+Importing this package imports neither torch nor numpy; ``Run`` does, when it is first named.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from unbroken.version import VERSION as __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from unbroken.loop import Run
+    from unbroken.settings import Settings
+
+__all__ = ["Run", "Settings", "__version__"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if name == "Run":
+        from unbroken.loop import Run
+
+        return Run
+    if name == "Settings":
+        from unbroken.settings import Settings
+
+        return Settings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -58,6 +58,9 @@ class Disk(Protocol):
     def create(self, path: Path) -> int:
         """Create a file that must not exist, for writing; returns a handle."""
 
+    def open_append(self, path: Path) -> int:
+        """Open a regular file to write behind its end, creating it if need be; a link is refused; returns a handle."""
+
     def write(self, handle: int, data: memoryview) -> int:
         """Hand bytes to the kernel; returns how many it took, which may be fewer."""
 
@@ -120,6 +123,11 @@ class LocalDisk:
     def create(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
+    def open_append(self, path: Path) -> int:
+        # O_NONBLOCK: a pipe under the record's name must not hang the job until somebody reads from it.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return _regular(os.open(path, flags, 0o666), path)
+
     def write(self, handle: int, data: memoryview) -> int:
         return os.write(handle, data)
 
@@ -151,10 +159,7 @@ class LocalDisk:
     def open(self, path: Path) -> int:
         # O_NONBLOCK: a FIFO planted under a part's name must not hang the reader; it has no meaning for files.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return handle
+        return _regular(handle, path)
 
     def read_at(self, handle: int, offset: int, into: memoryview) -> int:
         return os.preadv(handle, [into], offset)
@@ -183,6 +188,13 @@ class LocalDisk:
             # File systems that make inodes as they go (btrfs, many network ones) report none at all.
             free_inodes=found.f_favail if found.f_files else None,
         )
+
+
+def _regular(handle: int, path: Path) -> int:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle
 
 
 def _entry_kind(entry: os.DirEntry[str]) -> NodeKind:

@@ -24,11 +24,8 @@ def told(operation: str, path: Path) -> Iterator[None]:
     except StorageFailed:
         raise
     except OSError as refusal:
-        raise StorageFailed(operation=operation, path=path, cause=_cause(refusal)) from refusal
-
-
-def _cause(refusal: OSError) -> str:
-    return os.strerror(refusal.errno) if refusal.errno else str(refusal)
+        cause = os.strerror(refusal.errno) if refusal.errno else str(refusal)
+        raise StorageFailed(operation=operation, path=path, cause=cause) from refusal
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,63 @@ class Source:
             while done < len(into) and (taken := self.disk.read_at(self.handle, offset + done, into[done:])):
                 done += taken
         return done
+
+
+@dataclass
+class Appender:
+    """A file open for writing behind its end; after a refusal the next call opens it anew: no sync is tried twice."""
+
+    files: "Files"
+    path: Path
+    _handle: int | None = None
+    _is_name_durable: bool = False
+
+    def append(self, data: bytes) -> None:
+        """Hand bytes to the kernel, all of them.
+
+        Raises:
+            StorageFailed: the system refused; a prefix of the bytes may stand at the end of the file.
+        """
+        with self._using("append to") as handle:
+            # crash here: the file ends anywhere inside these bytes; what was synced before them is intact.
+            self.files._write_all(handle, memoryview(data))
+
+    def sync(self) -> None:
+        """Make all that was handed over durable, and the file's name.
+
+        Raises:
+            StorageFailed: the system refused; what was handed over since the last sync may be lost.
+        """
+        with self._using("sync") as handle:
+            self.files.disk.sync_file(handle)
+            if not self._is_name_durable:
+                # crash here: durable bytes under a name that a power cut takes back; nobody was promised them yet.
+                self.files.disk.sync_directory(self.path.parent)
+                self._is_name_durable = True
+
+    def close(self) -> None:
+        """Give the handle back; a closed one opens the file again when it is used.
+
+        Raises:
+            StorageFailed: the system refused; what was handed over since the last sync may be lost.
+        """
+        handle, self._handle = self._handle, None
+        with told("close", self.path):
+            if handle is not None:
+                self.files.disk.close(handle)
+
+    @contextlib.contextmanager
+    def _using(self, operation: str) -> Iterator[int]:
+        with told(operation, self.path):
+            if self._handle is None:
+                # crash here: an empty file, which every reader takes for a record of nothing.
+                self._handle = self.files.disk.open_append(self.path)
+            try:
+                yield self._handle
+            except OSError:
+                with contextlib.suppress(StorageFailed):
+                    self.close()
+                raise
 
 
 @dataclass(frozen=True)
@@ -92,8 +146,8 @@ class Files:
         self.disk.list_directory(path)
         return True
 
-    def write_new(self, path: Path, chunks: Iterable[memoryview | bytes]) -> int:
-        """Write a file that must not exist yet and make its bytes durable; returns its size.
+    def write_new(self, path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool = True) -> int:
+        """Write a file that must not exist yet and make its bytes durable, unless that is not asked; returns its size.
 
         A chunk is asked for only when the one before it has been handed over whole, so that a generator can reuse
         its buffer. The name itself is durable only after ``sync_directory``. A file that could not be finished is
@@ -106,18 +160,19 @@ class Files:
             handle = self.disk.create(path)
             try:
                 # crash here: a file with a prefix of its bytes, under a name no reader trusts yet.
-                return self._fill(handle, chunks)
+                return self._fill(handle, chunks, durable=durable)
             except BaseException:
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
                 raise
 
-    def _fill(self, handle: int, chunks: Iterable[memoryview | bytes]) -> int:
+    def _fill(self, handle: int, chunks: Iterable[memoryview | bytes], *, durable: bool) -> int:
         try:
             written = sum(self._write_all(handle, memoryview(chunk).cast("B")) for chunk in chunks)
             # A failed sync is final: the kernel may have dropped the dirty pages and would report success the
             # second time. So it is never tried again on the same file.
-            self.disk.sync_file(handle)
+            if durable:
+                self.disk.sync_file(handle)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.disk.close(handle)
@@ -170,7 +225,11 @@ class Files:
             if source.parent != target.parent:
                 self.disk.sync_directory(source.parent)
 
-    def replace(self, path: Path, data: bytes, *, scratch: str) -> None:
+    def appending(self, path: Path) -> Appender:
+        """A file to which bytes are added behind its end; it is opened, or created, when it is first used."""
+        return Appender(self, path)
+
+    def replace(self, path: Path, data: bytes, *, scratch: str, durable: bool = True) -> None:
         """Replace a small file in one instant; ``scratch`` is a name beside it that nobody else uses.
 
         Raises:
@@ -180,8 +239,12 @@ class Files:
         with told("replace", path):
             self.remove_file(beside)
             # crash here: the old file, and a scratch file that the next replacement removes.
-            self.write_new(beside, [data])
-            self.publish(beside, path)
+            self.write_new(beside, [data], durable=durable)
+            if durable:
+                self.publish(beside, path)
+            else:
+                # crash here: the old file or the new one; after a power cut anything, for nothing is synced.
+                self.disk.rename(beside, path)
 
     def create_once(self, path: Path, data: bytes, *, scratch: str) -> bool:
         """Bring a small file into being whole, unless the name is taken; says whether it was us.

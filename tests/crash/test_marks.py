@@ -11,6 +11,9 @@ import pytest
 import unbroken
 from tests.crash.scenes import ROOT, SCENES
 from tests.crash.test_lease import _acquire, _release, _renew, _run_with
+from tests.crash.test_outcome_file import a_machine, tells_its_launcher
+from tests.crash.test_payload import saves_the_second, with_the_first
+from tests.crash.test_records import ACTIONS, fresh
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.store.place import Store
@@ -69,6 +72,9 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
         scene.prepare(Store(ROOT, Files(disk)))
         found.append((disk, lambda faulty, act=scene.act: act(Store(ROOT, Files(faulty)), lambda: None)))  # type: ignore[misc]
     found += [(_run_with(7)(), action) for action in (_acquire, _renew, _release)]
+    found += [(fresh(), action) for action in ACTIONS]
+    found.append((with_the_first(), saves_the_second))
+    found.append((a_machine(), tells_its_launcher))
     return found
 
 

@@ -15,8 +15,11 @@ PAGES = sorted(
     if not any(part.startswith(".") or part in ("build", "dist") for part in path.relative_to(ROOT).parts)
 )
 BLOCK = re.compile(r"^```sh run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r"^```python run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGES_WITH_COMMANDS = [path for path in PAGES if BLOCK.search(path.read_text())]
+
+PAGES_WITH_PROGRAMS = [path for path in PAGES if PROGRAM.search(path.read_text())]
 
 
 def shown(path: Path) -> str:
@@ -29,6 +32,17 @@ def test_every_command_of_a_page_runs_in_a_fresh_folder(page: Path, tmp_path: Pa
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ended = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PROGRAMS, ids=shown)
+def test_every_program_of_a_page_runs_in_a_fresh_folder_and_runs_again(page: Path, tmp_path: Path) -> None:
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(PROGRAM.findall(page.read_text())))
+    for _ in range(2):
+        ended = subprocess.run(
+            [sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_the_readme_has_commands_that_run() -> None:

@@ -28,6 +28,8 @@ TORCH_FREE = [
     ["init", "--preset", "tiny"],
     *(["status", "run"], ["status", "run", "--json"], ["ls", "run"], ["ls", "run", "--json"], ["show", "run"]),
     *(["verify", "run", "--full"], ["diff", "run", "run"], ["prune", "run", "--dry-run"], ["pin", "run"]),
+    ["run", "-m", "this"],
+    *(["stop", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
     *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--json"]),
 ]
 SHOW_MODULES = """
@@ -45,6 +47,7 @@ def a_run(tmp_path: Path) -> Path:
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-7"
     checkpoint.mkdir(parents=True)
     (checkpoint / "model.pt").write_bytes(b"bytes")
+    (tmp_path / "run" / ".run_state.json").write_text('{"status": "completed"}')
     for arguments in (["seal", str(checkpoint)], ["init", "--preset", "tiny", "-o", str(tmp_path / "run.yaml")]):
         subprocess.run([*TOOL, *arguments], check=True, stdout=subprocess.DEVNULL)
     return tmp_path

@@ -6,6 +6,8 @@ _OPERATIONS = "tests/crash/test_every_operation.py::"
 _HINT = "tests/crash/test_hint.py::"
 _EVIDENCE = "tests/crash/test_evidence.py::"
 _LEASE = "tests/crash/test_lease.py::"
+_RECORDS = "tests/crash/test_records.py::"
+_PROMISED = "test_each_fact_that_promised_something_is_there_from_the_moment_write_returned"
 
 
 def _kill(scene: str) -> str:
@@ -140,6 +142,24 @@ MUTATIONS = (
          f"{_EVIDENCE}test_a_sweep_asked_to_remove_a_users_folder_refuses"),
     _one("scratch of records left", "store/scan.py", "leftover=(*leftover, *_scratch_of_records(store, nodes)),",
          "leftover=tuple(leftover),", _kill("pin")),
+    # ---- the records of a run ----
+    _one("facts of the journal not synced", "run/lines.py",
+         "            self._appender.sync()\n", "            pass\n", f"{_RECORDS}{_PROMISED}"),
+    _one("name of the journal not synced", "files.py",
+         "                self.files.disk.sync_directory(self.path.parent)\n", "                pass\n",
+         f"{_RECORDS}{_PROMISED}"),
+    _one("line added behind a torn one", "run/lines.py", "append(before + data)", "append(data)",
+         "tests/unit/run/test_journal.py::"
+         "test_a_line_that_a_crash_tore_is_counted_and_the_next_writer_begins_behind_it[Tail.HALF]"),
+    _one("steps computed twice not compared", "run/metrics.py",
+         "bits[name] != before.bits[name]", "bits[name] != bits[name]",
+         "tests/unit/run/test_metrics.py::test_one_wrong_bit_is_said_aloud_with_its_step"),
+    _one("outcome of an earlier job taken for this one's", "run/outcome.py",
+         'history.last("job-end", job=job)', 'history.last("job-end")',
+         "tests/unit/run/test_outcome.py::test_the_outcome_is_derived_from_lease_journal_and_snapshot"),
+    _one("request for an earlier job followed", "run/stop.py",
+         "found.job < self._job", "found.job < 0",
+         "tests/unit/run/test_stop.py::test_a_request_for_an_earlier_job_stops_no_later_one"),
     # ---- names ----
     _one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),

@@ -10,6 +10,19 @@ STORE = RUN / "checkpoints"
 CHECKPOINT = STORE / "checkpoint-1000"
 
 EXAMPLES: tuple[UnbrokenError, ...] = (
+    errors.UnsavedState(found=("scheduler StepLR, called `schedule`",)),
+    errors.StateDiffers(checkpoint=str(CHECKPOINT), missing=("model.head.bias",), unexpected=("model.tail.bias",)),
+    errors.RankFailed(rank=3, cause=errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: short",))),
+    errors.NotShared(path=RUN, rank=3, host="node-7"),
+    errors.NotRestored(checkpoint=str(CHECKPOINT), names=("model.head.weight",)),
+    errors.NotExact(differences=(("optimizer", "is not in the checkpoint and would start anew"),)),
+    errors.NotAnItem(name="schedule", type_name="function", lacks="state_dict and load_state_dict"),
+    errors.NonFiniteLoss(step=1_234, metric="loss", value="nan", resumable_step=1_000),
+    errors.NoProcessGroup(world_size=8),
+    errors.NeedsPickle(item="sampler", path="sampler.state.order", type_name="Order"),
+    errors.DataEnded(epoch=2, served=40, found=31),
+    errors.CheckpointsExist(store=STORE, count=3, newest="checkpoint-2000"),
+    errors.BadDeadline(source="SLURM_JOB_END_TIME", value="1700000000", complaint="it was over 12 s ago"),
     errors.BadUsage(command="unbroken explain", complaint="there is no option '--ful'; did you mean --full?"),
     errors.Bug(cause="KeyError: 'step'"),
     errors.CannotSeal(path=CHECKPOINT, reason="it is empty", remedy=Help("unbroken explain cannot-seal", "why")),
@@ -19,8 +32,10 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: bytes 4,096 to 8,191 differ",)),
     errors.EvidenceMissing(path=STORE / ".tmp-1", missing=("state/1.distcp: 0 of 512 bytes",)),
     errors.FormatUnknown(path=CHECKPOINT, found="unbroken.manifest/9", known=("unbroken.manifest/1",)),
+    errors.Halted(reason="bucket web ran dry", step=1200, run=RUN),
     errors.LeaseLost(path=RUN, mine=4, current=5),
     errors.ManifestDamaged(path=CHECKPOINT / "manifest.json", complaint="it is no JSON"),
+    errors.ModuleMissing(module="training.run", folder=Path("project")),
     errors.NoRoom(
         path=STORE,
         needed_bytes=15_600_000_000,
@@ -31,12 +46,17 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         prunable=("checkpoint-100", "checkpoint-200"),
     ),
     errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
+    errors.NoOutcome(path=RUN),
     errors.NotAStore(path=Path("out/checkpoint-500")),
     errors.PathMissing(path=Path("runs/b"), purpose="run"),
     errors.RecordDamaged(path=STORE / ".rewinds" / "000001.json", complaint="it is no JSON"),
     errors.RunHeld(path=RUN, holder="job 4 on node-7", age_s=3.0),
+    errors.RunsElsewhere(path=RUN, holder="job 4 on node-7, process 71", reason="it runs on node-7"),
     errors.SealedDiffers(path=CHECKPOINT, findings=("model.pt: 512 bytes, the seal says 640",)),
+    errors.StillRunning(path=RUN, holder="job 4 on node-7, process 71", waited_s=60.0),
     errors.StorageFailed(operation="write", path=CHECKPOINT / "manifest.json", cause="No space left on device"),
+    errors.TensorUnsupported(name="model.codes", reason="its layout is sparse"),
+    errors.TorchMissing(purpose="starting several processes"),
     errors.TornCheckpoint(path=CHECKPOINT, parts=3, size_bytes=6_100_000_000),
     errors.UnknownCommand(name="explian", nearest=("explain",)),
     errors.UnknownTopic(topic="torn-checkpont", nearest=("torn-checkpoint",)),
@@ -52,5 +72,4 @@ def leaves() -> list[type[UnbrokenError]]:
         children = cls.__subclasses__()
         return [leaf for child in children for leaf in below(child)] if children else [cls]
 
-    families_to_come = {errors.DataError, errors.ExactnessError}
-    return [leaf for leaf in below(UnbrokenError) if leaf not in families_to_come]
+    return below(UnbrokenError)

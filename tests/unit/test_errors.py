@@ -20,6 +20,8 @@ SECOND_LEVEL = {
     errors.ExactnessError: 6,
     errors.BusyError: 7,
     errors.InternalError: 1,
+    errors.PeerError: 1,
+    errors.TrainingError: 8,
 }
 
 each_example = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.kind)

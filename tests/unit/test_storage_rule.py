@@ -19,8 +19,8 @@ PATH_METHODS = {
     *("chmod", "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "touch", "unlink", "write_bytes", "write_text"),
 }
 DISK_METHODS = {
-    *("create", "link", "make_directory", "make_symlink", "remove_directory", "rename", "sync_directory", "sync_file"),
-    *("unlink", "write"),
+    *("create", "link", "make_directory", "make_symlink", "open_append", "remove_directory", "rename"),
+    *("sync_directory", "sync_file", "unlink", "write"),
 }
 MODULES = {"shutil", "tempfile", "fileinput", "sqlite3", "dbm", "shelve", "mmap"}
 # What anybody may know of a disk: how it answers, not how it is asked.

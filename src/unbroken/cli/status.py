@@ -2,21 +2,21 @@
 
 import math
 import time
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Final
 
 import click
 
 from unbroken import amounts
 from unbroken.cli.facts import instant
 from unbroken.cli.output import Output, as_command
-from unbroken.errors import BadUsage
+from unbroken.cli.runs import named_store
 from unbroken.report.style import Style
-from unbroken.run.layout import Layout
-from unbroken.run.lease import DIRECTORY as LEASES
+from unbroken.run.journal import Fact
 from unbroken.run.process import process_of
 from unbroken.run.summary import RunSummary, summarize
-from unbroken.store.place import Store
-from unbroken.store.refer import find_store
+
+MOST_MISMATCHES: Final = 10
 
 
 @as_command("status")
@@ -24,24 +24,13 @@ from unbroken.store.refer import find_store
 @click.option("--output-dir", metavar="RUN", help="The same as RUN.")
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
     """Show how a run stands: who holds it, how far it is, what it can resume from."""
-    named = run or output_dir
-    if named is None:
-        raise BadUsage(command="unbroken status", complaint="the argument RUN is missing")
-    summary = summarize(_store_of(named), now_s=time.time(), process_of=process_of)
+    summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
     output.document("unbroken.status/1", _facts(summary), lambda: _text(summary, output.style))
-
-
-def _store_of(named: str) -> Store:
-    from pathlib import Path
-
-    layout = Layout(Path(named))
-    # A run that has not saved yet has no checkpoints, and a status all the same.
-    is_run = layout.run_state.exists() or (layout.run / LEASES).is_dir()
-    return Store(layout.checkpoints) if is_run else find_store(layout.run)
 
 
 def _facts(summary: RunSummary) -> dict[str, Any]:
     lease, state, newest = summary.lease, summary.state, summary.newest_usable
+    records, outcome = summary.records, summary.outcome
     return {
         "run": summary.run,
         "status": summary.status,
@@ -58,6 +47,20 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "tokens": state.tokens if state else None,
         "loss": state.loss if state and state.loss is not None and math.isfinite(state.loss) else None,
         "error": state.error if state else None,
+        "class": outcome.verdict if outcome else None,
+        "exit_code": outcome.exit_code if outcome else None,
+        "reason": outcome.reason if outcome else None,
+        "jobs": records.jobs,
+        "crashed_jobs": records.crashed,
+        "last_commit": _commit_facts(records.last_commit),
+        "recomputed": {
+            "compared": records.recomputed.compared,
+            "agreeing": records.recomputed.agreeing,
+            "mismatches": [asdict(each) for each in records.recomputed.mismatches[:MOST_MISMATCHES]],
+        },
+        "deadline": instant(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
+        "is_stop_requested": records.is_stop_requested,
+        "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
         "resumable_checkpoint": summary.newest_usable_name,
         "passed_over": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
@@ -65,6 +68,17 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "torn": len(summary.inventory.torn),
         "quarantined": len(summary.inventory.quarantined),
         "abandoned": len(summary.inventory.abandoned),
+    }
+
+
+def _commit_facts(commit: Fact | None) -> dict[str, Any] | None:
+    if commit is None:
+        return None
+    return {
+        "step": commit.whole("step"),
+        "name": commit.text("name"),
+        "seconds": commit.number("seconds"),
+        "at": instant(None if commit.at_s is None else int(commit.at_s * 1e9)),
     }
 
 
@@ -87,6 +101,7 @@ def _text(summary: RunSummary, style: Style) -> str:
     else:
         lines.append(("resumes", "from nothing: no usable checkpoint"))
     lines += [("passed", f"{name}: {reason}") for name, reason in summary.passed_over]
+    lines += _recorded(summary, style)
     found = summary.inventory
     counts = [amounts.plural(len(found.committed), "checkpoint")]
     counts += [f"{len(many)} {word}" for many, word in _others(summary) if many]
@@ -94,6 +109,25 @@ def _text(summary: RunSummary, style: Style) -> str:
     if state and state.error:
         lines.append(("error", state.error))
     return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+
+
+def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
+    records, lines = summary.records, list[tuple[str, str]]()
+    if records.jobs:
+        crashed = f", {amounts.count(records.crashed)} crashed" if records.crashed else ""
+        lines.append(("jobs", f"{amounts.count(records.jobs)}{crashed}"))
+    if (commit := records.last_commit) is not None and (seconds := commit.number("seconds")) is not None:
+        step = commit.whole("step")
+        lines.append(("saved", f"step {amounts.count(step or 0)} in {amounts.duration(seconds)}"))
+    if sentence := records.recomputed.sentence():
+        lines.append(("proof", style.bad(sentence) if records.recomputed.mismatches else sentence))
+    if records.deadline_s is not None:
+        lines.append(("until", f"its time is over in {amounts.duration(max(0.0, records.deadline_s - time.time()))}"))
+    if records.is_stop_requested:
+        lines.append(("asked", "to save and end at its next step"))
+    if summary.outcome is not None and summary.outcome.status != "running" and summary.outcome.reason:
+        lines.append(("ended", summary.outcome.reason))
+    return lines
 
 
 def _others(summary: RunSummary) -> list[tuple[tuple[object, ...], str]]:

@@ -22,7 +22,10 @@ TOOL: Final = "The tool itself"
 COMMANDS: Final[dict[str, Entry]] = {
     "init": Entry("unbroken.cli.init:command", "Write a commented config to start from.", CONFIG),
     "validate": Entry("unbroken.cli.validate:command", "Check a config and name every problem in it.", CONFIG),
+    "run": Entry("unbroken.cli.run:command", "Start a training script, pass signals on, own its exit code.", RUNS),
     "status": Entry("unbroken.cli.status:command", "Show how a run stands.", RUNS),
+    "stop": Entry("unbroken.cli.stop:command", "Ask the job of a run to save and end, or kill it.", RUNS),
+    "outcome": Entry("unbroken.cli.outcome:command", "Tell how the last job of a run ended.", RUNS),
     "ls": Entry("unbroken.cli.ls:command", "List the checkpoints of a run.", CHECKPOINTS),
     "show": Entry("unbroken.cli.show:command", "Show the manifest of one checkpoint.", CHECKPOINTS),
     "verify": Entry("unbroken.cli.verify:command", "Verify one checkpoint, or every checkpoint of a run.", CHECKPOINTS),

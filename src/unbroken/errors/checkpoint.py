@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from unbroken import amounts
 from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
+
+_MOST_SHOWN: Final = 4
 
 
 @dataclass(eq=False, kw_only=True)
@@ -158,8 +161,13 @@ class NoUsableCheckpoint(CheckpointError):
     def at(self) -> str | None:
         return str(self.store)
 
+    def so(self) -> str | None:
+        if not self.passed_over:
+            return None
+        return "nothing begins anew unasked; a training script does with Settings(resume='scratch', force=True)"
+
     def details(self) -> Iterator[str]:
-        for name, reason in self.passed_over:
+        for name, reason in self.passed_over[:_MOST_SHOWN]:
             yield f"{name}: {reason}"
 
     def help(self) -> tuple[Help, ...]:

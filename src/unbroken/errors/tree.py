@@ -1,7 +1,8 @@
 """The root of the error tree, its second level, and the printed form.
 
 The second level says what the one who handles it does: fix the command, fix the config, fix the data, try the
-storage again, choose another checkpoint, decide about exactness, wait for somebody else, or report our bug.
+storage again, choose another checkpoint, decide about exactness, wait for somebody else, look at the training or
+at another rank, or report our bug.
 A leaf has typed fields; its message is made from them here and nowhere else, so that text, JSON and docs agree.
 ``kind`` is stable and append-only: scripts match on it, and ``unbroken explain KIND`` has a page for each.
 """
@@ -71,6 +72,13 @@ def render(error: UnbrokenError) -> str:
     return "\n".join(lines)
 
 
+def explain_in_traceback(error: UnbrokenError) -> None:
+    """Let the traceback of a script that does not catch it say all that a command would: where, so what, what helps."""
+    lines = render(error).splitlines()[1:]
+    if lines and not getattr(error, "__notes__", None):
+        error.add_note("\n".join(lines))
+
+
 def as_json(error: UnbrokenError) -> dict[str, Any]:
     """The same facts for ``--json``."""
     return {
@@ -125,6 +133,18 @@ class BusyError(UnbrokenError, RuntimeError):
     """Somebody else is running."""
 
     exit_code = 7
+
+
+class TrainingError(UnbrokenError, ArithmeticError):
+    """Look at the training itself."""
+
+    exit_code = 8
+
+
+class PeerError(UnbrokenError, RuntimeError):
+    """Look at the rank that is named; the error is that of its cause."""
+
+    exit_code = 1
 
 
 class InternalError(UnbrokenError, RuntimeError):

@@ -30,6 +30,21 @@ class Layout:
         """The live snapshot for ``status``."""
         return self.run / ".run_state.json"
 
+    @property
+    def stop_request(self) -> Path:
+        """The flag file by which ``unbroken stop`` asks a job to end."""
+        return self.run / ".shutdown_requested"
+
+    @property
+    def journal(self) -> Path:
+        """The facts of each job."""
+        return self.run / "journal"
+
+    @property
+    def metrics(self) -> Path:
+        """The step metrics of each job."""
+        return self.run / "metrics"
+
 
 def run_of(store: Store) -> Layout:
     """The run a store belongs to; a store that stands alone is its own run."""

@@ -198,6 +198,12 @@ def _read(run: Path, number: int, files: Files) -> Lease:
         return Lease(number, _UNKNOWN, Holder("an unknown host", 0, "?"), written_s, written_s)
 
 
+def number_of(job: str) -> int | None:
+    """The number of a job, from its name in file names; None if it is no job's name."""
+    number = job.partition("_")[0].removeprefix("j")
+    return int(number) if job.startswith("j") and number.isdigit() else None
+
+
 def draft_judge(
     run: Path,
     *,

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
+from unbroken.run.journal import Fact, History, read_history
 from unbroken.run.layout import run_of
 from unbroken.run.lease import Lease, read_current
+from unbroken.run.outcome import Outcome, derive
+from unbroken.run.recomputed import Mismatch, Recomputed
+from unbroken.run.request import read_request
 from unbroken.run.state import RunState, read_run_state
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
@@ -33,6 +37,19 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Records:
+    """What the journal of a run says, as far as ``status`` shows it."""
+
+    jobs: int = 0
+    crashed: int = 0
+    torn: int = 0
+    last_commit: Fact | None = None
+    recomputed: Recomputed = Recomputed()
+    deadline_s: float | None = None
+    is_stop_requested: bool = False
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """A run at one moment: who holds it, how far it is, what it could resume from."""
 
@@ -44,6 +61,8 @@ class RunSummary:
     newest_usable: Manifest | None
     newest_usable_name: str | None
     passed_over: tuple[tuple[str, str], ...]
+    records: Records = Records()
+    outcome: Outcome | None = None
 
 
 def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], str | None] | None = None) -> RunSummary:
@@ -58,26 +77,58 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
     lease = read_current(layout.run, store.files)
     state = read_run_state(layout, store.files)
     is_live = lease is not None and lease.is_live(now_s=now_s, process_of=process_of)
+    history = read_history(layout, store.files)
+    outcome = derive(lease, history, state, is_live=is_live)
+    requested = outcome is not None and outcome.status == "running" and read_request(layout, store.files) is not None
     return RunSummary(
         run=str(layout.run),
-        status=status_of(state, lease, is_live=is_live, has_checkpoint=found.chosen is not None),
+        status=outcome.status if outcome else ("idle" if found.chosen else "empty"),
         lease=lease,
         state=state,
         inventory=inventory,
         newest_usable=found.chosen.manifest if found.chosen else None,
         newest_usable_name=found.chosen.name if found.chosen else None,
         passed_over=tuple((over.name, over.reason) for over in found.passed_over),
+        records=records_of(history, lease, outcome, is_stop_requested=requested),
+        outcome=outcome,
     )
 
 
-def status_of(state: RunState | None, lease: Lease | None, *, is_live: bool, has_checkpoint: bool) -> str:
-    """The run's status in one word; a job that did not end its run in words and has lost its lease has crashed."""
-    if is_live:
-        return "running"
-    said = state.status if state else None
-    if said == "running" or (said is None and lease is not None and not lease.is_released):
-        return "crashed"
-    return said or ("idle" if has_checkpoint else "empty")
+def records_of(
+    history: History, lease: Lease | None, outcome: Outcome | None, *, is_stop_requested: bool = False
+) -> Records:
+    """What the journal says: how many jobs, the last commit, the proof by steps computed twice, the deadline."""
+    current = lease.number if lease is not None else None
+    ended = {fact.job for fact in history.of_kind("job-end")}
+    is_over = outcome is None or outcome.status != "running"
+    start = history.last("job-start", job=current)
+    return Records(
+        jobs=len(history.jobs),
+        crashed=len([job for job in history.jobs if job not in ended and (job != current or is_over)]),
+        torn=history.torn,
+        last_commit=history.last("commit"),
+        recomputed=recomputed_of(history),
+        deadline_s=start.number("deadline_s") if start is not None and not is_over else None,
+        is_stop_requested=is_stop_requested,
+    )
+
+
+def recomputed_of(history: History) -> Recomputed:
+    """The proof so far: each job says again and again how many it has compared, and its last word counts."""
+    last = {fact.job: fact for fact in history.of_kind("recomputed")}
+    mismatches = tuple(
+        Mismatch(
+            fact.whole("step") or 0,
+            fact.text("metric") or "",
+            fact.whole("first_job") or 0,
+            fact.text("first_bits") or "",
+            fact.job,
+            fact.text("second_bits") or "",
+        )
+        for fact in history.of_kind("mismatch")
+    )
+    compared = sum(fact.whole("compared") or 0 for fact in last.values())
+    return Recomputed(compared, sum(fact.whole("agreeing") or 0 for fact in last.values()), mismatches)
 
 
 def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointUnknown, NotAStore, PathMissing
+from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing
 from unbroken.files import LOCAL, Files
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, step_of
@@ -63,7 +63,8 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
     Raises:
         PathMissing: there is nothing at the path.
         NotAStore: there is, and it holds no checkpoint of ours.
-        CheckpointUnknown: no such checkpoint, or none at all.
+        CheckpointUnknown: no such checkpoint.
+        NoUsableCheckpoint: the store has none at all.
         ManifestDamaged: the named one cannot be trusted.
         FormatUnknown: another version wrote the named one.
     """
@@ -74,7 +75,7 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
         manifest = read_quietly(found.store, name)
         if manifest is not None:
             return found.store, name, manifest
-    raise CheckpointUnknown(reference=reference, store=found.store.root)
+    raise NoUsableCheckpoint(store=found.store.root)
 
 
 def find_store(path: Path, files: Files = LOCAL) -> Store:

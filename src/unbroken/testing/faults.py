@@ -19,6 +19,7 @@ MUTATING: Final = frozenset(
     {
         "make_directory",
         "create",
+        "open_append",
         "write",
         "sync_file",
         "sync_directory",
@@ -223,6 +224,10 @@ class FaultyDisk:
     def create(self, path: Path) -> int:
         """Count, strike or pass on."""
         return self._run("create", path, lambda: self._opened(path, self.inner.create(path), is_writing=True))
+
+    def open_append(self, path: Path) -> int:
+        """Count, strike or pass on."""
+        return self._run("open_append", path, lambda: self._opened(path, self.inner.open_append(path), is_writing=True))
 
     def open(self, path: Path) -> int:
         """Count, strike or pass on."""

@@ -332,6 +332,18 @@ class MemoryDisk:
         return self._new_handle(inode, is_writing=True)
 
     @_one_at_a_time
+    def open_append(self, path: Path) -> int:
+        """Open a regular file to write behind its end, creating it if need be; links and directories are refused."""
+        inode = self._tree.at(path).inode
+        if inode is None:
+            return self.create(path)
+        if isinstance(inode, LinkInode):
+            refuse(errno.ELOOP, path)
+        if isinstance(inode, DirectoryInode):
+            refuse(errno.EISDIR, path)
+        return self._new_handle(inode, is_writing=True)
+
+    @_one_at_a_time
     def write(self, handle: int, data: memoryview) -> int:
         """Append bytes; takes what there is room for, and refuses when there is none."""
         held = self._held(handle)

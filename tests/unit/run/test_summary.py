@@ -9,10 +9,12 @@ import pytest
 
 from tests.unit.store.saving import save, store_with
 from unbroken.cli.facts import instant, number
+from unbroken.run.journal import History
 from unbroken.run.layout import Layout, run_of
 from unbroken.run.lease import Holder, Lease, acquire, release
+from unbroken.run.outcome import derive
 from unbroken.run.state import RunState, read_run_state
-from unbroken.run.summary import checkpoint_lines, status_of, summarize
+from unbroken.run.summary import checkpoint_lines, summarize
 from unbroken.store.commit import begin
 from unbroken.store.keep import LastK
 from unbroken.store.place import Store
@@ -24,29 +26,29 @@ FREED = Lease(1, "a", Holder("h", 1, "s"), 0.0, 0.0, is_released=True)
 
 
 @pytest.mark.parametrize(
-    ("said", "lease", "is_live", "has_checkpoint", "status"),
+    ("said", "lease", "is_live", "status"),
     [
-        ("running", HELD, True, True, "running"),
-        ("completed", HELD, True, True, "running"),
-        (None, HELD, True, False, "running"),
-        ("running", HELD, False, True, "crashed"),
-        ("running", None, False, True, "crashed"),
-        ("running", FREED, False, True, "crashed"),
-        (None, HELD, False, True, "crashed"),
-        ("completed", HELD, False, True, "completed"),
-        ("stopped", FREED, False, True, "stopped"),
-        ("halted", HELD, False, True, "halted"),
-        ("error", FREED, False, False, "error"),
-        (None, FREED, False, True, "idle"),
-        (None, None, False, True, "idle"),
-        (None, None, False, False, "empty"),
+        ("running", HELD, True, "running"),
+        ("completed", HELD, True, "running"),
+        (None, HELD, True, "running"),
+        ("running", HELD, False, "crashed"),
+        ("running", None, False, "crashed"),
+        ("running", FREED, False, "crashed"),
+        (None, HELD, False, "crashed"),
+        ("completed", HELD, False, "completed"),
+        ("stopped", FREED, False, "stopped"),
+        ("halted", HELD, False, "halted"),
+        ("error", FREED, False, "error"),
+        (None, FREED, False, None),
+        (None, None, False, None),
     ],
 )
-def test_the_status_of_a_run(
-    said: str | None, lease: Lease | None, is_live: bool, has_checkpoint: bool, status: str
+def test_the_status_of_a_run_without_a_journal(
+    said: str | None, lease: Lease | None, is_live: bool, status: str | None
 ) -> None:
     state = RunState(status=said) if said else None
-    assert status_of(state, lease, is_live=is_live, has_checkpoint=has_checkpoint) == status
+    found = derive(lease, History(), state, is_live=is_live)
+    assert (found.status if found else None) == status
 
 
 def test_a_summary_says_who_holds_the_run_and_what_it_could_resume_from(tmp_path: Path) -> None:

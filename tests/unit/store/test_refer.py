@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.store.saving import save, store_with
-from unbroken.errors import CheckpointUnknown, ManifestDamaged, NotAStore, PathMissing
+from unbroken.errors import CheckpointUnknown, ManifestDamaged, NotAStore, NoUsableCheckpoint, PathMissing
 from unbroken.store.names import FINAL
 from unbroken.store.place import Store
 from unbroken.store.refer import find_store, resolve, resolve_checkpoint
@@ -159,7 +159,7 @@ def test_an_empty_store_is_a_store_and_has_no_checkpoint(tmp_path: Path) -> None
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     assert find_store(tmp_path / "run").root == tmp_path / "run" / "checkpoints"
     assert find_store(tmp_path / "run" / "checkpoints").root == tmp_path / "run" / "checkpoints"
-    with pytest.raises(CheckpointUnknown):
+    with pytest.raises(NoUsableCheckpoint):
         resolve_checkpoint(str(tmp_path / "run"))
 
 

@@ -34,6 +34,15 @@ def _create(slot: str, path: str, content: bytes) -> Step:
     return step
 
 
+def _append(slot: str, path: str, content: bytes) -> Step:
+    def step(disk: Disk, root: Path, handles: dict[str, int]) -> object:
+        handle = disk.open_append(root / path)
+        handles[slot] = handle
+        return disk.write(handle, memoryview(content))
+
+    return step
+
+
 def _open(slot: str, path: str) -> Step:
     def step(disk: Disk, root: Path, handles: dict[str, int]) -> object:
         handles[slot] = disk.open(root / path)
@@ -77,6 +86,7 @@ _STEPS: st.SearchStrategy[tuple[str, Step]] = st.one_of(
     st.tuples(_PATHS, _PATHS).map(lambda p: (f"link {p}", lambda d, r, h: d.link(r / p[0], r / p[1]))),
     st.tuples(_TARGETS, _PATHS).map(lambda p: (f"symlink {p}", lambda d, r, h: d.make_symlink(p[0], r / p[1]))),
     st.tuples(_SLOTS, _PATHS, st.binary(max_size=9)).map(lambda p: (f"create {p}", _create(*p))),
+    st.tuples(_SLOTS, _PATHS, st.binary(max_size=9)).map(lambda p: (f"append {p}", _append(*p))),
     st.tuples(_SLOTS, _PATHS).map(lambda p: (f"open {p}", _open(*p))),
     st.tuples(_SLOTS, st.binary(max_size=9)).map(
         lambda p: (f"write {p}", lambda d, r, h: d.write(h[p[0]], memoryview(p[1])))

@@ -1,0 +1,39 @@
+"""How a run is named on the command line: as the argument, or by the option that older tools have."""
+
+from pathlib import Path
+
+from unbroken.errors import BadUsage
+from unbroken.run.layout import Layout, run_of
+from unbroken.run.lease import DIRECTORY as LEASES
+from unbroken.store.place import Store
+from unbroken.store.refer import find_store
+
+
+def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
+    """The store of the run that was named; a run that has not saved yet has an empty one.
+
+    Raises:
+        BadUsage: none was named, or two different ones.
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it is no run.
+    """
+    if run is not None and output_dir is not None and run != output_dir:
+        raise BadUsage(command=f"unbroken {command}", complaint=f"two runs are named: {run} and {output_dir}")
+    named = run or output_dir
+    if named is None:
+        raise BadUsage(command=f"unbroken {command}", complaint="the argument RUN is missing")
+    layout = Layout(Path(named))
+    # A run that has not saved yet has no checkpoints, and a status all the same.
+    is_run = layout.run_state.exists() or layout.journal.is_dir() or (layout.run / LEASES).is_dir()
+    return Store(layout.checkpoints) if is_run else find_store(layout.run)
+
+
+def named_run(command: str, run: str | None, output_dir: str | None) -> Layout:
+    """The run that was named.
+
+    Raises:
+        BadUsage: none was named, or two different ones.
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it is no run.
+    """
+    return run_of(named_store(command, run, output_dir))

@@ -1,0 +1,116 @@
+"""``unbroken stop``: ask the job of a run to save and end, from any machine; or kill it, where it runs."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.output import Output, as_command
+from unbroken.cli.runs import named_run
+from unbroken.errors import RunsElsewhere, StillRunning
+from unbroken.run.journal import read_history
+from unbroken.run.layout import Layout
+from unbroken.run.lease import Holder, Lease, read_current
+from unbroken.run.process import host_name, process_of
+from unbroken.run.request import request_stop
+
+POLL_S = 0.1
+# A killed process is gone in milliseconds; one that waits for storage in the kernel is not, and is said to be there.
+KILL_WAIT_S = 10.0
+
+
+@as_command("stop")
+@click.argument("run", metavar="RUN", required=False)
+@click.option("--output-dir", metavar="RUN", help="The same as RUN.")
+@click.option("--force", is_flag=True, help="Kill the job at once, on this machine; what is not committed is lost.")
+@click.option("--wait", type=click.FloatRange(0), metavar="S", help="Wait up to S seconds until it has ended.")
+def command(output: Output, run: str | None, output_dir: str | None, force: bool, wait: float | None) -> None:
+    """Ask the job of a run to save and end, or kill it.
+
+    It ends at its next step. The request goes through the run directory, so it works from every machine that sees it.
+    With --force the job's processes are killed instead, which works only where they run.
+    """
+    layout = named_run("stop", run, output_dir)
+    lease = _live(layout)
+    if lease is None:
+        facts = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
+        output.document("unbroken.stop/1", facts, lambda: "no job is at work here; there is nothing to stop")
+        return
+    killed: list[int] = []
+    if force:
+        killed = _kill(layout, lease)
+        wait = max(wait or 0.0, KILL_WAIT_S)
+    else:
+        request_stop(layout, job=lease.number, by=host_name(), scratch=f".scratch-stop-{os.getpid()}")
+    has_ended = _await(lambda: _holds(layout, lease), wait or 0.0)
+    if wait and not has_ended:
+        raise StillRunning(path=layout.run, holder=lease.describe(), waited_s=wait)
+    facts = {
+        "run": str(layout.run),
+        "was_running": True,
+        "has_ended": has_ended,
+        "job": lease.number,
+        "killed": killed,
+    }
+    output.document("unbroken.stop/1", facts, lambda: _text(lease, killed, has_ended=has_ended))
+
+
+def _text(lease: Lease, killed: list[int], *, has_ended: bool) -> str:
+    if killed:
+        return f"killed {lease.describe()}, {amounts.plural(len(killed), 'process').replace('processs', 'processes')}"
+    return f"{lease.describe()}: {'it has ended' if has_ended else 'it will save and end at its next step'}"
+
+
+def _live(layout: Layout) -> Lease | None:
+    lease = read_current(layout.run)
+    return lease if lease is not None and lease.is_live(now_s=time.time(), process_of=process_of) else None
+
+
+def _holds(layout: Layout, lease: Lease) -> bool:
+    current = _live(layout)
+    return current is not None and current.number == lease.number
+
+
+def _await(is_there: Callable[[], bool], wait_s: float) -> bool:
+    deadline_s = time.monotonic() + wait_s
+    while is_there():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _kill(layout: Layout, lease: Lease) -> list[int]:
+    started = process_of(lease.holder.host, lease.holder.pid)
+    if started is None:
+        reason = f"it runs on {lease.holder.host}, and this is {host_name()}"
+        raise RunsElsewhere(path=layout.run, holder=lease.describe(), reason=reason)
+    killed: list[int] = []
+    # The launcher first: it would start the ranks again.
+    for each in [*_recorded(layout, lease.number), lease.holder]:
+        # Process numbers are used again; only the very process that wrote its start is ours to kill.
+        if each.pid not in killed and each.pid > 1 and process_of(each.host, each.pid) == each.process_started:
+            try:
+                os.kill(each.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                reason = f"process {each.pid} belongs to another user"
+                raise RunsElsewhere(path=layout.run, holder=lease.describe(), reason=reason) from None
+            killed.append(each.pid)
+    return killed
+
+
+def _recorded(layout: Layout, job: int) -> Iterator[Holder]:
+    """The processes that the job named when it started: its launcher, then its ranks."""
+    start = read_history(layout).last("job-start", job=job)
+    listed: Any = start.values.get("processes") if start is not None else None
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict):
+            host, pid, began = each.get("host"), each.get("pid"), each.get("process_started")
+            if isinstance(host, str) and type(pid) is int and isinstance(began, str) and began:
+                yield Holder(host, pid, began)

@@ -1,0 +1,1 @@
+"""Starting jobs: a parent of torchrun that owns the exit code."""

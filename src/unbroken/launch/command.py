@@ -1,0 +1,164 @@
+"""What is started: the command line and the environment of one job, as pure functions of what was asked for."""
+
+import importlib.machinery
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from unbroken.errors import BadUsage, ModuleMissing, PathMissing
+from unbroken.launch import outcome_file, torchrun
+
+PROGRAM: Final = "unbroken run"
+THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The training program: a script or a module, and its own arguments."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many processes, and where; ``processes`` is None for one plain process, or a word torchrun counts by."""
+
+    processes: int | str | None = None
+    nodes: int = 1
+    node_rank: int | None = None
+    master_address: str | None = None
+    master_port: int | None = None
+
+    @property
+    def needs_torchrun(self) -> bool:
+        """Whether more than one process takes part, here or on other nodes."""
+        names_other_nodes = self.nodes > 1 or self.node_rank is not None or self.master_address is not None
+        return self.processes not in (None, 1) or names_other_nodes
+
+
+def target_of(module: str | None, words: Sequence[str]) -> Target:
+    """What the words of a command line name: ``script.py ARGS``, ``-m module ARGS``.
+
+    Raises:
+        BadUsage: nothing is named.
+    """
+    if module is not None:
+        return Target(module, tuple(words), is_module=True)
+    if words[:1] == ["-m"] or words[:1] == ("-m",):
+        if len(words) == 1:
+            raise BadUsage(command=PROGRAM, complaint="-m needs the name of a module")
+        return Target(words[1], tuple(words[2:]), is_module=True)
+    if not words:
+        raise BadUsage(command=PROGRAM, complaint="the script is missing; it stands last: unbroken run -- train.py")
+    return Target(words[0], tuple(words[1:]))
+
+
+def require_target(target: Target, folder: Path) -> None:
+    """Pass if the program exists; ``folder`` is where the job will be started.
+
+    Raises:
+        PathMissing: there is no such script.
+        ModuleMissing: there is no such module.
+        BadUsage: the script is a folder without a ``__main__.py``.
+    """
+    if target.is_module:
+        if not _module_exists(target.name, folder):
+            raise ModuleMissing(module=target.name, folder=folder)
+        return
+    script = folder / target.name
+    if not script.exists():
+        raise PathMissing(path=Path(target.name), purpose="script")
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise BadUsage(command=PROGRAM, complaint=f"{target.name} is a folder without a __main__.py, not a script")
+
+
+def _module_exists(name: str, folder: Path) -> bool:
+    # Only the first name is asked of the import system: looking for a module inside a package imports the package,
+    # and a training package imports torch.
+    first, *rest = name.split(".")
+    found = importlib.machinery.PathFinder.find_spec(first, [str(folder)])
+    try:
+        found = found or importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return False
+    path = first
+    for each in rest:
+        if found is None or found.submodule_search_locations is None:
+            return False
+        path = f"{path}.{each}"
+        found = importlib.machinery.PathFinder.find_spec(path, list(found.submodule_search_locations))
+    return found is not None
+
+
+def require_shape(shape: Shape) -> None:
+    """Pass if the options about nodes fit together.
+
+    Raises:
+        BadUsage: one of them is missing or leads nowhere.
+    """
+    if shape.nodes == 1 and shape.node_rank in (None, 0):
+        return
+    lacking = [
+        option
+        for option, value in (("--node-rank", shape.node_rank), ("--master-addr", shape.master_address))
+        if value is None
+    ]
+    if lacking:
+        raise BadUsage(command=PROGRAM, complaint=f"--nnodes {shape.nodes} needs {' and '.join(lacking)} on each node")
+    if shape.node_rank is not None and shape.node_rank >= shape.nodes:
+        raise BadUsage(
+            command=PROGRAM,
+            complaint=f"--node-rank {shape.node_rank} is not among 0 to {shape.nodes - 1} of --nnodes {shape.nodes}",
+        )
+
+
+def command_of(target: Target, shape: Shape, *, python: str, torchrun_options: Sequence[str]) -> list[str]:
+    """The command line of one job."""
+    program = [*(["-m"] if target.is_module else []), target.name, *target.arguments]
+    if not shape.needs_torchrun:
+        # Unbuffered, as torchrun starts its workers: what was printed before a kill has been seen.
+        return [python, "-u", *program]
+    # Restarts are the launcher's own: it starts everything anew, so no rank can meet a key of the store before.
+    options = ["--nproc-per-node", str(shape.processes or 1), "--max-restarts", "0", *torchrun_options]
+    return [python, "-m", torchrun.MODULE, *options, *_meeting_options(shape), *program]
+
+
+def _meeting_options(shape: Shape) -> list[str]:
+    if shape.nodes == 1 and shape.master_address is None and shape.master_port is None:
+        return ["--standalone"]
+    options = ["--nnodes", str(shape.nodes), "--node-rank", str(shape.node_rank or 0)]
+    if shape.master_address is not None:
+        options += ["--master-addr", shape.master_address]
+    if shape.master_port is not None:
+        options += ["--master-port", str(shape.master_port)]
+    return options
+
+
+def environment_of(
+    before: Mapping[str, str], shape: Shape, *, outcome_path: Path, shutdown_timeout_s: int, free_port: int
+) -> dict[str, str]:
+    """The environment of one job: the launcher's own, and where to tell the outcome.
+
+    A single process that was asked for by number finds the variables torchrun sets, so that a script written for
+    torchrun runs unchanged; one that was not asked for by number is as plain as ``python script.py``.
+    """
+    environment = {**before, outcome_file.ENVIRONMENT: str(outcome_path)}
+    if shape.needs_torchrun:
+        environment[torchrun.SHUTDOWN_VARIABLE] = str(shutdown_timeout_s)
+        if sets_threads(before, shape):
+            environment[THREADS_VARIABLE] = "1"
+    elif shape.processes == 1:
+        ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
+        port = shape.master_port if shape.master_port is not None else free_port
+        environment |= {**ranks, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return environment
+
+
+def sets_threads(before: Mapping[str, str], shape: Shape) -> bool:
+    """Whether each of several processes gets one thread, since nobody said how many."""
+    return isinstance(shape.processes, int) and shape.processes > 1 and THREADS_VARIABLE not in before

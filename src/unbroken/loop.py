@@ -1,0 +1,326 @@
+"""``Run``: the object a training loop holds.
+
+    with unbroken.Run("runs/a", model=model, optimizer=optimizer, data=loader) as run:
+        for step in run.steps(10_000):
+            loss = train_step(next(run.data))
+            run.log(loss=loss)
+
+Entering takes the run and resumes it or starts it; ``steps`` saves, stops and commits at the steps' edges, where the
+state is whole; leaving says how the job ended. All ranks do the same at the same step.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from unbroken.errors import Halted, NonFiniteLoss, RankFailed, UnbrokenError, explain_in_traceback
+from unbroken.measures import Measures, first_non_finite
+from unbroken.opening import Opened, open_run
+from unbroken.run.outcome import conclude
+from unbroken.run.stop import StopReason
+from unbroken.settings import Settings
+from unbroken.state.audit import calling_frame
+from unbroken.state.cursor import Cursor, require_loader
+from unbroken.state.rng import capture_generators
+from unbroken.state.save import Request, Saved
+from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
+from unbroken.world import Vote
+
+_log = logging.getLogger(__name__)
+_LOSS = "loss"
+# After an error the other ranks may be gone, and a save that needs them would never end.
+_LAST_SAVE_WAIT_S = 60.0
+
+
+def _last_wait_s(error: BaseException | None) -> float | None:
+    """How long to wait for the save in flight: to its end, but not for ever after an error, nor when told to go."""
+    if isinstance(error, KeyboardInterrupt):
+        return 0.0
+    return None if error is None else _LAST_SAVE_WAIT_S
+
+
+class Run:
+    """A training run that goes on where it was left.
+
+    Args:
+        directory: the run's directory, the same for every job and every rank.
+        settings: how it is saved, kept, resumed and stopped.
+        things: what makes up its state, by name: models, optimizers, schedulers, anything with ``state_dict`` and
+            ``load_state_dict``. ``data`` is the loader that ``run.data`` iterates, epoch after epoch.
+
+    Raises:
+        NotAnItem: something has no state that could be saved.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, settings: Settings | None = None, **things: object
+    ) -> None:
+        self.directory = Path(directory)
+        self.settings = settings or Settings()
+        loader = things.get("data")
+        self._cursor: Cursor[Any] | None = None
+        if loader is not None:
+            self._cursor = loader if isinstance(loader, Cursor) else Cursor(require_loader(loader))
+            things["data"] = self._cursor
+        self._things = things
+        self._measures = Measures()
+        self._opened: Opened | None = None
+        self._vote: Vote | None = None
+        self._ending: StopReason | None = None
+        self._saved_step: int | None = None
+        self._tried_step: int | None = None
+        self._is_save_asked = False
+        self._halting: str | None = None
+        self.step = 0
+        self.counters: dict[str, Any] = {}
+
+    # ---- entering and leaving ----
+
+    def __enter__(self) -> "Run":
+        frame = calling_frame(1)
+        try:
+            opened = open_run(self.directory, self._things, self.settings, frame)
+        except UnbrokenError as refused:
+            explain_in_traceback(refused)
+            raise
+        self._opened = opened
+        if opened.restored is not None:
+            self.step = self._saved_step = opened.restored.step
+            self.counters = dict(opened.restored.counters)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = self._open
+        # A save in flight is of a step before the error: it is worth finishing, for as long as the others take part.
+        refused = self._settle_last(opened, _last_wait_s(error))
+        ending: StopReason | BaseException = (
+            error or refused or self._ending or StopReason("asked", "the loop was left")
+        )
+        outcome = conclude(ending, step=self.step, job=opened.lease.number)
+        self._opened = None
+        opened.close(outcome)
+        if isinstance(ending, UnbrokenError):
+            explain_in_traceback(ending)
+        if error is None and refused is not None:
+            raise refused
+
+    @property
+    def _open(self) -> Opened:
+        if self._opened is None:
+            raise RuntimeError("a Run is used inside its `with` block")
+        return self._opened
+
+    # ---- what the loop uses ----
+
+    @property
+    def data(self) -> Cursor[Any]:
+        """The batches of the loader that was handed over as ``data``, epoch after epoch."""
+        if self._cursor is None:
+            raise AttributeError("no `data` was handed to this Run")
+        return self._cursor
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the loop ended before its target; the same command goes on from here."""
+        return self._ending is not None and self._ending.kind != "done"
+
+    @property
+    def resumed_from(self) -> str | None:
+        """The checkpoint this job went on from; None if it started the run."""
+        return self._open.resumed_from
+
+    def log(self, **metrics: object) -> None:
+        """Record metrics of the step that is being computed; tensors are read later, all at once.
+
+        Raises:
+            TypeError: a value is no number and no tensor of one element.
+        """
+        self._measures.log(metrics)
+
+    def stop(self, reason: str = "") -> None:
+        """Ask for a stop at the edge of this step; all ranks follow."""
+        self._open.stops.ask(reason)
+
+    def halt(self, reason: str) -> None:
+        """Ask for a stop that a person must look at, such as data that ran dry: saved, and never resubmitted.
+
+        The loop raises ``Halted`` at the edge of this step, on all ranks, after the state is saved.
+        """
+        self._halting = self._halting or reason
+        self._open.stops.ask(reason)
+
+    def save(self) -> None:
+        """Ask for a checkpoint at the edge of this step; for loops that save by their own rules. Any rank may ask.
+
+        Inside a step the state is half old and half new: only at its edge it is one that can be gone on from.
+        """
+        self._is_save_asked = True
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The steps still to be done, as the number of steps completed before each; ends early when asked to stop.
+
+        After the body of each step comes its edge: metrics are written, stops agreed, checkpoints saved.
+
+        Raises:
+            Halted: ``halt`` was called; the state is saved.
+            NonFiniteLoss: the logged loss is no number; the state is not saved.
+            LeaseLost: another job has taken the run.
+            StorageFailed: the last save was refused; the last commit is intact.
+        """
+        opened = self._open
+        if self._ending is not None and self._ending.kind == "done":
+            # A loop in several parts: the target of the one before is not the end.
+            self._ending = None
+        opened.recorder.snapshot(step=self.step, max_steps=total)
+        opened.clock.resume_clock()
+        while self.step < total and self._ending is None:
+            yield self.step
+            self.step += 1
+            self._edge(opened, total)
+        self._ending = self._ending or StopReason("done")
+        self._drain_vote()
+        self._read_metrics(opened, durable=True)
+
+    # ---- a step's edge ----
+
+    def _edge(self, opened: Opened, total: int) -> None:
+        self._measures.close_step(self.step)
+        opened.clock.step_done()
+        stop, is_due, is_bad, is_lost = self._agree(opened)
+        if is_lost:
+            opened.require_held()
+        if (saved := opened.saver.collect()) is not None:
+            self._note(saved)
+        if is_bad:
+            self._raise_non_finite(opened)
+        if self.step >= total:
+            self._save_and_wait(opened, FINAL)
+        elif stop:
+            self._ending = opened.agree_on_reason()
+            opened.recorder.fact("stop", step=self.step, reason=self._ending.sentence())
+            _log.info("stopping at step %s: %s", f"{self.step:,}", self._ending.sentence())
+            self._save_and_wait(opened, SHUTDOWN)
+            self._raise_if_halted(opened)
+        elif is_due or opened.clock.is_due_by_step(self.step):
+            self._save(PERIODIC)
+        elif self.step % self.settings.log_steps == 0:
+            self._read_metrics(opened)
+        opened.recorder.snapshot(step=self.step, loss=_as_float(self._measures.latest.get(_LOSS)))
+        opened.clock.resume_clock()
+
+    def _raise_if_halted(self, opened: Opened) -> None:
+        reasons = [reason for reason in opened.world.all_gather(self._halting) if reason is not None]
+        if reasons:
+            raise Halted(reason=reasons[0], step=self.step, run=self.directory)
+
+    def _agree(self, opened: Opened) -> list[bool]:
+        """Whether to stop, to save, to give up: what any rank asked for, known to all at the same step.
+
+        Alone, the answer is there at once. Among several, a vote goes out at every edge and is read at the next one, so
+        that nobody waits for it.
+        """
+        is_due = opened.clock.is_due_by_clock() or self._is_save_asked
+        self._is_save_asked = False
+        flags = [opened.is_stop_asked(), is_due, self._bad is not None, opened.is_lost]
+        vote = opened.world.start_vote(flags)
+        if opened.world.size == 1:
+            return vote.read()
+        before, self._vote = self._vote, vote
+        if before is None:
+            return [False] * len(flags)
+        stop, is_due, is_bad, is_lost = before.read()
+        # A save at the edge where the vote went out was the answer to it.
+        return [stop, is_due and self._tried_step != self.step - 1, is_bad, is_lost]
+
+    def _drain_vote(self) -> None:
+        if self._vote is not None:
+            self._vote.read()
+            self._vote = None
+
+    # ---- metrics ----
+
+    _bad: tuple[int, float] | None = None
+
+    def _read_metrics(self, opened: Opened, *, durable: bool = False) -> None:
+        rows = self._measures.read()
+        for step, values in rows:
+            opened.recorder.metrics(step, values)
+        if self.settings.non_finite == "stop":
+            self._bad = self._bad or first_non_finite(rows, _LOSS)
+        opened.recorder.flush(durable=durable)
+        if self._bad is not None and opened.world.size == 1:
+            self._raise_non_finite(opened)
+
+    def _raise_non_finite(self, opened: Opened) -> None:
+        """Every rank raises at the same edge, though only one may have met it."""
+        # The save in flight is of a step before it: the message is to name the newest one that is kept.
+        self._settle_last(opened, _LAST_SAVE_WAIT_S)
+        for rank, bad in enumerate(opened.world.all_gather(self._bad)):
+            if bad is not None:
+                found = NonFiniteLoss(step=bad[0], metric=_LOSS, value=str(bad[1]), resumable_step=self._saved_step)
+                raise found if rank == opened.world.rank else RankFailed(rank=rank, cause=found)
+
+    # ---- saving ----
+
+    def _save(self, kind: str) -> None:
+        opened = self._open
+        self._read_metrics(opened, durable=kind != PERIODIC)
+        if opened.world.size > 1 and any(bad is not None for bad in opened.world.all_gather(self._bad)):
+            self._raise_non_finite(opened)
+        self._settle_last(opened)
+        opened.clock.save_began()
+        self._tried_step = self.step
+        opened.recorder.fact("save", step=self.step, save_kind=kind)
+        metrics = {name: float(value) for name, value in self._measures.latest.items()}
+        request = Request(self.step, kind, dict(self.counters), metrics, {"job": opened.lease.number})
+        opened.saver.start(request, capture_generators(generator_devices()))
+
+    def _save_and_wait(self, opened: Opened, kind: str) -> None:
+        self._save(kind)
+        refused = self._settle_last(opened)
+        if refused is not None:
+            raise refused
+
+    def _settle_last(self, opened: Opened, timeout_s: float | None = None) -> UnbrokenError | None:
+        """Wait for the save in flight, if there is one, and write down how it ended."""
+        opened.saver.wait(timeout_s)
+        saved = opened.saver.collect()
+        return self._note(saved) if saved is not None else None
+
+    def _note(self, saved: Saved) -> UnbrokenError | None:
+        """Write down how a save ended; one that failed is told and left behind, for training goes on."""
+        opened, step = self._open, saved.request.step
+        if saved.error is None:
+            self._saved_step = step
+            opened.clock.save_ended(saved.blocked_s, saved.total_s)
+            opened.recorder.fact(
+                "commit",
+                step=step,
+                name=saved.name,
+                bytes=saved.size_bytes,
+                seconds=saved.total_s,
+                blocked_s=saved.blocked_s,
+                removed=list(saved.removed),
+            )
+            opened.recorder.snapshot(latest_checkpoint=saved.name)
+            _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
+            return None
+        opened.recorder.fact("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
+        _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
+        return saved.error
+
+
+def generator_devices() -> list[int]:
+    """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
+    return [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def _as_float(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,91 @@
+"""What a loop logs, read from the device as rarely as possible.
+
+A logged tensor stays where it is until it is needed: reading each loss at once would make every step wait for the
+device. Values that are read are exact, bit for bit, as Python floats.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+Number = int | float
+# Said here, where the loop calls, and not when the record is written many steps later.
+_TAKEN = frozenset({"step", "bits"})
+
+
+@dataclass
+class Measures:
+    """The metrics of the steps that were not read yet, and the last values that were."""
+
+    latest: dict[str, Number] = field(default_factory=dict)
+    _open: dict[str, Number | torch.Tensor] = field(default_factory=dict)
+    _waiting: list[tuple[int, dict[str, Number | torch.Tensor]]] = field(default_factory=list)
+
+    def log(self, values: Mapping[str, object]) -> None:
+        """Take metrics of the step that is being computed; a name that is logged twice has the last value.
+
+        Raises:
+            TypeError: a value is no number and no tensor of one element.
+            ValueError: a name is one of the records' own.
+        """
+        for name, value in values.items():
+            if name in _TAKEN:
+                raise ValueError(f"a metric cannot be called {name!r}: every record has one of its own")
+            self._open[name] = _kept(name, value)
+
+    def close_step(self, step: int) -> None:
+        """The step is complete; its metrics belong to this number."""
+        if self._open:
+            self._waiting.append((step, self._open))
+            self._open = {}
+
+    def read(self) -> list[tuple[int, dict[str, Number]]]:
+        """The metrics of all steps since the last reading, in order; waits for the device once."""
+        waiting, self._waiting = self._waiting, []
+        tensors = [value for _, values in waiting for value in values.values() if isinstance(value, torch.Tensor)]
+        numbers = iter(_numbers(tensors))
+        rows = [
+            (step, {name: next(numbers) if isinstance(v, torch.Tensor) else v for name, v in values.items()})
+            for step, values in waiting
+        ]
+        for _, values in rows:
+            self.latest.update(values)
+        return rows
+
+
+def first_non_finite(rows: list[tuple[int, dict[str, Number]]], metric: str) -> tuple[int, float] | None:
+    """The first step whose metric is no number, with its value."""
+    for step, values in rows:
+        value = values.get(metric)
+        if value is not None and not math.isfinite(value):
+            return step, value
+    return None
+
+
+def _kept(name: str, value: object) -> Number | torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(f"metric {name!r} is a tensor of {value.numel()} elements; log one number")
+        # A copy: a loop may add to its loss in place before we read it.
+        return value.detach().reshape(()).clone()
+    if isinstance(value, bool | int | float):
+        return value
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as wrong:
+        raise TypeError(f"metric {name!r} is a {type(value).__name__}, no number") from wrong
+
+
+def _numbers(tensors: list[torch.Tensor]) -> list[Number]:
+    """The values of many small tensors, with one transfer for all of one type and device."""
+    found: list[Number] = [0.0] * len(tensors)
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(i)
+    for places in groups.values():
+        values = torch.stack([tensors[i] for i in places]).tolist()
+        for i, value in zip(places, values, strict=True):
+            found[i] = value
+    return found

@@ -1,0 +1,60 @@
+"""When the next checkpoint is due: by steps alone, or by what saves were measured to cost. Owns one job's clock."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from unbroken.run.cadence import Auto, Every, Pace
+from unbroken.run.deadline import Reserve
+
+
+class SaveClock:
+    """Counts steps and seconds since the last save, and learns what steps and saves take."""
+
+    def __init__(
+        self, cadence: Every | Auto | None, reserve: Reserve, clock: Callable[[], float], pace: Pace | None = None
+    ) -> None:
+        self.cadence = cadence
+        self.reserve = reserve
+        self._clock = clock
+        self._pace = pace or Pace(0, 0.0)
+        self._since_s = self._step_began_s = clock()
+
+    def step_done(self) -> None:
+        """A step is complete."""
+        now_s = self._clock()
+        took_s = now_s - self._step_began_s
+        self._step_began_s = now_s
+        self.reserve = self.reserve.after_step(took_s)
+        # The mean over recent steps: one slow step must not move the cadence far.
+        before = self._pace.step_s
+        mean_s = took_s if before is None else 0.9 * before + 0.1 * took_s
+        self._pace = replace(self._pace, steps=self._pace.steps + 1, step_s=mean_s)
+
+    def is_due_by_step(self, step: int) -> bool:
+        """Whether every rank knows by itself that this step is saved."""
+        return isinstance(self.cadence, Every) and self.cadence.is_due_at(step)
+
+    def is_due_by_clock(self) -> bool:
+        """Whether this rank's clock says that a save is due; the ranks agree on it by a vote."""
+        return isinstance(self.cadence, Auto) and self.cadence.is_due(self._now())
+
+    def save_began(self) -> None:
+        """A save begins: count from here."""
+        self._since_s = self._clock()
+        self._pace = replace(self._pace, steps=0)
+
+    def save_ended(self, blocked_s: float, total_s: float) -> None:
+        """A save was committed; learn what it cost."""
+        self.reserve = self.reserve.after_save(total_s)
+        self._pace = replace(self._pace, cost_s=blocked_s, write_s=total_s)
+
+    def resume_clock(self) -> None:
+        """Time spent outside the step, on a save at its edge, is not the next step's."""
+        self._step_began_s = self._clock()
+
+    def describe(self) -> str:
+        """The cadence in words."""
+        return "only at the end" if self.cadence is None else self.cadence.describe(self._now())
+
+    def _now(self) -> Pace:
+        return replace(self._pace, elapsed_s=self._clock() - self._since_s)

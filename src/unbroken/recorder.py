@@ -1,0 +1,182 @@
+"""All that one job writes down about itself: journal, metrics, live snapshot, outcome.
+
+One rank records; on the others a silent recorder takes the same calls and does nothing, so that the loop reads the same
+on every rank. A record that storage refuses is said in the log and never ends a run: what counts is in the store.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from unbroken.errors import StorageFailed, UnbrokenError
+from unbroken.launch import outcome_file
+from unbroken.run.journal import History, Journal, read_history
+from unbroken.run.layout import Layout
+from unbroken.run.lease import Lease
+from unbroken.run.metrics import MetricsWriter, Recheck, lost_values
+from unbroken.run.outcome import Outcome, record_outcome
+from unbroken.run.state import RunState, RunStateWriter
+
+_log = logging.getLogger(__name__)
+# torchrun ends all workers as soon as one has failed.
+_TOLD_WITHIN_S = 5.0
+
+Number = int | float
+
+
+class SilentRecorder:
+    """What the ranks hold that do not record."""
+
+    def history(self) -> History:
+        """Nothing is known here of earlier jobs."""
+        return History((), 0)
+
+    def fact(self, kind: str, /, **facts: object) -> None:
+        """Nothing."""
+
+    def begin_metrics(self, start: int, *, is_comparable: bool) -> None:
+        """Nothing."""
+
+    def metrics(self, step: int, values: Mapping[str, Number]) -> None:
+        """Nothing."""
+
+    def flush(self, *, durable: bool) -> None:
+        """Nothing."""
+
+    def snapshot(self, **changes: object) -> None:
+        """Nothing."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Let the first rank tell the launcher first; its end would take it away in the middle of the sentence."""
+        place = os.environ.get(outcome_file.ENVIRONMENT)
+        if place is None or outcome.exit_code == 0:
+            return
+        until = time.monotonic() + _TOLD_WITHIN_S
+        while time.monotonic() < until and not _is_told(Path(place)):
+            time.sleep(0.05)
+
+
+class Recorder(SilentRecorder):
+    """What the first rank holds."""
+
+    def __init__(self, layout: Layout, lease: Lease, *, clock: Callable[[], float]) -> None:
+        self._layout = layout
+        self._number = lease.number
+        self._journal = Journal(layout, lease.number, clock=clock)
+        self._snapshots = RunStateWriter(layout, scratch=f".scratch-{lease.job}-state", clock=clock)
+        self._state = RunState(status="running", pid=lease.holder.pid, started_at_s=lease.taken_at_s, job=lease.number)
+        self._metrics: MetricsWriter | None = None
+        self._recheck: Recheck | None = None
+        self._launcher = os.environ.get(outcome_file.ENVIRONMENT)
+        self._tell(Outcome("running", 0, "held"))
+
+    def history(self) -> History:
+        """What this and earlier jobs wrote.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        return read_history(self._layout)
+
+    def fact(self, kind: str, /, **facts: object) -> None:
+        """Write one fact into the journal."""
+        with _said_not_raised("the journal"):
+            self._journal.write(kind, durable=None, **facts)
+
+    def begin_metrics(self, start: int, *, is_comparable: bool) -> None:
+        """Start the metrics of this job, after the step it goes on from."""
+        with _said_not_raised("the metrics of earlier jobs"):
+            self._metrics = MetricsWriter(self._layout, self._number, start=start, is_comparable=is_comparable)
+            if is_comparable:
+                self._recheck = lost_values(self._layout, job=self._number, start=start)
+
+    def metrics(self, step: int, values: Mapping[str, Number]) -> None:
+        """Write what one step gave, and compare it with what an earlier job got for the same step."""
+        if self._metrics is not None:
+            with _said_not_raised("the metrics"):
+                self._metrics.write(step, values)
+        if self._recheck is None:
+            return
+        mismatch = self._recheck.check(step, values)
+        if mismatch is not None:
+            if len(self._recheck.mismatches) == 1:
+                # Once: after the first difference every later step differs too.
+                _log.error("%s", mismatch.sentence())
+            self.fact("mismatch", **mismatch.facts())
+        if self._recheck.is_done:
+            self._record_recheck()
+            self._recheck = None
+
+    def _record_recheck(self) -> None:
+        """Write down how far the steps that were computed twice agree."""
+        if self._recheck is None or not (sentence := self._recheck.result.sentence()):
+            return
+        _log.info("%s", sentence)
+        self.fact("recomputed", **self._recheck.facts())
+
+    def flush(self, *, durable: bool) -> None:
+        """Hand the metrics to the kernel, or wait until they outlive a power cut."""
+        if self._metrics is not None:
+            with _said_not_raised("the metrics"):
+                self._metrics.flush(durable=durable)
+
+    def snapshot(self, **changes: object) -> None:
+        """Keep the live snapshot fresh."""
+        self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+        with _said_not_raised("the live snapshot"):
+            self._snapshots.write(self._state)
+
+    def end(self, outcome: Outcome) -> None:
+        """Write how the job ended, everywhere it is looked for."""
+        self._record_recheck()
+        with _said_not_raised("the metrics"):
+            if self._metrics is not None:
+                self._metrics.close()
+
+        def write_state(ended: Outcome) -> None:
+            error = ended.reason if ended.status in ("error", "halted") else None
+            state = replace(self._state, status=ended.status, error=error, exit_code=ended.exit_code)
+            self._snapshots.write(state, durable=True)
+
+        with _said_not_raised("the outcome"):
+            record_outcome(outcome, self._journal, write_state)
+        with _said_not_raised("the journal"):
+            self._journal.close()
+        self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
+        if self._launcher:
+            told = outcome_file.JobOutcome(
+                str(self._layout.run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason
+            )
+            with _said_not_raised("the launcher's file"):
+                outcome_file.write(Path(self._launcher), told)
+
+
+def tell_launcher_of_refusal(run: Path, outcome: Outcome) -> None:
+    """Tell the launcher why a job did not begin; nothing is written into a run that somebody else holds."""
+    place = os.environ.get(outcome_file.ENVIRONMENT)
+    if place:
+        told = outcome_file.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
+        with _said_not_raised("the launcher's file"):
+            outcome_file.write(Path(place), told)
+
+
+def _is_told(place: Path) -> bool:
+    try:
+        told = outcome_file.read(place)
+    except UnbrokenError:
+        return False
+    return told is not None and told.has_ended
+
+
+@contextlib.contextmanager
+def _said_not_raised(what: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageFailed as refused:
+        _log.warning("%s could not be written: %s (%s)", what, refused.headline(), refused.at())

@@ -1,0 +1,153 @@
+"""The journal: what happened to a run, fact by fact, one file a job, only ever added to.
+
+Facts that promise something to whoever reads them later are durable before ``write`` returns; the others become so with
+the next of these. What a crash cuts is at most the last line, which readers count and pass by.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from unbroken.files import LOCAL, Files
+from unbroken.run.layout import Layout
+from unbroken.run.lines import LineWriter, Torn, job_file, jobs_in, plain, read_lines
+
+# What a fact of each kind says; a reader meets kinds it does not know and passes them by.
+KINDS: Final[Mapping[str, str]] = {
+    "job-start": "a job took the run: world, versions, processes, deadline",
+    "resume": "the checkpoint and step it goes on from",
+    "passed-over": "a newer checkpoint it did not take, and why",
+    "accept": "a difference that a person accepted by name",
+    "audit": "live state that nobody handed over",
+    "save": "a save began, or was skipped",
+    "save-failed": "a save that storage refused; training went on",
+    "commit": "a checkpoint began to exist: name, step, seconds, bytes",
+    "mirror": "a checkpoint stands in a second store",
+    "recomputed": "how many lost steps were computed again, and how many agree",
+    "mismatch": "a step computed twice gave different bits",
+    "stop": "why the job is ending",
+    "job-end": "how it ended",
+}
+DURABLE: Final = frozenset({"job-start", "accept", "commit", "mirror", "mismatch", "job-end"})
+_KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")
+_OWN: Final = frozenset({"at", "kind"})
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact of one job; ``values`` is what its kind says beside the instant."""
+
+    job: int
+    kind: str
+    at_s: float | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def whole(self, name: str) -> int | None:
+        """A whole number, or None where there is none."""
+        value = self.values.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def number(self, name: str) -> float | None:
+        """A number, or None where there is none."""
+        value = self.values.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+
+    def text(self, name: str) -> str | None:
+        """A text, or None where there is none."""
+        value = self.values.get(name)
+        return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True)
+class History:
+    """All facts of a run, job by job; ``torn`` counts the lines that a crash cut."""
+
+    facts: tuple[Fact, ...] = ()
+    torn: int = 0
+
+    def of_kind(self, *kinds: str) -> list[Fact]:
+        """The facts of these kinds, in order."""
+        return [fact for fact in self.facts if fact.kind in kinds]
+
+    def last(self, kind: str, *, job: int | None = None) -> Fact | None:
+        """The last fact of a kind, of one job if asked."""
+        found = (fact for fact in reversed(self.facts) if fact.kind == kind and job in (None, fact.job))
+        return next(found, None)
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        """The jobs that said anything, in order."""
+        return tuple(dict.fromkeys(fact.job for fact in self.facts))
+
+
+class Journal:
+    """The journal of one job; any thread may write to it."""
+
+    def __init__(self, layout: Layout, job: int, *, clock: Callable[[], float], files: Files = LOCAL) -> None:
+        self.job = job
+        self._clock = clock
+        self._lines = LineWriter(job_file(layout.journal, job), files)
+
+    def write(self, kind: str, /, *, durable: bool | None = None, **facts: object) -> None:
+        """Add one fact; ``durable`` overrules what its kind asks for.
+
+        Raises:
+            StorageFailed: the system refused; the fact may be there or not.
+            ValueError: the kind is no name, or a fact has a name of the journal's own.
+            TypeError: a fact is no value of JSON.
+        """
+        if not _KIND.fullmatch(kind) or _OWN & facts.keys():
+            raise ValueError(f"no fact of the journal: {kind!r} with {', '.join(facts)}")
+        instant = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        line = {"at": instant, "kind": kind, **plain(facts)}
+        self._lines.write([line], durable=kind in DURABLE if durable is None else durable)
+
+    def close(self) -> None:
+        """Give the file back.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        self._lines.close()
+
+
+def read_history(layout: Layout, files: Files = LOCAL) -> History:
+    """Everything the jobs of a run have said, in order, and how many lines were torn.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    torn, facts = Torn(), list[Fact]()
+    for job in jobs_in(layout.journal, files):
+        for line in read_lines(job_file(layout.journal, job), torn, files):
+            kind = line.pop("kind", None)
+            at = line.pop("at", None)
+            if isinstance(kind, str):
+                facts.append(Fact(job, kind, _seconds(at), line))
+            else:
+                torn.lines += 1
+    return History(tuple(facts), torn.lines)
+
+
+def read_journal(layout: Layout, files: Files = LOCAL) -> list[Fact]:
+    """Everything the jobs of a run have said, in order.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    return list(read_history(layout, files).facts)
+
+
+def _seconds(at: object) -> float | None:
+    try:
+        instant = datetime.fromisoformat(at) if isinstance(at, str) else None
+        return instant.timestamp() if instant is not None and instant.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,145 @@
+"""Who may ask a job to end, and whether somebody has: signals, the flag file, the deadline, the loop itself.
+
+``StopSources`` only notes; nothing is ended here. A loop asks ``look`` at the edge of each step, so that a stop always
+finds the state whole. Handlers that stood before are put back at the end, and are not called meanwhile: the default
+ones would end the process in the middle of a step.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+from unbroken import amounts
+from unbroken.errors import StorageFailed
+from unbroken.files import LOCAL, Files
+from unbroken.run.layout import Layout
+from unbroken.run.request import StopReason, StopRequest, clear_requests, end_requests, read_request, request_stop
+
+__all__ = [
+    "LOOK_EVERY_S",
+    "SECOND_AFTER_S",
+    "SIGNALS",
+    "StopReason",
+    "StopRequest",
+    "StopSources",
+    "clear_requests",
+    "end_requests",
+    "is_due",
+    "read_request",
+    "request_stop",
+]
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+LOOK_EVERY_S: Final = 1.0
+# One Ctrl-C reaches a rank from the terminal and again from its launcher; only a later one is meant a second time.
+SECOND_AFTER_S: Final = 1.0
+_log = logging.getLogger(__name__)
+
+
+def is_due(now_s: float, deadline_s: float | None, reserve_s: float) -> bool:
+    """Whether what is left until the deadline is no more than what a last save needs."""
+    return deadline_s is not None and now_s + reserve_s >= deadline_s
+
+
+class StopSources:
+    """Notes who asks a job to end; a context manager around the loop.
+
+    Args:
+        job: the job's number; a request for an earlier one is not for it.
+        clock: seconds since 1970, as the deadline is told.
+        deadline_s: when the job's time is over; None for never.
+        reserve: how many seconds before that a last save must begin.
+        look_every_s: the flag file is looked at no more often than this.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        job: int,
+        clock: Callable[[], float],
+        deadline_s: float | None = None,
+        reserve: Callable[[], float] = lambda: 0.0,
+        look_every_s: float = LOOK_EVERY_S,
+        files: Files = LOCAL,
+    ) -> None:
+        self._layout, self._job, self._files = layout, job, files
+        self._clock, self._deadline_s, self._reserve = clock, deadline_s, reserve
+        self._look_every_s = look_every_s
+        self._looked_at_s: float | None = None
+        self._signal: int | None = None
+        self._interrupted_at_s: float | None = None
+        self._asked: StopReason | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSources":
+        self.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+    def install(self) -> bool:
+        """Listen to signals; False, and said in the log, outside the main thread, where Python does not let us."""
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning("the run is not held by the main thread: signals will not stop it; the flag file still does")
+            return False
+        for each in SIGNALS:
+            self._previous[each] = signal.signal(each, self._note)
+        return True
+
+    def restore(self) -> None:
+        """Put back the handlers that stood before."""
+        while self._previous:
+            number, previous = self._previous.popitem()
+            # None: a handler that C code installed; Python can neither name it nor put it back.
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is None:
+            self._signal = number
+        if number != signal.SIGINT:
+            return
+        now_s = self._clock()
+        if self._interrupted_at_s is None:
+            self._interrupted_at_s = now_s
+        elif now_s - self._interrupted_at_s >= SECOND_AFTER_S:
+            raise KeyboardInterrupt
+
+    def ask(self, detail: str = "") -> None:
+        """Let the loop itself ask for an end."""
+        self._asked = self._asked or StopReason("asked", detail)
+
+    def look(self) -> StopReason | None:
+        """Whether anybody asks for an end; a few microseconds, but for one look at the flag file a second."""
+        if self._signal is not None:
+            return StopReason("signal", signal.Signals(self._signal).name)
+        if self._asked is not None:
+            return self._asked
+        now_s = self._clock()
+        if is_due(now_s, self._deadline_s, reserve_s := self._reserve() if self._deadline_s is not None else 0.0):
+            left_s = max(0.0, (self._deadline_s or 0.0) - now_s)
+            detail = f"{amounts.duration(left_s)} left, {amounts.duration(reserve_s)} kept for a last save"
+            return StopReason("walltime", detail)
+        return self._flag(now_s)
+
+    def _flag(self, now_s: float) -> StopReason | None:
+        last_s = self._looked_at_s
+        # A clock that is set back must not close our eyes for an hour.
+        if last_s is not None and 0 <= now_s - last_s < self._look_every_s:
+            return None
+        self._looked_at_s = now_s
+        try:
+            found = read_request(self._layout, self._files)
+        except StorageFailed as refusal:
+            # A storage that does not answer this moment is no reason to end a job; the next look asks again.
+            _log.warning("the flag file could not be looked at: %s", refusal)
+            return None
+        if found is None or (found.job is not None and found.job < self._job):
+            return None
+        return StopReason("flag", f"by {found.by}" if found.by else self._layout.stop_request.name)

@@ -1,0 +1,61 @@
+"""How a run is saved, kept, resumed and stopped: one frozen record, handed to ``Run``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a run that is not state.
+
+    Attributes:
+        save_steps: steps between two checkpoints; ``auto`` weighs the measured cost of a save against failures.
+        keep_last_k: checkpoints of the newest k steps; None keeps all.
+        keep_milestone_every: keep every checkpoint whose step is a multiple of this.
+        keep_every_seconds: keep one checkpoint per this many seconds.
+        keep_best: keep the best by a logged metric, ``loss:min`` or ``accuracy:max``.
+        resume: ``auto`` goes on from the newest usable checkpoint or starts; ``scratch`` starts anew and refuses where
+            there are checkpoints; anything else is a checkpoint of this run to go back to.
+        force: with ``scratch``, set the checkpoints that are there aside and start.
+        load_path: a checkpoint of another run to start from where this one has none.
+        accept: differences that a person accepts by name, so that a resume may go on without being exact.
+        audit: what to do about live state that was not handed over: ``warn``, ``error`` or ``off``.
+        allow_pickle: items whose values may be stored by pickle.
+        max_runtime_s: how long the job may run; else ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.
+        reserve_s: how long before that to stop; None learns it from measured saves.
+        non_finite: what to do when the logged loss is no number: ``stop``, or ``allow``.
+        log_steps: steps between two reads of logged tensors, each of which waits for the device.
+        files_per_rank: parts that each rank writes side by side.
+        catch_signals: save and stop on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2.
+    """
+
+    save_steps: int | Literal["auto"] | None = "auto"
+    keep_last_k: int | None = 3
+    keep_milestone_every: int | None = None
+    keep_every_seconds: float | None = None
+    keep_best: str | None = None
+    resume: str = "auto"
+    force: bool = False
+    load_path: str | None = None
+    accept: tuple[str, ...] = ()
+    audit: Literal["warn", "error", "off"] = "warn"
+    allow_pickle: tuple[str, ...] = ()
+    max_runtime_s: float | None = None
+    reserve_s: float | None = None
+    non_finite: Literal["stop", "allow"] = "stop"
+    log_steps: int = 10
+    files_per_rank: int = 1
+    catch_signals: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what could only go wrong hours later."""
+        for name in ("save_steps", "keep_last_k", "keep_milestone_every", "log_steps", "files_per_rank"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"Settings.{name} is {value}; it counts from 1")
+        for name, words in (("audit", ("warn", "error", "off")), ("non_finite", ("stop", "allow"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
+        for name in ("accept", "allow_pickle"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"Settings.{name} is a tuple of names, not one text")

@@ -1,0 +1,1 @@
+"""What a checkpoint holds: from live objects to tensors and values, and back."""

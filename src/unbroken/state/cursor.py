@@ -1,0 +1,129 @@
+"""Where the data stands, for any loader.
+
+A loader that can say its state is asked for it. Any other loader is replayed: the generators as they were when its
+epoch began are kept, the loader's own among them, so that making its iterator again draws the same order, and the
+batches already served are drawn and dropped. That is exact for a loader that draws its order when its iterator is made,
+as torch's does, and costs the time of those batches.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from unbroken.errors import DataEnded, NotAnItem
+from unbroken.state.items import Stateful
+from unbroken.state.rng import capture_generators, restore_generators
+
+T = TypeVar("T")
+_LOADERS_OWN = "loader"
+
+
+def require_loader(thing: object) -> Iterable[Any]:
+    """The same thing, as something to iterate.
+
+    Raises:
+        NotAnItem: it cannot be iterated.
+    """
+    if not (hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")):
+        raise NotAnItem(name="data", type_name=type(thing).__name__, lacks="a way to be iterated")
+    return cast("Iterable[Any]", thing)
+
+
+class Cursor(Generic[T]):
+    """An endless iterator over a loader, epoch after epoch, that knows where it stands."""
+
+    def __init__(self, loader: Iterable[T]) -> None:
+        self.loader = loader
+        self.epoch = 0
+        self.served = 0
+        self._iterator: Iterator[T] | None = None
+        self._began: dict[str, Any] | None = None
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the loader says where it stands by itself."""
+        return isinstance(self.loader, Stateful)
+
+    def __iter__(self) -> "Cursor[T]":
+        return self
+
+    def __next__(self) -> T:
+        for _ in range(2):
+            if self._iterator is None:
+                self._open()
+            assert self._iterator is not None
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+                self.epoch += 1
+                self.served = 0
+                continue
+            self.served += 1
+            return batch
+        # A loader without a single batch would spin for ever.
+        raise DataEnded(epoch=self.epoch, served=0)
+
+    def _open(self) -> None:
+        self._set_epoch()
+        if not self.is_stateful:
+            self._began = {**capture_generators(), _LOADERS_OWN: [g.get_state() for g in generators_of(self.loader)]}
+        self._iterator = iter(self.loader)
+
+    def _set_epoch(self) -> None:
+        """Tell a distributed sampler the epoch, or it would draw the same order in every one."""
+        sampler = getattr(self.loader, "sampler", None)
+        set_epoch = getattr(sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        state: dict[str, Any] = {"epoch": self.epoch, "served": self.served}
+        if self.is_stateful:
+            state["loader"] = self.loader.state_dict()  # type: ignore[attr-defined]
+        else:
+            state["began"] = self._began
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand there again, with the iterator made; the generators are left as making it left them.
+
+        Raises:
+            DataEnded: the loader has fewer batches now than it had served.
+        """
+        self.epoch, self.served = state["epoch"], state["served"]
+        self._iterator = None
+        if "loader" in state:
+            self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
+            self._set_epoch()
+            self._iterator = iter(self.loader)
+            return
+        self._began = state["began"]
+        if self._began is None:
+            return
+        self._set_epoch()
+        restore_generators({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
+        for generator, held in zip(generators_of(self.loader), self._began[_LOADERS_OWN], strict=True):
+            generator.set_state(held)
+        self._iterator = iter(self.loader)
+        for done in range(self.served):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                raise DataEnded(epoch=self.epoch, served=self.served, found=done) from None
+
+
+def generators_of(loader: object) -> list[torch.Generator]:
+    """The generators of its own that a loader and its samplers draw from, each once."""
+    places = [loader]
+    for name in ("sampler", "batch_sampler"):
+        if (sampler := getattr(loader, name, None)) is not None:
+            places += [sampler, getattr(sampler, "sampler", None)]
+    found: dict[int, torch.Generator] = {}
+    for place in places:
+        generator = getattr(place, "generator", None)
+        if isinstance(generator, torch.Generator):
+            found.setdefault(id(generator), generator)
+    return list(found.values())

@@ -1,0 +1,215 @@
+"""Fingerprints of live tensors: the same however a tensor is sharded, on any device and any number of ranks.
+
+A tensor's fingerprint is 128 bits over its name, its dtype, its global shape and, for each element, its place in the
+whole tensor and its bits. It is a sum over elements, so each rank adds what it holds and one exchange of integers
+gives the whole; what several ranks hold is counted once. It finds accidents (a flipped bit, an exchanged element, a
+tensor that was never loaded); it is no seal against a person who wants to deceive. ``mixing`` owns the arithmetic.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
+from torch.distributed.tensor import DTensor
+
+from unbroken.errors import Bug
+from unbroken.state.mixing import Add, Keys, add_box, arithmetic, signed
+from unbroken.world import World
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@torch.no_grad()
+def fingerprints(tensors: Mapping[str, torch.Tensor], world: World, *, own: Collection[str] = ()) -> dict[str, str]:
+    """The fingerprint of every tensor of every rank, by name; the same on all ranks. Collective.
+
+    Args:
+        tensors: this rank's live tensors. A plain tensor that several ranks have is taken to be equal on them, and
+            each of them hashes a slice of it.
+        world: the ranks.
+        own: the names that no other rank has; each is hashed whole where it is.
+
+    Raises:
+        Bug: a tensor is of a kind that holds no elements of the whole, such as a partial sum.
+    """
+    shared = sorted(tensors.keys() - set(own))
+    prints = {name: _text(contribution(name, tensors[name])) for name in sorted(own)}
+    boxes = {name: held for name in shared if (held := _boxes_to_compare(tensors[name], world)) is not None}
+    said = world.all_gather((_names_digest(shared), prints, boxes))
+    holders: dict[str, list[int]] | None = None
+    if len({digest for digest, _, _ in said}) > 1:  # pipeline stages have different tensors
+        holders = _holders(world.all_gather(shared))
+    names = shared if holders is None else sorted(holders)
+    tally = _Tally(len(names))
+    for row, name in enumerate(names):
+        if name in tensors:
+            ranks = range(world.size) if holders is None else holders[name]
+            seen = {box for _, _, theirs in said[: world.rank] for box in theirs.get(name, ())}
+            once = seen if name in boxes else None
+            _contribute(name, tensors[name], tally, row, share=(ranks.index(world.rank), len(ranks)), seen=once)
+    summed = world.add_up(tally.read()).tolist()
+    found = {name: _text(sums) for name, sums in zip(names, summed, strict=True)}
+    for _, theirs, _ in said:
+        found.update(theirs)
+    return found
+
+
+@torch.no_grad()
+def contribution(name: str, tensor: torch.Tensor, *, rank: int = 0, size: int = 1) -> tuple[int, int]:
+    """What one rank of a world adds to the two sums of a tensor; the sums over all ranks, modulo 2**64, are its print.
+
+    Raises:
+        Bug: the tensor is of a kind that holds no elements of the whole, such as a partial sum.
+    """
+    tally = _Tally(1)
+    _contribute(name, tensor, tally, 0, share=(rank, size))
+    first, second = tally.read()[0].tolist()
+    return first, second
+
+
+def combine(prints: Mapping[str, str]) -> str:
+    """One digest over the fingerprints of all tensors, in whatever order they are given."""
+    return _digest(sorted(prints.items()), 16).hex()
+
+
+def keys_of(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Keys:
+    """The two numbers that stand for a tensor's name, dtype and global shape."""
+    digest = _digest([name, str(dtype).removeprefix("torch."), list(shape)], 16)
+    return Keys(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
+
+
+class _Tally:
+    """Two sums a tensor on each device that holds some of them, read in one go so that the devices never wait."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._sums: dict[torch.device, torch.Tensor] = {}
+        self._adds: dict[torch.device, Add] = {}
+
+    def sums(self, device: torch.device, row: int) -> torch.Tensor:
+        """The sums of one tensor on a device."""
+        if device not in self._sums:
+            self._sums[device] = torch.zeros(self._count, 2, dtype=torch.int64, device=device)
+        return self._sums[device][row]
+
+    def add(self, device: torch.device) -> Add:
+        """What adds to sums on a device."""
+        if device not in self._adds:
+            self._adds[device] = arithmetic(device)
+        return self._adds[device]
+
+    def read(self) -> torch.Tensor:
+        """The sums of all tensors over all devices, on the CPU."""
+        total = torch.zeros(self._count, 2, dtype=torch.int64)
+        for sums in self._sums.values():
+            total += sums.cpu()
+        return total
+
+
+def _contribute(
+    name: str,
+    tensor: torch.Tensor,
+    tally: _Tally,
+    row: int,
+    *,
+    share: tuple[int, int],
+    seen: Collection[Box] | None = None,
+) -> None:
+    """Add what this rank counts of a tensor.
+
+    Args:
+        name: the tensor's name.
+        tensor: this rank's view of it.
+        tally: the sums.
+        row: the tensor's place in the tally.
+        share: which of how many holders of the tensor this rank is.
+        seen: the boxes that a lower rank counts, where placements alone do not say it.
+    """
+    index, count = share
+    whole = tuple(tensor.size())
+    keys = keys_of(name, tensor.dtype, whole)
+    if index == 0:
+        # Without this an empty tensor's print would not depend on its name and shape.
+        sums = tally.sums(torch.device("cpu"), row)
+        sums += torch.tensor([signed(keys.first), signed(keys.second)])
+    if not isinstance(tensor, DTensor | ShardedTensor):
+        shape, offsets, local = _slice(tensor, index, count)
+        parts: Iterable[tuple[tuple[int, ...], torch.Tensor]] = [(offsets, local)]
+    elif seen is None and _is_copy(tensor):
+        return
+    else:
+        shape = whole
+        parts = (part for part in _local_parts(name, tensor) if not seen or _box(*part) not in seen)
+    for offsets, local in parts:
+        sums = tally.sums(local.device, row)
+        add_box(sums, local, whole=shape, offsets=offsets, keys=keys, add=tally.add(local.device))
+
+
+def _slice(tensor: torch.Tensor, index: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]:
+    """One of ``count`` slices of a plain tensor: the shape it is counted in, where it begins, its elements."""
+    # Rows and columns do not matter to the count of a contiguous tensor, so that it can be cut anywhere.
+    cut = tensor.reshape(-1) if tensor.is_contiguous() else tensor
+    length = cut.shape[0]
+    each = -(-length // count)
+    first = min(index * each, length)
+    offsets = (first, *(0 for _ in cut.shape[1:]))
+    return tuple(cut.shape), offsets, cut.narrow(0, first, min(each, length - first))
+
+
+def _local_parts(name: str, tensor: DTensor | ShardedTensor) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """Where each part that this rank holds of a sharded tensor begins, and its elements."""
+    if isinstance(tensor, ShardedTensor):
+        for shard in tensor.local_shards():
+            yield tuple(shard.metadata.shard_offsets), shard.tensor
+        return
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise Bug(cause=f"{name} is a DTensor that waits for a reduction; it holds no elements of the whole")
+    local = tensor.to_local()
+    if tensor.device_mesh.get_coordinate() is None or local.numel() == 0:
+        return
+    # The protocol of torch's own checkpoints: uneven shards, nested shards and strided shards come out right.
+    chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    if len(chunks) != 1:
+        raise Bug(cause=f"{name} is a DTensor of {len(chunks)} parts on one rank")
+    yield tuple(chunks[0].offsets), local
+
+
+def _box(offsets: tuple[int, ...], local: torch.Tensor) -> Box:
+    return offsets, tuple(local.shape)
+
+
+def _boxes_to_compare(tensor: torch.Tensor, world: World) -> list[Box] | None:
+    """The boxes that this rank holds, if ranks outside the tensor's own mesh or group may hold the same ones."""
+    if isinstance(tensor, ShardedTensor) or (isinstance(tensor, DTensor) and tensor.device_mesh.size() < world.size):
+        return [_box(*part) for part in _local_parts("", tensor)]
+    return None
+
+
+def _is_copy(tensor: DTensor | ShardedTensor) -> bool:
+    """Whether a rank with a lower coordinate in the tensor's mesh holds the same elements."""
+    if isinstance(tensor, ShardedTensor):
+        return False
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    return any(at and placement.is_replicate() for at, placement in zip(coordinate, tensor.placements, strict=False))
+
+
+def _holders(names: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    holders: dict[str, list[int]] = {}
+    for rank, held in enumerate(names):
+        for name in held:
+            holders.setdefault(name, []).append(rank)
+    return holders
+
+
+def _names_digest(names: Sequence[str]) -> str:
+    return _digest(list(names), 16).hex()
+
+
+def _digest(value: object, size: int) -> bytes:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=size).digest()
+
+
+def _text(sums: Sequence[int]) -> str:
+    return "".join(f"{number % (1 << 64):016x}" for number in sums)

@@ -1,0 +1,215 @@
+"""What can be handed to a run, and how the state of each kind is taken and given back.
+
+A module's state is its ``state_dict`` under clean names; an optimizer's is keyed by the names of its parameters, not
+their numbers, so that it can be resharded and regrouped; everything else speaks for itself through ``state_dict`` and
+``load_state_dict``. Taking never copies: the tensors are the live ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from unbroken.errors import NotAnItem
+from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
+from unbroken.state.plan import local_tensors
+
+State = dict[str, Any]
+_STEP = "step"
+# Under these a checkpoint keeps what every run has.
+_TAKEN = frozenset({"generators", "ranks", "counters"})
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can say and take its state."""
+
+    def state_dict(self) -> Any:  # noqa: ANN401 - whatever the object calls its state
+        """The state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:  # noqa: ANN401
+        """Take a state."""
+
+
+@dataclass(frozen=True)
+class ModuleItem:
+    """A model, an average of one, anything made of parameters and buffers."""
+
+    name: str
+    module: nn.Module
+    kind: str = "module"
+
+    def take(self) -> State:
+        """Tensors under clean names; a tied one stands under each of its names."""
+        if is_flat_sharded(self.module):
+            return dict(get_model_state_dict(self.module))
+        raw = self.module.state_dict()
+        names = state_names(self.module)
+        return {names[name]: value for name, value in raw.items()}
+
+    def give(self, state: State) -> None:
+        """Load under the names this module uses now."""
+        if is_flat_sharded(self.module):
+            set_model_state_dict(self.module, state, options=StateDictOptions(strict=True))
+            return
+        names = state_names(self.module)
+        self.module.load_state_dict({raw: state[name] for raw, name in names.items()}, strict=True)
+
+
+@dataclass(frozen=True)
+class OptimizerItem:
+    """An optimizer and the module its parameters belong to."""
+
+    name: str
+    optimizer: torch.optim.Optimizer
+    module: nn.Module
+    kind: str = "optimizer"
+
+    def take(self) -> State:
+        """State by parameter name, and the groups with names in place of parameters."""
+        if is_flat_sharded(self.module):
+            return _flat_sharded_take(self.module, self.optimizer)
+        names = self._names()
+        state = {names[id(p)]: dict(kept) for p, kept in self.optimizer.state.items()}
+        groups = [
+            {**{k: v for k, v in group.items() if k != "params"}, "params": [names[id(p)] for p in group["params"]]}
+            for group in self.optimizer.param_groups
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def _names(self) -> dict[int, str]:
+        return parameter_names(self.module)
+
+    def give(self, state: State) -> None:
+        """Put every value where it was, bit for bit: torch's own loading would cast moments to the parameter's type."""
+        if is_flat_sharded(self.module):
+            if state["state"] or self.optimizer.state:
+                set_optimizer_state_dict(self.module, self.optimizer, state)
+            return
+        names = self._names()
+        by_name = {names[id(p)]: p for group in self.optimizer.param_groups for p in group["params"]}
+        self.optimizer.state.clear()
+        for name, kept in state["state"].items():
+            self.optimizer.state[by_name[name]] = dict(kept)
+        for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def counting_on_device(self) -> set[str]:
+        """The parameters whose steps are counted where they are, as fused and capturable optimizers do."""
+        names = self._names()
+        groups = [group for group in self.optimizer.param_groups if group.get("fused") or group.get("capturable")]
+        return {names[id(p)] for group in groups for p in group["params"]}
+
+    def groups(self) -> list[list[str]]:
+        """The names of the parameters, group by group."""
+        names = self._names()
+        return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters it updates, by name; of the older FSDP, whose own are flat, those of the whole model."""
+        if is_flat_sharded(self.module):
+            return cast("dict[str, torch.Tensor]", get_model_state_dict(self.module))
+        names = self._names()
+        return {names[id(p)]: p for group in self.optimizer.param_groups for p in group["params"]}
+
+
+@dataclass(frozen=True)
+class ObjectItem:
+    """Anything else with ``state_dict`` and ``load_state_dict``."""
+
+    name: str
+    thing: Stateful
+    kind: str = "object"
+
+    def take(self) -> State:
+        """Whatever it says its state is."""
+        return {"state": self.thing.state_dict()}
+
+    def give(self, state: State) -> None:
+        """Hand it back."""
+        self.thing.load_state_dict(state["state"])
+
+
+Item = ModuleItem | OptimizerItem | ObjectItem
+
+
+def _flat_sharded_take(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    if not optimizer.state:
+        return {"state": {}, "param_groups": []}
+    return dict(get_optimizer_state_dict(module, optimizer))
+
+
+def make_items(things: Mapping[str, object]) -> list[Item]:
+    """Sort what was handed over by kind, models first and optimizers next, since those need their models.
+
+    Raises:
+        NotAnItem: something has no state to save, or an optimizer has parameters of no module that was handed over.
+    """
+    for name, thing in things.items():
+        if name in _TAKEN or not name.isidentifier():
+            raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="a name of its own, of letters and digits")
+    modules = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module)}
+    items: list[Item] = [ModuleItem(name, module) for name, module in modules.items()]
+    for name, thing in things.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            items.append(OptimizerItem(name, thing, _owner(name, thing, modules)))
+    for name, thing in things.items():
+        if isinstance(thing, nn.Module | torch.optim.Optimizer):
+            continue
+        if not isinstance(thing, Stateful):
+            raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="state_dict and load_state_dict")
+        items.append(ObjectItem(name, thing))
+    return items
+
+
+def _owner(name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for module in modules.values():
+        if wanted <= {id(p) for p in module.parameters()}:
+            return module
+    everything = nn.ModuleDict(dict(modules))
+    if wanted <= {id(p) for p in everything.parameters()}:
+        return everything
+    raise NotAnItem(
+        name=name, type_name=type(optimizer).__name__, lacks="a model that was handed over and holds all its parameters"
+    )
+
+
+def is_extra(name: str) -> bool:
+    """Whether a tensor is part of what a module says through ``get_extra_state``."""
+    return "_extra_state" in name.split(".")
+
+
+def like_parameter(
+    parameter: torch.Tensor, key: str, dtype: torch.dtype, shape: tuple[int, ...], *, counts_on_device: bool
+) -> torch.Tensor:
+    """An empty place for a value that an optimizer keeps for a parameter under a key, sharded as the parameter is.
+
+    A value of another shape is kept whole. A step count is on the CPU, as torch's optimizers keep it, unless they count
+    on the device.
+    """
+    if tuple(parameter.size()) == shape and key != _STEP:
+        if isinstance(parameter, ShardedTensor):
+            # There is no empty one without asking the other ranks; the elements do not matter.
+            return _sharded_like(parameter, dtype)
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    held = local_tensors(parameter)
+    device = held[0].device if held else torch.device("cpu")
+    is_there = counts_on_device if key == _STEP else bool(shape)
+    return torch.empty(shape, dtype=dtype, device=device if is_there else "cpu")
+
+
+def _sharded_like(parameter: ShardedTensor, dtype: torch.dtype) -> torch.Tensor:
+    place = parameter.clone()
+    # Rare: moments of another type are read whole and cut by FSDP itself.
+    return place if parameter.dtype == dtype else torch.empty(tuple(parameter.size()), dtype=dtype)

@@ -1,0 +1,268 @@
+"""Who writes what: the local shards of every rank, made into one list of pieces without doubles.
+
+PyTorch's distributed checkpoint says what a rank holds of each tensor; all ranks tell each other, and each computes the
+same plan from the same facts, so one exchange suffices. A piece that several ranks hold is written by the one with the
+least to write; tensors that are one tensor under several names are written once. The plan stays valid while names,
+dtypes, shapes and placements stay the same, and a save that finds it so exchanges nothing but one vote.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+
+# FSDP1 hands out this class, and this is the only name it has; if it moves, so do FSDP1's own imports.
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from unbroken.errors import TensorUnsupported
+from unbroken.state.index import DTYPES, Box, coverage_complaint, dtype_name
+from unbroken.world import World
+
+# Most tensors are of these, and there may be tens of thousands: they take a short cut on the way to a save.
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class Piece(NamedTuple):
+    """One box of one tensor, as one rank writes it."""
+
+    name: str
+    dtype: str
+    box: Box
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes its elements have."""
+        return self.box.elements * DTYPES[self.dtype].itemsize
+
+
+class Held(NamedTuple):
+    """What one rank holds of one tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    # The first name on this rank under which the very same memory is held; empty where there is no memory to compare.
+    same_as: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tensor in the plan; ``same_as`` is the name under which it is written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    same_as: str
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """What every rank writes, and the structure it was made for."""
+
+    rank: int
+    tensors: Mapping[str, Planned]
+    pieces_by_rank: tuple[tuple[Piece, ...], ...]
+    structure: tuple[object, ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What this rank writes."""
+        return self.pieces_by_rank[self.rank]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of this rank's elements."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    def part_names(self, files: int) -> tuple[str, ...]:
+        """The parts that all ranks together will write, each into so many files."""
+        return tuple(
+            part_name(rank, number)
+            for rank, pieces in enumerate(self.pieces_by_rank)
+            for number in range(min(files, len(pieces)))
+        )
+
+
+def part_name(rank: int, number: int) -> str:
+    """The name of a rank's part; the one that stock tools give it."""
+    return f"state/__{rank}_{number}.distcp"
+
+
+def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePlan | None = None) -> SavePlan:
+    """Agree on who writes what. Collective: every rank calls it at the same place, with a cached plan or without.
+
+    Raises:
+        TensorUnsupported: a tensor is of a kind that cannot be kept, or the ranks do not agree on what it is.
+    """
+    structure = structure_of(tensors)
+    if cached is not None:
+        is_stale = structure != cached.structure
+        # A rank alone cannot know: what it writes depends on what the others hold.
+        if not world.start_vote([is_stale]).read()[0]:
+            return cached
+    try:
+        mine: list[Held] | TensorUnsupported = _held(tensors)
+    except TensorUnsupported as refused:
+        mine = refused
+    told = world.all_gather(mine)
+    held: list[list[Held]] = []
+    for rank, said in enumerate(told):
+        if isinstance(said, TensorUnsupported):
+            raise said if rank == world.rank else TensorUnsupported(name=said.name, reason=said.reason, rank=rank)
+        held.append(said)
+    planned = _agree(held)
+    return SavePlan(world.rank, planned, _assign(held, planned), structure)
+
+
+def structure_of(tensors: Mapping[str, torch.Tensor]) -> tuple[object, ...]:
+    """All that a plan depends on, cheap to compute and to compare."""
+    first = _first_names(tensors)
+    return tuple(
+        (name, tensor.dtype, tensor.shape, first[name], *_placement(tensor)) for name, tensor in tensors.items()
+    )
+
+
+def local_piece(tensors: Mapping[str, torch.Tensor], name: str, box: Box) -> torch.Tensor:
+    """This rank's memory of a box that it holds."""
+    if type(tensors[name]) in _PLAIN:
+        return tensors[name].detach()
+    found = find_state_dict_object({name: tensors[name]}, MetadataIndex(name, box.offsets))
+    assert isinstance(found, torch.Tensor)
+    return found.detach()
+
+
+def _held(tensors: Mapping[str, torch.Tensor]) -> list[Held]:
+    first = _first_names(tensors)
+    held = []
+    for name, tensor in tensors.items():
+        _require_supported(name, tensor)
+        items = create_default_local_save_plan({name: tensor}, False).items
+        boxes = [item.tensor_data.chunk for item in items if item.tensor_data is not None]
+        if boxes:
+            mine = tuple(Box(tuple(box.offsets), tuple(box.sizes)) for box in boxes)
+            held.append(Held(name, dtype_name(tensor.dtype), tuple(tensor.shape), mine, first[name]))
+    return held
+
+
+def _require_supported(name: str, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+        raise TensorUnsupported(name=name, reason="it is a partial sum that no rank holds whole")
+    for local in local_tensors(tensor):
+        if local.layout is not torch.strided or local.is_nested:
+            raise TensorUnsupported(name=name, reason=f"its layout is {str(local.layout).removeprefix('torch.')}")
+        if dtype_name(local.dtype) not in DTYPES:
+            raise TensorUnsupported(name=name, reason=f"its dtype is {dtype_name(local.dtype)}")
+        if local.device.type == "meta":
+            raise TensorUnsupported(name=name, reason="it is on the meta device and has no elements")
+        if _keeps_data_elsewhere(local):
+            raise TensorUnsupported(name=name, reason=f"it is a {type(local).__name__}, whose bytes are elsewhere")
+
+
+def _keeps_data_elsewhere(local: torch.Tensor) -> bool:
+    return type(local) not in _PLAIN and is_traceable_wrapper_subclass(local)
+
+
+def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The memory of this rank behind a tensor: one, or for a ``ShardedTensor`` as many as it has shards here."""
+    if type(tensor) in _PLAIN:
+        return [tensor]
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return [tensor.to_local()]
+    if isinstance(tensor, ShardedTensor):
+        return [shard.tensor for shard in tensor.local_shards()]
+    return [tensor]
+
+
+def _placement(tensor: torch.Tensor) -> tuple[object, ...]:
+    if isinstance(tensor, DTensor):
+        return (tensor.placements, tensor.device_mesh)
+    if isinstance(tensor, ShardedTensor):
+        shards = [shard.metadata for shard in tensor.local_shards()]
+        return tuple((tuple(shard.shard_offsets), tuple(shard.shard_sizes)) for shard in shards)
+    return ()
+
+
+def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """For each name the first one that stands for the same memory in the same way; "" where there is no memory."""
+    first: dict[object, str] = {}
+    return {
+        name: "" if (key := _memory(tensor)) is None else first.setdefault(key, name)
+        for name, tensor in tensors.items()
+    }
+
+
+def _memory(tensor: torch.Tensor) -> object | None:
+    locals_ = local_tensors(tensor)
+    if any(local.layout is not torch.strided or _keeps_data_elsewhere(local) for local in locals_):
+        return None
+    if not any(local.numel() for local in locals_):
+        return None
+    where = tuple(
+        (local.data_ptr(), local.device, local.shape, local.stride(), local.is_conj(), local.is_neg())
+        for local in locals_
+    )
+    return (where, tensor.dtype, tensor.shape, _placement(tensor))
+
+
+def _agree(held: Sequence[Sequence[Held]]) -> dict[str, Planned]:
+    by_name: dict[str, dict[int, Held]] = {}
+    for rank, mine in enumerate(held):
+        for one in mine:
+            by_name.setdefault(one.name, {})[rank] = one
+    planned: dict[str, Planned] = {}
+    for name, holders in by_name.items():
+        (first_rank, first), *others = holders.items()
+        for rank, one in others:
+            if (one.dtype, one.shape) != (first.dtype, first.shape):
+                seen = f"rank {first_rank} has {first.dtype} {list(first.shape)}, rank {rank} has"
+                raise TensorUnsupported(name=name, reason=f"{seen} {one.dtype} {list(one.shape)}")
+        boxes = {box for one in holders.values() for box in one.boxes}
+        if complaint := coverage_complaint(first.shape, list(boxes)):
+            raise TensorUnsupported(name=name, reason=complaint)
+        planned[name] = Planned(first.dtype, first.shape, _written_as(name, by_name, planned))
+    return planned
+
+
+def _written_as(name: str, by_name: Mapping[str, Mapping[int, Held]], planned: Mapping[str, Planned]) -> str:
+    """The name under which a tensor is written: another one only if they are one tensor on every rank."""
+    holders = by_name[name]
+    other = next((one.same_as for one in holders.values() if one.same_as), name)
+    if other == name or other not in planned or planned[other].same_as != other:
+        return name
+    twins = by_name[other]
+    is_one = twins.keys() == holders.keys() and all(
+        one.boxes == twins[rank].boxes and one.same_as == (other if twins[rank].same_as else "")
+        for rank, one in holders.items()
+    )
+    return other if is_one else name
+
+
+def _assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> tuple[tuple[Piece, ...], ...]:
+    """Give every piece to one of its holders, the largest first and each to the one with the least so far."""
+    holders: dict[Piece, list[int]] = {}
+    for rank, mine in enumerate(held):
+        for one in mine:
+            if planned[one.name].same_as != one.name:
+                continue
+            for box in one.boxes:
+                if box.elements or not math.prod(one.shape):
+                    holders.setdefault(Piece(one.name, one.dtype, box), []).append(rank)
+    load = [0] * len(held)
+    writer: dict[Piece, int] = {}
+    by_choice = sorted(holders.items(), key=lambda found: (len(found[1]) > 1, -found[0].size_bytes))
+    for piece, ranks in by_choice:
+        chosen = min(ranks, key=lambda rank: (load[rank], rank))
+        load[chosen] += max(piece.size_bytes, 1)
+        writer[piece] = chosen
+    assigned: list[list[Piece]] = [[] for _ in held]
+    for piece in holders:
+        assigned[writer[piece]].append(piece)
+    return tuple(map(tuple, assigned))

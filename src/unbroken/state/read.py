@@ -1,0 +1,257 @@
+"""Parts to tensors: every byte proven before it is used, every element accounted for.
+
+PyTorch's distributed checkpoint plans which boxes of the saved tensors fill the live ones, whatever the sharding then
+and now; it plans against our index, and nothing is ever unpickled. Bytes are read in the blocks that the manifest has
+digests for, each block once; from a block that is not what was written nothing reaches a tensor. Elements are counted
+as they arrive, so a tensor that was skipped, in whole or in part, is an error with its name.
+"""
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+
+from unbroken.errors import DamagedCheckpoint, NotRestored, StateDiffers
+from unbroken.state.index import INDEX_PART, Chunk, Index, decode, dtype_name
+from unbroken.state.plan import local_tensors
+from unbroken.state.stage import as_bits
+from unbroken.store.digest import digest_bytes
+from unbroken.store.fields import Malformed
+from unbroken.store.manifest import Manifest, Part
+from unbroken.store.parts import BlockReader, read_part
+from unbroken.store.place import Store
+from unbroken.world import World
+
+DEFAULT_THREADS: Final = 4
+
+
+def read_index(store: Store, name: str, manifest: Manifest) -> Index:
+    """The index of a checkpoint, its bytes proven by the manifest.
+
+    Raises:
+        DamagedCheckpoint: there is none, or it is not what a save wrote.
+        StorageFailed: the system refused.
+    """
+    directory = store.path(name)
+    part = next((part for part in manifest.parts if part.name == INDEX_PART), None)
+    if part is None:
+        raise DamagedCheckpoint(path=directory, findings=(f"{INDEX_PART}: the manifest does not name it",))
+    data = b"".join(bytes(block) for block in read_part(store.files, directory, manifest, part))
+    try:
+        return decode(data, {part.name: part.size_bytes for part in manifest.parts})
+    except Malformed as wrong:
+        raise DamagedCheckpoint(path=directory, findings=(f"{INDEX_PART}: {wrong}",)) from wrong
+
+
+def read(
+    store: Store,
+    name: str,
+    manifest: Manifest,
+    index: Index,
+    tensors: Mapping[str, torch.Tensor],
+    world: World,
+    *,
+    threads: int = DEFAULT_THREADS,
+) -> None:
+    """Fill live tensors, in place, from a checkpoint. Collective: it fails on all ranks or on none.
+
+    Raises:
+        StateDiffers: a tensor is not in the checkpoint, or with another dtype or shape; nothing was loaded.
+        DamagedCheckpoint: a block is not what was written; tensors read before it are filled, the others are not.
+        NotRestored: a tensor was not filled whole.
+        StorageFailed: the system refused.
+        RankFailed: one of these, on another rank only.
+    """
+    world.all_or_none(lambda: _require_fitting(name, index, tensors))
+    world.all_or_none(lambda: _fill(store, name, manifest, index, tensors, threads))
+
+
+def _require_fitting(name: str, index: Index, tensors: Mapping[str, torch.Tensor]) -> None:
+    missing = tuple(wanted for wanted in tensors if wanted not in index.tensors)
+    changed = []
+    for wanted, tensor in tensors.items():
+        entry = index.tensors.get(wanted)
+        if entry is not None and (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
+            saved = f"{dtype_name(entry.dtype)} {list(entry.shape)}"
+            changed.append(f"{wanted}: {saved} in the checkpoint, {dtype_name(tensor.dtype)} {list(tensor.shape)} here")
+    if missing or changed:
+        raise StateDiffers(checkpoint=name, missing=missing, changed=tuple(changed))
+
+
+def _fill(
+    store: Store, name: str, manifest: Manifest, index: Index, tensors: Mapping[str, torch.Tensor], threads: int
+) -> None:
+    arrivals = _arrivals(index, tensors)
+    with torch.no_grad():
+        _bring_in(store, store.path(name), manifest, arrivals, threads)
+    arrived: dict[str, int] = defaultdict(int)
+    for arrival in arrivals:
+        arrived[arrival.name] += arrival.arrived_elements
+    # The boxes of an index do not overlap, so as many elements as there are means every single one.
+    short = [each for each, tensor in tensors.items() if arrived[each] != _elements_here(tensor)]
+    if short:
+        raise NotRestored(checkpoint=name, names=tuple(short))
+
+
+def _elements_here(tensor: torch.Tensor) -> int:
+    if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is None:
+        return 0
+    return sum(local.numel() for local in local_tensors(tensor))
+
+
+@dataclass(eq=False)
+class _Arrival:
+    """A box that is to come from one stretch of a part into a live tensor."""
+
+    name: str
+    part: str
+    start: int
+    end: int
+    # The box in the live tensor, and the strides of the same box in the elements of the stretch.
+    target: torch.Tensor
+    strides: tuple[int, ...]
+    missing_bytes: int
+    landing: torch.Tensor | None = None
+    arrived_elements: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, block: torch.Tensor, block_start: int) -> None:
+        """Take what a proven block holds of the stretch; the last one completes it."""
+        low, high = max(self.start, block_start), min(self.end, block_start + block.numel())
+        with self.lock:
+            if self.landing is None:
+                self.landing = self._direct() if self._is_direct else self._beside()
+        self.landing[low - self.start : high - self.start].copy_(block[low - block_start : high - block_start])
+        with self.lock:
+            self.missing_bytes -= high - low
+            is_whole = self.missing_bytes == 0
+        if is_whole:
+            self._land(self.landing)
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether the stretch is byte for byte the target's own memory."""
+        target = self.target
+        is_dense = target.is_contiguous() and target.numel() * target.itemsize == self.end - self.start
+        return is_dense and target.is_cpu and not target.is_conj() and not target.is_neg()
+
+    def _direct(self) -> torch.Tensor:
+        return as_bits(self.target).view(-1).view(torch.uint8)
+
+    def _beside(self) -> torch.Tensor:
+        return torch.empty(self.end - self.start, dtype=torch.uint8)
+
+    def _land(self, landing: torch.Tensor) -> None:
+        if not self._is_direct:
+            found = landing.view(self.target.dtype).as_strided(self.target.shape, self.strides)
+            if self.target.is_conj() or self.target.is_neg():
+                self.target.copy_(found)
+            else:
+                as_bits(self.target).copy_(as_bits(found))
+        self.arrived_elements = self.target.numel()
+        self.landing = None
+
+
+def _arrivals(index: Index, tensors: Mapping[str, torch.Tensor]) -> list[_Arrival]:
+    """What has to come from where to fill this rank's share of the tensors."""
+    metadata = Metadata(
+        {
+            name: TensorStorageMetadata(
+                properties=TensorProperties(dtype=index.tensors[name].dtype),
+                size=torch.Size(index.tensors[name].shape),
+                chunks=[
+                    ChunkStorageMetadata(offsets=torch.Size(chunk.box.offsets), sizes=torch.Size(chunk.box.sizes))
+                    for chunk in index.tensors[name].chunks
+                ],
+            )
+            for name in tensors
+        }
+    )
+    chunks = {
+        (name, chunk.box.offsets): chunk
+        for name in tensors
+        for chunk in index.tensors[name].chunks
+        if chunk.box.elements
+    }
+    live = dict(tensors)
+    return [
+        _arrival(item, chunks[item.storage_index.fqn, tuple(item.storage_index.offset or ())], live)
+        for item in create_default_local_load_plan(live, metadata).items
+    ]
+
+
+def _arrival(item: ReadItem, chunk: Chunk, tensors: dict[str, torch.Tensor]) -> _Arrival:
+    target: torch.Tensor = find_state_dict_object(tensors, item.dest_index).detach()
+    for dimension, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+        target = target.narrow(dimension, start, length)
+    strides = tuple(math.prod(chunk.box.sizes[dimension + 1 :]) for dimension in range(len(chunk.box.sizes)))
+    first = sum(offset * stride for offset, stride in zip(item.storage_offsets, strides, strict=True))
+    last = first + sum((length - 1) * stride for length, stride in zip(item.lengths, strides, strict=True))
+    start = chunk.at + first * target.itemsize
+    end = chunk.at + (last + 1) * target.itemsize
+    return _Arrival(item.dest_index.fqn, chunk.part, start, end, target, strides, end - start)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of a part and what is to be taken from it."""
+
+    part: str
+    start: int
+    end: int
+    digest: bytes
+    arrivals: tuple[_Arrival, ...]
+
+
+def _bring_in(store: Store, directory: Path, manifest: Manifest, arrivals: Iterable[_Arrival], threads: int) -> None:
+    """Read every block that is needed, once; prove it; hand it out."""
+    reader = BlockReader(store.files, manifest.block_bytes)
+
+    def bring(block: _Block) -> None:
+        data = reader.read(directory / block.part, block.start, block.end)
+        if len(data) != block.end - block.start or digest_bytes(data) != block.digest:
+            finding = f"{block.part}: bytes {block.start:,} to {block.end:,} are not the bytes that were written"
+            raise DamagedCheckpoint(path=directory, findings=(finding,))
+        proven = torch.frombuffer(data, dtype=torch.uint8)
+        # A thread has its own idea of whether gradients are recorded.
+        with torch.no_grad():
+            for arrival in block.arrivals:
+                arrival.take(proven, block.start)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-read") as pool:
+        for _ in pool.map(bring, _needed_blocks(manifest, arrivals)):
+            pass
+
+
+def _needed_blocks(manifest: Manifest, arrivals: Iterable[_Arrival]) -> list[_Block]:
+    parts: dict[str, Part] = {part.name: part for part in manifest.parts}
+    wanted: dict[tuple[str, int], list[_Arrival]] = defaultdict(list)
+    for arrival in arrivals:
+        for number in range(arrival.start // manifest.block_bytes, -(-arrival.end // manifest.block_bytes)):
+            wanted[arrival.part, number].append(arrival)
+    return [
+        _Block(
+            name,
+            number * manifest.block_bytes,
+            min((number + 1) * manifest.block_bytes, parts[name].size_bytes),
+            parts[name].digest.blocks[number],
+            tuple(coming),
+        )
+        for (name, number), coming in sorted(wanted.items(), key=lambda found: found[0])
+    ]

@@ -1,0 +1,355 @@
+"""From a checkpoint back to live objects: everything, exactly, or an error that says what is not.
+
+Nothing is touched before names, types and shapes fit. Then every destination is filled with a pattern no training
+produces, read with its bytes proven, handed back to its object, and the live tensors' fingerprints must be those that
+were saved: a tensor that nobody wrote, or that a load zeroed, cannot pass.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from unbroken.errors import ManifestDamaged, NotExact, NotRestored, StateDiffers
+from unbroken.state import payload
+from unbroken.state.capture import GENERATORS, is_sharded, own_prefix
+from unbroken.state.cursor import Cursor
+from unbroken.state.encode import Json, decode
+from unbroken.state.fingerprint import fingerprints
+from unbroken.state.index import Index
+from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State, is_extra, like_parameter
+from unbroken.state.naming import changes_buckets, is_flat_sharded
+from unbroken.state.plan import local_tensors
+from unbroken.state.records import TrainerState, decode_counters, read_rank_values, read_trainer_state
+from unbroken.state.tree import join, split
+from unbroken.store.fields import Malformed
+from unbroken.store.manifest import Manifest
+from unbroken.store.place import Store
+from unbroken.world import World
+
+_SENTINEL = 0xA5
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a resume brought back, and what it could not bring back exactly."""
+
+    step: int
+    counters: Mapping[str, object]
+    generators: State
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint to restore from."""
+
+    store: Store
+    name: str
+    manifest: Manifest
+
+
+def restore(
+    source: Source,
+    items: Sequence[Item],
+    world: World,
+    *,
+    accept: Collection[str] = (),
+    allow_pickle: Collection[str] = (),
+) -> Restored:
+    """Load a checkpoint into the items; the generators are returned, to be set when nothing draws from them any more.
+
+    Collective. Which rank saved what does not matter for modules and optimizers: they are resharded.
+
+    Raises:
+        StateDiffers: names, types or shapes do not fit; nothing was loaded.
+        NotExact: an item is missing on one side, or cannot be split over this world, and nobody accepted it.
+        DamagedCheckpoint: bytes are not what was written.
+        NotRestored: the live state is not what was saved; the objects are no longer as they were.
+    """
+    # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
+    # The older FSDP speaks to the other ranks when it is asked for its state, so whatever one rank alone may fail at,
+    # reading, comes before.
+    record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
+    plan = world.all_or_none(lambda: _plan(source, record, world))
+    for tensor in plan.places.values():
+        _fill(tensor)
+    payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
+    world.all_or_none(lambda: _give(plan, allow_pickle))
+    _prove(source, plan, world)
+    generators = join(plan.skeletons[GENERATORS], plan.places, item=GENERATORS, allow_pickle=False)
+    return Restored(plan.trainer.step, decode_counters(plan.trainer.counters), cast("State", generators), plan.notes)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    trainer: TrainerState
+    items: tuple[Item, ...]
+    skeletons: Mapping[str, Json]
+    names: Mapping[str, tuple[str, ...]]
+    index: Index
+    places: Mapping[str, torch.Tensor]
+    # Tensors of which this rank has a value of its own: the name in the module to the name in the checkpoint.
+    own_names: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """The tensors by the names that the skeletons use."""
+        return {**self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
+
+
+@dataclass(frozen=True)
+class _Record:
+    trainer: TrainerState
+    items: tuple[Item, ...]
+    skeletons: Mapping[str, Json]
+    looked: Mapping[str, tuple[tuple[str, ...], State]]
+    index: Index
+    notes: tuple[str, ...]
+
+
+def _read_record(
+    source: Source, items: Sequence[Item], world: World, accept: Collection[str], allow_pickle: Collection[str]
+) -> _Record:
+    trainer = read_trainer_state(source.store, source.name, source.manifest)
+    skeletons, notes = _skeletons(source, trainer, items, world, accept)
+    wanted = tuple(item for item in items if item.name in skeletons)
+    index = payload.read_index(source.store, source.name, source.manifest)
+    try:
+        looked = {name: _look(name, skeleton, name in allow_pickle) for name, skeleton in skeletons.items()}
+    except Malformed as wrong:
+        raise ManifestDamaged(path=source.store.path(source.name), complaint=str(wrong)) from wrong
+    _require_kinds(source, trainer, wanted)
+    unscaled = {item.name for item in wanted if _is_live_scaler(item) and not looked[item.name][1]["state"]}
+    notes += [f"{name}: was switched off in the checkpoint, starts fresh" for name in sorted(unscaled)]
+    wanted = tuple(item for item in wanted if item.name not in unscaled)
+    notes += _bucket_notes(wanted, world)
+    return _Record(trainer, wanted, skeletons, looked, index, tuple(notes))
+
+
+def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
+    if world.size < 3:
+        return []
+    return [
+        f"{item.name}: DDP sums the first step of a job in other buckets than later ones, so that the last bits of "
+        f"{world.size} ranks may differ; find_unused_parameters=True keeps the buckets as they are"
+        for item in items
+        if isinstance(item, ModuleItem) and changes_buckets(item.module)
+    ]
+
+
+def _require_kinds(source: Source, trainer: TrainerState, items: Sequence[Item]) -> None:
+    changed = [
+        f"{item.name}: {trainer.kinds[item.name]} in the checkpoint, {item.kind} here"
+        for item in items
+        if trainer.kinds.get(item.name) != item.kind
+    ]
+    if changed:
+        raise StateDiffers(checkpoint=str(source.store.path(source.name)), changed=tuple(changed))
+
+
+def _plan(source: Source, record: _Record, world: World) -> _Plan:
+    index = record.index
+    names = {name: found for name, (found, _) in record.looked.items()}
+    places = _places(source, record.items, record.looked, index)
+    own_names, notes = _own_names(record, places, world)
+    for name, own in own_names.items():
+        places[own] = places.pop(name)
+    places |= {
+        name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype) for name in names[GENERATORS]
+    }
+    notes = (*record.notes, *notes)
+    return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes)
+
+
+def _own_names(
+    record: _Record, places: Mapping[str, torch.Tensor], world: World
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Of which tensors this rank has a value of its own, by the names in its objects; and what a resize loses of them.
+
+    In another world there is no telling which rank is which, and shards are of one tensor: there all take the first
+    rank's.
+    """
+    whole = [name for item in record.items if not isinstance(item, ObjectItem) for name in record.looked[item.name][0]]
+    ranks = range(1, record.trainer.world)
+    uneven = [name for name in whole if any(own_prefix(rank, name) in record.index.tensors for rank in ranks)]
+    kept = [name for name in uneven if world.size == record.trainer.world and not is_sharded(places[name])]
+    lost = sorted(set(uneven) - set(kept))
+    own = {name: own_prefix(world.rank, name) for name in kept}
+    notes = (f"{', '.join(lost[:4])}: differed by rank; all take the values of rank 0",) if lost else ()
+    return {name: called for name, called in own.items() if called in record.index.tensors}, notes
+
+
+def _look(item: str, skeleton: Json, allow_pickle: bool) -> tuple[tuple[str, ...], State]:
+    """The names of the tensors in an item's values, and the values with nothing in the tensors' places."""
+    names: list[str] = []
+
+    def give(name: Json) -> torch.Tensor:
+        names.append(str(name))
+        return torch.empty(0)
+
+    state = decode(skeleton, item=item, give_tensor=give, allow_pickle=allow_pickle)
+    return tuple(names), cast("State", state)
+
+
+def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
+    for item in plan.items:
+        is_allowed = item.name in allow_pickle
+        state = join(plan.skeletons[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
+        item.give(cast("State", state))
+
+
+def _skeletons(
+    source: Source, trainer: TrainerState, items: Sequence[Item], world: World, accept: Collection[str]
+) -> tuple[dict[str, Json], list[str]]:
+    """Each item's values for this rank, after every difference was accepted or refused."""
+    here = {item.name: item for item in items}
+    differences, notes = _item_differences(trainer, here)
+    found: dict[str, Json] = {name: value for name, value in trainer.values.items() if name in here}
+    if trainer.ranked:
+        lender = world.rank % trainer.world
+        mine = read_rank_values(source.store, source.name, source.manifest, lender)
+        found |= {name: value for name, value in mine.items() if name in here or name == GENERATORS}
+        if world.size != trainer.world:
+            lenders = f"each rank takes the generators of its number modulo {trainer.world}"
+            notes.append(f"world {trainer.world} -> {world.size}: {lenders}")
+            differences += [
+                (name, f"its state differs by rank, and {trainer.world} ranks became {world.size}")
+                for name in trainer.ranked
+                if name in here
+            ]
+    lost = [name for name in here if name in trainer.kinds and name not in found]
+    if lost or GENERATORS not in found:
+        complaint = f"it has no values for {', '.join(lost) or GENERATORS}"
+        raise ManifestDamaged(path=source.store.path(source.name), complaint=complaint)
+    refused = tuple((name, what) for name, what in differences if name not in accept)
+    if refused:
+        raise NotExact(differences=refused)
+    return found, [*notes, *(f"accepted: {name}: {what}" for name, what in differences)]
+
+
+def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[list[tuple[str, str]], list[str]]:
+    differences: list[tuple[str, str]] = []
+    notes: list[str] = []
+    for name, item in here.items():
+        if name in trainer.kinds:
+            continue
+        if _is_live_scaler(item):
+            # A run that turns mixed precision on begins with a fresh scale; there is nothing it could have lost.
+            notes.append(f"{name}: not in the checkpoint, starts fresh")
+        else:
+            differences.append((name, "is not in the checkpoint and would start anew"))
+    differences += [
+        (name, "is in the checkpoint and was not handed over") for name in trainer.kinds if name not in here
+    ]
+    return differences, notes
+
+
+def _is_live_scaler(item: Item) -> bool:
+    return isinstance(item, ObjectItem) and isinstance(item.thing, torch.amp.GradScaler) and item.thing.is_enabled()
+
+
+def _places(
+    source: Source, items: Sequence[Item], looked: Mapping[str, tuple[tuple[str, ...], State]], index: Index
+) -> dict[str, torch.Tensor]:
+    """Where each tensor of the checkpoint goes: the live one of a module, a fresh one for all else."""
+    places: dict[str, torch.Tensor] = {}
+    missing: list[str] = []
+    unexpected: list[str] = []
+    changed: list[str] = []
+    for item in items:
+        named, state = looked[item.name]
+        saved = set(named)
+        if isinstance(item, ModuleItem):
+            taken = item.take()
+            missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys())
+            unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys())
+            live = split(item.name, taken, allow_pickle=True).tensors
+            for name in saved:
+                if name not in live or is_extra(name):
+                    # What a module says beyond its parameters and buffers may have another shape than in a fresh one.
+                    places[name] = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
+                    continue
+                changed += _mismatch(name, live[name], index)
+                places[name] = live[name]
+        elif isinstance(item, OptimizerItem):
+            parameters = item.parameters()
+            known = {name for group in state["param_groups"] for name in group["params"]}
+            # Before its first step an optimizer of the older FSDP does not say which parameters it has.
+            asked = set() if is_flat_sharded(item.module) else parameters.keys() - known
+            missing += [f"{item.name}: {name}" for name in sorted(asked)]
+            unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys())]
+            if known == parameters.keys() and [group["params"] for group in state["param_groups"]] != item.groups():
+                changed.append(f"{item.name}: its parameters are in other groups, or in another order")
+            counting = item.counting_on_device()
+            for name in saved:
+                places[name] = _optimizer_place(item, name, parameters, counting, index)
+        elif saved:
+            # Where the object holds a shard now, it is given a shard, cut as its own is. A loader holds none, and
+            # asking it where it stands may start it.
+            is_loader = isinstance(item.thing, Cursor)
+            live = {} if is_loader else split(item.name, item.take(), allow_pickle=True).tensors
+            places |= {name: _object_place(live.get(name), index, name) for name in saved}
+    if missing or unexpected or changed:
+        where = str(source.store.path(source.name))
+        raise StateDiffers(
+            checkpoint=where, missing=tuple(missing), unexpected=tuple(unexpected), changed=tuple(changed)
+        )
+    return places
+
+
+def _mismatch(name: str, live: torch.Tensor, index: Index) -> list[str]:
+    if live.is_meta:
+        return [f"{name}: has no memory here (device meta); materialise the model before the run is entered"]
+    if tuple(live.shape) != tuple(index.tensors[name].shape):
+        return [f"{name}: shape {tuple(index.tensors[name].shape)} in the checkpoint, {tuple(live.shape)} here"]
+    if live.dtype != index.tensors[name].dtype:
+        return [f"{name}: {index.tensors[name].dtype} in the checkpoint, {live.dtype} here"]
+    return []
+
+
+def _object_place(live: torch.Tensor | None, index: Index, name: str) -> torch.Tensor:
+    shape, dtype = index.tensors[name].shape, index.tensors[name].dtype
+    if live is not None and is_sharded(live) and tuple(live.shape) == tuple(shape):
+        return torch.empty_like(live, dtype=dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _optimizer_place(
+    item: OptimizerItem, name: str, parameters: Mapping[str, torch.Tensor], counting: Collection[str], index: Index
+) -> torch.Tensor:
+    saved = index.tensors[name]
+    owner, _, key = name.removeprefix(f"{item.name}.state.").rpartition(".")
+    if owner not in parameters:
+        return torch.empty(saved.shape, dtype=saved.dtype)
+    return like_parameter(parameters[owner], key, saved.dtype, tuple(saved.shape), counts_on_device=owner in counting)
+
+
+def _fill(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        for local in local_tensors(tensor):
+            if local.numel() and local.is_contiguous():
+                local.detach().reshape(-1).view(torch.uint8).fill_(_SENTINEL)
+
+
+def _prove(source: Source, plan: _Plan, world: World) -> None:
+    """Compare the live tensors with the fingerprints of the manifest."""
+    live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[GENERATORS]}
+    for item in plan.items:
+        if isinstance(item, ObjectItem):
+            # An object may keep its state in another form than it says it; what it was handed is what can be checked.
+            live |= {name: plan.places[name] for name in plan.names[item.name]}
+        else:
+            taken = split(item.name, item.take(), allow_pickle=True).tensors
+            live |= {plan.own_names.get(name, name): tensor for name, tensor in taken.items()}
+    own = {name for name in live if name.startswith("ranks.")}
+    found = fingerprints(live, world, own=own)
+    saved = source.manifest.tensors
+    wrong = {name for name, value in found.items() if name not in saved or saved[name].digest != value}
+    # What an object dropped on the way has no live tensor to compare.
+    wrong |= {name for names in plan.names.values() for name in names if name not in found}
+    everybody = world.all_gather(tuple(wrong))
+    named = tuple(sorted({name for names in everybody for name in names}))
+    if named:
+        raise NotRestored(checkpoint=str(source.store.path(source.name)), names=named)

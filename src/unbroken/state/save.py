@@ -1,0 +1,260 @@
+"""Saving beside the training loop: a short stop to take the state, and a thread for everything slow.
+
+At the step's edge the state is captured, fingerprinted and copied to host memory; writing, digesting, syncing and
+committing happen in a thread over a group of its own. At most one save is in flight. A save that fails says so at the
+next edge, leaves the last commit intact and lets training go on.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unbroken.errors import Bug, UnbrokenError
+from unbroken.state import payload
+from unbroken.state.capture import Captured, capture
+from unbroken.state.encode import Json
+from unbroken.state.fingerprint import combine, fingerprints
+from unbroken.state.items import Item, ModuleItem, OptimizerItem, State
+from unbroken.state.naming import parameter_names
+from unbroken.state.records import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
+from unbroken.state.stage import Buffers, Staged, stage
+from unbroken.store.commit import Draft, Record, begin, commit
+from unbroken.store.keep import Policy
+from unbroken.store.manifest import Part, Tensor
+from unbroken.store.names import DraftName
+from unbroken.store.place import Store
+from unbroken.store.space import require_room
+from unbroken.store.sweep import settle
+from unbroken.world import World
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be saved, beside the items' state."""
+
+    step: int
+    kind: str
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How a save ended; ``error`` is None and ``name`` is set if it was committed."""
+
+    request: Request
+    name: str | None
+    size_bytes: int
+    blocked_s: float
+    total_s: float
+    removed: tuple[str, ...] = ()
+    error: UnbrokenError | None = None
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What the saver needs to know of the run around it."""
+
+    store: Store
+    job: str
+    policies: tuple[Policy, ...] = ()
+    resume_target: str | None = None
+    fence: Callable[[], None] | None = None
+    is_live: Callable[[DraftName], bool] = lambda draft: True
+    files_per_rank: int = 1
+
+
+class Saver:
+    """Saves the items of one run; made once per job, on every rank."""
+
+    def __init__(
+        self, items: Sequence[Item], world: World, keeping: Keeping, *, allow_pickle: Collection[str] = ()
+    ) -> None:
+        self._items = list(items)
+        self._world = world
+        self._beside = world.beside()
+        self._keeping = keeping
+        self._allow_pickle = frozenset(allow_pickle)
+        self._buffers = Buffers()
+        self._plan: payload.SavePlan | None = None
+        self._thread: threading.Thread | None = None
+        self._ended: Saved | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in flight on this rank."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, request: Request, generators: State) -> None:
+        """Take the state now and save it behind; waits for a save that is still in flight. Collective.
+
+        Raises:
+            NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
+        """
+        began = time.monotonic()
+        self.wait()
+        # On all ranks or on none, as everything that one rank alone may fail at.
+        counters = self._world.all_or_none(lambda: encode_counters(request.counters))
+        found = capture(self._items, generators, self._world, allow_pickle=self._allow_pickle)
+        prints = fingerprints(found.tensors, self._world, own=found.own)
+        self._plan = payload.plan_save(found.tensors, self._world, self._plan)
+        staged = stage(
+            self._plan, found.tensors, self._buffers, until_step=changed_by_steps(self._items, found.tensors)
+        )
+        staged.guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
+        described = {
+            name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in self._plan.tensors.items()
+        }
+        blocked_s = time.monotonic() - began
+        work = _Work(request, counters, found, self._plan, staged, described)
+        self._ended = None
+        self._thread = threading.Thread(
+            target=self._run, args=(work, began, blocked_s), name="unbroken-save", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing is in flight, at most so long."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def collect(self) -> Saved | None:
+        """How the last save ended, once; None while it runs and after it was collected."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        ended, self._ended, self._thread = self._ended, None, None
+        return ended
+
+    def _run(self, work: "_Work", began: float, blocked_s: float) -> None:
+        size_bytes = _total_bytes(work.plan)
+        try:
+            name, removed = self._write_and_commit(work)
+            error: UnbrokenError | None = None
+        except UnbrokenError as refused:
+            name, removed, error = None, (), refused
+        except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
+            name, removed, error = None, (), Bug(cause=f"{type(surprise).__name__}: {surprise}")
+            error.__cause__ = surprise
+        total_s = time.monotonic() - began
+        self._ended = Saved(work.request, name, size_bytes, blocked_s, total_s, removed, error)
+
+    def _write_and_commit(self, work: "_Work") -> tuple[str, tuple[str, ...]]:
+        world, keeping = self._beside, self._keeping
+        try:
+            draft_name = world.from_first(lambda: self._begin(work))
+        except BaseException:
+            # Nothing will be written: the next save needs the buffers.
+            work.staged.release()
+            raise
+        draft = Draft(keeping.store, draft_name)
+        try:
+            everything = world.all_gather(world.all_or_none(lambda: self._write(work, draft)))
+            return world.from_first(lambda: self._commit(work, draft, everything))
+        except UnbrokenError:
+            if world.is_first:
+                self._give_up(draft)
+            raise
+
+    def _begin(self, work: "_Work") -> DraftName:
+        keeping = self._keeping
+        # Beside the tensors: index, metadata, manifest, the shared record, the directories, and one record a rank.
+        others = 8 + self._world.size
+        require_room(
+            keeping.store,
+            coming_bytes=_total_bytes(work.plan),
+            coming_files=len(work.plan.part_names(keeping.files_per_rank)) + others,
+            policies=keeping.policies,
+            is_live=keeping.is_live,
+        )
+        return begin(keeping.store, step=work.request.step, job=keeping.job).name
+
+    def _write(self, work: "_Work", draft: Draft) -> "_Told":
+        try:
+            written = payload.write(work.staged, draft, self._world.rank, files=self._keeping.files_per_rank)
+        finally:
+            work.staged.release()
+        part = rank_part(self._world.rank)
+        mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
+        return _Told(written, mine)
+
+    def _commit(self, work: "_Work", draft: Draft, told: Sequence["_Told"]) -> tuple[str, tuple[str, ...]]:
+        keeping, request = self._keeping, work.request
+        trainer = TrainerState(
+            step=request.step,
+            world=self._world.size,
+            kinds={item.name: item.kind for item in self._items},
+            values=work.captured.shared,
+            ranked=tuple(sorted(work.captured.ranked)),
+            counters=work.counters,
+        )
+        parts = [part for each in told for part in (*each.written.parts, each.record)]
+        parts += payload.finish(work.plan, [each.written for each in told], draft)
+        parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
+        record = Record(
+            kind=request.kind,
+            saved_at_ns=time.time_ns(),
+            tensors=work.described,
+            metrics=request.metrics,
+            fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
+            facts={"world": self._world.size, "torch": torch.__version__, **request.facts},
+        )
+        plan = [part.name for part in parts]
+        name = commit(draft, plan=plan, parts=parts, record=record, fence=keeping.fence)
+        _, swept = settle(
+            keeping.store,
+            name,
+            keeping.policies,
+            job=keeping.job,
+            is_live=keeping.is_live,
+            resume_target=keeping.resume_target,
+        )
+        return name, swept.names
+
+    def _give_up(self, draft: Draft) -> None:
+        try:
+            draft.discard()
+        except UnbrokenError:
+            # What cannot be removed now is torn, and the next sweep removes it.
+            return
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What one rank tells rank 0: what it wrote, and its own record."""
+
+    written: payload.Written
+    record: Part
+
+
+@dataclass(frozen=True)
+class _Work:
+    request: Request
+    counters: Json
+    captured: Captured
+    plan: payload.SavePlan
+    staged: Staged
+    described: Mapping[str, Tensor]
+
+
+def changed_by_steps(items: Sequence[Item], names: Collection[str]) -> set[str]:
+    """The tensors that only an optimizer's step changes: they can be copied beside the next forward and backward.
+
+    Buffers, averages and users' own objects change whenever they like, so they are copied at once.
+    """
+    optimizers = [item for item in items if isinstance(item, OptimizerItem)]
+    stepped = {id(p) for item in optimizers for group in item.optimizer.param_groups for p in group["params"]}
+    found = {name for name in names for item in optimizers if name.startswith(f"{item.name}.state.")}
+    for item in items:
+        if isinstance(item, ModuleItem):
+            called = parameter_names(item.module)
+            found |= {f"{item.name}.{name}" for identity, name in called.items() if identity in stepped}
+    return found & set(names)
+
+
+def _total_bytes(plan: payload.SavePlan) -> int:
+    return sum(piece.size_bytes for pieces in plan.pieces_by_rank for piece in pieces)

@@ -1,0 +1,257 @@
+"""Worlds of real processes for tests: ranks over gloo on this machine, that can be killed and never outlive a test.
+
+    ended = spawn(4, train, "/runs/a")          # train() runs on every rank, with the process group made
+    assert [each.value for each in ended] == [1, 1, 1, 1], logs(ended)
+
+A function is named by its module and must be importable by another process. Torch is imported once, in a server that
+forks the ranks before any thread exists, so that a world of four is up in the time of one import, and the next ones at
+once. A rank that does not end in time is asked where it stands, by a signal that makes it write every thread's
+traceback into its log, and killed.
+"""
+
+import contextlib
+import datetime
+import faulthandler
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+DEFAULT_TIMEOUT_S: Final = 120.0
+_PRELOADED: Final = (
+    "torch",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "unbroken.loop",
+)
+# One thread a rank: the ranks of a test share a few cores, and a server with threads could not be forked. Gloo asks the
+# name service for this machine unless it is told the interface.
+_ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+_TRACE_WAIT_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended: what its function returned, or what it raised, or the signal that ended it."""
+
+    rank: int
+    exit_code: int
+    value: Any = None
+    error: BaseException | None = None
+    log: str = ""
+    is_late: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the function returned."""
+        return self.exit_code == 0 and self.error is None and not self.is_late
+
+
+class Ranks:
+    """The processes of one world, running; leaving the ``with`` block kills those that still do."""
+
+    def __init__(self, processes: Sequence[BaseProcess], directory: Path) -> None:
+        self._processes = list(processes)
+        self._directory = directory
+        self._late: set[int] = set()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, by rank."""
+        return [process.pid or 0 for process in self._processes]
+
+    def send(self, signal_number: int, *ranks: int) -> None:
+        """Send a signal to some ranks, or to all if none is named; one that has ended already is left out."""
+        for rank in ranks or range(len(self._processes)):
+            process = self._processes[rank]
+            if process.is_alive() and process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal_number)
+
+    def is_over(self) -> bool:
+        """Whether every rank has ended."""
+        return not any(process.is_alive() for process in self._processes)
+
+    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Ended]:
+        """Wait until every rank has ended, at most so long; the late ones write where they stand and are killed."""
+        ends_at = time.monotonic() + timeout_s
+        for process in self._processes:
+            process.join(max(0.0, ends_at - time.monotonic()))
+        self._late = {rank for rank, process in enumerate(self._processes) if process.is_alive()}
+        self.end()
+        return [self._ended(rank) for rank in range(len(self._processes))]
+
+    def end(self) -> None:
+        """End what still runs."""
+        if self.is_over():
+            return
+        self.send(signal.SIGABRT)
+        ends_at = time.monotonic() + _TRACE_WAIT_S
+        for process in self._processes:
+            process.join(max(0.0, ends_at - time.monotonic()))
+        self.send(signal.SIGKILL)
+        for process in self._processes:
+            process.join()
+
+    def _ended(self, rank: int) -> Ended:
+        log_path, told_path = _log_path(self._directory, rank), _told_path(self._directory, rank)
+        log = log_path.read_text(errors="replace") if log_path.exists() else ""
+        value, error = pickle.loads(told_path.read_bytes()) if told_path.exists() else (None, None)  # noqa: S301
+        code = self._processes[rank].exitcode
+        return Ended(rank, -1 if code is None else code, value, error, log, rank in self._late)
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        for process in self._processes:
+            process.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def spawn(
+    size: int,
+    function: Callable[..., object],
+    *args: object,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    env: Mapping[str, str] | None = None,
+) -> list[Ended]:
+    """Run a function on every rank of a world and tell how each ended, by rank.
+
+    Args:
+        size: how many ranks.
+        function: what each runs, after the process group was made; importable, as are the arguments' types.
+        args: what it is given, the same on every rank.
+        timeout_s: when a rank that has not ended is killed.
+        env: variables that the ranks see beside those of this process.
+    """
+    with start(size, function, *args, env=env) as ranks:
+        return ranks.wait(timeout_s)
+
+
+def start(size: int, function: Callable[..., object], *args: object, env: Mapping[str, str] | None = None) -> Ranks:
+    """Start a world and return while it runs, to send it signals and to wait for it; use it as a context manager."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    directory = Path(tempfile.mkdtemp(prefix="unbroken-world-"))
+    with _environment(_ENVIRONMENT):
+        # The server takes its environment from here, and torch looks at it once.
+        multiprocessing.forkserver.ensure_running()
+    processes: list[BaseProcess] = []
+    ranks = Ranks(processes, directory)
+    try:
+        for rank in range(size):
+            told = (rank, size, str(directory), {**os.environ, **_ENVIRONMENT, **(env or {})}, function, args)
+            process = context.Process(target=_run_rank, args=told, name=f"rank-{rank}", daemon=True)
+            process.start()
+            ranks._processes.append(process)
+    except BaseException:
+        ranks.end()
+        raise
+    return ranks
+
+
+def logs(ended: Sequence[Ended], *, last: int = 3000) -> str:
+    """What every rank wrote, for an assertion's message."""
+    said = [f"--- rank {each.rank}, exit {each.exit_code}, {each.error!r}\n{each.log[-last:]}" for each in ended]
+    return "\n".join(said)
+
+
+def _log_path(directory: Path, rank: int) -> Path:
+    return directory / f"{rank}.log"
+
+
+def _told_path(directory: Path, rank: int) -> Path:
+    return directory / f"{rank}.told"
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run_rank(
+    rank: int,
+    size: int,
+    directory: str,
+    environment: Mapping[str, str],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+) -> None:
+    log = os.open(_log_path(Path(directory), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(all_threads=True)
+    os.environ.clear()
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    try:
+        told: tuple[object, BaseException | None] = (_in_group(rank, size, directory, function, args), None)
+    except BaseException as error:  # noqa: BLE001 - a process's top: whatever it is, the test is to hear it
+        traceback.print_exc()
+        told = (None, error)
+    _tell(_told_path(Path(directory), rank), told)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by returning: threads of a group whose other ranks are gone may never end.
+    os._exit(0 if told[1] is None else 1)
+
+
+def _in_group(
+    rank: int, size: int, directory: str, function: Callable[..., object], args: tuple[object, ...]
+) -> object:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    # A child of the server has the server's generator, so that all ranks would draw alike by accident.
+    torch.manual_seed(rank)
+    meeting = f"file://{directory}/meeting"
+    timeout = datetime.timedelta(seconds=DEFAULT_TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    value = function(*args)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return value
+
+
+def _tell(path: Path, told: tuple[object, BaseException | None]) -> None:
+    try:
+        data = pickle.dumps(told)
+        pickle.loads(data)  # noqa: S301
+    except Exception as refused:  # noqa: BLE001 - an exception of somebody's own may refuse in any way
+        value, error = told
+        data = pickle.dumps((None, RuntimeError(f"{error if error is not None else value!r} ({refused})")))
+    scratch = path.with_suffix(".scratch")
+    scratch.write_bytes(data)
+    scratch.replace(path)

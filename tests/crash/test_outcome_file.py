@@ -1,0 +1,34 @@
+"""What a job tells its launcher, under every crash: the whole outcome, an earlier one, or none; never half of one."""
+
+from pathlib import Path
+
+from unbroken.disk import Disk
+from unbroken.files import Files
+from unbroken.launch import outcome_file
+from unbroken.launch.outcome_file import JobOutcome
+from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points
+
+TEMPORARY = Path("/tmp")
+RUNNING = JobOutcome("/run", "running", 0, "held", "")
+ENDED = JobOutcome("/run", "stopped", 0, "again", "a signal came (SIGTERM)")
+
+
+def a_machine() -> MemoryDisk:
+    return MemoryDisk([TEMPORARY])
+
+
+def tells_its_launcher(disk: Disk) -> None:
+    files = Files(disk)
+    place = outcome_file.make_place(TEMPORARY, "token", files=files) / "outcome.json"
+    outcome_file.write(place, RUNNING, files=files)
+    outcome_file.write(place, ENDED, files=files)
+
+
+def test_the_launcher_reads_a_whole_outcome_or_none() -> None:
+    seen = set()
+    for trial in crash_points(a_machine, tells_its_launcher, (*KILLS, *ERRORS)):
+        found = outcome_file.read(TEMPORARY / "unbroken-token/outcome.json", files=Files(trial.disk))
+        assert found in (None, RUNNING, ENDED), str(trial)
+        assert found == ENDED or not trial.is_finished, str(trial)
+        seen.add(found)
+    assert seen == {None, RUNNING, ENDED}

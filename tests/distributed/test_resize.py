@@ -1,0 +1,127 @@
+"""What one world saves, a world of any other size loads, under any wrapper, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.resize_world import STEPS, load_each, load_stock, place, save_each
+from tests.distributed.training_world import Job, train
+from unbroken import errors
+from unbroken.run.journal import read_history
+from unbroken.run.layout import Layout
+from unbroken.run.metrics import read_metrics
+from unbroken.testing.worlds import Ended, logs, spawn
+
+SIZES = (1, 2, 3, 4, 8)
+WRAPS = ("ddp", "fsdp")
+FLAT = "fsdp1"
+FLAT_SIZES = (2, 3)
+
+
+def good(ended: list[Ended]) -> list[dict[str, Any]]:
+    assert all(each.is_good for each in ended), logs(ended)
+    return [each.value for each in ended]
+
+
+def wraps_at(size: int) -> tuple[str, ...]:
+    """What a world of a size loads into; the largest only into shards, which is where its size matters."""
+    if size in FLAT_SIZES:
+        return (*WRAPS, FLAT)
+    return WRAPS if size < max(SIZES) else ("fsdp",)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs are."""
+    return tmp_path_factory.mktemp("resize")
+
+
+@pytest.fixture(scope="module")
+def saved(root: Path) -> dict[str, dict[str, Any]]:
+    """What each world saved, by wrapper and size, as the first rank tells it."""
+    found = {}
+    for size in SIZES:
+        wraps = (*WRAPS, FLAT) if size in FLAT_SIZES else WRAPS
+        ranks = good(spawn(size, save_each, str(root), wraps))
+        for wrap in wraps:
+            # Whole tensors are the same whoever gathers them.
+            assert all(each[wrap]["weights"] == ranks[0][wrap]["weights"] for each in ranks)
+            found[f"{wrap} {size}"] = ranks[0][wrap]
+    return found
+
+
+@pytest.fixture(scope="module")
+def loaded(root: Path, saved: dict[str, dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """What each world loaded of all that was saved."""
+    sources = tuple((key.split()[0], int(key.split()[1])) for key in saved)
+    return {size: good(spawn(size, load_each, str(root), sources, wraps_at(size))) for size in SIZES}
+
+
+@pytest.mark.promise("C7", "M18")
+@pytest.mark.parametrize("size", SIZES)
+def test_a_world_of_any_size_loads_what_any_other_saved(
+    saved: dict[str, dict[str, Any]], loaded: dict[int, list[dict[str, Any]]], size: int
+) -> None:
+    count = 0
+    for rank in loaded[size]:
+        for key, found in rank.items():
+            if key.endswith("exported"):
+                continue
+            expected = saved[key.partition(" as ")[0]]
+            assert found["step"] == STEPS, key
+            assert found["weights"] == expected["weights"], key
+            assert found["moments"] == expected["moments"] and len(found["moments"]) == 18, key
+            assert found["rates"] == found["learning"] == expected["rates"], key
+            count += 1
+    assert count == size * len(saved) * len(wraps_at(size))
+
+
+@pytest.mark.parametrize("size", FLAT_SIZES)
+def test_the_whole_state_dict_of_fsdp_is_on_the_first_rank_and_nowhere_else(
+    saved: dict[str, dict[str, Any]], loaded: dict[int, list[dict[str, Any]]], size: int
+) -> None:
+    first, *others = loaded[size]
+    for key, expected in saved.items():
+        assert first[f"{key} exported"] == expected["weights"], key
+        assert all(rank[f"{key} exported"] == {} for rank in others)
+
+
+@pytest.mark.promise("C7")
+@pytest.mark.parametrize("size", [1, 4])
+def test_torchs_own_tools_read_it(root: Path, saved: dict[str, dict[str, Any]], size: int) -> None:
+    told = good(spawn(3, load_stock, place(str(root), "fsdp", size), "fsdp"))
+    expected = saved[f"fsdp {size}"]["weights"]
+    assert all(each["loaded"] == expected for each in told)
+    assert told[0]["converted"] == told[0]["converted by the command"] == expected
+    assert told[0]["files"] == size
+
+
+def test_the_journal_says_that_another_world_is_not_exact_and_why(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    good(spawn(2, train, Job(str(run), total=2, has_average=False)))
+    told = good(spawn(3, train, Job(str(run), total=4, has_average=False, accept=("data",))))
+    assert {each["step"] for each in told} == {4}
+    resumed = read_history(Layout(run)).of_kind("resume")[-1]
+    assert resumed.values["step"] == 2
+    notes = resumed.values["notes"]
+    assert any("world 2 -> 3" in note for note in notes), notes
+    # Running statistics are those of the rank that saw the batches.
+    assert any("model.module.running_mean" in note and "rank 0" in note for note in notes), notes
+    assert [step for step, _ in read_metrics(Layout(run)).series("loss")] == [1, 2, 3, 4]
+
+
+@pytest.mark.promise("M18")
+def test_data_that_differs_by_rank_goes_to_another_world_only_if_a_person_accepts_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    good(spawn(2, train, Job(str(run), total=2)))
+    ended = spawn(3, train, Job(str(run), total=4), timeout_s=60)
+    assert isinstance(ended[0].error, errors.NotExact), logs(ended)
+    assert {name for name, _ in ended[0].error.differences} == {"data", "average"}
+    for each in ended[1:]:
+        assert isinstance(each.error, errors.RankFailed) and each.error.cause.kind == "not-exact"
+    told = good(spawn(3, train, Job(str(run), total=4, accept=("data", "average"))))
+    assert {each["step"] for each in told} == {4}
+    resumed = read_history(Layout(run)).of_kind("resume")[-1]
+    assert any(note.startswith("accepted: data") for note in resumed.values["notes"])
+    assert read_history(Layout(run)).of_kind("accept")[-1].values["names"] == ["data", "average"]

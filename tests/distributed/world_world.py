@@ -1,0 +1,108 @@
+"""What the ranks run that show how a ``World`` speaks."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from unbroken.errors import Bug, NoProcessGroup, NotAnItem, RankFailed, UnbrokenError
+from unbroken.world import World
+
+
+def refuse(rank: int) -> int:
+    """Fail on one rank."""
+    if dist.get_rank() == rank:
+        raise NotAnItem(name=f"of rank {rank}", type_name="T", lacks="everything")
+    return dist.get_rank()
+
+
+def stumble(rank: int) -> int:
+    """Fail on one rank with an error that is not ours."""
+    if dist.get_rank() == rank:
+        raise ZeroDivisionError("by zero")
+    return dist.get_rank()
+
+
+def met(action: Callable[[], object]) -> tuple[str, int | None, str | None]:
+    """The error's type, the rank it names, the kind of its cause."""
+    try:
+        action()
+    except RankFailed as failed:
+        return "RankFailed", failed.rank, failed.cause.kind
+    except (UnbrokenError, ZeroDivisionError) as error:
+        return type(error).__name__, None, None
+    return "nothing", None, None
+
+
+def speak() -> dict[str, object]:
+    """Everything a world can be asked, once."""
+    world = World.current()
+    rank = world.rank
+
+    def all_fail() -> None:
+        raise NotAnItem(name=str(rank), type_name="T", lacks="x") if rank else Bug(cause="first")
+
+    told: dict[str, object] = {
+        "who": (rank, world.size, world.is_first),
+        "gathered": world.all_gather({"rank": rank}),
+        "heard": world.broadcast(f"rank {rank}"),
+        "sum": world.add_up(torch.tensor([rank, 2**62])).tolist(),
+        "all": world.all_or_none(lambda: rank * 2),
+        "first": world.from_first(lambda: rank + 7),
+        "one fails": met(lambda: world.all_or_none(lambda: refuse(1))),
+        "one stumbles": met(lambda: world.all_or_none(lambda: stumble(2))),
+        "the first refuses": met(lambda: world.from_first(lambda: refuse(0))),
+        "the first stumbles": met(lambda: world.from_first(lambda: stumble(0))),
+        "others do not decide": world.from_first(lambda: refuse(1)),
+        "all fail": met(lambda: world.all_or_none(all_fail)),
+    }
+    told |= votes(world) | beside(world)
+    # After every failure the ranks are still in step.
+    told["still"] = world.all_gather(rank)
+    return told
+
+
+def votes(world: World) -> dict[str, object]:
+    """Two votes on their way at once, and another exchange between them."""
+    early = world.start_vote([world.rank == 1, False, True])
+    late = world.start_vote([False, world.rank == 2, False])
+    between = world.all_gather(world.rank)
+    return {"late": late.read(), "early": early.read(), "between": between}
+
+
+def beside(world: World) -> dict[str, object]:
+    """A thread that speaks over a group of its own, in its own order, while the main one does."""
+    other = world.beside()
+    found: list[object] = []
+
+    def talk() -> None:
+        found.extend(other.all_gather((number, other.rank)) for number in range(20))
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    said = [world.all_gather(number) for number in range(20)]
+    thread.join()
+    return {"beside": found, "main": said}
+
+
+def alone() -> dict[str, object]:
+    """A world of one has no group and answers itself."""
+    world = World.current()
+    return {
+        "group": world.group is None,
+        "gathered": world.all_gather(1),
+        "vote": world.start_vote([True, False]).read(),
+        "beside": world.beside() is world,
+        "fails": met(lambda: world.all_or_none(lambda: refuse(0))),
+    }
+
+
+def without_group() -> str:
+    """The launcher says three ranks, and nobody made a group."""
+    dist.destroy_process_group()
+    try:
+        World.current()
+    except NoProcessGroup as refused:
+        return str(refused.world_size)
+    return "it was let in"

@@ -1,0 +1,193 @@
+"""Every exit code that a training command can end with, each from a real job under ``unbroken run``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+from torch import nn
+import unbroken
+
+case, directory = sys.argv[1], sys.argv[2]
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+things = dict(model=model, optimizer=optimizer)
+settings = dict(save_steps=2, audit="off")
+if case == "bug":
+    things["model"] = nn.Linear(4, 2)
+    things["optimizer"] = torch.optim.AdamW(things["model"].parameters())
+if case == "usage":
+    things["thing"] = object()
+if case == "other-model":
+    things["model"] = nn.Linear(4, 3)
+    things["optimizer"] = torch.optim.AdamW(things["model"].parameters())
+if case == "named":
+    settings["resume"] = directory + "@2"
+if case == "elsewhere":
+    settings["resume"] = sys.argv[3]
+with unbroken.Run(directory, settings=unbroken.Settings(**settings), **things) as run:
+    for step in run.steps(8):
+        loss = things["model"](torch.randn(3, 4)).square().mean()
+        things["optimizer"].zero_grad()
+        loss.backward()
+        things["optimizer"].step()
+        run.log(loss=loss if case != "nan" else loss * float("nan"))
+        if case == "stop" and step == 3:
+            run.stop("enough")
+        if case == "halt" and step == 3:
+            run.halt("bucket web ran dry")
+        if case == "bug" and step == 3:
+            raise KeyError("a mistake of the script")
+        if case == "killed" and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case == "full" and step == 6:
+            os.environ["FULL"] = "1"
+        if case in ("held", "term"):
+            print("running", flush=True)
+            time.sleep(1.5 if case == "held" else 0.2)
+"""
+
+FULL_DISK = """
+import errno, os
+import unbroken.disk as disk
+create = disk.LocalDisk.create
+def refuse(self, path):
+    if os.environ.get("FULL") and "checkpoints" in path.parts:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return create(self, path)
+disk.LocalDisk.create = refuse
+"""
+
+
+def start(tmp_path: Path, case: str, *options: str, extra: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    script = tmp_path / "train.py"
+    script.write_text((FULL_DISK if case == "full" else "") + SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "unbroken",
+        "run",
+        *options,
+        "--",
+        str(script),
+        case,
+        str(tmp_path / "run"),
+        *extra,
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+
+
+def end(tmp_path: Path, case: str, *options: str, extra: tuple[str, ...] = ()) -> tuple[int, str]:
+    process = start(tmp_path, case, *options, extra=extra)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out + err
+
+
+def outcome(tmp_path: Path) -> dict[str, object]:
+    command = [sys.executable, "-m", "unbroken", "outcome", str(tmp_path / "run"), "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: dict[str, object] = json.loads(said.stdout)
+    assert said.returncode == found["exit_code"]
+    return found
+
+
+@pytest.mark.promise("G10")
+def test_a_run_that_reaches_its_target_ends_with_0_and_is_done(tmp_path: Path) -> None:
+    code, said = end(tmp_path, "plain")
+    assert code == 0, said
+    assert (outcome(tmp_path)["status"], outcome(tmp_path)["class"]) == ("completed", "done")
+
+
+@pytest.mark.promise("G10")
+def test_a_run_that_is_stopped_ends_with_0_or_as_asked_and_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    code, said = end(tmp_path, "stop", "--stopped-exit-code", "75")
+    assert code == 75, said
+    assert (outcome(tmp_path)["status"], outcome(tmp_path)["class"]) == ("stopped", "again")
+    code, said = end(tmp_path, "plain")
+    assert code == 0, said
+    assert outcome(tmp_path)["status"] == "completed"
+
+
+@pytest.mark.promise("G10")
+@pytest.mark.parametrize(
+    ("case", "code", "status", "kind"),
+    [
+        ("bug", 1, "error", "look"),
+        ("nan", 8, "error", "look"),
+        ("halt", 4, "halted", "look"),
+        ("full", 74, "error", "again"),
+        ("killed", 128 + signal.SIGKILL, "crashed", "again"),
+    ],
+)
+def test_a_job_that_ends_badly_says_how(tmp_path: Path, case: str, code: int, status: str, kind: str) -> None:
+    found, said = end(tmp_path, case)
+    assert found == code, said
+    told = outcome(tmp_path)
+    assert (told["status"], told["class"], told["exit_code"]) == (status, kind, code)
+
+
+def test_a_thing_without_state_is_a_usage_error(tmp_path: Path) -> None:
+    code, said = end(tmp_path, "usage")
+    assert code == 2, said
+    assert "'thing' cannot be saved" in said
+
+
+def test_damage_where_a_checkpoint_was_named_ends_with_3(tmp_path: Path) -> None:
+    assert end(tmp_path, "plain")[0] == 0
+    part = tmp_path / "run/checkpoints/checkpoint-4/state/__0_0.distcp"
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    code, said = end(tmp_path, "elsewhere", extra=(str(part.parents[1]),))
+    assert code == 3, said
+    assert part.exists(), "a checkpoint that a person named is not moved"
+
+
+def test_a_named_store_without_a_checkpoint_ends_with_5(tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    code, said = end(tmp_path, "elsewhere", extra=(str(tmp_path / "run"),))
+    assert code == 5, said
+
+
+def test_another_model_ends_with_6_and_nothing_is_loaded(tmp_path: Path) -> None:
+    assert end(tmp_path, "stop")[0] == 0
+    code, said = end(tmp_path, "other-model")
+    assert code == 6, said
+    assert "shape" in said
+
+
+def test_a_run_that_is_held_ends_with_7_and_the_holder_goes_on(tmp_path: Path) -> None:
+    holder = start(tmp_path, "held")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "running\n"
+    code, said = end(tmp_path, "plain")
+    assert code == 7, said
+    _, err = holder.communicate(timeout=120)
+    assert holder.returncode == 0, err
+    assert outcome(tmp_path)["status"] == "completed"
+
+
+@pytest.mark.promise("G8")
+def test_a_signal_to_the_launcher_saves_and_stops(tmp_path: Path) -> None:
+    process = start(tmp_path, "term")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    told = outcome(tmp_path)
+    assert (told["status"], told["class"]) == ("stopped", "again")
+    assert list((tmp_path / "run/checkpoints").glob("checkpoint-*-shutdown"))

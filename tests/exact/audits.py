@@ -1,0 +1,50 @@
+"""What the audit finds in a process that holds nothing else; each is called in a child."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
+
+import unbroken
+from unbroken.errors import UnsavedState
+
+
+class PositionLoader(DataLoader[Any]):
+    """A loader that says where it stands."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        del state
+
+
+def forgotten(kind: str, directory: str) -> tuple[str, ...]:
+    """Everything is handed over but one kind; returns what is named."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    inner = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    everything: dict[str, object] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.SequentialLR(
+            optimizer, [inner, torch.optim.lr_scheduler.ConstantLR(optimizer)], [4]
+        ),
+        "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        "scaler": torch.amp.GradScaler("cpu"),
+        "ema": AveragedModel(model),
+        "data": PositionLoader([1, 2, 3]),  # type: ignore[arg-type]
+    }
+    idle = torch.amp.GradScaler("cpu", enabled=False)
+    handed = {name: thing for name, thing in everything.items() if name != kind}
+    forgotten_thing = everything.get(kind)
+    try:
+        with unbroken.Run(directory, settings=unbroken.Settings(audit="error"), **handed):
+            return ()
+    except UnsavedState as unsaved:
+        assert forgotten_thing is not None
+        return unsaved.found
+    finally:
+        del idle

@@ -1,0 +1,91 @@
+"""A process of its own for every trial, without importing torch anew: forked from a server that has it.
+
+What a trial does to itself is real: SIGKILL ends the child alone, and a fresh child resumes what it left.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop", "tests.exact.training"])
+_AT_ONCE = 2
+# To start one child, multiprocessing looks at all others; what it reads of their ends can be read only once.
+_LOCK = threading.Lock()
+_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: with what it returned, with what it raised, or by a signal."""
+
+    exit_code: int
+    value: Any = None
+    error: str = ""
+
+    @property
+    def is_killed(self) -> bool:
+        return self.exit_code == -signal.SIGKILL
+
+    def required(self) -> Any:  # noqa: ANN401 - whatever the child returned
+        """What it returned, where it must have returned."""
+        assert self.exit_code == 0, f"exit code {self.exit_code}\n{self.error}"
+        return self.value
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _child(answer: Connection, action: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    try:
+        answer.send((action(*arguments), ""))
+    except BaseException:  # noqa: BLE001 - the top of a process: whatever it is, the test is to see it
+        answer.send((None, traceback.format_exc()))
+        raise SystemExit(70) from None
+
+
+def forked(action: Callable[..., Any], *arguments: object) -> Ended:
+    """Run an action in a child and wait for its end."""
+    with _LOCK, _one_thread():
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        child = _CONTEXT.Process(target=_child, args=(theirs, action, arguments))
+        child.start()
+    theirs.close()
+    value, error = None, ""
+    try:
+        if ours.poll(_LIMIT_S):
+            value, error = ours.recv()
+    except EOFError:
+        pass  # it died before it could answer
+    has_ended = bool(wait([child.sentinel], _LIMIT_S))
+    with _LOCK:
+        if not has_ended:
+            child.kill()
+        child.join()
+    assert has_ended, f"{action.__name__}{arguments} did not end"
+    assert child.exitcode is not None
+    return Ended(child.exitcode, value, error)
+
+
+def forked_each(action: Callable[..., Any], cases: Sequence[tuple[object, ...]]) -> list[Ended]:
+    """Run an action for each case, two at a time."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda case: forked(action, *case), cases))

@@ -1,0 +1,191 @@
+"""Jobs that are asked to end, that meet a bad disk, or whose numbers go wrong; each is called in a child."""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unbroken
+from tests.exact.training import Case, build, digest, is_saving, one_step, set_disk, train
+from unbroken.disk import LocalDisk
+from unbroken.errors import NonFiniteLoss, RunHeld, UnbrokenError
+from unbroken.run.layout import Layout
+from unbroken.run.stop import request_stop
+from unbroken.testing import FaultyDisk, Operation, Refuse
+
+Body = Callable[[unbroken.Run, int, dict[str, Any]], None]
+
+
+def nothing(where: str) -> None:
+    del where
+
+
+def job(directory: str, total: int, body: Body, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A job that does something at each step; returns how it ended."""
+    things = build()
+    with unbroken.Run(directory, settings=unbroken.Settings(log_steps=1, **settings), **things) as run:
+        for step in run.steps(total):
+            loss = one_step(things, next(run.data), nothing)
+            run.log(loss=loss)
+            body(run, step + 1, things)
+    return {"step": run.step, "is_stopped": run.is_stopped, "digest": digest(things, run)}
+
+
+def signalled(directory: str, number: int) -> dict[str, Any]:
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 4:
+            os.kill(os.getpid(), number)
+
+    return job(directory, 12, body, save_steps=None)
+
+
+def signalled_when_due(directory: str) -> dict[str, Any]:
+    """The signal comes in the very step whose edge is due for a save."""
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return job(directory, 12, body, save_steps=4)
+
+
+def interrupted_twice(directory: str) -> bool:
+    """The second Ctrl-C comes while a save hangs on a slow disk; returns whether it still hung when the job left."""
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    set_disk(SlowDisk(Path(directory) / "checkpoints", 20.0))
+    try:
+        job(directory, 12, body, save_steps=2)
+    except KeyboardInterrupt:
+        return is_saving()
+    raise AssertionError("it went on")
+
+
+def flagged(directory: str, job_number: int | None) -> dict[str, Any]:
+    """The flag file appears while it trains: from `stop`, or made by hand."""
+    layout = Layout(Path(directory))
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 3 and job_number is None:
+            layout.stop_request.touch()
+        elif step == 3:
+            request_stop(layout, job=job_number or 0, by="a test", scratch=".scratch-test")
+        time.sleep(0.2)
+
+    return job(directory, 60, body, save_steps=None)
+
+
+def until_stopped(directory: str) -> dict[str, Any]:
+    return job(directory, 1_000, lambda run, step, things: time.sleep(0.05), save_steps=None)
+
+
+class SlowDisk(FaultyDisk):
+    """A disk whose syncs inside a store take their time; everything else goes on meanwhile."""
+
+    def __init__(self, store: Path, delay_s: float) -> None:
+        super().__init__(LocalDisk())
+        self._store, self._delay_s = store, delay_s
+
+    def sync_file(self, handle: int) -> None:
+        if self._store in self._path(handle).parents:
+            time.sleep(self._delay_s)
+        super().sync_file(handle)
+
+
+def until_walltime(directory: str, max_runtime_s: float, delay_s: float) -> dict[str, Any]:
+    """Slow storage and a deadline; returns how much of the time was left when the job had committed and ended."""
+    began = time.time()
+    set_disk(SlowDisk(Path(directory) / "checkpoints", delay_s))
+    ended = job(
+        directory, 10_000, lambda run, step, things: time.sleep(0.02), save_steps=10, max_runtime_s=max_runtime_s
+    )
+    return {**ended, "left_s": max_runtime_s - (time.time() - began)}
+
+
+def stopped_while_it_saves(directory: str) -> dict[str, Any]:
+    """A save of step 2 is in flight, on a slow disk, when the stop of step 3 comes."""
+    set_disk(SlowDisk(Path(directory) / "checkpoints", 0.15))
+    in_flight: list[bool] = []
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 3:
+            in_flight.append(is_saving())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return {**job(directory, 12, body, save_steps=2), "in_flight": in_flight}
+
+
+def with_a_full_disk(directory: str, first: int, last: int) -> dict[str, Any]:
+    """Writes into the store are refused while the run is between two steps."""
+    store, at = Path(directory) / "checkpoints", [0]
+
+    def plan(operation: Operation) -> Refuse | None:
+        is_part = operation.name == "write" and store in operation.path.parents
+        return Refuse(errno.ENOSPC) if is_part and first <= at[0] <= last else None
+
+    set_disk(FaultyDisk(LocalDisk(), plan))
+    links = []
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        at[0] = step
+        # A save is looked at when it has ended: let it end inside the step that it was begun before.
+        while is_saving():
+            time.sleep(0.01)
+        links.append(os.readlink(store / "latest") if os.path.lexists(store / "latest") else None)
+
+    try:
+        return {**job(directory, 12, body, save_steps=2), "links": links, "error": None}
+    except UnbrokenError as refused:
+        return {"links": links, "error": refused.kind}
+
+
+def with_a_bad_loss(directory: str) -> dict[str, Any]:
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 5:
+            run.log(loss=torch.tensor(float("nan")))
+
+    try:
+        job(directory, 12, body, save_steps=2)
+    except NonFiniteLoss as bad:
+        return {"step": bad.step, "exit_code": bad.exit_code, "kept": bad.resumable_step}
+    raise AssertionError("it went on")
+
+
+def poisoned(directory: str, step_of_poison: int) -> dict[str, Any]:
+    """One bit of one gradient's effect is wrong in one step that was computed before."""
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == step_of_poison:
+            with torch.no_grad():
+                things["model"][0].weight[0, 0] += 2.0**-10
+
+    return job(directory, 12, body, save_steps=6)
+
+
+def second_job(directory: str) -> str:
+    try:
+        train(Case(directory))
+    except RunHeld as held:
+        return f"{held.kind} {held.exit_code}"
+    return "it took the run"
+
+
+def hold(directory: str, ready: str) -> None:
+    """Hold the run and die without a word."""
+    things = build()
+    with unbroken.Run(directory, **things) as run:
+        for _ in run.steps(5):
+            Path(ready).touch()
+            while Path(ready).exists():
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,143 @@
+"""Where the data stands: replayed or asked, it goes on with the very batch that comes next."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from unbroken.errors import DataEnded, NotAnItem
+from unbroken.state.cursor import Cursor, generators_of, require_loader
+from unbroken.state.rng import capture_generators, restore_generators
+
+DATA = TensorDataset(torch.arange(20))
+Loader = DataLoader[Any]
+
+
+def own_generator() -> Loader:
+    return DataLoader(DATA, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+
+def global_generator() -> Loader:
+    torch.manual_seed(4)
+    return DataLoader(DATA, batch_size=3, shuffle=True)
+
+
+def samplers_generator() -> Loader:
+    sampler = RandomSampler(DATA, replacement=True, generator=torch.Generator().manual_seed(2))
+    return DataLoader(DATA, batch_size=3, sampler=sampler)
+
+
+def with_workers() -> Loader:
+    torch.manual_seed(4)
+    return DataLoader(DATA, batch_size=3, shuffle=True, num_workers=2, collate_fn=drawn)
+
+
+def drawn(rows: list[tuple[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch with numbers that its worker drew."""
+    return torch.stack([row[0] for row in rows]), torch.rand(2)
+
+
+def batches(cursor: Cursor[Any], count: int) -> list[list[Any]]:
+    found = []
+    for _ in range(count):
+        found.append([each.tolist() for each in next(cursor)])
+        torch.rand(3)  # the model draws in between
+    return found
+
+
+@pytest.mark.parametrize("make", [own_generator, global_generator, samplers_generator, with_workers])
+@pytest.mark.parametrize("served", [3, 7, 9, 15])
+def test_a_loader_without_state_goes_on_with_the_next_batch_in_any_epoch(
+    make: Callable[[], Loader], served: int
+) -> None:
+    if make is with_workers and served != 9:
+        pytest.skip("one position is enough where processes are started")
+    whole = batches(Cursor(make()), served + 8)
+    assert whole[:7] != whole[7:14]
+    cursor = Cursor(make())
+    batches(cursor, served)
+    state, generators = cursor.state_dict(), capture_generators()
+    torch.manual_seed(99)
+    random.seed(99)
+    resumed = Cursor(make())
+    resumed.load_state_dict(state)
+    restore_generators(generators)
+    assert batches(resumed, 8) == whole[served:]
+    assert (resumed.epoch, resumed.served) == divmod(served + 8, 7) or resumed.served == 7
+
+
+class Stateful:
+    """A loader that says where it stands."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 5:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_loader_that_says_where_it_stands_is_asked_and_not_replayed() -> None:
+    cursor = Cursor(Stateful())
+    assert [next(cursor) for _ in range(7)] == [1, 2, 3, 4, 5, 1, 2]
+    state = cursor.state_dict()
+    assert state == {"epoch": 1, "served": 2, "loader": {"at": 2}}
+    other = Cursor(Stateful())
+    other.load_state_dict(state)
+    assert [next(other) for _ in range(4)] == [3, 4, 5, 1]
+
+
+def test_a_sampler_is_told_the_epoch() -> None:
+    told: list[int] = []
+
+    class Sampler:
+        set_epoch = staticmethod(told.append)
+
+    class Listed(list[int]):
+        sampler = Sampler()
+
+    cursor = Cursor(Listed([1, 2]))
+    for _ in range(5):
+        next(cursor)
+    assert told == [0, 1, 2]
+    other = Cursor(Listed([1, 2]))
+    other.load_state_dict(cursor.state_dict())
+    assert told[-1] == 2
+
+
+def test_data_that_shrank_and_data_that_is_empty_are_named() -> None:
+    cursor = Cursor([1, 2, 3])
+    for _ in range(3):
+        next(cursor)
+    with pytest.raises(DataEnded) as ended:
+        Cursor([1, 2]).load_state_dict(cursor.state_dict())
+    assert (ended.value.found, ended.value.served) == (2, 3)
+    with pytest.raises(DataEnded, match="no batch at all"):
+        next(Cursor[int]([]))
+    one_way = Cursor(iter([1]))
+    next(one_way)
+    with pytest.raises(DataEnded):
+        next(one_way)
+
+
+def test_what_cannot_be_iterated_is_refused_when_it_is_handed_over() -> None:
+    with pytest.raises(NotAnItem, match="way to be iterated"):
+        require_loader(3)
+    assert require_loader([1]) == [1]
+
+
+def test_the_generators_of_a_loader_are_found_once_each() -> None:
+    assert len(generators_of(own_generator())) == 1
+    assert len(generators_of(samplers_generator())) == 1
+    assert generators_of(global_generator()) == []

@@ -1,0 +1,121 @@
+"""Which checkpoint a job goes on from: the newest, none, a named one, or one of another run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.state.tiny import bits, job, quietly, tiny
+from unbroken import Run
+from unbroken.errors import CheckpointsExist, FormatUnknown, NoUsableCheckpoint, PathMissing, UnbrokenError
+
+
+def names(directory: Path) -> set[str]:
+    store = directory / "checkpoints"
+    return {path.name for path in store.iterdir() if not path.name.startswith(".")} - {"latest"}
+
+
+def began(directory: Path, **changes: object) -> int:
+    with Run(directory, settings=quietly(**changes), **tiny(7)) as run:
+        return run.step
+
+
+@pytest.mark.promise("G4", "K1")
+def test_auto_starts_in_an_empty_directory_and_goes_on_every_time_after(tmp_path: Path) -> None:
+    assert began(tmp_path / "run") == 0
+    for target in (3, 5, 5, 8):
+        before = began(tmp_path / "run")
+        assert job(tmp_path / "run", target, **tiny()).step == target
+        assert began(tmp_path / "run") == target
+        assert before <= target
+
+
+@pytest.mark.promise("G4")
+def test_scratch_refuses_where_there_are_checkpoints_and_force_sets_them_aside(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert began(run, resume="scratch") == 0
+    job(run, 4, **tiny())
+    before = names(run)
+    with pytest.raises(CheckpointsExist) as refused:
+        began(run, resume="scratch")
+    assert refused.value.count == 2
+    assert names(run) == before
+    assert began(run, resume="scratch", force=True) == 0
+    assert names(run) == {"abandoned"}
+    assert {path.name for path in (run / "checkpoints" / "abandoned").iterdir()} == before
+    # A crash right after it: auto starts at 0 and never meets the old ones.
+    assert began(run) == 0
+
+
+@pytest.mark.promise("G4", "K5")
+def test_a_rewind_sets_the_abandoned_branch_aside_and_auto_never_meets_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 7, **tiny())
+    assert {"checkpoint-4", "checkpoint-6", "final"} <= names(run)
+    things = tiny(3)
+    with Run(run, settings=quietly(resume=str(run / "checkpoints" / "checkpoint-4")), **things) as held:
+        assert held.step == 4
+    # It crashed before it saved anything: the next job goes on from step 4, not from the branch that was left.
+    assert began(run) == 4
+    assert names(run) & {"checkpoint-6", "final"} == set()
+    assert {"checkpoint-6", "final"} <= {path.name for path in (run / "checkpoints" / "abandoned").iterdir()}
+    job(run, 5, **tiny())
+    assert began(run) == 5
+
+
+@pytest.mark.promise("G4", "K3")
+def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    for changes in ({"resume": str(tmp_path / "nothing")}, {"load_path": str(tmp_path / "nothing")}):
+        with pytest.raises(PathMissing):
+            began(tmp_path / "run", **changes)
+
+
+@pytest.mark.promise("K3")
+def test_a_warm_start_from_another_run_gives_way_to_the_runs_own_checkpoints(tmp_path: Path) -> None:
+    source = tiny(1)
+    job(tmp_path / "old", 6, **source)
+    warm = quietly(load_path=str(tmp_path / "old"))
+    things = tiny(2)
+    with Run(tmp_path / "new", settings=warm, **things) as run:
+        assert run.step == 6
+        assert run.resumed_from == str(tmp_path / "old" / "checkpoints" / "final")
+    assert bits(things["model"]) == bits(source["model"])
+    job(tmp_path / "new", 8, warm, **things)
+    # The same command again: its own checkpoint wins, also when the other run is gone.
+    assert began(tmp_path / "new", load_path=str(tmp_path / "old")) == 8
+    assert began(tmp_path / "new", load_path=str(tmp_path / "gone")) == 8
+    assert began(tmp_path / "new", resume=str(tmp_path / "old")) == 8
+
+
+def test_a_checkpoint_of_a_newer_format_is_never_thrown_away_and_never_started_over(tmp_path: Path) -> None:
+    job(tmp_path / "run", 2, **tiny())
+    path = tmp_path / "run" / "checkpoints" / "final" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    with pytest.raises((NoUsableCheckpoint, FormatUnknown)):
+        began(tmp_path / "run")
+    assert "final" in names(tmp_path / "run")
+
+
+def test_a_named_checkpoint_that_is_damaged_is_an_error_and_no_other_is_taken(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 5, **tiny())
+    part = run / "checkpoints" / "checkpoint-4" / "state" / "__0_0.distcp"
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    with pytest.raises(UnbrokenError) as refused:
+        began(run, resume=str(run / "checkpoints" / "checkpoint-4"))
+    assert refused.value.exit_code in (3, 5)
+
+
+@pytest.mark.promise("K4")
+def test_a_run_whose_every_checkpoint_is_damaged_never_begins_anew_unasked(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 2, **tiny())
+    for part in (run / "checkpoints").glob("*/state/*.distcp"):
+        part.write_bytes(bytes(part.stat().st_size))
+    with pytest.raises(NoUsableCheckpoint):
+        began(run)
+    # They are in quarantine now; the next job must not take the empty store for a run that never began.
+    assert names(run) == {"quarantine"}
+    with pytest.raises(NoUsableCheckpoint) as refused:
+        began(run)
+    assert "quarantine/" in str(list(refused.value.details()))
+    assert began(run, resume="scratch") == 0

@@ -1,0 +1,93 @@
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.tree import join, split
+from unbroken.store.fields import Malformed
+
+
+def draws() -> tuple[object, ...]:
+    return (
+        [random.random(), random.gauss(0, 1), random.getrandbits(100)],
+        np.random.standard_normal(3).tolist(),
+        np.random.randint(0, 1000, 5).tolist(),
+        torch.rand(3).tolist(),
+        torch.randn(20).tolist(),
+        torch.randperm(9).tolist(),
+    )
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1, 2])
+def test_after_a_restore_the_same_draws_come_as_without_it(drawn_before: int) -> None:
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    for _ in range(drawn_before):
+        draws()
+    np.random.standard_normal()  # leaves half of a pair behind, which belongs to the state too
+    random.gauss(0, 1)
+    parts = split("rng", capture_generators(), allow_pickle=False)
+    skeleton = json.loads(json.dumps(parts.skeleton))
+    tensors = {name: tensor.clone() for name, tensor in parts.tensors.items()}
+    expected = draws()
+    draws()
+    restore_generators(join(skeleton, tensors, item="rng", allow_pickle=False))
+    assert draws() == expected
+    assert draws() != expected
+
+
+def test_capturing_draws_nothing_and_what_is_captured_does_not_move_on() -> None:
+    torch.manual_seed(5)
+    state = capture_generators()
+    first = draws()
+    restore_generators(state)
+    capture_generators()
+    assert draws() == first
+    restore_generators(state)
+    assert draws() == first
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"python": (3, (1, 2), None)},
+        {"torch": torch.zeros(3, dtype=torch.uint8)},
+        {"torch": "text"},
+        {"numpy": {"bit_generator": "PCG64"}},
+        {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 99},
+        {"cuda": None},
+        {"stranger": 1},
+    ],
+    ids=lambda broken: next(iter(broken)),
+)
+def test_a_state_that_does_not_fit_changes_no_generator(broken: dict[str, object]) -> None:
+    before = capture_generators()
+    other = {**before, **broken}
+    if "python" not in broken:
+        other["python"] = random.Random(8).getstate()  # set first, so it must be set back
+    with pytest.raises(Malformed):
+        restore_generators(other)
+    expected = draws()
+    restore_generators(before)
+    assert draws() == expected
+
+
+def test_something_else_than_a_state_is_malformed() -> None:
+    with pytest.raises(Malformed):
+        restore_generators(None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_draws_after_a_restore_are_the_same() -> None:
+    torch.manual_seed(3)
+    torch.rand(5, device="cuda")
+    state = capture_generators([torch.cuda.current_device()])
+    first = torch.randn(10, device="cuda")
+    restore_generators(state)
+    assert torch.equal(torch.randn(10, device="cuda"), first)
+    with pytest.raises(Malformed, match="1 CUDA devices were saved; 0 are here"):
+        restore_generators(state, [])

@@ -1,0 +1,216 @@
+"""The object a training loop holds: what it refuses, when it saves, how it ends."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.state.tiny import adam, disk, job, learn, model, quietly, tiny
+from unbroken import Run, Settings
+from unbroken.disk import LocalDisk
+from unbroken.errors import NotAnItem, RunHeld
+from unbroken.run.journal import read_journal
+from unbroken.run.layout import Layout
+from unbroken.testing import FaultyDisk, Operation
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in (directory / "checkpoints").iterdir() if not path.name.startswith(".")} - {"latest"}
+
+
+def outcome(directory: Path) -> tuple[str | None, int | None, str | None]:
+    [*_, last] = [fact for fact in read_journal(Layout(directory)) if fact.kind == "job-end"]
+    return last.text("status"), last.whole("exit_code"), last.text("reason")
+
+
+def test_steps_number_what_was_completed_before_and_the_end_is_committed(tmp_path: Path) -> None:
+    seen: list[int] = []
+    run = job(tmp_path / "run", 5, body=lambda run, step: seen.append(step), **tiny())
+    assert seen == [0, 1, 2, 3, 4]
+    assert not run.is_stopped
+    assert names(tmp_path / "run") == {"checkpoint-2", "checkpoint-4", "final"}
+    assert outcome(tmp_path / "run")[:2] == ("completed", 0)
+    assert os.readlink(tmp_path / "run" / "checkpoints" / "latest") == "final"
+
+
+def test_a_loop_in_two_parts_goes_on_to_the_second_target(tmp_path: Path) -> None:
+    things = tiny()
+    seen: list[int] = []
+    with Run(tmp_path / "run", settings=quietly(), **things) as run:
+        for target in (3, 6):
+            for step in run.steps(target):
+                learn(things)
+                seen.append(step)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    with Run(tmp_path / "run", settings=quietly(), **tiny()) as run:
+        assert run.step == 6
+
+
+def test_a_save_that_is_asked_for_comes_at_the_edge_of_the_step(tmp_path: Path) -> None:
+    def ask(run: Run, step: int) -> None:
+        if step == 2:
+            run.save()
+
+    job(tmp_path / "run", 5, quietly(save_steps=None), ask, **tiny())
+    assert names(tmp_path / "run") == {"checkpoint-3", "final"}
+    state = json.loads((tmp_path / "run" / "checkpoints" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["step"] == 3
+
+
+def test_a_stop_that_the_loop_asks_for_saves_and_says_so(tmp_path: Path) -> None:
+    def ask(run: Run, step: int) -> None:
+        if step == 1:
+            run.stop("enough for today")
+
+    run = job(tmp_path / "run", 5, body=ask, **tiny())
+    assert run.is_stopped
+    assert names(tmp_path / "run") == {"checkpoint-2-shutdown"}
+    status, code, reason = outcome(tmp_path / "run")
+    assert (status, code) == ("stopped", 0)
+    assert reason is not None and "enough for today" in reason
+
+
+def test_a_loop_that_is_left_loses_only_the_step_it_was_in(tmp_path: Path) -> None:
+    things = tiny()
+    with Run(tmp_path / "run", settings=quietly(save_steps=1), **things) as run:
+        for step in run.steps(9):
+            if step == 3:
+                break
+            learn(things)
+    assert outcome(tmp_path / "run")[0] == "stopped"
+    with Run(tmp_path / "run", settings=quietly(), **tiny()) as run:
+        assert run.step == 3
+
+
+def test_an_error_in_the_body_ends_the_job_as_an_error_and_lets_the_run_go(tmp_path: Path) -> None:
+    def fail(run: Run, step: int) -> None:
+        if step == 3:
+            raise LookupError("no such sample")
+
+    with pytest.raises(LookupError):
+        job(tmp_path / "run", 5, body=fail, **tiny())
+    status, code, reason = outcome(tmp_path / "run")
+    assert (status, code, reason) == ("error", 1, "LookupError: no such sample")
+    assert job(tmp_path / "run", 5, **tiny()).step == 5
+
+
+def test_one_directory_is_one_run_at_a_time_in_one_process_too(tmp_path: Path) -> None:
+    second = Run(tmp_path / "run", settings=quietly(), **tiny())
+    with Run(tmp_path / "run", settings=quietly(), **tiny()), pytest.raises(RunHeld):
+        second.__enter__()
+
+
+def test_used_outside_its_block_a_run_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", **tiny())
+    with pytest.raises(RuntimeError, match="inside its `with` block"):
+        next(run.steps(3))
+    with pytest.raises(AttributeError, match="no `data` was handed"):
+        _ = run.data
+
+
+@pytest.mark.parametrize(
+    ("things", "lacks"),
+    [
+        ({"schedule": print}, "state_dict and load_state_dict"),
+        ({"data": 3}, "a way to be iterated"),
+        ({"generators": nn.Linear(1, 1)}, "a name of its own"),
+        ({"ranks": nn.Linear(1, 1)}, "a name of its own"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)}, "a model that was handed over"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(
+    things: dict[str, Any], lacks: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NotAnItem) as refused, Run(tmp_path / "run", **things):
+        pass
+    assert lacks in refused.value.lacks
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_optimizer_over_two_models_is_saved_under_the_names_of_both(tmp_path: Path) -> None:
+    def things(seed: int) -> dict[str, Any]:
+        first, second = model(seed), model(seed + 1)
+        both = torch.optim.AdamW([*first.parameters(), *second.parameters()])
+        return {"actor": first, "critic": second, "optimizer": both}
+
+    saved, fresh = things(0), things(5)
+    job(tmp_path / "run", 2, **saved)
+    with Run(tmp_path / "run", settings=quietly(), **fresh):
+        pass
+    kept = [state["exp_avg"] for state in saved["optimizer"].state.values()]
+    again = [state["exp_avg"] for state in fresh["optimizer"].state.values()]
+    assert len(kept) == 8
+    assert all(map(torch.equal, kept, again))
+
+
+def test_several_optimizers_of_one_model_come_back_each(tmp_path: Path) -> None:
+    def things(seed: int) -> dict[str, Any]:
+        module = model(seed)
+        return {
+            "model": module,
+            "first": torch.optim.SGD(module[0].parameters(), lr=0.1, momentum=0.9),
+            "optimizer": adam(module[2]),
+        }
+
+    saved, fresh = things(0), things(5)
+    job(tmp_path / "run", 2, **saved)
+    with Run(tmp_path / "run", settings=quietly(), **fresh):
+        pass
+    assert not fresh["first"].state
+    assert len(fresh["optimizer"].state) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"save_steps": 0},
+        {"log_steps": 0},
+        {"keep_last_k": 0},
+        {"audit": "loud"},
+        {"non_finite": "ignore"},
+        {"accept": "optimizer"},
+    ],
+)
+def test_settings_that_could_only_fail_later_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Settings(**wrong)
+
+
+def test_keeping_follows_the_settings(tmp_path: Path) -> None:
+    job(tmp_path / "run", 9, quietly(save_steps=1, keep_last_k=2, keep_milestone_every=4), **tiny())
+    # The last two steps, the milestones, and nothing else.
+    assert names(tmp_path / "run") == {"checkpoint-4", "checkpoint-8", "final"}
+
+
+def test_a_non_finite_loss_can_be_allowed(tmp_path: Path) -> None:
+    def log(run: Run, step: int) -> None:
+        run.log(loss=float("nan"), grad_norm=float("inf"))
+
+    assert job(tmp_path / "run", 3, quietly(non_finite="allow"), log, **tiny()).step == 3
+
+
+def test_records_that_storage_refuses_never_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def plan(operation: Operation) -> Any:  # noqa: ANN401
+        from unbroken.testing import Refuse
+
+        is_record = {"journal", "metrics"} & set(operation.path.parts)
+        return Refuse(5) if is_record and operation.name in ("write", "sync_file") else None
+
+    with disk(FaultyDisk(LocalDisk(), plan)):
+        assert job(tmp_path / "run", 3, **tiny()).step == 3
+    assert "could not be written" in caplog.text
+    assert "final" in names(tmp_path / "run")
+
+
+def test_the_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
+    import signal
+
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+    job(tmp_path / "run", 2, quietly(catch_signals=True), **tiny())
+    with pytest.raises(Exception, match="do not fit"):
+        job(tmp_path / "run", 4, quietly(catch_signals=True), **tiny(width=5))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before

@@ -1,0 +1,51 @@
+"""Metrics are read late and exactly."""
+
+import numpy as np
+import pytest
+import torch
+
+from unbroken.measures import Measures, first_non_finite
+
+
+def test_tensors_numbers_and_scalars_of_numpy_come_back_exactly_in_order() -> None:
+    measures = Measures()
+    loss = torch.tensor(0.1, requires_grad=True)
+    measures.log({"loss": loss, "tokens": torch.tensor([7]), "lr": 0.1, "flag": True})
+    measures.close_step(1)
+    measures.log({"loss": torch.tensor(0.3, dtype=torch.float64), "norm": np.float32(0.1)})
+    measures.log({"loss": torch.tensor(0.2, dtype=torch.float64)})
+    measures.close_step(2)
+    measures.close_step(3)
+    assert measures.read() == [
+        (1, {"loss": loss.item(), "tokens": 7, "lr": 0.1, "flag": True}),
+        (2, {"loss": 0.2, "norm": float(np.float32(0.1))}),
+    ]
+    assert measures.read() == []
+    assert measures.latest["loss"] == 0.2
+
+
+def test_a_loss_that_is_changed_in_place_after_logging_keeps_its_value() -> None:
+    measures, total = Measures(), torch.zeros(())
+    total += 1
+    measures.log({"loss": total})
+    total += 1
+    measures.close_step(1)
+    assert measures.read() == [(1, {"loss": 1.0})]
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), "much", None, [1.0]])
+def test_what_is_no_number_is_refused_where_it_is_logged(value: object) -> None:
+    with pytest.raises(TypeError, match="metric 'loss'"):
+        Measures().log({"loss": value})
+
+
+@pytest.mark.parametrize("name", ["step", "bits"])
+def test_a_name_that_records_have_themselves_is_refused_where_it_is_logged(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Measures().log({name: 1})
+
+
+def test_the_first_value_that_is_no_number_is_found() -> None:
+    rows = [(1, {"loss": 1.0}), (2, {"other": float("nan")}), (3, {"loss": float("inf")}), (4, {"loss": float("nan")})]
+    assert first_non_finite(rows, "loss") == (3, float("inf"))
+    assert first_non_finite(rows[:2], "loss") is None

@@ -11,6 +11,7 @@ state is whole; leaving says how the job ended. All ranks do the same at the sam
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 _LOSS = "loss"
 # After an error the other ranks may be gone, and a save that needs them would never end.
 _LAST_SAVE_WAIT_S = 60.0
+_WORTH_TELLING_S = 1.0
 
 
 def _last_wait_s(error: BaseException | None) -> float | None:
@@ -98,18 +100,22 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         opened = self._open
-        # A save in flight is of a step before the error: it is worth finishing, for as long as the others take part.
-        refused = self._settle_last(opened, _last_wait_s(error))
-        ending: StopReason | BaseException = (
-            error or refused or self._ending or StopReason("asked", "the loop was left")
-        )
-        outcome = conclude(ending, step=self.step, job=opened.lease.number)
-        self._opened = None
-        opened.close(outcome)
-        if isinstance(ending, UnbrokenError):
-            explain_in_traceback(ending)
+        try:
+            # A save in flight is of a step before the error: it is worth finishing, while the others take part.
+            refused = self._settle_last(opened, _last_wait_s(error))
+        except KeyboardInterrupt as at_once:
+            # Told to go while it waits: the outcome is said and the run let go all the same.
+            self._close(opened, at_once)
+            raise
+        self._close(opened, error or refused or self._ending or StopReason("asked", "the loop was left"))
         if error is None and refused is not None:
             raise refused
+
+    def _close(self, opened: Opened, ending: StopReason | BaseException) -> None:
+        self._opened = None
+        opened.close(conclude(ending, step=self.step, job=opened.lease.number))
+        if isinstance(ending, UnbrokenError):
+            explain_in_traceback(ending)
 
     @property
     def _open(self) -> Opened:
@@ -145,13 +151,13 @@ class Run:
         self._measures.log(metrics)
 
     def stop(self, reason: str = "") -> None:
-        """Ask for a stop at the edge of this step; all ranks follow."""
+        """Ask for a stop at the edge of this step; among several ranks all follow at the edge of the next."""
         self._open.stops.ask(reason)
 
     def halt(self, reason: str) -> None:
         """Ask for a stop that a person must look at, such as data that ran dry: saved, and never resubmitted.
 
-        The loop raises ``Halted`` at the edge of this step, on all ranks, after the state is saved.
+        The loop raises ``Halted`` where ``stop`` would end it, on all ranks, after the state is saved.
         """
         self._halting = self._halting or reason
         self._open.stops.ask(reason)
@@ -159,7 +165,8 @@ class Run:
     def save(self) -> None:
         """Ask for a checkpoint at the edge of this step; for loops that save by their own rules. Any rank may ask.
 
-        Inside a step the state is half old and half new: only at its edge it is one that can be gone on from.
+        Among several ranks it comes at the edge of the next step, when all have heard of it. Inside a step the state is
+        half old and half new: only at its edge it is one that can be gone on from.
         """
         self._is_save_asked = True
 
@@ -202,6 +209,7 @@ class Run:
             self._raise_non_finite(opened)
         if self.step >= total:
             self._save_and_wait(opened, FINAL)
+            self._raise_if_halted(opened)
         elif stop:
             self._ending = opened.agree_on_reason()
             opened.recorder.fact("stop", step=self.step, reason=self._ending.sentence())
@@ -274,10 +282,14 @@ class Run:
         self._read_metrics(opened, durable=kind != PERIODIC)
         if opened.world.size > 1 and any(bad is not None for bad in opened.world.all_gather(self._bad)):
             self._raise_non_finite(opened)
+        asked_s = time.monotonic()
         self._settle_last(opened)
+        waited_s = time.monotonic() - asked_s
+        if waited_s > _WORTH_TELLING_S:
+            _log.info("waited %.1f s for the save before this one; saving less often would not", waited_s)
         opened.clock.save_began()
         self._tried_step = self.step
-        opened.recorder.fact("save", step=self.step, save_kind=kind)
+        opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)
         metrics = {name: float(value) for name, value in self._measures.latest.items()}
         request = Request(self.step, kind, dict(self.counters), metrics, {"job": opened.lease.number})
         opened.saver.start(request, capture_generators(generator_devices()))

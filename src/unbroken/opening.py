@@ -24,7 +24,7 @@ from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, clear_requests, end_requests
 from unbroken.settings import Settings
 from unbroken.state.audit import audit
-from unbroken.state.capture import require_savable
+from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.items import Item, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.resume import Resumed, resume
@@ -84,20 +84,27 @@ class Opened:
 
     def close(self, outcome: Outcome) -> None:
         """Write how the job ended and let the run go."""
-        # Signals are caught until the outcome stands: torchrun sends one as soon as any rank has failed.
-        self.recorder.end(outcome)
-        self.stops.restore()
-        if self.renewal is not None:
-            # The job is over and what counts is committed: a refusal here is told, and time heals it.
-            try:
-                if outcome.status in ("stopped", "completed"):
-                    end_requests(self.layout)
-            except StorageFailed as refused:
-                _log.warning("the request to stop could not be removed: %s", refused)
-            try:
-                self.renewal.end()
-            except StorageFailed as refused:
-                _log.warning("the run could not be let go, its lease expires by itself: %s", refused)
+        try:
+            # Signals are caught until the outcome stands: torchrun sends one as soon as any rank has failed.
+            self.recorder.end(outcome)
+        finally:
+            self.stops.restore()
+            if self.renewal is not None:
+                _let_go(self.layout, self.renewal, is_followed=outcome.status in ("stopped", "completed"))
+
+
+def _let_go(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:
+    """Release the run; ``is_followed`` says that a request to stop, if there was one, has been followed."""
+    # The job is over and what counts is committed: a refusal here is told, and time heals it.
+    try:
+        if is_followed:
+            end_requests(layout)
+    except StorageFailed as refused:
+        _log.warning("the request to stop could not be removed: %s", refused)
+    try:
+        renewal.end()
+    except StorageFailed as refused:
+        _log.warning("the run could not be let go, its lease expires by itself: %s", refused)
 
 
 def open_run(directory: Path, things: Mapping[str, object], settings: Settings, frame: FrameType | None) -> Opened:
@@ -121,16 +128,20 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
             tell_launcher_of_refusal(directory, conclude(refused))
         raise
     renewal = Renewal(directory, lease, clock=time.time) if world.is_first else None
-    recorder = SilentRecorder()
+    recorder: SilentRecorder | None = None
     try:
         recorder = world.all_or_none(
             lambda: Recorder(layout, lease, clock=time.time) if world.is_first else SilentRecorder()
         )
         return _open(layout, world, lease, renewal, recorder, items, things, settings, frame)
     except BaseException as refused:
-        recorder.end(conclude(refused, job=lease.number))
+        outcome = conclude(refused, job=lease.number)
+        if recorder is not None:
+            recorder.end(outcome)
+        elif world.is_first:
+            tell_launcher_of_refusal(directory, outcome)
         if renewal is not None:
-            renewal.end()
+            _let_go(layout, renewal, is_followed=False)
         raise
 
 
@@ -155,7 +166,18 @@ def _open(
         lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
     processes = [asdict(holder) for holder in (*_launcher(), *world.all_gather(this_holder()))]
-    recorder.fact("job-start", world=world.size, processes=processes, deadline_s=deadline.at_s if deadline else None)
+    recorder.fact(
+        "job-start",
+        world=world.size,
+        processes=processes,
+        deadline_s=deadline.at_s if deadline else None,
+        keep=[
+            settings.keep_last_k,
+            settings.keep_milestone_every,
+            settings.keep_every_seconds,
+            settings.keep_best,
+        ],
+    )
     _audit(things, settings, recorder, world, frame)
     clock = world.all_or_none(lambda: _clock(settings, recorder))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
@@ -169,18 +191,32 @@ def _open(
     if settings.catch_signals:
         # From here on a signal is a request: a job that is asked to end while it loads ends at its first edge.
         stops.install()
-    store = Store(layout.checkpoints)
     try:
-        # Before the first hour of training, not after it.
-        world.all_or_none(lambda: require_savable(items, settings.allow_pickle))
-        found = resume(store, items, world, settings, job=lease.job)
-        _record_resume(found, recorder, settings, world)
-        if (restored := found.restored) is not None:
-            # Last of all: making a loader's iterator draws from them.
-            world.all_or_none(lambda: _draw_on(restored))
+        found = _resume(layout, world, lease, recorder, items, settings)
+        saver = _saver(layout, world, lease, items, settings, found)
     except BaseException:
         stops.restore()
         raise
+    source = str(found.target.store.path(found.target.name)) if found.target else None
+    _say_first_lines(layout, world, lease, found, clock, deadline)
+    return Opened(layout, world, lease, renewal, recorder, stops, clock, saver, found.restored, source)
+
+
+def _resume(
+    layout: Layout, world: World, lease: Lease, recorder: SilentRecorder, items: list[Item], settings: Settings
+) -> Resumed:
+    # Before the first hour of training, not after it.
+    world.all_or_none(lambda: require_savable(items, settings.allow_pickle))
+    found = resume(Store(layout.checkpoints), items, world, settings, job=lease.job)
+    _record_resume(found, recorder, settings, world)
+    if (restored := found.restored) is not None:
+        # Last of all: making a loader's iterator draws from them.
+        world.all_or_none(lambda: _draw_on(restored, settings))
+    return found
+
+
+def _saver(layout: Layout, world: World, lease: Lease, items: list[Item], settings: Settings, found: Resumed) -> Saver:
+    store = Store(layout.checkpoints)
     keeping = Keeping(
         store,
         lease.job,
@@ -190,17 +226,16 @@ def _open(
         is_live=lambda draft: (number_of(draft.job) or lease.number + 1) > lease.number,
         files_per_rank=settings.files_per_rank,
     )
-    saver = Saver(items, world, keeping, allow_pickle=settings.allow_pickle)
-    source = str(found.target.store.path(found.target.name)) if found.target else None
-    _say_first_lines(layout, world, lease, found, clock, deadline)
-    return Opened(layout, world, lease, renewal, recorder, stops, clock, saver, found.restored, source)
+    return Saver(items, world, keeping, allow_pickle=settings.allow_pickle)
 
 
-def _draw_on(restored: Restored) -> None:
+def _draw_on(restored: Restored, settings: Settings) -> None:
     try:
         restore_generators(restored.generators)
     except Malformed as wrong:
-        raise NotExact(differences=(("generators", str(wrong)),)) from wrong
+        if GENERATORS not in settings.accept:
+            raise NotExact(differences=((GENERATORS, str(wrong)),)) from wrong
+        _log.warning("not exact: accepted: %s: %s; they start anew", GENERATORS, wrong)
 
 
 def _launcher() -> list[Holder]:

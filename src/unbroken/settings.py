@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from unbroken.store.keep import best_by
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -53,6 +55,15 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"Settings.{name} is {value}; it counts from 1")
+        if isinstance(self.save_steps, str) and self.save_steps != "auto":
+            raise ValueError(f"Settings.save_steps is {self.save_steps!r}, not 'auto', None or a number of steps")
+        if self.keep_every_seconds is not None and not self.keep_every_seconds > 0:
+            raise ValueError(f"Settings.keep_every_seconds is {self.keep_every_seconds}; it is more than 0")
+        if self.keep_best is not None:
+            try:
+                best_by(self.keep_best)
+            except ValueError as wrong:
+                raise ValueError(f"Settings.keep_best: {wrong}") from wrong
         for name, words in (("audit", ("warn", "error", "off")), ("non_finite", ("stop", "allow"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")

@@ -108,6 +108,8 @@ def test_a_run_that_reaches_its_target_ends_with_0_and_is_done(tmp_path: Path) -
     code, said = end(tmp_path, "plain")
     assert code == 0, said
     assert (outcome(tmp_path)["status"], outcome(tmp_path)["class"]) == ("completed", "done")
+    listed = subprocess.check_output([sys.executable, "-m", "unbroken", "ls", str(tmp_path / "run")], text=True)
+    assert "last 3" in listed, "what the job keeps is known to who looks"
 
 
 @pytest.mark.promise("G10")

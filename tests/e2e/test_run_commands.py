@@ -181,6 +181,8 @@ def test_stopping_what_does_not_run_is_no_error_and_leaves_no_request(unbroken: 
 @pytest.mark.parametrize("command", ["stop", "outcome", "status"])
 def test_a_path_that_is_no_run_is_told_so(unbroken: Tool, tmp_path: Path, command: str) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    assert "error[not-a-store]: this is a file" in unbroken(command, "file").stderr
     assert "error[path-missing]" in unbroken(command, "nowhere").stderr
     assert "error[not-a-store]" in unbroken(command, "empty").stderr
     assert "the argument RUN is missing" in unbroken(command).stderr

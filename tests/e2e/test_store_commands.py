@@ -249,6 +249,8 @@ MISTAKES = [
     ["prune", "run", "--keep-every", "-5"],
     ["prune", "run", "--keep-best", "loss:sideways"],
     ["prune", "run", "--keep-best", ":max"],
+    ["prune", "run", "--keep-best", "los"],
+    ["prune", "run", "--keep-last", "many"],
     ["prune", "empty"],
     ["pin", "run@99"],
     ["unpin", "nothing"],

@@ -12,9 +12,12 @@ from torch import nn
 from tests.unit.state.tiny import adam, disk, job, learn, model, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.disk import LocalDisk
-from unbroken.errors import NotAnItem, RunHeld
+from unbroken.errors import EvidenceMissing, Halted, NotAnItem, NotExact, RunHeld
 from unbroken.run.journal import read_journal
 from unbroken.run.layout import Layout
+from unbroken.run.lease import read_current
+from unbroken.state import payload
+from unbroken.store.fields import Malformed
 from unbroken.testing import FaultyDisk, Operation
 
 
@@ -170,6 +173,9 @@ def test_several_optimizers_of_one_model_come_back_each(tmp_path: Path) -> None:
         {"save_steps": 0},
         {"log_steps": 0},
         {"keep_last_k": 0},
+        {"save_steps": "often"},
+        {"keep_every_seconds": 0.0},
+        {"keep_best": "loss:least"},
         {"audit": "loud"},
         {"non_finite": "ignore"},
         {"accept": "optimizer"},
@@ -214,3 +220,80 @@ def test_the_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="do not fit"):
         job(tmp_path / "run", 4, quietly(catch_signals=True), **tiny(width=5))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
+
+
+def test_a_hint_that_storage_refuses_does_not_make_a_committed_save_a_failed_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan(operation: Operation) -> Any:  # noqa: ANN401
+        from unbroken.testing import Refuse
+
+        return Refuse(5) if operation.name == "make_symlink" else None
+
+    with disk(FaultyDisk(LocalDisk(), plan)):
+        assert job(tmp_path / "run", 3, **tiny()).step == 3
+    facts = read_journal(Layout(tmp_path / "run"))
+    assert [fact.text("name") for fact in facts if fact.kind == "commit"] == ["checkpoint-2", "final"]
+    assert not [fact for fact in facts if fact.kind == "save-failed"]
+    assert outcome(tmp_path / "run")[0] == "completed"
+    assert "final is committed, but what follows a commit was refused" in caplog.text
+
+
+def test_a_part_of_the_plan_that_nobody_reports_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = payload.finish
+
+    def without_metadata(plan: Any, written: Any, draft: Any) -> Any:  # noqa: ANN401
+        index, _ = whole(plan, written, draft)
+        (draft.path / payload.METADATA_PART).unlink()
+        return (index,)
+
+    monkeypatch.setattr(payload, "finish", without_metadata)
+    with pytest.raises(EvidenceMissing, match="metadata: planned and not reported"):
+        job(tmp_path / "run", 1, **tiny())
+    assert names(tmp_path / "run") == set()
+
+
+def test_a_halt_in_the_last_step_is_a_halt(tmp_path: Path) -> None:
+    def halt(run: Run, step: int) -> None:
+        if step == 2:
+            run.halt("a bucket ran dry")
+
+    with pytest.raises(Halted, match="ran dry"):
+        job(tmp_path / "run", 3, body=halt, **tiny())
+    assert outcome(tmp_path / "run")[0] == "halted"
+    assert "final" in names(tmp_path / "run")
+
+
+def test_told_to_go_while_it_waits_for_a_save_a_job_says_so_and_lets_the_run_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    things = tiny()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unbroken.state.save.Saver.wait", interrupt)
+    with pytest.raises(KeyboardInterrupt), Run(tmp_path / "run", settings=quietly(), **things) as run:
+        next(run.steps(3))
+    assert outcome(tmp_path / "run") == ("stopped", 130, "it was interrupted at once")
+    current = read_current(tmp_path / "run")
+    assert current is not None and current.is_released
+
+
+@pytest.mark.parametrize("accept", [(), ("generators",)])
+def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accept: tuple[str, ...]
+) -> None:
+    job(tmp_path / "run", 2, **tiny())
+
+    def refuse(_: object) -> None:
+        raise Malformed("the generators of 1 CUDA devices were saved; 0 are here")
+
+    monkeypatch.setattr("unbroken.opening.restore_generators", refuse)
+    if not accept:
+        with pytest.raises(NotExact, match="same bits"):
+            job(tmp_path / "run", 4, quietly(), **tiny())
+        return
+    assert job(tmp_path / "run", 4, quietly(accept=accept), **tiny()).step == 4

@@ -21,4 +21,7 @@ def _worded(complaint: click.ClickException) -> str:
             return f"the argument {complaint.param.human_readable_name} is missing"
         return f"the option {complaint.param.opts[0]} is missing"
     message = " ".join(complaint.format_message().split()).removesuffix(".")
+    # A number's type is named by its bounds, which is no word that a person would use.
+    message = message.replace("is not a valid integer range", "is no whole number")
+    message = message.replace("is not a valid float range", "is no number")
     return message[:1].lower() + message[1:]

@@ -1,9 +1,10 @@
-"""Which keep policies hold for a run: those on the command line, or those of the config that started it."""
+"""Which keep policies hold for a run: those of the config that started it, or those its last job had."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from unbroken.errors import ConfigError
+from unbroken.run.journal import read_history
 from unbroken.run.layout import run_of
 from unbroken.store.keep import Policy, compose
 from unbroken.store.place import Store
@@ -12,7 +13,7 @@ _CONFIG_LIMIT_BYTES: Final = 16 << 20
 
 
 def policies_of(store: Store) -> Sequence[Policy]:
-    """The policies of the config that started a run; none where there is no such config.
+    """The policies of the config that started a run, else those of its last job; none where nobody ever said any.
 
     Raises:
         ConfigUnreadable: the run's config was changed since it was written.
@@ -21,16 +22,24 @@ def policies_of(store: Store) -> Sequence[Policy]:
     """
     path = run_of(store).config
     if store.files.find(path) is None:
-        return ()
+        return _of_last_job(store)
     from unbroken.config import from_json
     from unbroken.config.document import SCHEMA
 
     text = store.files.read_bytes(path, limit_bytes=_CONFIG_LIMIT_BYTES).decode(errors="replace")
     if SCHEMA not in text:
         # A folder with sealed checkpoints may hold another tool's config.json, which says nothing to us.
-        return ()
+        return _of_last_job(store)
     training = from_json(text, str(path)).config.training
     return compose(training.keep_last_k, training.keep_milestone_every, training.keep_every_seconds, training.keep_best)
+
+
+def _of_last_job(store: Store) -> Sequence[Policy]:
+    start = read_history(run_of(store), store.files).last("job-start")
+    match start.values.get("keep") if start is not None else None:
+        case [int() | None as last_k, int() | None as every_n, int() | float() | None as every_s, str() | None as best]:
+            return compose(last_k, every_n, every_s, best)
+    return ()
 
 
 def quiet_policies_of(store: Store) -> Sequence[Policy]:

@@ -15,7 +15,7 @@ from unbroken.run.layout import run_of
 from unbroken.run.lease import draft_judge, read_current
 from unbroken.run.process import process_of
 from unbroken.store.check import Level, verify
-from unbroken.store.keep import Decision, Policy, compose, decide
+from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
 from unbroken.store.place import Store
 from unbroken.store.refer import resolve
@@ -51,6 +51,7 @@ def command(
     flags = (keep_last, keep_every, keep_seconds, keep_best)
     # A flag speaks for itself alone: `--keep-every 1000` must not keep all others too, as no limit on the last k would.
     chosen = _composed(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
+    _require_measured(store, keep_best)
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
     is_live = _judge(store, include_torn=include_torn)
     plan = plan_sweep(store, decision.released, is_live=is_live)
@@ -72,6 +73,17 @@ def _composed(last_k: int, every_n: int | None, every_s: float | None, best: str
         return compose(last_k, every_n, every_s, best)
     except ValueError as wrong:
         raise BadUsage(command="unbroken prune", complaint=str(wrong)) from wrong
+
+
+def _require_measured(store: Store, best: str | None) -> None:
+    """Refuse a metric that no checkpoint has: a slip of the pen would release the best one with all the others."""
+    if best is None:
+        return
+    known = candidates(store, scan(store).committed)
+    metric, measured = best_by(best).metric, sorted({name for each in known for name in each.metrics})
+    if known and metric not in measured:
+        told = f"they have {', '.join(measured)}" if measured else "they have none at all"
+        raise BadUsage(command="unbroken prune", complaint=f"no checkpoint has a metric '{metric}'; {told}")
 
 
 def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_newest: bool) -> Decision:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from unbroken.errors import BadUsage
+from unbroken.files import LOCAL
 from unbroken.run.layout import Layout, run_of
 from unbroken.run.lease import DIRECTORY as LEASES
 from unbroken.store.place import Store
@@ -16,6 +17,7 @@ def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
         BadUsage: none was named, or two different ones.
         PathMissing: there is nothing at the path.
         NotAStore: there is, and it is no run.
+        StorageFailed: the system refused to look.
     """
     if run is not None and output_dir is not None and run != output_dir:
         raise BadUsage(command=f"unbroken {command}", complaint=f"two runs are named: {run} and {output_dir}")
@@ -24,7 +26,8 @@ def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
         raise BadUsage(command=f"unbroken {command}", complaint="the argument RUN is missing")
     layout = Layout(Path(named))
     # A run that has not saved yet has no checkpoints, and a status all the same.
-    is_run = layout.run_state.exists() or layout.journal.is_dir() or (layout.run / LEASES).is_dir()
+    records = (layout.run_state, layout.journal, layout.run / LEASES)
+    is_run = any(LOCAL.find(record) is not None for record in records)
     return Store(layout.checkpoints) if is_run else find_store(layout.run)
 
 

@@ -250,7 +250,11 @@ def _nearest_field(dotted: str) -> str | None:
         if known == name:
             return field
     own = [known for field, known in names.items() if field.startswith(f"{section}.")]
+    # The field's own short words: lr, wd.
+    if short := [known for known in own if "".join(word[:1] for word in known.split("_")) == name]:
+        return f"{section}.{short[0]}"
     if close := difflib.get_close_matches(name, own, n=1):
         return f"{section}.{close[0]}"
-    anywhere = difflib.get_close_matches(dotted, all_fields(), n=1, cutoff=0.75)
-    return anywhere[0] if anywhere else None
+    # By the name alone: a section in common would make any two short names look alike.
+    anywhere = difflib.get_close_matches(name, list(names.values()), n=1, cutoff=0.75)
+    return next((field for field, known in names.items() if known in anywhere), None)

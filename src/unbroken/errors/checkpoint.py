@@ -1,5 +1,7 @@
 """Errors of a store: bytes that are missing, damaged or not trusted, and storage that gave way."""
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from unbroken import amounts
 from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
 
 _MOST_SHOWN: Final = 4
+_NOT_ALLOWED: Final = frozenset(map(os.strerror, (errno.EACCES, errno.EPERM)))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -217,6 +220,8 @@ class StorageFailed(StorageError):
         return "what was committed before is intact"
 
     def help(self) -> tuple[Help, ...]:
+        if self.cause in _NOT_ALLOWED:
+            return (Help(f"ls -ld {quoted(self.path.parent)}", "see who may do that there"),)
         return (Help(f"df -h {quoted(self.path.parent)}", "see whether the disk is full"),)
 
 

@@ -81,21 +81,28 @@ class PathMissing(UsageError):
 
 @dataclass(eq=False, kw_only=True)
 class NotAStore(UsageError):
-    """A directory that holds no checkpoints and no run."""
+    """A directory that holds no checkpoints and no run, or a file where such a directory is meant."""
 
     kind = "not-a-store"
     path: Path
+    is_directory: bool = True
 
     def headline(self) -> str:
+        if not self.is_directory:
+            return "this is a file, not the directory of a run or of a checkpoint"
         return "this directory holds no run and no sealed checkpoint"
 
     def at(self) -> str | None:
         return str(self.path)
 
     def so(self) -> str | None:
+        if not self.is_directory:
+            return None
         return "there is nothing to list, verify or prune; a folder written by another tool must be sealed first"
 
     def help(self) -> tuple[Help, ...]:
+        if not self.is_directory:
+            return (Help(f"ls {quoted(self.path.parent)}", "see what is there"),)
         return (Help(f"unbroken seal {quoted(self.path)}", "if this folder is one checkpoint"),)
 
 

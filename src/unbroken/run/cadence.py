@@ -7,7 +7,7 @@ every sqrt(2 x mean time between failures x cost of a save). Its three numbers c
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from unbroken.run.journal import Fact
 
@@ -37,16 +37,6 @@ class Pace:
     mean_time_between_failures_s: float = _PRIOR_S
 
 
-class Cadence(Protocol):
-    """When to save."""
-
-    def is_due(self, pace: Pace) -> bool:
-        """Whether to save at this step's edge."""
-
-    def describe(self, pace: Pace) -> str:
-        """The cadence in words."""
-
-
 @dataclass(frozen=True)
 class Every:
     """A save every so many steps, counted from step 0, so that a resumed run saves at the same steps."""
@@ -56,10 +46,6 @@ class Every:
     def is_due_at(self, step: int) -> bool:
         """Whether this very step is saved."""
         return step > 0 and step % self.steps == 0
-
-    def is_due(self, pace: Pace) -> bool:
-        """Whether to save at this step's edge."""
-        return pace.steps >= self.steps
 
     def describe(self, pace: Pace) -> str:
         """The cadence in words."""

@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 Number = int | float
-Bits = dict[str, str]
 
 SCHEMA: Final = "unbroken.metrics/1"
 # One line is some microseconds; what the kernel has, a killed process no longer loses.
@@ -172,7 +171,7 @@ class Recheck:
         return Recomputed(self.compared, self.agreeing, tuple(self.mismatches))
 
     def facts(self) -> dict[str, Any]:
-        """What the journal is told, as ``recomputed``, before each commit and at the end."""
+        """What the journal is told, as ``recomputed``, when no lost step is still to come or the job ends."""
         return {"compared": self.compared, "agreeing": self.agreeing}
 
     def check(self, step: int, values: Mapping[str, Number]) -> Mismatch | None:

@@ -114,7 +114,7 @@ def records_of(
 
 
 def recomputed_of(history: History) -> Recomputed:
-    """The proof so far: each job says again and again how many it has compared, and its last word counts."""
+    """The proof so far: of what each job says it has compared, its last word counts."""
     last = {fact.job: fact for fact in history.of_kind("recomputed")}
     mismatches = tuple(
         Mismatch(

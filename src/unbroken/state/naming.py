@@ -7,7 +7,6 @@ its name.
 
 from typing import Final
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -91,10 +90,3 @@ def state_names(module: nn.Module) -> dict[str, str]:
         doubled = sorted(name for name in set(names.values()) if list(names.values()).count(name) > 1)
         raise ValueError(f"these names would stand for two tensors each: {', '.join(doubled[:4])}")
     return names
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Where a module's first tensor is; the CPU for one without tensors."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        return tensor.device
-    return torch.device("cpu")

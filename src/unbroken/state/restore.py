@@ -282,6 +282,7 @@ def _places(
             unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys())]
             if known == parameters.keys() and [group["params"] for group in state["param_groups"]] != item.groups():
                 changed.append(f"{item.name}: its parameters are in other groups, or in another order")
+            changed += _other_options(item, state["param_groups"])
             counting = item.counting_on_device()
             for name in saved:
                 places[name] = _optimizer_place(item, name, parameters, counting, index)
@@ -297,6 +298,20 @@ def _places(
             checkpoint=where, missing=tuple(missing), unexpected=tuple(unexpected), changed=tuple(changed)
         )
     return places
+
+
+def _other_options(item: OptimizerItem, saved_groups: Sequence[Mapping[str, object]]) -> list[str]:
+    """That the state is another optimizer's: torch would load it without a word and start from nothing.
+
+    Options that only one side has are no proof: a newer torch adds some, and so does a scheduler.
+    """
+    saved = {option for group in saved_groups for option in group} - {"params"}
+    live = {option for group in item.optimizer.param_groups for option in group} - {"params"}
+    here, there = sorted(item.optimizer.defaults.keys() - saved), sorted(saved - live - {"initial_lr"})
+    if not here or not there:
+        return []
+    kind = type(item.optimizer).__name__
+    return [f"{item.name}: {kind} has {', '.join(here)}; the checkpoint's optimizer has {', '.join(there)}"]
 
 
 def _mismatch(name: str, live: torch.Tensor, index: Index) -> list[str]:

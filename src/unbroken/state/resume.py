@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from unbroken.errors import (
     CheckpointsExist,
+    CheckpointUnknown,
     DamagedCheckpoint,
     ManifestDamaged,
     NoUsableCheckpoint,
@@ -103,7 +104,11 @@ def _prepare(store: Store, settings: Settings, job: str) -> tuple[str | None, li
         _abandon_all(store, names, job)
         return None, names
     place, name, _ = resolve_checkpoint(settings.resume, store.files)
-    if place.root.absolute() != store.root.absolute():
+    # One directory may be named in two ways, by a link or by "..".
+    if place.root.resolve() != store.root.resolve():
+        if names:
+            # Neither may win silently: `load_path` is for starting from another run, and gives way to this one's own.
+            raise CheckpointUnknown(reference=settings.resume, store=store.root, known=tuple(names))
         return None, []
     return name, rewind(store, names, target=name, job=job, at_ns=time.time_ns())
 

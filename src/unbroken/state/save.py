@@ -5,6 +5,7 @@ committing happen in a thread over a group of its own. At most one save is in fl
 next edge, leaves the last commit intact and lets training go on.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +31,8 @@ from unbroken.store.place import Store
 from unbroken.store.space import require_room
 from unbroken.store.sweep import settle
 from unbroken.world import World
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,6 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a save is in flight on this rank."""
-        return self._thread is not None and self._thread.is_alive()
-
     def start(self, request: Request, generators: State) -> None:
         """Take the state now and save it behind; waits for a save that is still in flight. Collective.
 
@@ -103,20 +101,24 @@ class Saver:
         found = capture(self._items, generators, self._world, allow_pickle=self._allow_pickle)
         prints = fingerprints(found.tensors, self._world, own=found.own)
         self._plan = payload.plan_save(found.tensors, self._world, self._plan)
-        staged = stage(
-            self._plan, found.tensors, self._buffers, until_step=changed_by_steps(self._items, found.tensors)
-        )
-        staged.guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
         described = {
             name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in self._plan.tensors.items()
         }
-        blocked_s = time.monotonic() - began
+        staged = stage(
+            self._plan, found.tensors, self._buffers, until_step=changed_by_steps(self._items, found.tensors)
+        )
         work = _Work(request, counters, found, self._plan, staged, described)
         self._ended = None
-        self._thread = threading.Thread(
-            target=self._run, args=(work, began, blocked_s), name="unbroken-save", daemon=True
-        )
-        self._thread.start()
+        try:
+            staged.guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
+            arguments = (work, began, time.monotonic() - began)
+            thread = threading.Thread(target=self._run, args=arguments, name="unbroken-save", daemon=True)
+            thread.start()
+        except BaseException:
+            # Nobody will write it: the next save needs the buffers.
+            staged.release()
+            raise
+        self._thread = thread
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight, at most so long."""
@@ -203,17 +205,31 @@ class Saver:
             fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
             facts={"world": self._world.size, "torch": torch.__version__, **request.facts},
         )
-        plan = [part.name for part in parts]
-        name = commit(draft, plan=plan, parts=parts, record=record, fence=keeping.fence)
-        _, swept = settle(
-            keeping.store,
-            name,
-            keeping.policies,
-            job=keeping.job,
-            is_live=keeping.is_live,
-            resume_target=keeping.resume_target,
-        )
-        return name, swept.names
+        name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=keeping.fence)
+        return name, self._settle(name)
+
+    def _planned(self, plan: payload.SavePlan) -> list[str]:
+        """Every part that must be there, known before anybody has reported one."""
+        tensors = payload.planned_parts(plan, files=self._keeping.files_per_rank)
+        return [*tensors, TRAINER_STATE, *map(rank_part, range(self._world.size))]
+
+    def _settle(self, name: str) -> tuple[str, ...]:
+        """What follows a commit; returns what was swept."""
+        keeping = self._keeping
+        try:
+            _, swept = settle(
+                keeping.store,
+                name,
+                keeping.policies,
+                job=keeping.job,
+                is_live=keeping.is_live,
+                resume_target=keeping.resume_target,
+            )
+        except UnbrokenError as refused:
+            # The checkpoint exists: to call the save failed would be untrue. The next one points and sweeps again.
+            _log.warning("%s is committed, but what follows a commit was refused: %s", name, refused)
+            return ()
+        return swept.names
 
     def _give_up(self, draft: Draft) -> None:
         try:

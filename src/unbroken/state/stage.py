@@ -74,14 +74,21 @@ class Buffers:
         """
         if not self._in_use.acquire(blocking=False):
             raise RuntimeError("a save is still in flight; there is one set of staging buffers")
-        wanted = self._arena_sizes(size_bytes)
+        try:
+            self._make_arenas(self._arena_sizes(size_bytes), is_pinned)
+        except BaseException:
+            # The host has not that much: a later save may find more.
+            self._in_use.release()
+            raise
+        return self._arenas
+
+    def _make_arenas(self, wanted: Sequence[int], is_pinned: bool) -> None:
         kept = 0
         while kept < min(len(wanted), len(self._arenas)) and self._fits(self._arenas[kept], wanted[kept], is_pinned):
             kept += 1
         # The old memory goes first: the two together may be more than the host has.
         del self._arenas[kept:]
         self._arenas += [torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned) for size in wanted[kept:]]
-        return self._arenas
 
     def give_back(self) -> None:
         """The bytes have been written; the next save may have the memory."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing
+from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing, TornCheckpoint
 from unbroken.files import LOCAL, Files
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, step_of
+from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_of
 from unbroken.store.place import Store
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import Torn, newest_first, read_quietly, scan
 
 # No longer than a step can be, since converting a text of any length to a number is refused by Python itself.
 _STEP: Final = re.compile(r"[0-9](_?[0-9]){0,18}")
@@ -43,6 +43,7 @@ def resolve(reference: str, files: Files = LOCAL) -> Reference:
         PathMissing: there is nothing at the path.
         NotAStore: there is, and it holds no checkpoint of ours.
         CheckpointUnknown: the store has no checkpoint by that name or step.
+        TornCheckpoint: the path is, or lies in, a checkpoint that was never committed.
     """
     place, at, wanted = reference.rpartition("@")
     # A slash behind it makes the @ a letter in a path.
@@ -64,6 +65,7 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
         PathMissing: there is nothing at the path.
         NotAStore: there is, and it holds no checkpoint of ours.
         CheckpointUnknown: no such checkpoint.
+        TornCheckpoint: it was never committed.
         NoUsableCheckpoint: the store has none at all.
         ManifestDamaged: the named one cannot be trusted.
         FormatUnknown: another version wrote the named one.
@@ -95,7 +97,7 @@ def find_store(path: Path, files: Files = LOCAL) -> Store:
                 return store
     if path.name == "checkpoints" and _is_directory(path, files):
         return Store(path, files)
-    raise NotAStore(path=path)
+    raise NotAStore(path=path, is_directory=_is_directory(path, files))
 
 
 def _named(store: Store, wanted: str) -> str:
@@ -130,11 +132,23 @@ def _checkpoint_around(path: Path, files: Files) -> Reference | None:
     for here in (absolute, *absolute.parents)[:4]:
         found = files.find(here / MANIFEST)
         is_sealed = found is not None and found.kind is NodeKind.FILE
+        if is_sealed or here == absolute:
+            _refuse_draft(here, files)
         if is_sealed and (is_checkpoint_name(here.name) or _is_ours(here, files)):
             # What was said relative to here is shown relative to here.
             root = here.parent if path.is_absolute() else Path(os.path.relpath(here.parent))
             return Reference(Store(root, files), here.name)
     return None
+
+
+def _refuse_draft(directory: Path, files: Files) -> None:
+    draft = parse_draft(directory.name)
+    # A run may stand in a directory of any name.
+    if draft is None or not _is_directory(directory, files) or _is_directory(directory / "checkpoints", files):
+        return
+    # Even where its manifest is written: the crash came before the commit, and nothing was promised.
+    count, size_bytes = Torn(draft).weigh(Store(directory.parent, files))
+    raise TornCheckpoint(path=directory, parts=count, size_bytes=size_bytes)
 
 
 def _is_ours(directory: Path, files: Files) -> bool:

@@ -71,6 +71,11 @@ def test_a_name_that_resembles_nothing_gets_no_suggestion_and_a_topic_that_exist
     assert "unbroken explain model" in render(ConfigInvalid(problems=tuple(found)))
 
 
+def test_a_short_word_finds_its_field_and_a_section_in_common_makes_no_likeness(tmp_path: Path) -> None:
+    nearest = [problem.nearest for problem in problems(tmp_path, SOUND + "optimizer: {lr: 1, wd: 1, zz: 1}\n")]
+    assert nearest == ["optimizer.learning_rate", "optimizer.weight_decay", None]
+
+
 def test_every_help_line_names_a_topic_that_exists(tmp_path: Path) -> None:
     texts = [
         "modle: {}\n",

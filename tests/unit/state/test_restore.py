@@ -132,13 +132,18 @@ def test_another_architecture_is_refused_key_by_key_and_nothing_is_touched(tmp_p
     assert job(tmp_path / "run", 4, **tiny(seed=3)).step == 4
 
 
-def test_parameters_in_other_groups_and_another_dtype_are_refused(tmp_path: Path) -> None:
+def test_parameters_in_other_groups_another_optimizer_and_another_dtype_are_refused(tmp_path: Path) -> None:
     job(tmp_path / "run", 2, **tiny())
     grouped = model()
     optimizer = torch.optim.AdamW([{"params": grouped[2].parameters()}, {"params": grouped[0].parameters()}], lr=1e-2)
     with pytest.raises(StateDiffers, match="do not fit") as refused:
         job(tmp_path / "run", 4, model=grouped, optimizer=optimizer)
     assert refused.value.changed == ("optimizer: its parameters are in other groups, or in another order",)
+    same = model()
+    with pytest.raises(StateDiffers) as refused:
+        job(tmp_path / "run", 4, model=same, optimizer=torch.optim.SGD(same.parameters(), lr=1e-2, momentum=0.9))
+    assert len(refused.value.changed) == 1
+    assert refused.value.changed[0].startswith("optimizer: SGD has dampening, momentum, nesterov; the checkpoint's")
     half = model().half()
     with pytest.raises(StateDiffers) as refused:
         job(tmp_path / "run", 4, model=half, optimizer=adam(half))

@@ -6,7 +6,14 @@ import pytest
 
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run
-from unbroken.errors import CheckpointsExist, FormatUnknown, NoUsableCheckpoint, PathMissing, UnbrokenError
+from unbroken.errors import (
+    CheckpointsExist,
+    CheckpointUnknown,
+    FormatUnknown,
+    NoUsableCheckpoint,
+    PathMissing,
+    UnbrokenError,
+)
 
 
 def names(directory: Path) -> set[str]:
@@ -83,7 +90,6 @@ def test_a_warm_start_from_another_run_gives_way_to_the_runs_own_checkpoints(tmp
     # The same command again: its own checkpoint wins, also when the other run is gone.
     assert began(tmp_path / "new", load_path=str(tmp_path / "old")) == 8
     assert began(tmp_path / "new", load_path=str(tmp_path / "gone")) == 8
-    assert began(tmp_path / "new", resume=str(tmp_path / "old")) == 8
 
 
 def test_a_checkpoint_of_a_newer_format_is_never_thrown_away_and_never_started_over(tmp_path: Path) -> None:
@@ -119,3 +125,11 @@ def test_a_run_whose_every_checkpoint_is_damaged_never_begins_anew_unasked(tmp_p
         began(run)
     assert "quarantine/" in str(list(refused.value.details()))
     assert began(run, resume="scratch") == 0
+
+
+def test_a_checkpoint_of_another_run_is_never_taken_for_one_of_this_run(tmp_path: Path) -> None:
+    job(tmp_path / "one", 3, **tiny())
+    job(tmp_path / "two", 5, **tiny())
+    assert began(tmp_path / "new", resume=str(tmp_path / "two" / "checkpoints" / "checkpoint-4")) == 4
+    with pytest.raises(CheckpointUnknown):
+        began(tmp_path / "one", resume=str(tmp_path / "two" / "checkpoints" / "checkpoint-4"))

@@ -122,3 +122,18 @@ def test_on_a_gpu_memory_that_is_freed_early_is_not_handed_out_while_it_is_copie
         torch.zeros(64 << 20, device="cuda").add_(7)
         assert staged_bytes(staged) == expected
         staged.release()
+
+
+def test_memory_that_the_host_has_not_leaves_the_buffers_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"a": torch.randn(10)}
+    buffers = Buffers()
+    plan = plan_save(tensors, ALONE)
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("out of host memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("unbroken.state.stage.torch.empty", refuse)
+        with pytest.raises(RuntimeError, match="host memory"):
+            stage(plan, tensors, buffers)
+    stage(plan, tensors, buffers).release()

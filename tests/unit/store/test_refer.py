@@ -1,11 +1,19 @@
 """What a person means by a path or a step."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.unit.store.saving import save, store_with
-from unbroken.errors import CheckpointUnknown, ManifestDamaged, NotAStore, NoUsableCheckpoint, PathMissing
+from unbroken.errors import (
+    CheckpointUnknown,
+    ManifestDamaged,
+    NotAStore,
+    NoUsableCheckpoint,
+    PathMissing,
+    TornCheckpoint,
+)
 from unbroken.store.names import FINAL
 from unbroken.store.place import Store
 from unbroken.store.refer import find_store, resolve, resolve_checkpoint
@@ -167,3 +175,16 @@ def test_checkpoints_that_stand_alone_are_a_store(tmp_path: Path) -> None:
     save(Store(tmp_path / "outputs"), 3, kind=FINAL)
     assert resolve_checkpoint(str(tmp_path / "outputs"))[1] == "final"
     assert resolve(f"{tmp_path}/outputs@3").name == "final"
+
+
+@pytest.mark.parametrize("inside", ["", "/manifest.json"])
+def test_what_was_never_committed_is_torn_even_with_its_manifest(run: Path, inside: str) -> None:
+    draft = run / "checkpoints/.tmp-j0009_x-90-1"
+    shutil.copytree(next((run / "checkpoints").glob("checkpoint-*")), draft)
+    with pytest.raises(TornCheckpoint, match="never committed"):
+        resolve_checkpoint(f"{draft}{inside}")
+
+
+def test_a_run_may_stand_in_a_directory_with_the_name_of_a_draft(run: Path) -> None:
+    moved = run.rename(run.with_name(".tmp-a-1-1"))
+    assert resolve(str(moved)).store.root == moved / "checkpoints"

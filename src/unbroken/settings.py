@@ -20,7 +20,8 @@ class Settings:
             there are checkpoints; anything else is a checkpoint of this run to go back to.
         force: with ``scratch``, set the checkpoints that are there aside and start.
         load_path: a checkpoint of another run to start from where this one has none.
-        accept: differences that a person accepts by name, so that a resume may go on without being exact.
+        accept: differences that a person accepts by name (an item, a tensor, or all below a name), so that a resume may
+            go on without being exact.
         audit: what to do about live state that was not handed over: ``warn``, ``error`` or ``off``.
         allow_pickle: items whose values may be stored by pickle.
         max_runtime_s: how long the job may run; else ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.

@@ -115,13 +115,19 @@ def test_the_journal_says_that_another_world_is_not_exact_and_why(tmp_path: Path
 def test_data_that_differs_by_rank_goes_to_another_world_only_if_a_person_accepts_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     good(spawn(2, train, Job(str(run), total=2)))
-    ended = spawn(3, train, Job(str(run), total=4), timeout_s=60)
-    assert isinstance(ended[0].error, errors.NotExact), logs(ended)
-    assert {name for name, _ in ended[0].error.differences} == {"data", "average"}
-    for each in ended[1:]:
-        assert isinstance(each.error, errors.RankFailed) and each.error.cause.kind == "not-exact"
+    require_refused(spawn(3, train, Job(str(run), total=4), timeout_s=60))
     told = good(spawn(3, train, Job(str(run), total=4, accept=("data", "average"))))
     assert {each["step"] for each in told} == {4}
     resumed = read_history(Layout(run)).of_kind("resume")[-1]
     assert any(note.startswith("accepted: data") for note in resumed.values["notes"])
     assert read_history(Layout(run)).of_kind("accept")[-1].values["names"] == ["data", "average"]
+    # To fewer ranks it is no other: what the one that is gone kept would be lost.
+    require_refused(spawn(2, train, Job(str(run), total=6), timeout_s=60))
+
+
+def require_refused(ended: list[Ended]) -> None:
+    """Every rank was refused, for what each of the ranks that saved had of its own."""
+    assert isinstance(ended[0].error, errors.NotExact), logs(ended)
+    assert {name for name, _ in ended[0].error.differences} == {"data", "average"}
+    for each in ended[1:]:
+        assert isinstance(each.error, errors.RankFailed) and each.error.cause.kind == "not-exact"

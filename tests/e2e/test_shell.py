@@ -60,6 +60,7 @@ def loaded_by(arguments: list[str], folder: Path) -> set[str]:
     return set(ended.stderr.partition("MODULES ")[2].split())
 
 
+@pytest.mark.promise("G11")
 @pytest.mark.parametrize("arguments", TORCH_FREE, ids=" ".join)
 def test_a_torch_free_command_loads_neither_torch_nor_numpy_nor_rich(arguments: list[str], a_run: Path) -> None:
     assert not {"torch", "numpy", "rich"} & loaded_by(arguments, a_run)

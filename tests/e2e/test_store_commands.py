@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tests.conftest import Tool
 from tests.format.make_golden import GOLDEN
-from unbroken.run.lease import acquire
+from unbroken.run.lease import acquire, renew
 from unbroken.run.process import this_holder
 from unbroken.store.manifest import Tensor, decode, encode
 
@@ -219,6 +220,25 @@ def test_status_tells_who_holds_the_run_and_what_it_resumes_from(unbroken: Tool,
     assert "85 of 100, loss nan" in unbroken("status", "run").stdout
     (run / ".lease/000001.json").write_text("ruined")
     assert document(unbroken, "status", "run")["job"]["host"] == "an unknown host"
+
+
+@pytest.mark.promise("G11")
+def test_a_run_held_on_another_machine_is_live_by_the_age_of_its_lease(unbroken: Tool, run: Path) -> None:
+    ours = this_holder()
+    # The very process exists here, but says nothing about a machine that cannot be seen.
+    there = replace(ours, host="elsewhere/0123abcd")
+    lease = acquire(run, there, token="x", now_s=time.time())
+    said = document(unbroken, "status", "run")
+    assert (said["status"], said["class"], said["job"]["host"]) == ("running", "held", "elsewhere/0123abcd")
+    assert "on elsewhere/0123abcd" in unbroken("status", "run").stdout
+    renew(run, lease, now_s=time.time() - lease.ttl_s - 1)
+    said = document(unbroken, "status", "run")
+    assert (said["status"], said["class"], said["resumable_step"]) == ("crashed", "again", 80)
+    renew(run, lease, now_s=time.time())
+    assert document(unbroken, "status", "run")["status"] == "running"
+    # The same age on this machine, where the process can be seen to be gone: dead at once.
+    renew(run, replace(lease, holder=replace(ours, process_started="long ago")), now_s=time.time())
+    assert document(unbroken, "status", "run")["status"] == "crashed"
 
 
 def test_status_of_a_run_that_has_saved_nothing_yet(unbroken: Tool, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop", "tests.exact.training"])
+_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop", "tests.exact.training", "tests.exact.orders"])
 _AT_ONCE = 2
 # To start one child, multiprocessing looks at all others; what it reads of their ends can be read only once.
 _LOCK = threading.Lock()
@@ -71,7 +71,9 @@ def forked(action: Callable[..., Any], *arguments: object) -> Ended:
     theirs.close()
     value, error = None, ""
     try:
-        if ours.poll(_LIMIT_S):
+        # Workers that outlive a killed child hold its end of the pipe open: that alone does not tell that it is gone.
+        wait([ours, child.sentinel], _LIMIT_S)
+        if ours.poll():
             value, error = ours.recv()
     except EOFError:
         pass  # it died before it could answer

@@ -32,6 +32,11 @@ class Resolved:
     config: Config
     origins: MappingType[str, Place]
 
+    @property
+    def defaulted(self) -> tuple[str, ...]:
+        """The fields that nobody set; of a run's record, those that are newer than it."""
+        return tuple(name for name, place in self.origins.items() if place == DEFAULT)
+
 
 def decode(
     root: Mapping | None,

@@ -1,6 +1,7 @@
 """Where the data stands, for any loader.
 
-A loader that can say its state is asked for it. Any other loader is replayed: the generators as they were when its
+A loader that can say its state is asked for it; the generators it was given are kept beside that, since it draws later
+epochs from them and may not count all that it drew. Any other loader is replayed: the generators as they were when its
 epoch began are kept, the loader's own among them, so that making its iterator again draws the same order, and the
 batches already served are drawn and dropped. That is exact for a loader that draws its order when its iterator is made,
 as torch's does, and costs the time of those batches.
@@ -17,6 +18,7 @@ from unbroken.state.rng import capture_generators, restore_generators
 
 T = TypeVar("T")
 _LOADERS_OWN = "loader"
+_OWN = "generators"
 
 
 def require_loader(thing: object) -> Iterable[Any]:
@@ -39,6 +41,8 @@ class Cursor(Generic[T]):
         self.served = 0
         self._iterator: Iterator[T] | None = None
         self._began: dict[str, Any] | None = None
+        # The loader's own generators when the iterator was made.
+        self._drawn: list[torch.Tensor] = []
 
     @property
     def is_stateful(self) -> bool:
@@ -68,8 +72,9 @@ class Cursor(Generic[T]):
     def _open(self) -> None:
         self._set_epoch()
         if not self.is_stateful:
-            self._began = {**capture_generators(), _LOADERS_OWN: [g.get_state() for g in generators_of(self.loader)]}
+            self._began = {**capture_generators(), _LOADERS_OWN: states_of(self.loader)}
         self._iterator = iter(self.loader)
+        self._drawn = states_of(self.loader)
 
     def _set_epoch(self) -> None:
         """Tell a distributed sampler the epoch, or it would draw the same order in every one."""
@@ -83,9 +88,20 @@ class Cursor(Generic[T]):
         state: dict[str, Any] = {"epoch": self.epoch, "served": self.served}
         if self.is_stateful:
             state["loader"] = self.loader.state_dict()  # type: ignore[attr-defined]
+            if (own := states_of(self.loader)) and self._stands_at(own):
+                state[_OWN] = own
         else:
             state["began"] = self._began
         return state
+
+    def _stands_at(self, own: list[torch.Tensor]) -> bool:
+        """Whether the loader's generators are where the batches served have brought them.
+
+        With workers, indexes are drawn ahead of what is served: a sampler that draws as it goes is then ahead too.
+        """
+        if getattr(self.loader, "num_workers", 0) == 0:
+            return True
+        return len(own) == len(self._drawn) and all(map(torch.equal, own, self._drawn))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand there again, with the iterator made; the generators are left as making it left them.
@@ -99,14 +115,17 @@ class Cursor(Generic[T]):
             self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
             self._set_epoch()
             self._iterator = iter(self.loader)
+            # Behind the iterator, which draws while it finds its place.
+            self._drawn = state.get(_OWN, [])
+            if self._drawn:
+                set_states(self.loader, self._drawn)
             return
         self._began = state["began"]
         if self._began is None:
             return
         self._set_epoch()
         restore_generators({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
-        for generator, held in zip(generators_of(self.loader), self._began[_LOADERS_OWN], strict=True):
-            generator.set_state(held)
+        set_states(self.loader, self._began[_LOADERS_OWN])
         self._iterator = iter(self.loader)
         for done in range(self.served):
             try:
@@ -127,3 +146,14 @@ def generators_of(loader: object) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator):
             found.setdefault(id(generator), generator)
     return list(found.values())
+
+
+def states_of(loader: object) -> list[torch.Tensor]:
+    """The states of a loader's own generators."""
+    return [generator.get_state() for generator in generators_of(loader)]
+
+
+def set_states(loader: object, states: list[torch.Tensor]) -> None:
+    """Put a loader's own generators where they were."""
+    for generator, held in zip(generators_of(loader), states, strict=True):
+        generator.set_state(held)

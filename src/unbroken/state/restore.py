@@ -14,6 +14,7 @@ import torch
 from unbroken.errors import ManifestDamaged, NotExact, NotRestored, StateDiffers
 from unbroken.state import payload
 from unbroken.state.capture import GENERATORS, is_sharded, own_prefix
+from unbroken.state.cold import Cold, owner_of
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json, decode
 from unbroken.state.fingerprint import fingerprints
@@ -72,7 +73,7 @@ def restore(
     # The older FSDP speaks to the other ranks when it is asked for its state, so whatever one rank alone may fail at,
     # reading, comes before.
     record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
-    plan = world.all_or_none(lambda: _plan(source, record, world))
+    plan = world.all_or_none(lambda: _plan(source, record, world, accept))
     for tensor in plan.places.values():
         _fill(tensor)
     payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
@@ -93,10 +94,12 @@ class _Plan:
     # Tensors of which this rank has a value of its own: the name in the module to the name in the checkpoint.
     own_names: Mapping[str, str]
     notes: tuple[str, ...]
+    cold: Cold
 
     def values(self) -> dict[str, torch.Tensor]:
-        """The tensors by the names that the skeletons use."""
-        return {**self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
+        """The tensors by the names that the skeletons use; nothing stands for those that start anew."""
+        nothing = {name: torch.empty(0) for name in self.cold.names}
+        return {**nothing, **self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
 
 
 @dataclass(frozen=True)
@@ -149,18 +152,19 @@ def _require_kinds(source: Source, trainer: TrainerState, items: Sequence[Item])
         raise StateDiffers(checkpoint=str(source.store.path(source.name)), changed=tuple(changed))
 
 
-def _plan(source: Source, record: _Record, world: World) -> _Plan:
+def _plan(source: Source, record: _Record, world: World, accept: Collection[str]) -> _Plan:
     index = record.index
     names = {name: found for name, (found, _) in record.looked.items()}
-    places = _places(source, record.items, record.looked, index)
+    cold = Cold(accept)
+    places = _places(source, record.items, record.looked, index, cold)
     own_names, notes = _own_names(record, places, world)
     for name, own in own_names.items():
         places[own] = places.pop(name)
     places |= {
         name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype) for name in names[GENERATORS]
     }
-    notes = (*record.notes, *notes)
-    return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes)
+    notes = (*record.notes, *notes, *cold.notes())
+    return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes, cold)
 
 
 def _own_names(
@@ -171,7 +175,8 @@ def _own_names(
     In another world there is no telling which rank is which, and shards are of one tensor: there all take the first
     rank's.
     """
-    whole = [name for item in record.items if not isinstance(item, ObjectItem) for name in record.looked[item.name][0]]
+    mine = [item.name for item in record.items if not isinstance(item, ObjectItem)]
+    whole = [name for item in mine for name in record.looked[item][0] if name in places]
     ranks = range(1, record.trainer.world)
     uneven = [name for name in whole if any(own_prefix(rank, name) in record.index.tensors for rank in ranks)]
     kept = [name for name in uneven if world.size == record.trainer.world and not is_sharded(places[name])]
@@ -197,7 +202,7 @@ def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
     for item in plan.items:
         is_allowed = item.name in allow_pickle
         state = join(plan.skeletons[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
-        item.give(cast("State", state))
+        item.give(plan.cold.settle(item, cast("State", state)))
 
 
 def _skeletons(
@@ -251,7 +256,7 @@ def _is_live_scaler(item: Item) -> bool:
 
 
 def _places(
-    source: Source, items: Sequence[Item], looked: Mapping[str, tuple[tuple[str, ...], State]], index: Index
+    source: Source, items: Sequence[Item], looked: Mapping[str, tuple[tuple[str, ...], State]], index: Index, cold: Cold
 ) -> dict[str, torch.Tensor]:
     """Where each tensor of the checkpoint goes: the live one of a module, a fresh one for all else."""
     places: dict[str, torch.Tensor] = {}
@@ -263,10 +268,13 @@ def _places(
         saved = set(named)
         if isinstance(item, ModuleItem):
             taken = item.take()
-            missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys())
-            unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys())
             live = split(item.name, taken, allow_pickle=True).tensors
-            for name in saved:
+            other = {n for n in saved & live.keys() if not is_extra(n) and _mismatch(n, live[n], index)}
+            differing = (taken.keys() ^ state.keys()) | {name.removeprefix(f"{item.name}.") for name in other}
+            anew = cold.take(item.name, differing)
+            missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys() - anew)
+            unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys() - anew)
+            for name in saved - cold.names:
                 if name not in live or is_extra(name):
                     # What a module says beyond its parameters and buffers may have another shape than in a fresh one.
                     places[name] = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
@@ -277,14 +285,17 @@ def _places(
             parameters = item.parameters()
             known = {name for group in state["param_groups"] for name in group["params"]}
             # Before its first step an optimizer of the older FSDP does not say which parameters it has.
+            anew = cold.forget(item, items, saved)
             asked = set() if is_flat_sharded(item.module) else parameters.keys() - known
-            missing += [f"{item.name}: {name}" for name in sorted(asked)]
-            unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys())]
-            if known == parameters.keys() and [group["params"] for group in state["param_groups"]] != item.groups():
+            missing += [f"{item.name}: {name}" for name in sorted(asked - anew)]
+            unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys() - anew)]
+            # Its groups hold flattened parameters, which torch takes apart and puts together by itself.
+            is_comparable = known == parameters.keys() and not is_flat_sharded(item.module)
+            if is_comparable and [group["params"] for group in state["param_groups"]] != item.groups():
                 changed.append(f"{item.name}: its parameters are in other groups, or in another order")
             changed += _other_options(item, state["param_groups"])
             counting = item.counting_on_device()
-            for name in saved:
+            for name in saved - cold.names:
                 places[name] = _optimizer_place(item, name, parameters, counting, index)
         elif saved:
             # Where the object holds a shard now, it is given a shard, cut as its own is. A loader holds none, and
@@ -335,7 +346,7 @@ def _optimizer_place(
     item: OptimizerItem, name: str, parameters: Mapping[str, torch.Tensor], counting: Collection[str], index: Index
 ) -> torch.Tensor:
     saved = index.tensors[name]
-    owner, _, key = name.removeprefix(f"{item.name}.state.").rpartition(".")
+    owner, key = owner_of(item, name), name.rpartition(".")[2]
     if owner not in parameters:
         return torch.empty(saved.shape, dtype=saved.dtype)
     return like_parameter(parameters[owner], key, saved.dtype, tuple(saved.shape), counts_on_device=owner in counting)
@@ -364,7 +375,7 @@ def _prove(source: Source, plan: _Plan, world: World) -> None:
     wrong = {name for name, value in found.items() if name not in saved or saved[name].digest != value}
     # What an object dropped on the way has no live tensor to compare.
     wrong |= {name for names in plan.names.values() for name in names if name not in found}
-    everybody = world.all_gather(tuple(wrong))
+    everybody = world.all_gather(tuple(wrong - plan.cold.names))
     named = tuple(sorted({name for names in everybody for name in names}))
     if named:
         raise NotRestored(checkpoint=str(source.store.path(source.name)), names=named)

@@ -1,0 +1,84 @@
+"""torchdata's loader, which says where it stands: the real one, asked and loaded at every position."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+from torchdata.stateful_dataloader.sampler import RandomSampler  # type: ignore[import-untyped]
+
+from unbroken.state.cursor import Cursor
+from unbroken.state.rng import capture_generators, restore_generators
+
+# torch deprecates what this loader calls when it is made; nothing of ours does.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+DATA = TensorDataset(torch.arange(20))
+PER_EPOCH = 7
+Make = Callable[..., Any]
+
+
+def shuffled(**more: Any) -> Any:  # noqa: ANN401 - the loader is not typed
+    torch.manual_seed(4)
+    return StatefulDataLoader(DATA, batch_size=3, shuffle=True, **more)
+
+
+def own_generator(**more: Any) -> Any:  # noqa: ANN401
+    return StatefulDataLoader(DATA, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(1), **more)
+
+
+def drawing_as_it_goes(**more: Any) -> Any:  # noqa: ANN401
+    """A sampler that draws 32 at a time, and is ahead of what is served where workers fetch ahead."""
+    sampler = RandomSampler(DATA, replacement=True, num_samples=100, generator=torch.Generator().manual_seed(2))
+    return StatefulDataLoader(DATA, batch_size=15, sampler=sampler, **more)
+
+
+def batches(cursor: Cursor[Any], count: int) -> list[list[int]]:
+    found = []
+    for _ in range(count):
+        found.append(next(cursor)[0].tolist())
+        torch.rand(3)  # the model draws in between
+    return found
+
+
+def resumed_at(make: Make, served: int, count: int, **more: Any) -> list[list[int]]:  # noqa: ANN401
+    """What a second loader serves, given nothing but what the first one's cursor said."""
+    first = Cursor(make(**more))
+    batches(first, served)
+    state, generators = first.state_dict(), capture_generators()
+    torch.manual_seed(99)
+    second = Cursor(make(**more))
+    second.load_state_dict(state)
+    restore_generators(generators)
+    return batches(second, count)
+
+
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("make", [shuffled, own_generator, drawing_as_it_goes])
+@pytest.mark.parametrize("served", [0, 1, 3, 6, 7, 8, 12, 14, 15])
+def test_it_goes_on_with_the_next_batch_from_every_position(make: Make, served: int) -> None:
+    whole = batches(Cursor(make()), served + 10)
+    assert resumed_at(make, served, 10) == whole[served:]
+
+
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("make", [own_generator, drawing_as_it_goes])
+@pytest.mark.parametrize("served", [3, PER_EPOCH])
+def test_batches_that_workers_have_fetched_ahead_are_served_and_not_skipped(make: Make, served: int) -> None:
+    workers = {"num_workers": 2, "prefetch_factor": 2}
+    whole = batches(Cursor(make(**workers)), served + 6)
+    assert resumed_at(make, served, 6, **workers) == whole[served:]
+
+
+def test_a_position_is_saved_twice_in_a_row_as_well_as_once() -> None:
+    whole = batches(Cursor(own_generator()), 16)
+    state, found = None, []
+    for count in (3, 4, 2, 7):
+        cursor = Cursor(own_generator())
+        if state is not None:
+            cursor.load_state_dict(state)
+        found += batches(cursor, count)
+        state = cursor.state_dict()
+    assert found == whole

@@ -73,9 +73,10 @@ def serve(order: Order) -> int:
     """
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    prefetch = {"num_workers": order.workers, "prefetch_factor": 2} if order.workers else {}
+    # A child of a fork server would start its workers with a server of its own, which outlives it.
+    more = {"num_workers": order.workers, "prefetch_factor": 2, "multiprocessing_context": "fork"}
     model = nn.Linear(1, 1)
-    things = {"model": model, "data": LOADERS[order.loader](**prefetch)}
+    things = {"model": model, "data": LOADERS[order.loader](**(more if order.workers else {}))}
     served = Path(f"{order.directory}.served")
     settings = unbroken.Settings(save_steps=None, audit="off")
     with unbroken.Run(order.directory, settings=settings, **things) as run, served.open("a") as notes:

@@ -130,7 +130,6 @@ def test_a_model_that_is_gathered_whole_is_noticed(
         assert sum(each.elements for each in moved if each.is_float) >= whole
 
 
-@pytest.mark.promise("C6")
 @pytest.mark.parametrize("size", SIZES)
 def test_each_rank_writes_its_own_share(saved: dict[int, list[dict[str, Any]]], size: int) -> None:
     whole, _ = sizes()

@@ -176,12 +176,17 @@ class Run:
         After the body of each step comes its edge: metrics are written, stops agreed, checkpoints saved.
 
         Raises:
+            ValueError: the target is no number of steps.
             Halted: ``halt`` was called; the state is saved.
             NonFiniteLoss: the logged loss is no number; the state is not saved.
             LeaseLost: another job has taken the run.
             StorageFailed: the last save was refused; the last commit is intact.
+            PeerLost: another rank is gone; the last commit is intact.
         """
-        opened = self._open
+        _require_target(total)
+        return self._steps(self._open, total)
+
+    def _steps(self, opened: Opened, total: int) -> Iterator[int]:
         if self._ending is not None and self._ending.kind == "done":
             # A loop in several parts: the target of the one before is not the end.
             self._ending = None
@@ -292,7 +297,7 @@ class Run:
         opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)
         metrics = {name: float(value) for name, value in self._measures.latest.items()}
         request = Request(self.step, kind, dict(self.counters), metrics, {"job": opened.lease.number})
-        opened.saver.start(request, capture_generators(generator_devices()))
+        opened.saver.start(request, lambda: capture_generators(generator_devices()))
 
     def _save_and_wait(self, opened: Opened, kind: str) -> None:
         self._save(kind)
@@ -324,7 +329,10 @@ class Run:
             opened.recorder.snapshot(latest_checkpoint=saved.name)
             _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
             return None
-        opened.recorder.fact("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
+        rank, cause = _whose(saved.error, opened.world.rank)
+        opened.recorder.fact(
+            "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
+        )
         _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
         return saved.error
 
@@ -332,6 +340,17 @@ class Run:
 def generator_devices() -> list[int]:
     """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
     return [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def _require_target(total: object) -> None:
+    """Refuse a target at the call: a float never reached would train for ever, a negative one would end at once."""
+    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        raise ValueError(f"steps({total!r}): the target is a whole number of steps, 0 or more")
+
+
+def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:
+    """The rank that an error came from, and its kind there."""
+    return (error.rank, error.cause.kind) if isinstance(error, RankFailed) else (here, error.kind)
 
 
 def _as_float(value: object) -> float | None:

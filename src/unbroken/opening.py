@@ -4,19 +4,19 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
 from unbroken import amounts
-from unbroken.errors import NotExact, NotShared, StorageFailed, UnbrokenError, UnsavedState
+from unbroken.errors import ItemsDiffer, NotExact, NotShared, StorageFailed, UnbrokenError, UnsavedState
 from unbroken.launch import outcome_file
 from unbroken.pace import SaveClock
 from unbroken.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
 from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
-from unbroken.run.layout import Layout
+from unbroken.run.layout import Layout, require_directory
 from unbroken.run.lease import Holder, Lease, acquire, number_of, read_current, require_held
 from unbroken.run.outcome import Outcome, conclude
 from unbroken.run.process import host_name, process_of, process_started, this_holder
@@ -112,6 +112,8 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
 
     Raises:
         RunHeld: another live job has it.
+        NotAStore: there is a file where the run's directory is to be.
+        ItemsDiffer: the ranks did not hand over the same things.
         NotShared: a rank does not see the directory of the others.
         UnsavedState: live state was not handed over, and the settings refuse that.
         UnbrokenError: it cannot be resumed; the error says why.
@@ -121,6 +123,7 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
     # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
     try:
         items = world.all_or_none(lambda: make_items(things))
+        _require_alike(items, world)
         lease = world.from_first(lambda: _take(layout))
     except UnbrokenError as refused:
         if world.is_first:
@@ -145,7 +148,14 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
         raise
 
 
+def _require_alike(items: Sequence[Item], world: World) -> None:
+    names = world.all_gather(tuple(sorted(item.name for item in items)))
+    if len(set(names)) > 1:
+        raise ItemsDiffer(names=tuple(names))
+
+
 def _take(layout: Layout) -> Lease:
+    require_directory(layout.run)
     token = secrets.token_hex(4)
     return acquire(layout.run, this_holder(), token=token, now_s=time.time(), process_of=process_of)
 

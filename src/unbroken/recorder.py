@@ -11,19 +11,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.launch import outcome_file
 from unbroken.run.journal import History, Journal, read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease
-from unbroken.run.metrics import MetricsWriter, Recheck, lost_values
+from unbroken.run.metrics import MetricsWriter, Mismatch, Recheck, lost_values
 from unbroken.run.outcome import Outcome, record_outcome
 from unbroken.run.state import RunState, RunStateWriter
 
 _log = logging.getLogger(__name__)
 # torchrun ends all workers as soon as one has failed.
 _TOLD_WITHIN_S = 5.0
+# So many steps that were computed twice and differ are written down one by one.
+MOST_MISMATCHES: Final = 100
 
 Number = int | float
 
@@ -103,13 +106,18 @@ class Recorder(SilentRecorder):
             return
         mismatch = self._recheck.check(step, values)
         if mismatch is not None:
-            if len(self._recheck.mismatches) == 1:
-                # Once: after the first difference every later step differs too.
-                _log.error("%s", mismatch.sentence())
-            self.fact("mismatch", **mismatch.facts())
+            self._tell_mismatch(mismatch, len(self._recheck.mismatches))
         if self._recheck.is_done:
             self._record_recheck()
             self._recheck = None
+
+    def _tell_mismatch(self, mismatch: Mismatch, number: int) -> None:
+        # Each is synced, and after the first difference every later step differs too: the first ones say it all, and
+        # how many there were is counted to the end.
+        if number == 1:
+            _log.error("%s", mismatch.sentence())
+        if number <= MOST_MISMATCHES:
+            self.fact("mismatch", **mismatch.facts())
 
     def _record_recheck(self) -> None:
         """Write down how far the steps that were computed twice agree."""

@@ -1,5 +1,6 @@
 """How a run is saved, kept, resumed and stopped: one frozen record, handed to ``Run``."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,8 @@ class Settings:
         keep_every_seconds: keep one checkpoint per this many seconds.
         keep_best: keep the best by a logged metric, ``loss:min`` or ``accuracy:max``.
         resume: ``auto`` goes on from the newest usable checkpoint or starts; ``scratch`` starts anew and refuses where
-            there are checkpoints; anything else is a checkpoint of this run to go back to.
+            there are checkpoints; anything else is a checkpoint of this run to go back to: its step, its name,
+            ``latest``, or a path such as ``runs/a@1000``.
         force: with ``scratch``, set the checkpoints that are there aside and start.
         load_path: a checkpoint of another run to start from where this one has none.
         accept: differences that a person accepts by name (an item, a tensor, or all below a name), so that a resume may
@@ -58,8 +60,8 @@ class Settings:
                 raise ValueError(f"Settings.{name} is {value}; it counts from 1")
         if isinstance(self.save_steps, str) and self.save_steps != "auto":
             raise ValueError(f"Settings.save_steps is {self.save_steps!r}, not 'auto', None or a number of steps")
-        if self.keep_every_seconds is not None and not self.keep_every_seconds > 0:
-            raise ValueError(f"Settings.keep_every_seconds is {self.keep_every_seconds}; it is more than 0")
+        for name in ("keep_every_seconds", "max_runtime_s", "reserve_s"):
+            _require_seconds(name, getattr(self, name), may_be_zero=name == "reserve_s")
         if self.keep_best is not None:
             try:
                 best_by(self.keep_best)
@@ -71,3 +73,13 @@ class Settings:
         for name in ("accept", "allow_pickle"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")
+
+
+def _require_seconds(name: str, value: object, *, may_be_zero: bool) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if is_number and (value > 0 or (may_be_zero and value == 0)):  # type: ignore[operator]
+        return
+    least = "0 or more" if may_be_zero else "more than 0"
+    raise ValueError(f"Settings.{name} is {value!r}; it is a number of seconds, {least}")

@@ -3,19 +3,20 @@
 The only user of collectives outside ``exact/``. Everything that is exchanged is small and goes over a gloo group of its
 own, made once, so that it neither waits for nor disturbs the collectives of the training loop. A ``World`` of one rank
 needs no process group at all. A background thread gets a world of its own (``beside``): a group is used by one thread
-only, and the default group by none of ours.
+only, and the default group by none of ours. A rank that dies is noticed by the next exchange: ``PeerLost``.
 """
 
+import contextlib
 import datetime
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from unbroken.errors import Bug, NoProcessGroup, RankFailed, UnbrokenError
+from unbroken.errors import Bug, NoProcessGroup, PeerLost, RankFailed, UnbrokenError
 
 T = TypeVar("T")
 
@@ -58,25 +59,40 @@ class World:
         return self.rank == 0
 
     def all_gather(self, value: T) -> list[T]:
-        """What every rank says, by rank."""
+        """What every rank says, by rank.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
         if self.group is None:
             return [value]
         said: list[T | None] = [None] * self.size
-        dist.all_gather_object(said, value, group=self.group)
+        with _noticing_loss(self.rank):
+            dist.all_gather_object(said, value, group=self.group)
         return cast("list[T]", said)
 
     def broadcast(self, value: T) -> T:
-        """What rank 0 says; the others' value is ignored."""
+        """What rank 0 says; the others' value is ignored.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
         if self.group is None:
             return value
         box: list[T] = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        with _noticing_loss(self.rank):
+            dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
     def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks of a tensor of integers on the CPU, in place; wraps around as integers do."""
+        """The sum over all ranks of a tensor of integers on the CPU, in place; wraps around as integers do.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
         if self.group is not None:
-            dist.all_reduce(numbers, group=self.group)
+            with _noticing_loss(self.rank):
+                dist.all_reduce(numbers, group=self.group)
         return numbers
 
     def start_vote(self, flags: Sequence[bool]) -> "Vote":
@@ -84,7 +100,9 @@ class World:
         ballot = torch.tensor([int(flag) for flag in flags], dtype=torch.int32)
         if self.group is None:
             return Vote(ballot, None)
-        return Vote(ballot, dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
+        with _noticing_loss(self.rank):
+            work = dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+        return Vote(ballot, work, self.rank)
 
     def all_or_none(self, action: Callable[[], T]) -> T:
         """Do something on every rank; if it fails anywhere, it fails everywhere, with the first failing rank's error.
@@ -100,6 +118,20 @@ class World:
             if error is not None:
                 self._raise_first(rank, error, mine)
         return cast("T", result)
+
+    def gather_or_none(self, action: Callable[[], T]) -> list[T]:
+        """Do something on every rank and gather what it gave; fails as ``all_or_none`` does, in the same exchange.
+
+        Raises:
+            UnbrokenError: this rank's own error, where it is the first that failed.
+            RankFailed: another rank is.
+        """
+        result, mine = _attempt(action)
+        said = self.all_gather((result, _told(mine)))
+        for rank, (_, error) in enumerate(said):
+            if error is not None:
+                self._raise_first(rank, error, mine)
+        return cast("list[T]", [value for value, _ in said])
 
     def from_first(self, decide: Callable[[], T]) -> T:
         """Let rank 0 decide and tell the others; its error reaches everybody.
@@ -140,12 +172,28 @@ class Vote:
 
     ballot: torch.Tensor
     work: "dist.Work | None"
+    rank: int = 0
 
     def read(self) -> list[bool]:
-        """For each question, whether any rank said yes; waits only for what has not arrived yet."""
+        """For each question, whether any rank said yes; waits only for what has not arrived yet.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
         if self.work is not None:
-            self.work.wait()
+            with _noticing_loss(self.rank):
+                self.work.wait()
         return [bool(flag) for flag in self.ballot.tolist()]
+
+
+@contextlib.contextmanager
+def _noticing_loss(rank: int) -> Iterator[None]:
+    """Name what gloo only says in the words of sockets: somebody who should answer does not."""
+    try:
+        yield
+    except RuntimeError as broken:
+        said = str(broken).strip().splitlines() or [type(broken).__name__]
+        raise PeerLost(rank=rank, said=said[0]) from broken
 
 
 def _gloo_group(timeout_s: float) -> "dist.ProcessGroup":

@@ -255,3 +255,32 @@ def test_a_run_that_another_job_has_taken_ends_on_all_ranks(tmp_path: Path) -> N
     ended = spawn(3, train, Job(str(run), victims=(0,), at_step=3, what="lost", total=40, save_steps=None))
     told_by(ended, "lease-lost", rank=0)
     assert steps_kept(run) == set()
+
+
+# ---- ranks that are lost ----
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_those_whom_a_dead_rank_leaves_behind_say_so_and_the_same_command_goes_on(tmp_path: Path, victim: int) -> None:
+    run = tmp_path / "run"
+    job = Job(str(run), wrap="plain", victims=(victim,), at_step=3, what="kill-saved", total=40)
+    ended = spawn(3, train, job, timeout_s=60)
+    assert ended[victim].exit_code == -signal.SIGKILL
+    for each in (each for each in ended if each.rank != victim):
+        assert not each.is_late and isinstance(each.error, errors.PeerLost), logs(ended)
+        assert each.error.rank == each.rank
+    assert steps_kept(run) == {2}
+    if victim != 0:
+        # The first rank tells it; where that one is dead, nobody does, and the job reads as crashed.
+        assert (outcome(run).status, outcome(run).verdict) == ("error", "again")
+    went_on = good(spawn(3, train, Job(str(run), wrap="plain", total=8)))
+    whole = good(spawn(3, train, Job(str(tmp_path / "whole"), wrap="plain", total=8)))
+    assert [exact(each) for each in went_on] == [exact(each) for each in whole]
+
+
+def test_what_only_one_rank_hands_over_is_refused_by_all_at_the_start(tmp_path: Path) -> None:
+    ended = spawn(3, train, Job(str(tmp_path / "run"), what="one more", odd_rank=0), timeout_s=60)
+    for each in ended:
+        assert isinstance(each.error, errors.ItemsDiffer), logs(ended)
+        assert [("extra" in names) for names in each.error.names] == [True, False, False]
+    assert not (tmp_path / "run").exists()

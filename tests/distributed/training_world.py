@@ -32,7 +32,7 @@ from unbroken.state import payload
 from unbroken.state import save as saving
 from unbroken.state.items import make_items
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.stage import Staged
+from unbroken.state.stage import Buffers, Staged
 from unbroken.store import space
 from unbroken.store.commit import Draft
 from unbroken.store.place import Store
@@ -92,6 +92,7 @@ class Average:
     def __init__(self, model: nn.Module) -> None:
         self.kept = [p.detach().clone() for p in model.parameters()]
         self.best = float("inf")
+        self.note: object = None
 
     def update(self, model: nn.Module, loss: float) -> None:
         with torch.no_grad():
@@ -100,7 +101,9 @@ class Average:
         self.best = min(self.best, loss)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": self.kept, "best": self.best}
+        if self.note == "raise":
+            raise ZeroDivisionError("an error of the user's own")
+        return {"kept": self.kept, "best": self.best, "note": self.note}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for mine, theirs in zip(self.kept, state["kept"], strict=True):
@@ -203,6 +206,8 @@ def prepare(job: Job) -> None:
         return
     if job.what == "no room":
         refuse_room(job.at_step)
+    if job.what == "no memory":
+        refuse_memory(job.at_step // (job.save_steps or 1))
     write = payload.write
 
     def befallen(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> payload.Written:
@@ -227,6 +232,8 @@ def befall_one(job: Job, things: dict[str, object]) -> None:
     """Make one rank hand over something else than the others."""
     if job.what == "no item":
         things["extra"] = 3
+    if job.what == "one more":
+        things["extra"] = Unwilling()
     if job.what == "other model":
         other = nn.Linear(3, 3)
         things["model"], things["optimizer"] = other, torch.optim.AdamW(other.parameters())
@@ -268,6 +275,26 @@ def refuse_room(number: int) -> None:
     vars(saving)["require_room"] = refused
 
 
+def refuse_memory(number: int) -> None:
+    """Let one of the saves ask for more memory than any machine has."""
+    asked: list[int] = []
+    sizes = Buffers._arena_sizes
+
+    def too_many(buffers: Buffers, size_bytes: int) -> list[int]:
+        asked.append(size_bytes)
+        return [1 << 60] if len(asked) == number else sizes(buffers, size_bytes)
+
+    Buffers._arena_sizes = too_many  # type: ignore[method-assign,assignment]
+
+
+def spoil(job: Job, run: unbroken.Run, average: Average, step: int) -> None:
+    """Give the named ranks something that cannot be saved at the edge of one step, and can be at the next ones."""
+    is_now = step + 1 == job.at_step and dist.get_rank() in job.victims
+    odd = {"pickle": object(), "sparse": torch.eye(3).to_sparse(), "raise in a save": "raise"}
+    average.note = odd.get(job.what) if is_now else None
+    run.counters["odd"] = object() if is_now and job.what == "counter" else step
+
+
 def train(job: Job) -> dict[str, Any]:
     """Train as a user would, and tell everything that must be the same however often it was interrupted."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -293,6 +320,7 @@ def train(job: Job) -> dict[str, Any]:
     with unbroken.Run(job.directory, settings=settings, **things) as run:
         for step in run.steps(job.total):
             happen(job, step)
+            spoil(job, run, average, step)
             time.sleep(job.pause_s)
             batch = next(run.data) if job.has_data else torch.sin(torch.arange(32.0)).reshape(4, 8) * (step + 1)
             noise = float(np.random.rand()) + random.random()

@@ -365,3 +365,22 @@ def test_every_command_of_the_store_page_works_as_it_stands(unbroken: Tool, run:
         ended = unbroken(*command.split())
         expected = 3 if "exits with 3" in note else 0
         assert ended.returncode == expected, (command, ended.stderr)
+
+
+def test_verify_names_a_checkpoint_of_ours_that_lost_its_manifest(unbroken: Tool, run: Path) -> None:
+    lost = run / "checkpoints/checkpoint-50"
+    (lost / "state/index.json").write_text("{}")
+    (lost / "manifest.json").unlink()
+    ended = unbroken("verify", "run")
+    assert ended.returncode == 3
+    assert "damaged  checkpoint-50" in ended.stdout and "manifest.json: cannot be read" in ended.stdout
+    [entry] = [each for each in document(unbroken, "ls", "run")["entries"] if each["name"] == "checkpoint-50"]
+    assert (entry["state"], entry["note"]) == ("damaged", "manifest.json: is missing")
+
+
+def test_ls_says_that_a_checkpoint_is_of_a_newer_format(unbroken: Tool, run: Path) -> None:
+    manifest = run / "checkpoints/checkpoint-50/manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    [line] = [line for line in unbroken("ls", "run").stdout.splitlines() if " checkpoint-50 " in line]
+    assert "newer format" in line and "damaged" not in line
+    assert "unknown  checkpoint-50" in unbroken("verify", "run").stdout

@@ -101,6 +101,7 @@ def test_a_script_that_a_signal_ends_is_128_and_the_signal(unbroken: Tool, tmp_p
         (("--nproc-per-node", "many", "--", "script.py"), "bad-usage"),
         (("--nnodes", "2", "--", "script.py"), "bad-usage"),
         (("--no-such-option", "--", "script.py"), "bad-usage"),
+        (("--run-dir", "script.py", "--", "script.py"), "not-a-store"),
     ],
 )
 def test_what_cannot_be_started_is_a_usage_error(

@@ -18,6 +18,8 @@ def _cut(scene: str) -> str:
     return f"{_OPERATIONS}test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new_one[{scene}]"
 
 
+_FAILED = "tests/unit/test_failed_saves.py::"
+_GIVEN_UP = "tests/distributed/test_failed_saves.py::test_a_first_save_that_one_rank_cannot_copy_is_given_up_by_all"
 _LATE_MANIFEST = """\
     name = _publish(store, draft, record.kind)
     files.write_new(store.path(name) / MANIFEST, [encoded])
@@ -160,6 +162,27 @@ MUTATIONS = (
     _one("request for an earlier job followed", "run/stop.py",
          "found.job < self._job", "found.job < 0",
          "tests/unit/run/test_stop.py::test_a_request_for_an_earlier_job_stops_no_later_one"),
+    # ---- a save that fails ----
+    _one("copies not agreed by all ranks", "state/save.py",
+         "thread = self._world.all_or_none(begin_mine)", "thread = begin_mine()", _GIVEN_UP),
+    _one("copies that nobody writes not released", "state/save.py",
+         "                staged.release()\n            raise\n        blocked_s",
+         "                pass\n            raise\n        blocked_s", _GIVEN_UP),
+    _one("state that cannot be taken ends training", "state/save.py",
+         "return not isinstance(cause, InternalError | PeerLost)", "return False",
+         f"{_FAILED}test_a_host_without_memory_costs_the_save_and_the_next_one_finds_some"),
+    _one("error of an object's own ends the save only", "state/save.py",
+         "return not isinstance(cause, InternalError | PeerLost)", "return True",
+         "tests/distributed/test_failed_saves.py::test_an_error_of_an_objects_own_in_a_save_ends_all"),
+    _one("last save's refusal swallowed", "loop.py",
+         "        refused = self._settle_last(opened)\n        if refused is not None:\n",
+         "        refused = self._settle_last(opened)\n        if False:\n",
+         f"{_FAILED}test_the_last_save_of_a_job_that_cannot_be_made_is_an_error"),
+    Mutation("generators taken before the objects' states", (
+        ("state/capture.py", "    states = {item.name: item.take() for item in items}\n",
+         "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
+        ("state/capture.py", "GENERATORS), generators(), allow", "GENERATORS), early, allow"),
+    ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
     # ---- names ----
     _one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),

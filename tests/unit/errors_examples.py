@@ -36,6 +36,9 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.LeaseLost(path=RUN, mine=4, current=5),
     errors.ManifestDamaged(path=CHECKPOINT / "manifest.json", complaint="it is no JSON"),
     errors.ModuleMissing(module="training.run", folder=Path("project")),
+    errors.ItemsDiffer(names=(("model", "sampler"), ("model",), ("model",))),
+    errors.NoMemory(needed_bytes=15_600_000_000, cause="DefaultCPUAllocator: can't allocate memory"),
+    errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532"),
     errors.NoRoom(
         path=STORE,
         needed_bytes=15_600_000_000,

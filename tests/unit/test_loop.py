@@ -12,7 +12,7 @@ from torch import nn
 from tests.unit.state.tiny import adam, disk, job, learn, model, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.disk import LocalDisk
-from unbroken.errors import EvidenceMissing, Halted, NotAnItem, NotExact, RunHeld
+from unbroken.errors import EvidenceMissing, Halted, NotAnItem, NotAStore, NotExact, RunHeld
 from unbroken.run.journal import read_journal
 from unbroken.run.layout import Layout
 from unbroken.run.lease import read_current
@@ -175,6 +175,12 @@ def test_several_optimizers_of_one_model_come_back_each(tmp_path: Path) -> None:
         {"keep_last_k": 0},
         {"save_steps": "often"},
         {"keep_every_seconds": 0.0},
+        {"max_runtime_s": -1},
+        {"max_runtime_s": 0},
+        {"max_runtime_s": float("nan")},
+        {"max_runtime_s": "3h"},
+        {"reserve_s": -0.5},
+        {"reserve_s": float("inf")},
         {"keep_best": "loss:least"},
         {"audit": "loud"},
         {"non_finite": "ignore"},
@@ -297,3 +303,21 @@ def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_ac
             job(tmp_path / "run", 4, quietly(), **tiny())
         return
     assert job(tmp_path / "run", 4, quietly(accept=accept), **tiny()).step == 4
+
+
+@pytest.mark.parametrize("total", [-1, 2.5, "10", None, True])
+def test_a_target_that_is_no_number_of_steps_is_refused_at_the_call(tmp_path: Path, total: Any) -> None:  # noqa: ANN401
+    with (
+        Run(tmp_path / "run", settings=quietly(), **tiny()) as run,
+        pytest.raises(ValueError, match="whole number of steps"),
+    ):
+        run.steps(total)
+
+
+@pytest.mark.parametrize("below", ["", "run", "runs/a"])
+def test_a_file_where_the_run_is_to_stand_is_a_mistake_in_the_command_that_names_it(tmp_path: Path, below: str) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(NotAStore, match="this is a file") as refused, Run(tmp_path / "notes" / below, **tiny()):
+        pass
+    assert (refused.value.path, refused.value.exit_code) == (tmp_path / "notes", 2)
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -33,7 +33,8 @@ def command(output: Output, run: str) -> None:
 def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
     if not lines:
         return "no checkpoint yet"
-    paint = {"committed": style.good, "torn": style.warn, "damaged": style.bad, "quarantined": style.warn}
+    warnings = dict.fromkeys(("torn", "quarantined", "newer-format", "unreadable"), style.warn)
+    paint = {"committed": style.good, "damaged": style.bad, **warnings}
     columns = [
         Column("step", is_number=True),
         Column("name"),
@@ -51,7 +52,7 @@ def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
             _MISSING if line.saved_at_ns is None else amounts.ago((now_ns - line.saved_at_ns) / 1e9),
             _MISSING if line.size_bytes is None else amounts.size(line.size_bytes),
             _MISSING if line.parts is None else amounts.count(line.parts),
-            paint.get(line.state, style.dim)(line.state),
+            paint.get(line.state, style.dim)(line.state.replace("-", " ")),
             ", ".join(line.kept_because),
             printable(line.note or ""),
         )

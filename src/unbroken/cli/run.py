@@ -16,6 +16,7 @@ from unbroken.files import LOCAL
 from unbroken.launch import outcome_file
 from unbroken.launch.command import THREADS_VARIABLE, Shape, require_shape, require_target, sets_threads, target_of
 from unbroken.launch.jobs import RESTART_DELAY_S, SHUTDOWN_TIMEOUT_S, Launched, Orders, Surroundings, launch
+from unbroken.run.layout import require_directory
 
 COUNTED_BY_TORCHRUN = ("gpu", "cpu", "auto")
 
@@ -97,6 +98,8 @@ def command(
     target = target_of(module, words)
     require_shape(shape)
     require_target(target, Path.cwd())
+    if run_dir is not None:
+        require_directory(run_dir)
     orders = Orders(target, shape, shutdown_timeout, stopped_exit_code, max_restarts, restart_delay, run_dir)
     with _place() as place:
         launched = launch(orders, _surroundings(output, shape, place))

@@ -12,7 +12,7 @@ from unbroken.report.style import Style, printable
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.place import Store
 from unbroken.store.refer import resolve
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 
 EXIT_DAMAGED = 3
 
@@ -27,11 +27,11 @@ def command(output: Output, what: str, level: str | None, workers: int) -> int:
     """Verify one checkpoint, or every checkpoint of a run.
 
     Nothing is changed. Exit code 0: sound as far as asked; 3: something is damaged, each place named with its byte
-    range; 5: there is no checkpoint.
+    range, or a checkpoint has lost its manifest; 5: there is no checkpoint.
     """
     found = resolve(what)
     asked = Level(level or Level.QUICK.value)
-    names = [found.name] if found.name else newest_first(found.store, scan(found.store).committed)
+    names = [found.name] if found.name else _names(found.store)
     if not names:
         raise NoUsableCheckpoint(store=found.store.root)
     with output.progress(f"verify {asked.value}", _bytes_to_read(found.store, names, asked), is_bytes=True) as advance:
@@ -47,6 +47,11 @@ def command(output: Output, what: str, level: str | None, workers: int) -> int:
     }
     output.document("unbroken.verify/1", facts, lambda: _text(verdicts, output.style))
     return 0 if is_sound else EXIT_DAMAGED
+
+
+def _names(store: Store) -> list[str]:
+    inventory = scan(store)
+    return [*newest_first(store, inventory.committed), *without_manifest(store, inventory)]
 
 
 def _bytes_to_read(store: Store, names: list[str], level: Level) -> int:

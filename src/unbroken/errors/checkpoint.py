@@ -11,6 +11,7 @@ from unbroken import amounts
 from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
 
 _MOST_SHOWN: Final = 4
+_TOUCHED: Final = "the objects handed over are no longer as they were; do not train on with them"
 _NOT_ALLOWED: Final = frozenset(map(os.strerror, (errno.EACCES, errno.EPERM)))
 
 
@@ -43,6 +44,8 @@ class DamagedCheckpoint(CheckpointError):
     kind = "damaged-checkpoint"
     path: Path
     findings: tuple[str, ...]
+    # Whether it was met while it was loaded: then the caller's objects hold some of it.
+    is_half_loaded: bool = False
 
     def headline(self) -> str:
         return f"{self.path.name} is damaged in {amounts.plural(len(self.findings), 'place')}"
@@ -51,7 +54,7 @@ class DamagedCheckpoint(CheckpointError):
         return str(self.path)
 
     def so(self) -> str | None:
-        return "it is not used; an older checkpoint is"
+        return f"it is not used; {_TOUCHED}" if self.is_half_loaded else "it is not used; an older checkpoint is"
 
     def details(self) -> Iterator[str]:
         yield from self.findings
@@ -209,6 +212,8 @@ class StorageFailed(StorageError):
     operation: str
     path: Path
     cause: str
+    # Whether it refused while a checkpoint was loaded: then the caller's objects hold some of it.
+    is_half_loaded: bool = False
 
     def headline(self) -> str:
         return f"storage refused to {self.operation}: {self.cause}"
@@ -217,7 +222,8 @@ class StorageFailed(StorageError):
         return str(self.path)
 
     def so(self) -> str | None:
-        return "what was committed before is intact"
+        intact = "what was committed before is intact"
+        return f"{intact}; {_TOUCHED}" if self.is_half_loaded else intact
 
     def help(self) -> tuple[Help, ...]:
         if self.cause in _NOT_ALLOWED:
@@ -286,6 +292,28 @@ class NoRoom(StorageError):
         if not self.prunable:
             return (Help(f"df -h {quoted(self.path)}", "see what else fills it"),)
         return (Help(f"unbroken prune {quoted(self.path)} --dry-run", "show what would be removed"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class NoMemory(StorageError):
+    """The memory that a save needs for its copies could not be had."""
+
+    kind = "no-memory"
+    needed_bytes: int | None
+    cause: str
+
+    def headline(self) -> str:
+        needed = "" if self.needed_bytes is None else f" of {amounts.size(self.needed_bytes)}"
+        return f"there is no memory for the save's copies{needed}"
+
+    def at(self) -> str | None:
+        return self.cause[:120]
+
+    def so(self) -> str | None:
+        return "nothing was written, the last commit is intact; the next save tries again"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("free -h", "on that node: what is left, and who has the rest"),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -41,6 +41,52 @@ class RankFailed(PeerError):
 
 
 @dataclass(eq=False, kw_only=True)
+class PeerLost(PeerError):
+    """Another rank is gone or does not answer; ``rank`` is the one that noticed."""
+
+    kind = "peer-lost"
+    rank: int
+    said: str
+
+    def headline(self) -> str:
+        return "another rank is gone, or does not answer any more"
+
+    def at(self) -> str | None:
+        return f"noticed by rank {self.rank}: {self.said[:120]}"
+
+    def so(self) -> str | None:
+        return "the job ends; the last commit is intact, and the same command goes on from it"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain peer-lost", "how to find the rank that went first"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class ItemsDiffer(UsageError):
+    """The ranks did not hand over the same things; ``names`` are those of each rank."""
+
+    kind = "items-differ"
+    names: tuple[tuple[str, ...], ...]
+
+    def headline(self) -> str:
+        return "the ranks did not hand the same things to the run"
+
+    def so(self) -> str | None:
+        return "what only some ranks save, no resume could give back; the run is not started"
+
+    def details(self) -> Iterator[str]:
+        ranks: dict[tuple[str, ...], list[int]] = {}
+        for rank, names in enumerate(self.names):
+            ranks.setdefault(names, []).append(rank)
+        for names, having in list(ranks.items())[:4]:
+            whose = f"rank {having[0]}" + (f" and {len(having) - 1} more" if len(having) > 1 else "")
+            yield f"{whose}: {', '.join(names) or 'nothing'}"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain items-differ", "what belongs on every rank"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class StateDiffers(ExactnessError):
     """The objects handed over do not fit the checkpoint; nothing was loaded."""
 

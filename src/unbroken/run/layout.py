@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from unbroken.errors import NotAStore
 from unbroken.store.place import Store
 
 CHECKPOINTS: Final = "checkpoints"
@@ -44,6 +45,17 @@ class Layout:
     def metrics(self) -> Path:
         """The step metrics of each job."""
         return self.run / "metrics"
+
+
+def require_directory(run: Path) -> None:
+    """Pass if a run can stand at a path: what is there already, at it or above it, is no file.
+
+    Raises:
+        NotAStore: it is.
+    """
+    for place in (run, *run.parents):
+        if place.is_file():
+            raise NotAStore(path=place, is_directory=False)
 
 
 def run_of(store: Store) -> Layout:

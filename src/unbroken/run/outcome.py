@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from unbroken.errors import RankFailed, StorageFailed, UnbrokenError
+from unbroken.errors import PeerLost, RankFailed, StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
 from unbroken.run.journal import Fact, History, Journal, read_history
 from unbroken.run.layout import Layout
@@ -76,7 +76,9 @@ def conclude(
     cause = ending.cause if isinstance(ending, RankFailed) else ending
     code = cause.exit_code if isinstance(cause, UnbrokenError) else EXIT_BUG
     status = "halted" if code in _HALTING else "error"
-    return Outcome(status, code, _verdict(status, code), _in_words(ending), step, job)
+    # Who has lost a rank did nothing wrong, and the last commit is intact: the same command goes on.
+    verdict: Verdict = "again" if isinstance(cause, PeerLost) else _verdict(status, code)
+    return Outcome(status, code, verdict, _in_words(ending), step, job)
 
 
 def _verdict(status: Status, code: int) -> Verdict:

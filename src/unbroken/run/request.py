@@ -1,5 +1,6 @@
 """Why a job ends, and the flag file by which it is asked to: what whoever asks and whoever is asked agree on."""
 
+import errno
 import json
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -56,14 +57,23 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
     """The request that stands in a run, None if there is none; a file that a person made by hand is meant for any job.
 
     Raises:
-        StorageFailed: the system refused to say.
+        StorageFailed: the system refused to say; that is no request.
     """
     if files.find(layout.stop_request) is None:
         return None
     try:
         found: Any = json.loads(files.read_bytes(layout.stop_request, limit_bytes=_LIMIT_BYTES))
-    except (ValueError, RecursionError, StorageFailed):
+    except (ValueError, RecursionError):
         return StopRequest()
+    except StorageFailed as refused:
+        cause = refused.__cause__
+        if isinstance(cause, FileNotFoundError):
+            # Removed between the look and the reading.
+            return None
+        if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
+            # Not one of ours; whoever made it wanted a file to be there.
+            return StopRequest()
+        raise
     if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
         return StopRequest()
     job, by = found.get("job"), found.get("by")
@@ -73,10 +83,15 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
 def clear_requests(layout: Layout, *, job: int, files: Files = LOCAL) -> None:
     """Remove a request that was meant for an earlier job; one for this very job, made just now, stays.
 
+    One that cannot be read now may be for this job: it stays, and the job looks at it again.
+
     Raises:
         StorageFailed: the system refused.
     """
-    found = read_request(layout, files)
+    try:
+        found = read_request(layout, files)
+    except StorageFailed:
+        return
     if found is not None and (found.job is None or found.job < job):
         # crash here: the request stands or is gone; the next job removes it.
         files.remove_file(layout.stop_request)

@@ -70,6 +70,7 @@ class StopSources:
         self._clock, self._deadline_s, self._reserve = clock, deadline_s, reserve
         self._look_every_s = look_every_s
         self._looked_at_s: float | None = None
+        self._is_refusal_told = False
         self._signal: int | None = None
         self._interrupted_at_s: float | None = None
         self._asked: StopReason | None = None
@@ -138,8 +139,11 @@ class StopSources:
             found = read_request(self._layout, self._files)
         except StorageFailed as refusal:
             # A storage that does not answer this moment is no reason to end a job; the next look asks again.
-            _log.warning("the flag file could not be looked at: %s", refusal)
+            if not self._is_refusal_told:
+                _log.warning("the flag file could not be looked at: %s; it is tried again every second", refusal)
+            self._is_refusal_told = True
             return None
+        self._is_refusal_told = False
         if found is None or (found.job is not None and found.job < self._job):
             return None
         return StopReason("flag", f"by {found.by}" if found.by else self._layout.stop_request.name)

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.run.journal import Fact, History, read_history
-from unbroken.run.layout import run_of
+from unbroken.run.layout import Layout, run_of
 from unbroken.run.lease import Lease, read_current
 from unbroken.run.outcome import Outcome, derive
 from unbroken.run.recomputed import Mismatch, Recomputed
 from unbroken.run.request import read_request
 from unbroken.run.state import RunState, read_run_state
-from unbroken.store.check import Level, verify
+from unbroken.store.check import Cause, Level, Verdict, verify
 from unbroken.store.choose import choose
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
+from unbroken.store.names import MANIFEST
 from unbroken.store.place import Store
-from unbroken.store.scan import Inventory, newest_first, scan
+from unbroken.store.scan import Inventory, newest_first, scan, without_manifest
 from unbroken.store.sweep import candidates
 
 
@@ -79,7 +80,7 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
     is_live = lease is not None and lease.is_live(now_s=now_s, process_of=process_of)
     history = read_history(layout, store.files)
     outcome = derive(lease, history, state, is_live=is_live)
-    requested = outcome is not None and outcome.status == "running" and read_request(layout, store.files) is not None
+    requested = outcome is not None and outcome.status == "running" and _is_requested(layout, store)
     return RunSummary(
         run=str(layout.run),
         status=outcome.status if outcome else ("idle" if found.chosen else "empty"),
@@ -92,6 +93,14 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
         records=records_of(history, lease, outcome, is_stop_requested=requested),
         outcome=outcome,
     )
+
+
+def _is_requested(layout: Layout, store: Store) -> bool:
+    try:
+        return read_request(layout, store.files) is not None
+    except StorageFailed:
+        # Another user's file, say; the job looks for itself, and what else is known of the run is worth showing.
+        return False
 
 
 def records_of(
@@ -150,7 +159,10 @@ def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line
     lines += [_moved_line(store, f"quarantine/{name}", "quarantined") for name in inventory.quarantined]
     lines += [_moved_line(store, name, "abandoned") for name in inventory.abandoned]
     lines += [Line(leftover.name, "leftover", note="the next sweep removes it") for leftover in inventory.leftover]
-    lines += [Line(name, "foreign", note=_foreign_note(store, name)) for name in inventory.foreign]
+    bereft = without_manifest(store, inventory)
+    lines += [Line(name, "damaged", note=f"{MANIFEST}: is missing") for name in bereft]
+    foreign = [name for name in inventory.foreign if name not in bereft]
+    lines += [Line(name, "foreign", note=_foreign_note(store, name)) for name in foreign]
     return lines
 
 
@@ -159,10 +171,10 @@ def _committed_line(store: Store, name: str, kept: tuple[str, ...], *, is_latest
     manifest = verdict.manifest
     note = str(verdict.findings[0]) if verdict.findings else ("latest" if is_latest else None)
     if manifest is None:
-        return Line(name, "damaged", note=note)
+        return Line(name, _state(verdict), note=note)
     return Line(
         name,
-        "committed" if verdict.is_sound else "damaged",
+        _state(verdict),
         manifest.step,
         manifest.kind,
         manifest.saved_at_ns,
@@ -171,6 +183,16 @@ def _committed_line(store: Store, name: str, kept: tuple[str, ...], *, is_latest
         kept,
         note,
     )
+
+
+def _state(verdict: Verdict) -> str:
+    if verdict.is_sound:
+        return "committed"
+    if verdict.is_damaged:
+        return "damaged"
+    # Not known to be damaged: another version, or another day, may read it.
+    causes = {finding.cause for finding in verdict.findings}
+    return "newer-format" if Cause.UNKNOWN_FORMAT in causes else "unreadable"
 
 
 def _moved_line(store: Store, name: str, state: str) -> Line:

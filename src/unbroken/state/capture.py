@@ -5,18 +5,22 @@ ranks find out by comparing digests, so nobody has to say which is which.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
-from unbroken.state.items import Item, ObjectItem, State
+from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
+from unbroken.state.memory import asking_for_memory
+from unbroken.state.naming import is_flat_sharded
+from unbroken.state.plan import require_supported
 from unbroken.state.stage import as_bits
 from unbroken.state.tree import Split, split
 from unbroken.store.digest import digest_bytes
@@ -43,30 +47,36 @@ def own_prefix(rank: int, item: str) -> str:
     return f"ranks.{rank}.{item}"
 
 
-def capture(items: Sequence[Item], generators: State, world: World, *, allow_pickle: Collection[str] = ()) -> Captured:
-    """Take the state of every item. Collective.
+def capture(
+    items: Sequence[Item], generators: Callable[[], State], world: World, *, allow_pickle: Collection[str] = ()
+) -> Captured:
+    """Take the state of every item, and that of the generators after them. Collective.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
+        TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
+        NoMemory: there is no memory to look at it.
     """
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
-    states, splits = world.all_or_none(lambda: _taken(items, allow_pickle))
-    differing = _differing({item.name: _digest(item, splits[item.name]) for item in items}, world)
-    uneven = _differing_copies(items, splits, world)
-    drawn = split(own_prefix(world.rank, GENERATORS), generators, allow_pickle=False)
-    tensors: dict[str, torch.Tensor] = dict(drawn.tensors)
-    own: set[str] = set(drawn.tensors)
+    taken = world.all_or_none(lambda: _take(items, generators, world, allow_pickle))
+    copies_digest = digest_bytes(json.dumps(taken.copies, sort_keys=True).encode())
+    said = world.all_gather((taken.digests, copies_digest))
+    differing = _differing(taken.digests, [digests for digests, _ in said])
+    is_even = len({copies for _, copies in said}) == 1
+    uneven = [] if is_even else sorted(_differing(taken.copies, world.all_gather(taken.copies)))
+    tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
+    own: set[str] = set(taken.drawn.tensors)
     shared: dict[str, Json] = {}
-    ranked: dict[str, Json] = {GENERATORS: drawn.skeleton}
+    ranked: dict[str, Json] = {GENERATORS: taken.drawn.skeleton}
     for item in items:
-        name = item.name
+        name, mine = item.name, taken.splits[item.name]
         if name not in differing:
-            shared[name] = splits[name].skeleton
-            tensors.update(splits[name].tensors)
+            shared[name] = mine.skeleton
+            tensors.update(mine.tensors)
             continue
-        mine = splits[name]
         if isinstance(item, ObjectItem):
-            mine = split(name, states[name], allow_pickle=name in allow_pickle, called=_own_unless_sharded(world.rank))
+            is_allowed = name in allow_pickle
+            mine = split(name, taken.states[name], allow_pickle=is_allowed, called=_own_unless_sharded(world.rank))
             own |= {each for each, tensor in mine.tensors.items() if not is_sharded(tensor)}
         ranked[name] = mine.skeleton
         tensors.update(mine.tensors)
@@ -78,21 +88,59 @@ def capture(items: Sequence[Item], generators: State, world: World, *, allow_pic
     return Captured(tensors, frozenset(own), shared, ranked)
 
 
-def _taken(items: Sequence[Item], allow_pickle: Collection[str]) -> tuple[dict[str, State], dict[str, Split]]:
+@dataclass(frozen=True)
+class _Taken:
+    """What one rank finds by itself: every state, in two; digests to compare; and what the generators drew so far."""
+
+    states: Mapping[str, State]
+    splits: Mapping[str, Split]
+    digests: Mapping[str, str]
+    copies: Mapping[str, str]
+    drawn: Split
+
+
+def _take(
+    items: Sequence[Item], generators: Callable[[], State], world: World, allow_pickle: Collection[str]
+) -> _Taken:
+    # All states before anything can be refused: the older FSDP speaks to the other ranks when it is asked for one.
     states = {item.name: item.take() for item in items}
-    return states, {name: split(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
+    # Behind them: an object may draw when it is asked, and a resume goes on from the draw after that one.
+    drawn = split(own_prefix(world.rank, GENERATORS), generators(), allow_pickle=False)
+    splits = {name: split(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
+    _require_supported(splits.values())
+    with asking_for_memory():
+        digests = {item.name: _digest(item, splits[item.name]) for item in items}
+        copies = _local_prints(_copies(items, splits)) if world.size > 1 else {}
+    return _Taken(states, splits, digests, copies, drawn)
+
+
+def _require_supported(splits: Iterable[Split]) -> None:
+    for found in splits:
+        for name, tensor in found.tensors.items():
+            require_supported(name, tensor)
 
 
 def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> None:
-    """Pass if the values of every object can be stored as they are now.
+    """Pass if the values of every object, and the tensors of objects and modules, can be stored as they are now.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
+        TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
     """
     for item in items:
-        # Asking a loader where it stands may start it, and it has not been told where to start yet.
-        if isinstance(item, ObjectItem) and not isinstance(item.thing, Cursor):
-            split(item.name, item.take(), allow_pickle=item.name in allow_pickle)
+        # Asking a loader where it stands may start it, and it has not been told where to start yet; asking the older
+        # FSDP needs the other ranks, one of which may be refused here.
+        is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
+        if not is_asked_later:
+            _require_supported([split(item.name, item.take(), allow_pickle=item.name in allow_pickle)])
+
+
+def _is_whole_later(item: ModuleItem | OptimizerItem) -> bool:
+    """Whether an item may hold other tensors when it is saved than now: an optimizer's, lazy ones, or not made yet."""
+    if isinstance(item, OptimizerItem) or is_flat_sharded(item.module):
+        return True
+    held = (*item.module.parameters(), *item.module.buffers())
+    return any(is_lazy(tensor) or tensor.is_meta for tensor in held)
 
 
 def _digest(item: Item, found: Split) -> str:
@@ -120,28 +168,21 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor | ShardedTensor)
 
 
-def _differing(digests: Mapping[str, str], world: World) -> set[str]:
-    everybody = world.all_gather(dict(digests))
+def _differing(digests: Mapping[str, str], everybody: Sequence[Mapping[str, str]]) -> set[str]:
     return {name for name in digests if len({said.get(name) for said in everybody}) > 1}
 
 
-def _differing_copies(items: Sequence[Item], splits: Mapping[str, Split], world: World) -> list[str]:
-    """The tensors of modules and optimizers that every rank holds whole, and not all alike.
+def _copies(items: Sequence[Item], splits: Mapping[str, Split]) -> dict[str, torch.Tensor]:
+    """The tensors of modules and optimizers that every rank holds whole, to see whether all hold them alike.
 
     Running statistics follow the batches that a rank saw; parameters that nobody keeps equal drift apart. To store one
     copy for all would lose the others, and which one is stored would be chance.
     """
-    if world.size == 1:
-        return []
     copies: dict[str, torch.Tensor] = {}
     for item in items:
         if not isinstance(item, ObjectItem):
             copies |= {name: each for name, each in splits[item.name].tensors.items() if not is_sharded(each)}
-    prints = _local_prints(copies)
-    said = digest_bytes(json.dumps(prints, sort_keys=True).encode())
-    if len(set(world.all_gather(said))) == 1:
-        return []
-    return sorted(_differing(prints, world))
+    return copies
 
 
 def _local_prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -103,6 +103,23 @@ class Cursor(Generic[T]):
             return True
         return len(own) == len(self._drawn) and all(map(torch.equal, own, self._drawn))
 
+    def complaint(self, state: object) -> str | None:
+        """Why this loader cannot stand where another kind of loader stood; None where it can."""
+        if not isinstance(state, dict):
+            return "its state in the checkpoint is not that of a loader"
+        here = type(self.loader).__name__
+        if "loader" in state and not self.is_stateful:
+            return (
+                "the checkpoint's loader says by itself where it stands, with state_dict and load_state_dict; "
+                f"the {here} here has none"
+            )
+        if self.is_stateful and "loader" not in state and state.get("began") is not None:
+            return (
+                "the checkpoint's loader had no state and is replayed from the start of its epoch; "
+                f"the {here} here says by itself where it stands"
+            )
+        return None
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand there again, with the iterator made; the generators are left as making it left them.
 

@@ -15,6 +15,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's
 from torch.distributed.tensor import DTensor
 
 from unbroken.errors import Bug
+from unbroken.state.memory import asking_for_memory
 from unbroken.state.mixing import Add, Keys, add_box, arithmetic, signed
 from unbroken.world import World
 
@@ -35,25 +36,42 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], world: World, *, own: Coll
         Bug: a tensor is of a kind that holds no elements of the whole, such as a partial sum.
     """
     shared = sorted(tensors.keys() - set(own))
-    prints = {name: _text(contribution(name, tensors[name])) for name in sorted(own)}
-    boxes = {name: held for name in shared if (held := _boxes_to_compare(tensors[name], world)) is not None}
-    said = world.all_gather((_names_digest(shared), prints, boxes))
+    said = world.gather_or_none(lambda: _saying(tensors, shared, own, world))
+    boxes = said[world.rank][2]
     holders: dict[str, list[int]] | None = None
     if len({digest for digest, _, _ in said}) > 1:  # pipeline stages have different tensors
         holders = _holders(world.all_gather(shared))
     names = shared if holders is None else sorted(holders)
-    tally = _Tally(len(names))
-    for row, name in enumerate(names):
-        if name in tensors:
-            ranks = range(world.size) if holders is None else holders[name]
-            seen = {box for _, _, theirs in said[: world.rank] for box in theirs.get(name, ())}
-            once = seen if name in boxes else None
-            _contribute(name, tensors[name], tally, row, share=(ranks.index(world.rank), len(ranks)), seen=once)
-    summed = world.add_up(tally.read()).tolist()
+
+    def counted() -> torch.Tensor:
+        tally = _Tally(len(names))
+        for row, name in enumerate(names):
+            if name in tensors:
+                ranks = range(world.size) if holders is None else holders[name]
+                seen = {box for _, _, theirs in said[: world.rank] for box in theirs.get(name, ())}
+                once = seen if name in boxes else None
+                with asking_for_memory():
+                    _contribute(name, tensors[name], tally, row, share=(ranks.index(world.rank), len(ranks)), seen=once)
+        return tally.read()
+
+    # On all ranks or on none: counting needs memory, and the others would wait for the sums of one that has none.
+    mine = world.all_or_none(counted)
+    summed = world.add_up(mine).tolist()
     found = {name: _text(sums) for name, sums in zip(names, summed, strict=True)}
     for _, theirs, _ in said:
         found.update(theirs)
     return found
+
+
+_Saying = tuple[str, dict[str, str], dict[str, list[Box]]]
+
+
+def _saying(tensors: Mapping[str, torch.Tensor], shared: Sequence[str], own: Collection[str], world: World) -> _Saying:
+    """What one rank tells the others before they count: which names it shares, the prints of its own, its boxes."""
+    with asking_for_memory():
+        prints = {name: _text(contribution(name, tensors[name])) for name in sorted(own)}
+    boxes = {name: held for name in shared if (held := _boxes_to_compare(tensors[name], world)) is not None}
+    return _names_digest(shared), prints, boxes
 
 
 @torch.no_grad()

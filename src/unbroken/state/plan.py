@@ -142,7 +142,7 @@ def _held(tensors: Mapping[str, torch.Tensor]) -> list[Held]:
     first = _first_names(tensors)
     held = []
     for name, tensor in tensors.items():
-        _require_supported(name, tensor)
+        require_supported(name, tensor)
         items = create_default_local_save_plan({name: tensor}, False).items
         boxes = [item.tensor_data.chunk for item in items if item.tensor_data is not None]
         if boxes:
@@ -151,7 +151,12 @@ def _held(tensors: Mapping[str, torch.Tensor]) -> list[Held]:
     return held
 
 
-def _require_supported(name: str, tensor: torch.Tensor) -> None:
+def require_supported(name: str, tensor: torch.Tensor) -> None:
+    """Pass if a tensor is of a kind that a checkpoint can hold.
+
+    Raises:
+        TensorUnsupported: it is not.
+    """
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         raise TensorUnsupported(name=name, reason="it is a partial sum that no rank holds whole")
     for local in local_tensors(tensor):

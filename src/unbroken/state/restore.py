@@ -6,21 +6,31 @@ were saved: a tensor that nobody wrote, or that a load zeroed, cannot pass.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
-from unbroken.errors import ManifestDamaged, NotExact, NotRestored, StateDiffers
+from unbroken.errors import (
+    DamagedCheckpoint,
+    ManifestDamaged,
+    NotExact,
+    NotRestored,
+    RankFailed,
+    StateDiffers,
+    StorageFailed,
+    UnbrokenError,
+)
 from unbroken.state import payload
 from unbroken.state.capture import GENERATORS, is_sharded, own_prefix
-from unbroken.state.cold import Cold, owner_of
+from unbroken.state.cold import Cold
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json, decode
 from unbroken.state.fingerprint import fingerprints
 from unbroken.state.index import Index
-from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State, is_extra, like_parameter
-from unbroken.state.naming import changes_buckets, is_flat_sharded
+from unbroken.state.items import Item, ModuleItem, ObjectItem, State
+from unbroken.state.naming import changes_buckets
+from unbroken.state.places import Looked, find_places
 from unbroken.state.plan import local_tensors
 from unbroken.state.records import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.state.tree import join, split
@@ -66,7 +76,8 @@ def restore(
     Raises:
         StateDiffers: names, types or shapes do not fit; nothing was loaded.
         NotExact: an item is missing on one side, or cannot be split over this world, and nobody accepted it.
-        DamagedCheckpoint: bytes are not what was written.
+        DamagedCheckpoint: bytes are not what was written; says whether the objects are still as they were.
+        StorageFailed: the system refused; says the same.
         NotRestored: the live state is not what was saved; the objects are no longer as they were.
     """
     # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
@@ -76,11 +87,25 @@ def restore(
     plan = world.all_or_none(lambda: _plan(source, record, world, accept))
     for tensor in plan.places.values():
         _fill(tensor)
-    payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
-    world.all_or_none(lambda: _give(plan, allow_pickle))
-    _prove(source, plan, world)
+    try:
+        payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
+        world.all_or_none(lambda: _give(plan, allow_pickle))
+        _prove(source, plan, world)
+    except Exception as refused:
+        raise _half_loaded(refused) from refused
     generators = join(plan.skeletons[GENERATORS], plan.places, item=GENERATORS, allow_pickle=False)
     return Restored(plan.trainer.step, decode_counters(plan.trainer.counters), cast("State", generators), plan.notes)
+
+
+def _half_loaded(refused: Exception) -> Exception:
+    """The same error, saying that the objects handed over are no longer as they were."""
+    if isinstance(refused, RankFailed):
+        return RankFailed(rank=refused.rank, cause=cast("UnbrokenError", _half_loaded(refused.cause)))
+    if isinstance(refused, StorageFailed | DamagedCheckpoint):
+        return replace(refused, is_half_loaded=True)
+    if not isinstance(refused, NotRestored):
+        refused.add_note("the objects handed to the run are no longer as they were; do not train on with them")
+    return refused
 
 
 @dataclass(frozen=True)
@@ -107,7 +132,7 @@ class _Record:
     trainer: TrainerState
     items: tuple[Item, ...]
     skeletons: Mapping[str, Json]
-    looked: Mapping[str, tuple[tuple[str, ...], State]]
+    looked: Mapping[str, Looked]
     index: Index
     notes: tuple[str, ...]
 
@@ -123,7 +148,7 @@ def _read_record(
         looked = {name: _look(name, skeleton, name in allow_pickle) for name, skeleton in skeletons.items()}
     except Malformed as wrong:
         raise ManifestDamaged(path=source.store.path(source.name), complaint=str(wrong)) from wrong
-    _require_kinds(source, trainer, wanted)
+    _require_kinds(source, trainer, wanted, looked)
     unscaled = {item.name for item in wanted if _is_live_scaler(item) and not looked[item.name][1]["state"]}
     notes += [f"{name}: was switched off in the checkpoint, starts fresh" for name in sorted(unscaled)]
     wanted = tuple(item for item in wanted if item.name not in unscaled)
@@ -142,11 +167,22 @@ def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
     ]
 
 
-def _require_kinds(source: Source, trainer: TrainerState, items: Sequence[Item]) -> None:
+def _require_kinds(
+    source: Source,
+    trainer: TrainerState,
+    items: Sequence[Item],
+    looked: Mapping[str, Looked],
+) -> None:
     changed = [
         f"{item.name}: {trainer.kinds[item.name]} in the checkpoint, {item.kind} here"
         for item in items
         if trainer.kinds.get(item.name) != item.kind
+    ]
+    changed += [
+        f"{item.name}: {complaint}"
+        for item in items
+        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor)
+        if (complaint := item.thing.complaint(looked[item.name][1].get("state")))
     ]
     if changed:
         raise StateDiffers(checkpoint=str(source.store.path(source.name)), changed=tuple(changed))
@@ -156,7 +192,8 @@ def _plan(source: Source, record: _Record, world: World, accept: Collection[str]
     index = record.index
     names = {name: found for name, (found, _) in record.looked.items()}
     cold = Cold(accept)
-    places = _places(source, record.items, record.looked, index, cold)
+    where = str(source.store.path(source.name))
+    places = find_places(where, record.items, record.looked, index, cold)
     own_names, notes = _own_names(record, places, world)
     for name, own in own_names.items():
         places[own] = places.pop(name)
@@ -186,7 +223,7 @@ def _own_names(
     return {name: called for name, called in own.items() if called in record.index.tensors}, notes
 
 
-def _look(item: str, skeleton: Json, allow_pickle: bool) -> tuple[tuple[str, ...], State]:
+def _look(item: str, skeleton: Json, allow_pickle: bool) -> Looked:
     """The names of the tensors in an item's values, and the values with nothing in the tensors' places."""
     names: list[str] = []
 
@@ -253,103 +290,6 @@ def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[
 
 def _is_live_scaler(item: Item) -> bool:
     return isinstance(item, ObjectItem) and isinstance(item.thing, torch.amp.GradScaler) and item.thing.is_enabled()
-
-
-def _places(
-    source: Source, items: Sequence[Item], looked: Mapping[str, tuple[tuple[str, ...], State]], index: Index, cold: Cold
-) -> dict[str, torch.Tensor]:
-    """Where each tensor of the checkpoint goes: the live one of a module, a fresh one for all else."""
-    places: dict[str, torch.Tensor] = {}
-    missing: list[str] = []
-    unexpected: list[str] = []
-    changed: list[str] = []
-    for item in items:
-        named, state = looked[item.name]
-        saved = set(named)
-        if isinstance(item, ModuleItem):
-            taken = item.take()
-            live = split(item.name, taken, allow_pickle=True).tensors
-            other = {n for n in saved & live.keys() if not is_extra(n) and _mismatch(n, live[n], index)}
-            differing = (taken.keys() ^ state.keys()) | {name.removeprefix(f"{item.name}.") for name in other}
-            anew = cold.take(item.name, differing)
-            missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys() - anew)
-            unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys() - anew)
-            for name in saved - cold.names:
-                if name not in live or is_extra(name):
-                    # What a module says beyond its parameters and buffers may have another shape than in a fresh one.
-                    places[name] = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
-                    continue
-                changed += _mismatch(name, live[name], index)
-                places[name] = live[name]
-        elif isinstance(item, OptimizerItem):
-            parameters = item.parameters()
-            known = {name for group in state["param_groups"] for name in group["params"]}
-            # Before its first step an optimizer of the older FSDP does not say which parameters it has.
-            anew = cold.forget(item, items, saved)
-            asked = set() if is_flat_sharded(item.module) else parameters.keys() - known
-            missing += [f"{item.name}: {name}" for name in sorted(asked - anew)]
-            unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys() - anew)]
-            # Its groups hold flattened parameters, which torch takes apart and puts together by itself.
-            is_comparable = known == parameters.keys() and not is_flat_sharded(item.module)
-            if is_comparable and [group["params"] for group in state["param_groups"]] != item.groups():
-                changed.append(f"{item.name}: its parameters are in other groups, or in another order")
-            changed += _other_options(item, state["param_groups"])
-            counting = item.counting_on_device()
-            for name in saved - cold.names:
-                places[name] = _optimizer_place(item, name, parameters, counting, index)
-        elif saved:
-            # Where the object holds a shard now, it is given a shard, cut as its own is. A loader holds none, and
-            # asking it where it stands may start it.
-            is_loader = isinstance(item.thing, Cursor)
-            live = {} if is_loader else split(item.name, item.take(), allow_pickle=True).tensors
-            places |= {name: _object_place(live.get(name), index, name) for name in saved}
-    if missing or unexpected or changed:
-        where = str(source.store.path(source.name))
-        raise StateDiffers(
-            checkpoint=where, missing=tuple(missing), unexpected=tuple(unexpected), changed=tuple(changed)
-        )
-    return places
-
-
-def _other_options(item: OptimizerItem, saved_groups: Sequence[Mapping[str, object]]) -> list[str]:
-    """That the state is another optimizer's: torch would load it without a word and start from nothing.
-
-    Options that only one side has are no proof: a newer torch adds some, and so does a scheduler.
-    """
-    saved = {option for group in saved_groups for option in group} - {"params"}
-    live = {option for group in item.optimizer.param_groups for option in group} - {"params"}
-    here, there = sorted(item.optimizer.defaults.keys() - saved), sorted(saved - live - {"initial_lr"})
-    if not here or not there:
-        return []
-    kind = type(item.optimizer).__name__
-    return [f"{item.name}: {kind} has {', '.join(here)}; the checkpoint's optimizer has {', '.join(there)}"]
-
-
-def _mismatch(name: str, live: torch.Tensor, index: Index) -> list[str]:
-    if live.is_meta:
-        return [f"{name}: has no memory here (device meta); materialise the model before the run is entered"]
-    if tuple(live.shape) != tuple(index.tensors[name].shape):
-        return [f"{name}: shape {tuple(index.tensors[name].shape)} in the checkpoint, {tuple(live.shape)} here"]
-    if live.dtype != index.tensors[name].dtype:
-        return [f"{name}: {index.tensors[name].dtype} in the checkpoint, {live.dtype} here"]
-    return []
-
-
-def _object_place(live: torch.Tensor | None, index: Index, name: str) -> torch.Tensor:
-    shape, dtype = index.tensors[name].shape, index.tensors[name].dtype
-    if live is not None and is_sharded(live) and tuple(live.shape) == tuple(shape):
-        return torch.empty_like(live, dtype=dtype)
-    return torch.empty(shape, dtype=dtype)
-
-
-def _optimizer_place(
-    item: OptimizerItem, name: str, parameters: Mapping[str, torch.Tensor], counting: Collection[str], index: Index
-) -> torch.Tensor:
-    saved = index.tensors[name]
-    owner, key = owner_of(item, name), name.rpartition(".")[2]
-    if owner not in parameters:
-        return torch.empty(saved.shape, dtype=saved.dtype)
-    return like_parameter(parameters[owner], key, saved.dtype, tuple(saved.shape), counts_on_device=owner in counting)
 
 
 def _fill(tensor: torch.Tensor) -> None:

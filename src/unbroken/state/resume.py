@@ -23,12 +23,12 @@ from unbroken.state.restore import Restored, Source, restore
 from unbroken.store.check import Level
 from unbroken.store.choose import resume_point
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import QUARANTINE
+from unbroken.store.names import MANIFEST, QUARANTINE, step_of
 from unbroken.store.place import Store
 from unbroken.store.quarantine import quarantine
-from unbroken.store.refer import resolve_checkpoint
+from unbroken.store.refer import is_bare, named_in, resolve_checkpoint
 from unbroken.store.rewind import record_rewind, rewind, set_aside
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
 
 
@@ -103,7 +103,11 @@ def _prepare(store: Store, settings: Settings, job: str) -> tuple[str | None, li
             raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
         _abandon_all(store, names, job)
         return None, names
-    place, name, _ = resolve_checkpoint(settings.resume, store.files)
+    # A bare step or name is this run's own, whatever else is called so where the job was started.
+    if is_bare(settings.resume):
+        place, name = store, named_in(store, settings.resume)
+    else:
+        place, name, _ = resolve_checkpoint(settings.resume, store.files)
     # One directory may be named in two ways, by a link or by "..".
     if place.root.resolve() != store.root.resolve():
         if names:
@@ -123,6 +127,12 @@ def _abandon_all(store: Store, names: list[str], job: str) -> None:
             quarantine(store, name, ("set aside unread by a start from scratch",), job=job, at_ns=time.time_ns())
 
 
+def _bereft(store: Store, *, after_step: int) -> list[tuple[str, str]]:
+    """Newer checkpoints that stand there without a manifest: lost, but not without a word."""
+    names = without_manifest(store, scan(store))
+    return [(name, f"{MANIFEST}: is missing") for name in names if (step_of(name) or 0) > after_step]
+
+
 def _choose(
     store: Store, settings: Settings, named: str | None, job: str
 ) -> tuple[Target | None, list[tuple[str, str]]]:
@@ -131,8 +141,10 @@ def _choose(
     # Quick only: every byte is proven anyway as it is read.
     choice = resume_point(store, Level.QUICK, job=job, at_ns=time.time_ns())
     passed = [(over.name, over.reason) for over in choice.passed_over]
-    if choice.chosen is not None and choice.chosen.manifest is not None:
-        return Target(store, choice.chosen.name, choice.chosen.manifest), passed
+    chosen = choice.chosen.manifest if choice.chosen is not None else None
+    passed += _bereft(store, after_step=chosen.step if chosen else -1)
+    if choice.chosen is not None and chosen is not None:
+        return Target(store, choice.chosen.name, chosen), passed
     if settings.resume == "auto":
         # An earlier job may have set the last ones aside: the past that is lost is no reason to begin anew unasked.
         passed += [(f"{QUARANTINE}/{name}", "it was set aside as damaged") for name in scan(store).quarantined]

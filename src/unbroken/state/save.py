@@ -6,6 +6,7 @@ next edge, leaves the last commit intact and lets training go on.
 """
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 
-from unbroken.errors import Bug, UnbrokenError
+from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenError
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import combine, fingerprints
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State
+from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import parameter_names
 from unbroken.state.records import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
 from unbroken.state.stage import Buffers, Staged, stage
@@ -88,37 +90,58 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
 
-    def start(self, request: Request, generators: State) -> None:
+    def start(self, request: Request, generators: Callable[[], State]) -> None:
         """Take the state now and save it behind; waits for a save that is still in flight. Collective.
 
+        A state that cannot be taken now, because a value has come to need pickle or there is no memory for the copies,
+        is a save that failed, on every rank; ``collect`` tells it.
+
         Raises:
-            NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
+            PeerLost: another rank is gone.
+            Exception: an object's own error, a broken device, a bug: nothing that the next save could do better.
         """
         began = time.monotonic()
         self.wait()
+        self._ended = self._thread = None
+        try:
+            self._thread = self._take(request, generators, began)
+        except UnbrokenError as refused:
+            if not _ends_the_save_only(refused):
+                raise
+            blocked_s = time.monotonic() - began
+            self._ended = Saved(request, None, 0, blocked_s, blocked_s, error=refused)
+
+    def _take(self, request: Request, generators: Callable[[], State], began: float) -> threading.Thread:
         # On all ranks or on none, as everything that one rank alone may fail at.
         counters = self._world.all_or_none(lambda: encode_counters(request.counters))
         found = capture(self._items, generators, self._world, allow_pickle=self._allow_pickle)
+        plan = self._plan = payload.plan_save(found.tensors, self._world, self._plan)
         prints = fingerprints(found.tensors, self._world, own=found.own)
-        self._plan = payload.plan_save(found.tensors, self._world, self._plan)
-        described = {
-            name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in self._plan.tensors.items()
-        }
-        staged = stage(
-            self._plan, found.tensors, self._buffers, until_step=changed_by_steps(self._items, found.tensors)
-        )
-        work = _Work(request, counters, found, self._plan, staged, described)
-        self._ended = None
+        described = {name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in plan.tensors.items()}
+        inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        copies: list[Staged] = []
+
+        def begin_mine() -> threading.Thread:
+            thread = threading.Thread(target=self._run, args=(inbox,), name="unbroken-save", daemon=True)
+            with asking_for_memory():
+                thread.start()
+            until_step = changed_by_steps(self._items, found.tensors)
+            copies.append(stage(plan, found.tensors, self._buffers, until_step=until_step))
+            copies[0].guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
+            return thread
+
         try:
-            staged.guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
-            arguments = (work, began, time.monotonic() - began)
-            thread = threading.Thread(target=self._run, args=arguments, name="unbroken-save", daemon=True)
-            thread.start()
+            # The thread of a rank that has no copies would be waited for by all the others.
+            thread = self._world.all_or_none(begin_mine)
         except BaseException:
-            # Nobody will write it: the next save needs the buffers.
-            staged.release()
+            inbox.put(None)
+            for staged in copies:
+                # Nobody will write it: the next save needs the buffers.
+                staged.release()
             raise
-        self._thread = thread
+        blocked_s = time.monotonic() - began
+        inbox.put(_Work(request, counters, found, plan, copies[0], described, began, blocked_s))
+        return thread
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight, at most so long."""
@@ -127,13 +150,15 @@ class Saver:
 
     def collect(self) -> Saved | None:
         """How the last save ended, once; None while it runs and after it was collected."""
-        if self._thread is None or self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             return None
         ended, self._ended, self._thread = self._ended, None, None
         return ended
 
-    def _run(self, work: "_Work", began: float, blocked_s: float) -> None:
-        size_bytes = _total_bytes(work.plan)
+    def _run(self, inbox: "queue.SimpleQueue[_Work | None]") -> None:
+        work = inbox.get()
+        if work is None:
+            return
         try:
             name, removed = self._write_and_commit(work)
             error: UnbrokenError | None = None
@@ -142,8 +167,8 @@ class Saver:
         except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
             name, removed, error = None, (), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
-        total_s = time.monotonic() - began
-        self._ended = Saved(work.request, name, size_bytes, blocked_s, total_s, removed, error)
+        total_s = time.monotonic() - work.began
+        self._ended = Saved(work.request, name, _total_bytes(work.plan), work.blocked_s, total_s, removed, error)
 
     def _write_and_commit(self, work: "_Work") -> tuple[str, tuple[str, ...]]:
         world, keeping = self._beside, self._keeping
@@ -155,7 +180,7 @@ class Saver:
             raise
         draft = Draft(keeping.store, draft_name)
         try:
-            everything = world.all_gather(world.all_or_none(lambda: self._write(work, draft)))
+            everything = world.gather_or_none(lambda: self._write(work, draft))
             return world.from_first(lambda: self._commit(work, draft, everything))
         except UnbrokenError:
             if world.is_first:
@@ -255,6 +280,15 @@ class _Work:
     plan: payload.SavePlan
     staged: Staged
     described: Mapping[str, Tensor]
+    began: float
+    blocked_s: float
+
+
+def _ends_the_save_only(refused: UnbrokenError) -> bool:
+    """Whether training may go on after a state could not be taken; all ranks answer alike."""
+    cause = refused.cause if isinstance(refused, RankFailed) else refused
+    # A bug, or an error of the user's own object, is no news about one save; and who has lost a rank cannot go on.
+    return not isinstance(cause, InternalError | PeerLost)
 
 
 def changed_by_steps(items: Sequence[Item], names: Collection[str]) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Final, cast
 import torch
 
 from unbroken.state.index import ALIGNMENT_BYTES
+from unbroken.state.memory import asking_for_memory
 from unbroken.state.plan import Piece, SavePlan, local_piece
 
 # The allocator of pinned memory rounds up to a power of two; arenas of one lose nothing to it.
@@ -70,6 +71,7 @@ class Buffers:
         """Memory for one save; that of the last one where it fits. Give it back with ``give_back``.
 
         Raises:
+            NoMemory: the host has not that much.
             RuntimeError: the last save still has it.
         """
         if not self._in_use.acquire(blocking=False):
@@ -77,7 +79,7 @@ class Buffers:
         try:
             self._make_arenas(self._arena_sizes(size_bytes), is_pinned)
         except BaseException:
-            # The host has not that much: a later save may find more.
+            # A later save may find more.
             self._in_use.release()
             raise
         return self._arenas
@@ -88,7 +90,8 @@ class Buffers:
             kept += 1
         # The old memory goes first: the two together may be more than the host has.
         del self._arenas[kept:]
-        self._arenas += [torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned) for size in wanted[kept:]]
+        with asking_for_memory(sum(wanted)):
+            self._arenas += [torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned) for size in wanted[kept:]]
 
     def give_back(self) -> None:
         """The bytes have been written; the next save may have the memory."""
@@ -171,6 +174,7 @@ def stage(
             and backward; ``Staged.guard`` must then know every optimizer that may change them.
 
     Raises:
+        NoMemory: the host has no memory for the copies.
         RuntimeError: the buffers are still in use by an earlier save.
     """
     sources = [local_piece(tensors, piece.name, piece.box) for piece in plan.pieces]

@@ -13,6 +13,8 @@ from unbroken.errors import UnsafeName
 
 MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
+# Parts that no other tool writes: what holds one of them was a checkpoint of ours.
+OWN_PARTS: Final = ("state/index.json", "ranks/rank-00000.json")
 QUARANTINE: Final = "quarantine"
 ABANDONED: Final = "abandoned"
 PINS: Final = ".pins"

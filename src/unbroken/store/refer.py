@@ -49,7 +49,7 @@ def resolve(reference: str, files: Files = LOCAL) -> Reference:
     # A slash behind it makes the @ a letter in a path.
     if at and place and "/" not in wanted and files.find(Path(reference)) is None:
         store = find_store(Path(place), files)
-        return Reference(store, _named(store, wanted))
+        return Reference(store, named_in(store, wanted))
     path = Path(reference)
     # Looked at through links: a run directory may stand behind one.
     if files.find(path) is None:
@@ -80,6 +80,11 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
     raise NoUsableCheckpoint(store=found.store.root)
 
 
+def is_bare(reference: str) -> bool:
+    """Whether a reference names a checkpoint and no place: a step, a checkpoint's name, ``latest``."""
+    return reference == LATEST or is_checkpoint_name(reference) or _STEP.fullmatch(reference) is not None
+
+
 def find_store(path: Path, files: Files = LOCAL) -> Store:
     """The store of a run directory, or the directory itself if checkpoints stand in it.
 
@@ -100,7 +105,12 @@ def find_store(path: Path, files: Files = LOCAL) -> Store:
     raise NotAStore(path=path, is_directory=_is_directory(path, files))
 
 
-def _named(store: Store, wanted: str) -> str:
+def named_in(store: Store, wanted: str) -> str:
+    """The name of a store's checkpoint that is meant by a step, its name, or ``latest``.
+
+    Raises:
+        CheckpointUnknown: it has none such.
+    """
     names = newest_first(store, scan(store).committed)
     if wanted == LATEST:
         target = store.files.read_link(store.path(LATEST))

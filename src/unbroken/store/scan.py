@@ -19,6 +19,7 @@ from unbroken.store.names import (
     ABANDONED,
     LATEST,
     MANIFEST,
+    OWN_PARTS,
     PINS,
     QUARANTINE,
     REWINDS,
@@ -114,6 +115,18 @@ def scan(store: Store) -> Inventory:
         foreign=tuple(foreign),
         latest=files.read_link(store.path(LATEST)),
     )
+
+
+def without_manifest(store: Store, inventory: Inventory) -> tuple[str, ...]:
+    """Checkpoints of ours whose manifest is gone: under a name of ours, with a part that only we write.
+
+    They count as foreign, since nothing of them can be proven; but a commit stood there, and somebody is to hear of it.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    named = [name for name in inventory.foreign if is_checkpoint_name(name)]
+    return tuple(name for name in named if any(store.files.find(store.path(name) / part) for part in OWN_PARTS))
 
 
 def newest_first(store: Store, names: Iterable[str]) -> list[str]:

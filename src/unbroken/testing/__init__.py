@@ -11,6 +11,9 @@ Write the action over ``Files(disk)``, then let it meet every crash and look at 
 
 ``prepare`` returns a ``MemoryDisk`` with all that stands there before. ``faults=ERRORS`` brings EIO, a full disk and
 short writes instead; ``FaultyDisk(disk, always("sync_file", Ignore()))`` shows whether a test would miss a sync.
+
+``spawn(4, train, "runs/a")`` runs a function on four real ranks over gloo and tells how each ended; ``start`` returns
+while they run, to send them signals. See ``unbroken.testing.worlds``.
 """
 
 from unbroken.testing.crashes import ERRORS, KILLS, Trial, crash_points, crash_states, tree
@@ -31,11 +34,13 @@ from unbroken.testing.faults import (
     never,
 )
 from unbroken.testing.memory import MemoryDisk
+from unbroken.testing.worlds import Ended, Ranks, logs, spawn, start
 
 __all__ = [
     "ERRORS",
     "KILLS",
     "Change",
+    "Ended",
     "Fault",
     "FaultyDisk",
     "Ignore",
@@ -44,6 +49,7 @@ __all__ = [
     "MemoryDisk",
     "Operation",
     "Plan",
+    "Ranks",
     "Refuse",
     "Shorten",
     "Tail",
@@ -53,6 +59,9 @@ __all__ = [
     "at_nth",
     "crash_points",
     "crash_states",
+    "logs",
     "never",
+    "spawn",
+    "start",
     "tree",
 ]

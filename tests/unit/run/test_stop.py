@@ -201,6 +201,29 @@ def test_a_storage_that_does_not_answer_ends_no_job(caplog: pytest.LogCaptureFix
     assert sources.look() is None and "could not be looked at" in caplog.text
 
 
+@pytest.mark.parametrize("operation", ["status", "open", "read_at"])
+def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_told_once(
+    caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    layout, clock, memory = Layout(Path("/run")), Clock(), MemoryDisk(["/run"])
+    request_stop(layout, job=1, by="login-1", scratch=".scratch-a", files=Files(memory))
+    broken = Files(FaultyDisk(memory, always(operation, Refuse(errno.EIO))))
+    sources = StopSources(layout, job=1, clock=clock, files=broken)
+    for _ in range(3):
+        assert sources.look() is None
+        clock.now_s += 1
+    assert caplog.text.count("could not be looked at") == 1
+    # It may be for the job that begins: it is not taken away unread, and followed when it can be read.
+    clear_requests(layout, job=1, files=broken)
+    healed = StopSources(layout, job=1, clock=clock, files=Files(memory))
+    assert healed.look() == StopReason("flag", "by login-1")
+
+
+def test_a_flag_that_is_larger_than_any_request_was_made_by_hand(tmp_path: Path) -> None:
+    (tmp_path / ".shutdown_requested").write_bytes(bytes(1 << 17))
+    assert read_request(Layout(tmp_path)) == StopRequest()
+
+
 @pytest.mark.parametrize(
     ("now_s", "deadline_s", "reserve_s", "due"),
     [

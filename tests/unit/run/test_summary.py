@@ -1,5 +1,6 @@
 """One picture of a run: its status, its lines, and what the live snapshot may say."""
 
+import errno
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from tests.unit.store.saving import save, store_with
 from unbroken.cli.facts import instant, number
+from unbroken.disk import LocalDisk
+from unbroken.files import Files
 from unbroken.run.journal import History
 from unbroken.run.layout import Layout, run_of
 from unbroken.run.lease import Holder, Lease, acquire, release
@@ -20,6 +23,7 @@ from unbroken.store.keep import LastK
 from unbroken.store.place import Store
 from unbroken.store.quarantine import quarantine
 from unbroken.store.rewind import rewind
+from unbroken.testing import FaultyDisk, Refuse, always
 
 HELD = Lease(1, "a", Holder("h", 1, "s"), 0.0, 0.0)
 FREED = Lease(1, "a", Holder("h", 1, "s"), 0.0, 0.0, is_released=True)
@@ -150,3 +154,27 @@ def test_an_instant_beyond_every_calendar_is_none() -> None:
     assert instant(None) is None and instant(10**40) is None
     assert instant(1_000_000_000) == "1970-01-01T00:00:01+00:00"
     assert [number(value) for value in (0.5, float("nan"), float("-inf"))] == [0.5, "nan", "-inf"]
+
+
+def test_what_could_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2, 3)
+    manifest = tmp_path / "checkpoint-3" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    refusing = always("open", Refuse(errno.EIO))
+    assert [line.state for line in checkpoint_lines(store)] == ["newer-format", "committed", "committed"]
+    unreadable = Store(tmp_path, Files(FaultyDisk(LocalDisk(), refusing)))
+    assert {line.state for line in checkpoint_lines(unreadable)} == {"unreadable"}
+
+
+def test_a_checkpoint_of_ours_without_its_manifest_is_damaged_and_a_folder_of_another_tool_is_not(
+    tmp_path: Path,
+) -> None:
+    store = store_with(tmp_path, 1)
+    save(store, 2, parts={"state/index.json": b"{}"})
+    save(store, 3, parts={"ranks/rank-00000.json": b"{}"})
+    for name in ("checkpoint-1", "checkpoint-2", "checkpoint-3"):
+        (tmp_path / name / "manifest.json").unlink()
+    found = {line.name: (line.state, line.note) for line in checkpoint_lines(store)}
+    assert found["checkpoint-2"] == found["checkpoint-3"] == ("damaged", "manifest.json: is missing")
+    # Other trainers have this name and this file too.
+    assert found["checkpoint-1"][0] == "foreign"

@@ -1,14 +1,17 @@
 """Where the data stands: replayed or asked, it goes on with the very batch that comes next."""
 
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from unbroken.errors import DataEnded, NotAnItem
+from tests.unit.state.tiny import bits, job, tiny
+from unbroken.errors import DataEnded, NotAnItem, StateDiffers
 from unbroken.state.cursor import Cursor, generators_of, require_loader
 from unbroken.state.rng import capture_generators, restore_generators
 
@@ -141,3 +144,47 @@ def test_the_generators_of_a_loader_are_found_once_each() -> None:
     assert len(generators_of(own_generator())) == 1
     assert len(generators_of(samplers_generator())) == 1
     assert generators_of(global_generator()) == []
+
+
+class Telling:
+    """A loader that says by itself where it stands."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        while self.at < 9:
+            self.at += 1
+            yield [torch.tensor([self.at])]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (Telling, own_generator, "says by itself where it stands, .*; the DataLoader here has none"),
+        (own_generator, Telling, "had no state and is replayed .*; the Telling here says by itself"),
+    ],
+)
+def test_a_loader_of_the_other_kind_is_refused_by_name_before_anything_is_loaded(
+    tmp_path: Path, first: Callable[[], Any], second: Callable[[], Any], words: str
+) -> None:
+    job(tmp_path / "run", 2, body=lambda run, step: next(run.data), data=first(), **tiny())
+    fresh = tiny(1)
+    before = bits(fresh["model"])
+    with pytest.raises(StateDiffers) as refused:
+        job(tmp_path / "run", 4, body=lambda run, step: next(run.data), data=second(), **fresh)
+    [complaint] = refused.value.changed
+    assert re.search(words, complaint)
+    assert bits(fresh["model"]) == before
+
+
+def test_a_loader_of_the_other_kind_may_begin_where_nothing_was_served_yet(tmp_path: Path) -> None:
+    job(tmp_path / "run", 2, data=own_generator(), **tiny())
+    job(tmp_path / "run", 4, body=lambda run, step: next(run.data), data=Telling(), **tiny(1))

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from unbroken.errors import NeedsPickle
+from unbroken.state.index import INDEX_PART
 from unbroken.state.records import TrainerState, decode_counters, encode_counters, encode_rank, rank_part
 from unbroken.store.fields import Malformed
+from unbroken.store.names import OWN_PARTS
 
 
 def test_counters_are_exact() -> None:
@@ -39,3 +41,7 @@ def test_records_are_canonical_json() -> None:
     )
     assert json.loads(encode_rank(2, {"x": 1})) == {"schema": "unbroken.rank-state/1", "rank": 2, "values": {"x": 1}}
     assert rank_part(12) == "ranks/rank-00012.json"
+
+
+def test_the_parts_by_which_a_checkpoint_of_ours_is_known_are_those_that_a_save_writes() -> None:
+    assert (INDEX_PART, rank_part(0)) == OWN_PARTS

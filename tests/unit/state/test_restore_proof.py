@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.state.tiny import job, model, quietly, tiny
+from tests.unit.state.tiny import bits, disk, job, model, quietly, tiny
 from unbroken import Run
-from unbroken.errors import NotRestored, NoUsableCheckpoint, StateDiffers
+from unbroken.disk import LocalDisk
+from unbroken.errors import DamagedCheckpoint, NotRestored, NoUsableCheckpoint, StateDiffers, StorageFailed, as_json
 from unbroken.state import payload
 from unbroken.state.records import TrainerState
+from unbroken.testing import Fault, FaultyDisk, Operation, Refuse
 
 
 class Note:
@@ -161,3 +163,48 @@ def test_a_record_without_an_items_values_is_damaged(tmp_path: Path, monkeypatch
     with pytest.raises(NoUsableCheckpoint) as refused:
         job(tmp_path / "run", 4, note=Note())
     assert "note" in " ".join(refused.value.details())
+
+
+def _refuse_reading(suffix: str) -> Callable[[Operation], Fault | None]:
+    return lambda operation: Refuse(5) if operation.name == "read_at" and str(operation.path).endswith(suffix) else None
+
+
+def test_storage_that_refuses_while_tensors_are_read_says_that_the_objects_were_touched(tmp_path: Path) -> None:
+    job(tmp_path / "run", 2, **tiny())
+    fresh = tiny(1)
+    before = bits(fresh["model"])
+    with disk(FaultyDisk(LocalDisk(), _refuse_reading(".distcp"))), pytest.raises(StorageFailed) as refused:
+        job(tmp_path / "run", 4, **fresh)
+    assert bits(fresh["model"]) != before
+    assert "no longer as they were" in as_json(refused.value)["so"]
+
+
+def test_storage_that_refuses_before_anything_is_touched_says_nothing_of_the_objects(tmp_path: Path) -> None:
+    job(tmp_path / "run", 2, **tiny())
+    fresh = tiny(1)
+    before = bits(fresh["model"])
+    with disk(FaultyDisk(LocalDisk(), _refuse_reading("trainer_state.json"))), pytest.raises(StorageFailed) as refused:
+        job(tmp_path / "run", 4, **fresh)
+    assert bits(fresh["model"]) == before
+    assert "as they were" not in as_json(refused.value)["so"]
+
+
+def test_a_named_checkpoint_that_is_damaged_says_that_the_objects_were_touched(tmp_path: Path) -> None:
+    job(tmp_path / "run", 2, **tiny())
+    [part] = (tmp_path / "run" / "checkpoints" / "final" / "state").glob("*.distcp")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamagedCheckpoint) as refused:
+        job(tmp_path / "run", 4, quietly(resume=f"{tmp_path}/run@2"), **tiny(1))
+    assert "no longer as they were" in as_json(refused.value)["so"]
+
+
+class Unwilling(Note):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise LookupError("an error of the user's own")
+
+
+def test_an_object_that_refuses_its_state_leaves_a_note_that_the_others_were_touched(tmp_path: Path) -> None:
+    job(tmp_path / "run", 2, note=Note(), **tiny())
+    with pytest.raises(LookupError) as refused:
+        job(tmp_path / "run", 4, note=Unwilling(), **tiny(1))
+    assert "no longer as they were" in "".join(refused.value.__notes__)

@@ -133,3 +133,46 @@ def test_a_checkpoint_of_another_run_is_never_taken_for_one_of_this_run(tmp_path
     assert began(tmp_path / "new", resume=str(tmp_path / "two" / "checkpoints" / "checkpoint-4")) == 4
     with pytest.raises(CheckpointUnknown):
         began(tmp_path / "one", resume=str(tmp_path / "two" / "checkpoints" / "checkpoint-4"))
+
+
+@pytest.mark.parametrize("wanted", ["4", "checkpoint-4", "00_4"])
+def test_a_bare_step_or_name_is_a_checkpoint_of_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    job(tmp_path / "run", 7, **tiny())
+    # Whatever is called so where the job is started.
+    (tmp_path / wanted).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert began(Path("run"), resume=wanted) == 4
+
+
+def test_the_hint_may_be_named_alone(tmp_path: Path) -> None:
+    job(tmp_path / "run", 7, **tiny())
+    assert began(tmp_path / "run", resume="latest") == 7
+
+
+def test_a_bare_step_that_was_never_saved_is_told_with_those_that_were(tmp_path: Path) -> None:
+    job(tmp_path / "run", 4, **tiny())
+    with pytest.raises(CheckpointUnknown) as refused:
+        began(tmp_path / "run", resume="99")
+    assert refused.value.reference == "99" and set(refused.value.known) == {"checkpoint-2", "final"}
+    with pytest.raises(CheckpointUnknown):
+        began(tmp_path / "empty", resume="99")
+
+
+def test_a_newer_checkpoint_that_lost_its_manifest_is_passed_over_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job(tmp_path / "run", 5, **tiny())
+    store = tmp_path / "run" / "checkpoints"
+    (store / "checkpoint-4" / "manifest.json").unlink()
+    assert began(tmp_path / "run") == 5 and "passed over" not in caplog.text
+    job(tmp_path / "other", 5, **tiny())
+    store = tmp_path / "other" / "checkpoints"
+    (store / "checkpoint-4" / "manifest.json").unlink()
+    (store / "final").rename(tmp_path / "final")
+    assert began(tmp_path / "other") == 2
+    assert "passed over checkpoint-4: manifest.json: is missing" in caplog.text
+    (store / "checkpoint-2" / "manifest.json").unlink()
+    with pytest.raises(NoUsableCheckpoint):
+        began(tmp_path / "other")

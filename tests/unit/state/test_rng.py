@@ -1,10 +1,12 @@
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.unit.state.tiny import job, quietly
 from unbroken.state.rng import capture_generators, restore_generators
 from unbroken.state.tree import join, split
 from unbroken.store.fields import Malformed
@@ -91,3 +93,26 @@ def test_cuda_draws_after_a_restore_are_the_same() -> None:
     assert torch.equal(torch.randn(10, device="cuda"), first)
     with pytest.raises(Malformed, match="1 CUDA devices were saved; 0 are here"):
         restore_generators(state, [])
+
+
+class Drawing:
+    """An object that draws from the global generators whenever it is asked for its state."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {"drawn": float(torch.rand(())) + random.random()}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        pass
+
+
+def test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume(tmp_path: Path) -> None:
+    def draws(directory: Path, *targets: int) -> list[float]:
+        found: list[float] = []
+        for target in targets:
+            random.seed(3)
+            torch.manual_seed(3)
+            settings = quietly(save_steps=1)
+            job(directory, target, settings, lambda run, step: found.append(float(torch.rand(()))), odd=Drawing())
+        return found
+
+    assert draws(tmp_path / "two", 3, 5) == draws(tmp_path / "one", 5)

@@ -1,6 +1,6 @@
 """unbroken: N short training jobs equal one long job, bit for bit.
 
-Importing this package imports neither torch nor numpy; ``Run`` does, when it is first named.
+Importing this package imports neither torch nor numpy; ``Run`` and ``exact`` do, when they are first named.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from unbroken import exact
     from unbroken.loop import Run
     from unbroken.settings import Settings
 
-__all__ = ["Run", "Settings", "__version__"]
+__all__ = ["Run", "Settings", "__version__", "exact"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands f
         from unbroken.settings import Settings
 
         return Settings
+    if name == "exact":
+        import importlib
+
+        return importlib.import_module("unbroken.exact")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

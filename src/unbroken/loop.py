@@ -9,25 +9,25 @@ Entering takes the run and resumes it or starts it; ``steps`` saves, stops and c
 state is whole; leaving says how the job ended. All ranks do the same at the same step.
 """
 
+import functools
 import logging
+import operator
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from unbroken.errors import Halted, NonFiniteLoss, RankFailed, UnbrokenError, explain_in_traceback
-from unbroken.measures import Measures, first_non_finite
+from unbroken.measures import Measures, NonFinite, first_non_finite
 from unbroken.opening import Opened, open_run
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
 from unbroken.settings import Settings
 from unbroken.state.audit import calling_frame
 from unbroken.state.cursor import Cursor, require_loader
-from unbroken.state.rng import capture_generators
+from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
 from unbroken.world import Vote
@@ -76,7 +76,7 @@ class Run:
         self._ending: StopReason | None = None
         self._saved_step: int | None = None
         self._tried_step: int | None = None
-        self._is_save_asked = False
+        self._is_save_asked = self._is_save_agreed = False
         self._halting: str | None = None
         self.step = 0
         self.counters: dict[str, Any] = {}
@@ -142,6 +142,15 @@ class Run:
         """The checkpoint this job went on from; None if it started the run."""
         return self._open.resumed_from
 
+    @property
+    def job(self) -> int:
+        """Which job of the run this is, from 1."""
+        return self._open.lease.number
+
+    def fact(self, kind: str, /, **facts: object) -> None:
+        """Write a fact of the loop's own into the run's journal, at once; the first rank writes."""
+        self._open.recorder.fact(kind, **facts)
+
     def log(self, **metrics: object) -> None:
         """Record metrics of the step that is being computed; tensors are read later, all at once.
 
@@ -162,13 +171,14 @@ class Run:
         self._halting = self._halting or reason
         self._open.stops.ask(reason)
 
-    def save(self) -> None:
-        """Ask for a checkpoint at the edge of this step; for loops that save by their own rules. Any rank may ask.
+    def save(self, *, by_all: bool = False) -> None:
+        """Ask for a checkpoint at the edge of this step, where the state is whole. Any rank may ask.
 
-        Among several ranks it comes at the edge of the next step, when all have heard of it. Inside a step the state is
-        half old and half new: only at its edge it is one that can be gone on from.
+        Among several ranks it comes at the edge of the next step, when all have heard of it, unless every rank asks at
+        this step (``by_all``): then it is of this step, with the metrics logged for it.
         """
-        self._is_save_asked = True
+        self._is_save_asked = self._is_save_asked or not by_all
+        self._is_save_agreed = self._is_save_agreed or by_all
 
     def steps(self, total: int) -> Iterator[int]:
         """The steps still to be done, as the number of steps completed before each; ends early when asked to stop.
@@ -177,7 +187,7 @@ class Run:
 
         Raises:
             ValueError: the target is no number of steps.
-            Halted: ``halt`` was called; the state is saved.
+            Halted: ``halt`` was called, or the data has run dry; the state is saved.
             NonFiniteLoss: the logged loss is no number; the state is not saved.
             LeaseLost: another job has taken the run.
             StorageFailed: the last save was refused; the last commit is intact.
@@ -192,6 +202,9 @@ class Run:
             self._ending = None
         opened.recorder.snapshot(step=self.step, max_steps=total)
         opened.clock.resume_clock()
+        if self.step < total and (dry := self._dry()) is not None:
+            # Nothing has changed since the checkpoint it goes on from: there is nothing to save.
+            raise Halted(reason=dry, step=self.step, run=self.directory)
         while self.step < total and self._ending is None:
             yield self.step
             self.step += 1
@@ -206,12 +219,18 @@ class Run:
         self._measures.close_step(self.step)
         opened.clock.step_done()
         stop, is_due, is_bad, is_lost = self._agree(opened)
+        is_agreed, self._is_save_agreed = self._is_save_agreed, False
         if is_lost:
             opened.require_held()
         if (saved := opened.saver.collect()) is not None:
             self._note(saved)
         if is_bad:
             self._raise_non_finite(opened)
+        if self.step < total and (dry := self._dry()) is not None:
+            # Known to every rank by itself, so that none has to be asked.
+            self._halting = self._halting or dry
+            opened.noticed = opened.noticed or StopReason("asked", dry)
+            stop = True
         if self.step >= total:
             self._save_and_wait(opened, FINAL)
             self._raise_if_halted(opened)
@@ -221,12 +240,27 @@ class Run:
             _log.info("stopping at step %s: %s", f"{self.step:,}", self._ending.sentence())
             self._save_and_wait(opened, SHUTDOWN)
             self._raise_if_halted(opened)
-        elif is_due or opened.clock.is_due_by_step(self.step):
+        elif is_due or is_agreed or opened.clock.is_due_by_step(self.step):
             self._save(PERIODIC)
         elif self.step % self.settings.log_steps == 0:
             self._read_metrics(opened)
-        opened.recorder.snapshot(step=self.step, loss=_as_float(self._measures.latest.get(_LOSS)))
+        opened.recorder.snapshot(step=self.step, **self._snapshot())
         opened.clock.resume_clock()
+
+    def _snapshot(self) -> dict[str, object]:
+        """What the live snapshot tells of the metrics that were read last, where the loop logs them."""
+        measures, tokens = self._measures, self._measures.latest.get("tokens")
+        return {
+            "loss": measures.number(_LOSS),
+            "learning_rate": measures.number("lr"),
+            "tokens_per_s": measures.number("tokens_per_s"),
+            "tokens": tokens if isinstance(tokens, int) else None,
+        }
+
+    def _dry(self) -> str | None:
+        """Why the data has no further step; None if it has one, or does not know."""
+        loader = self._cursor.positioned if self._cursor is not None else None
+        return loader.ended() if loader is not None else None
 
     def _raise_if_halted(self, opened: Opened) -> None:
         reasons = [reason for reason in opened.world.all_gather(self._halting) if reason is not None]
@@ -259,14 +293,14 @@ class Run:
 
     # ---- metrics ----
 
-    _bad: tuple[int, float] | None = None
+    _bad: NonFinite | None = None
 
     def _read_metrics(self, opened: Opened, *, durable: bool = False) -> None:
         rows = self._measures.read()
         for step, values in rows:
             opened.recorder.metrics(step, values)
         if self.settings.non_finite == "stop":
-            self._bad = self._bad or first_non_finite(rows, _LOSS)
+            self._bad = self._bad or first_non_finite(rows, self.settings.finite)
         opened.recorder.flush(durable=durable)
         if self._bad is not None and opened.world.size == 1:
             self._raise_non_finite(opened)
@@ -277,7 +311,9 @@ class Run:
         self._settle_last(opened, _LAST_SAVE_WAIT_S)
         for rank, bad in enumerate(opened.world.all_gather(self._bad)):
             if bad is not None:
-                found = NonFiniteLoss(step=bad[0], metric=_LOSS, value=str(bad[1]), resumable_step=self._saved_step)
+                found = NonFiniteLoss(
+                    step=bad.step, metric=bad.metric, value=str(bad.value), resumable_step=self._saved_step
+                )
                 raise found if rank == opened.world.rank else RankFailed(rank=rank, cause=found)
 
     # ---- saving ----
@@ -295,9 +331,18 @@ class Run:
         opened.clock.save_began()
         self._tried_step = self.step
         opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)
-        metrics = {name: float(value) for name, value in self._measures.latest.items()}
-        request = Request(self.step, kind, dict(self.counters), metrics, {"job": opened.lease.number})
+        # Of this very step: a loss on val/ from before would make of a later checkpoint the best one.
+        metrics = {name: float(value) for name, value in self._measures.of_step(self.step).items()}
+        account = self._settle_served(opened)
+        request = Request(self.step, kind, dict(self.counters), metrics, {"job": opened.lease.number}, account)
         opened.saver.start(request, lambda: capture_generators(generator_devices()))
+
+    def _settle_served(self, opened: Opened) -> Callable[[], Mapping[str, Any]] | None:
+        """Add up over the ranks what the data has served; the proof that it is each sample once is left to the save."""
+        loader = self._cursor.positioned if self._cursor is not None else None
+        if loader is None:
+            return None
+        return loader.settle_served(functools.reduce(operator.add, opened.world.all_gather(loader.served_share())))
 
     def _save_and_wait(self, opened: Opened, kind: str) -> None:
         self._save(kind)
@@ -325,7 +370,10 @@ class Run:
                 seconds=saved.total_s,
                 blocked_s=saved.blocked_s,
                 removed=list(saved.removed),
+                data=saved.account,
             )
+            if saved.account is not None and not saved.account["agrees"]:
+                _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
             opened.recorder.snapshot(latest_checkpoint=saved.name)
             _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
             return None
@@ -337,11 +385,6 @@ class Run:
         return saved.error
 
 
-def generator_devices() -> list[int]:
-    """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
-    return [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-
-
 def _require_target(total: object) -> None:
     """Refuse a target at the call: a float never reached would train for ever, a negative one would end at once."""
     if isinstance(total, bool) or not isinstance(total, int) or total < 0:
@@ -351,7 +394,3 @@ def _require_target(total: object) -> None:
 def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:
     """The rank that an error came from, and its kind there."""
     return (error.rank, error.cause.kind) if isinstance(error, RankFailed) else (here, error.kind)
-
-
-def _as_float(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

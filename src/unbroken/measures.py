@@ -5,7 +5,7 @@ device. Values that are read are exact, bit for bit, as Python floats.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,7 @@ class Measures:
     """The metrics of the steps that were not read yet, and the last values that were."""
 
     latest: dict[str, Number] = field(default_factory=dict)
+    _last: tuple[int, dict[str, Number]] | None = None
     _open: dict[str, Number | torch.Tensor] = field(default_factory=dict)
     _waiting: list[tuple[int, dict[str, Number | torch.Tensor]]] = field(default_factory=list)
 
@@ -52,15 +53,36 @@ class Measures:
         ]
         for _, values in rows:
             self.latest.update(values)
+        if rows:
+            self._last = rows[-1]
         return rows
 
+    def number(self, name: str) -> float | None:
+        """The last value of a metric that was read; None if there is none."""
+        value = self.latest.get(name)
+        return None if value is None else float(value)
 
-def first_non_finite(rows: list[tuple[int, dict[str, Number]]], metric: str) -> tuple[int, float] | None:
-    """The first step whose metric is no number, with its value."""
+    def of_step(self, step: int) -> dict[str, Number]:
+        """What was logged for one step, the last that was read; a value of an earlier step is not one of this."""
+        return dict(self._last[1]) if self._last is not None and self._last[0] == step else {}
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """A metric of a step that is no number."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def first_non_finite(rows: list[tuple[int, dict[str, Number]]], metrics: Sequence[str]) -> NonFinite | None:
+    """The first step at which one of these metrics is no number."""
     for step, values in rows:
-        value = values.get(metric)
-        if value is not None and not math.isfinite(value):
-            return step, value
+        for metric in metrics:
+            value = values.get(metric)
+            if value is not None and not math.isfinite(value):
+                return NonFinite(step, metric, value)
     return None
 
 

@@ -25,6 +25,7 @@ from unbroken.run.stop import StopReason, StopSources, clear_requests, end_reque
 from unbroken.settings import Settings
 from unbroken.state.audit import audit
 from unbroken.state.capture import GENERATORS, require_savable
+from unbroken.state.cursor import Cursor, Positioned
 from unbroken.state.items import Item, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.resume import Resumed, resume
@@ -202,7 +203,12 @@ def _open(
         # From here on a signal is a request: a job that is asked to end while it loads ends at its first edge.
         stops.install()
     try:
+        loader = _positioned(things)
+        if loader is not None:
+            loader.accept(settings.accept)
         found = _resume(layout, world, lease, recorder, items, settings)
+        if loader is not None and loader.notices:
+            _tell_data(loader.notices, recorder, world)
         saver = _saver(layout, world, lease, items, settings, found)
     except BaseException:
         stops.restore()
@@ -225,6 +231,17 @@ def _resume(
     return found
 
 
+def _positioned(things: Mapping[str, object]) -> Positioned | None:
+    data = things.get("data")
+    return data.positioned if isinstance(data, Cursor) else None
+
+
+def _tell_data(notices: Sequence[str], recorder: SilentRecorder, world: World) -> None:
+    recorder.fact("data", notices=list(notices))
+    for notice in notices if world.is_first else ():
+        _log.warning("data: %s", notice)
+
+
 def _saver(layout: Layout, world: World, lease: Lease, items: list[Item], settings: Settings, found: Resumed) -> Saver:
     store = Store(layout.checkpoints)
     keeping = Keeping(
@@ -236,7 +253,9 @@ def _saver(layout: Layout, world: World, lease: Lease, items: list[Item], settin
         is_live=lambda draft: (number_of(draft.job) or lease.number + 1) > lease.number,
         files_per_rank=settings.files_per_rank,
     )
-    return Saver(items, world, keeping, allow_pickle=settings.allow_pickle)
+    return Saver(
+        items, world, keeping, allow_pickle=settings.allow_pickle, shares_generators=settings.shared_generators
+    )
 
 
 def _draw_on(restored: Restored, settings: Settings) -> None:
@@ -321,7 +340,9 @@ def _say_first_lines(
     if not world.is_first:
         return
     ranks = amounts.plural(world.size, "rank")
-    _log.info("run %s, job %d, %s", layout.run, lease.number, ranks)
+    before = found.restored.world if found.restored else world.size
+    was = "" if before == world.size else f" (saved by {amounts.plural(before, 'rank')})"
+    _log.info("run %s, job %d, %s%s", layout.run, lease.number, ranks, was)
     if found.restored is None or found.target is None:
         _log.info("starts at step 0")
     else:

@@ -147,7 +147,9 @@ class Recorder(SilentRecorder):
 
         def write_state(ended: Outcome) -> None:
             error = ended.reason if ended.status in ("error", "halted") else None
-            state = replace(self._state, status=ended.status, error=error, exit_code=ended.exit_code)
+            # A job that halts or fails inside an edge has not told the step of that edge yet.
+            step = self._state.step if ended.step is None else ended.step
+            state = replace(self._state, status=ended.status, step=step, error=error, exit_code=ended.exit_code)
             self._snapshots.write(state, durable=True)
 
         with _said_not_raised("the outcome"):

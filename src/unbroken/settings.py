@@ -16,7 +16,8 @@ class Settings:
         keep_last_k: checkpoints of the newest k steps; None keeps all.
         keep_milestone_every: keep every checkpoint whose step is a multiple of this.
         keep_every_seconds: keep one checkpoint per this many seconds.
-        keep_best: keep the best by a logged metric, ``loss:min`` or ``accuracy:max``.
+        keep_best: keep the best by a metric that was logged for the step it is of, ``loss:min`` or ``accuracy:max``;
+            a loop that measures now and then calls ``run.save(by_all=True)`` where it does.
         resume: ``auto`` goes on from the newest usable checkpoint or starts; ``scratch`` starts anew and refuses where
             there are checkpoints; anything else is a checkpoint of this run to go back to: its step, its name,
             ``latest``, or a path such as ``runs/a@1000``.
@@ -29,6 +30,9 @@ class Settings:
         max_runtime_s: how long the job may run; else ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.
         reserve_s: how long before that to stop; None learns it from measured saves.
         non_finite: what to do when the logged loss is no number: ``stop``, or ``allow``.
+        finite: the logged metrics that this is about.
+        shared_generators: the global generators are alike on every rank and nothing draws from them, as with
+            the lanes of ``unbroken.exact``: a checkpoint keeps one state of them, for any number of ranks.
         log_steps: steps between two reads of logged tensors, each of which waits for the device.
         files_per_rank: parts that each rank writes side by side.
         catch_signals: save and stop on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2.
@@ -48,6 +52,8 @@ class Settings:
     max_runtime_s: float | None = None
     reserve_s: float | None = None
     non_finite: Literal["stop", "allow"] = "stop"
+    finite: tuple[str, ...] = ("loss",)
+    shared_generators: bool = False
     log_steps: int = 10
     files_per_rank: int = 1
     catch_signals: bool = True
@@ -70,7 +76,7 @@ class Settings:
         for name, words in (("audit", ("warn", "error", "off")), ("non_finite", ("stop", "allow"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
-        for name in ("accept", "allow_pickle"):
+        for name in ("accept", "allow_pickle", "finite"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")
 

@@ -67,7 +67,7 @@ class World:
         if self.group is None:
             return [value]
         said: list[T | None] = [None] * self.size
-        with _noticing_loss(self.rank):
+        with noticing_loss(self.rank):
             dist.all_gather_object(said, value, group=self.group)
         return cast("list[T]", said)
 
@@ -80,7 +80,7 @@ class World:
         if self.group is None:
             return value
         box: list[T] = [value]
-        with _noticing_loss(self.rank):
+        with noticing_loss(self.rank):
             dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
@@ -91,7 +91,7 @@ class World:
             PeerLost: a rank is gone or does not answer.
         """
         if self.group is not None:
-            with _noticing_loss(self.rank):
+            with noticing_loss(self.rank):
                 dist.all_reduce(numbers, group=self.group)
         return numbers
 
@@ -100,7 +100,7 @@ class World:
         ballot = torch.tensor([int(flag) for flag in flags], dtype=torch.int32)
         if self.group is None:
             return Vote(ballot, None)
-        with _noticing_loss(self.rank):
+        with noticing_loss(self.rank):
             work = dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         return Vote(ballot, work, self.rank)
 
@@ -181,13 +181,13 @@ class Vote:
             PeerLost: a rank is gone or does not answer.
         """
         if self.work is not None:
-            with _noticing_loss(self.rank):
+            with noticing_loss(self.rank):
                 self.work.wait()
         return [bool(flag) for flag in self.ballot.tolist()]
 
 
 @contextlib.contextmanager
-def _noticing_loss(rank: int) -> Iterator[None]:
+def noticing_loss(rank: int) -> Iterator[None]:
     """Name what gloo only says in the words of sockets: somebody who should answer does not."""
     try:
         yield

@@ -10,10 +10,18 @@ import pytest
 
 import unbroken
 from tests.crash.scenes import ROOT, SCENES
+from tests.crash.test_answers import answers, with_old_answers
+from tests.crash.test_export import a_place, exports, replaces, with_exports
 from tests.crash.test_lease import _acquire, _release, _renew, _run_with
 from tests.crash.test_outcome_file import a_machine, tells_its_launcher
 from tests.crash.test_payload import saves_the_second, with_the_first
+from tests.crash.test_plan import a_cache_with_scratch, opens_a_plan
+from tests.crash.test_reads import takes_digests, with_scratch
 from tests.crash.test_records import ACTIONS, fresh
+from tests.crash.test_shards import with_the_old_one, writes_the_new_one
+from tests.crash.test_tokenize import SCENES as TOKENIZING
+from tests.crash.test_tokenize import drops_the_engine, nothing_yet, trains
+from tests.crash.test_trainer_records import a_run, keeps_its_records
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.store.place import Store
@@ -75,6 +83,15 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found += [(fresh(), action) for action in ACTIONS]
     found.append((with_the_first(), saves_the_second))
     found.append((a_machine(), tells_its_launcher))
+    found.append((with_the_old_one(), writes_the_new_one))
+    found.append((a_cache_with_scratch(), opens_a_plan))
+    found.append((a_run(), keeps_its_records))
+    found.append((with_scratch(), takes_digests))
+    found += [(fresh(), action) for fresh, action in TOKENIZING.values()]
+    found += [(nothing_yet(), action) for action in (drops_the_engine, trains)]
+    found.append((a_place(), exports))
+    found.append((with_exports(), replaces))
+    found.append((with_old_answers(), answers))
     return found
 
 

@@ -1,12 +1,15 @@
 """``init`` and ``validate`` as processes: what they print, what they write, how they end."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Tool
 from unbroken.config import PRESETS, load, preset
+from unbroken.run.layout import Layout
+from unbroken.run.metrics import MetricsWriter
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -15,7 +18,7 @@ def test_init_writes_a_file_that_validate_finds_sound(name: str, unbroken: Tool,
     assert written.returncode == 0
     assert "unbroken validate run.yaml" in written.stdout
     assert load(tmp_path / "run.yaml").config == preset(name)
-    checked = unbroken("validate", "run.yaml")
+    checked = unbroken("validate", "run.yaml", "--no-data")
     assert checked.returncode == 0
     assert checked.stdout.startswith("sound")
     assert checked.stderr == ""
@@ -87,7 +90,9 @@ def test_validate_names_every_problem_with_its_line(unbroken: Tool, tmp_path: Pa
 
 def test_print_config_says_where_every_value_came_from(unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data:\n  path: tokens\n")
-    ended = unbroken("validate", "run.yaml", "--print-config", "--training.seed", "7", "optimizer.beta1=0.8")
+    ended = unbroken(
+        "validate", "run.yaml", "--no-data", "--print-config", "--training.seed", "7", "optimizer.beta1=0.8"
+    )
     rows = {line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines() if line}
     assert rows["data.path"] == ["tokens", "run.yaml:2"]
     assert rows["training.seed"] == ["7", "command", "line"]
@@ -98,7 +103,7 @@ def test_print_config_says_where_every_value_came_from(unbroken: Tool, tmp_path:
 
 def test_json_holds_one_document_with_values_origins_and_derived_numbers(unbroken: Tool, tmp_path: Path) -> None:
     unbroken("init", "--preset", "tiny", "-o", "run.yaml")
-    ended = unbroken("validate", "--config", "run.yaml", "--json", "training.max_steps=50")
+    ended = unbroken("validate", "--config", "run.yaml", "--no-data", "--json", "training.max_steps=50")
     found = json.loads(ended.stdout)
     assert found["schema"] == "unbroken.validate/1"
     assert found["parameters"] == preset("tiny").model.parameters(384)
@@ -109,6 +114,69 @@ def test_json_holds_one_document_with_values_origins_and_derived_numbers(unbroke
 
 def test_validate_says_what_it_did_not_look_at(unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data: {path: does-not-exist}\n")
-    ended = unbroken("validate", "run.yaml")
+    ended = unbroken("validate", "run.yaml", "--no-data")
     assert ended.returncode == 0
     assert "not looked at: data" in ended.stdout
+
+
+def test_a_config_whose_data_is_not_there_is_refused_with_the_path(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {path: does-not-exist}\n")
+    ended = unbroken("validate", "run.yaml")
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("error[data-missing]: ")
+    assert "does-not-exist" in ended.stderr
+
+
+def test_without_numpy_validate_says_that_the_data_was_not_looked_at(unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {path: tokens}\n")
+    (tmp_path / "tokens").mkdir()
+    # Found before anything else on the path: an interpreter that has no numpy.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy': raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+    )
+    ended = unbroken("validate", "run.yaml", env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "not looked at: data (numpy is not installed)" in ended.stdout
+
+
+@pytest.mark.promise("G22")
+def test_validate_counts_the_memory_of_a_rank(unbroken: Tool, tmp_path: Path) -> None:
+    unbroken("init", "--preset", "large", "-o", "run.yaml")
+    words = ("validate", "run.yaml", "--no-data", "model.vocab_size=50304", "training.sharding=fsdp2")
+    one, eight = (json.loads(unbroken(*words, "--world-size", str(ranks), "--json").stdout) for ranks in (1, 8))
+    parameters = one["parameters"]
+    assert one["memory"]["optimizer_bytes"] == 8 * parameters
+    assert eight["memory"]["optimizer_bytes"] == parameters
+    assert eight["memory"]["total_bytes"] < one["memory"]["total_bytes"] / 3
+    assert eight["memory"]["activations_kept_bytes"] > 5 * eight["memory"]["activations_recomputed_bytes"]
+    said = unbroken(*words, "--world-size", "8").stdout
+    assert "a rank, sharded over 8 ranks, computed in 16 bits, as on a GPU" in said
+    assert "GB with gradient_checkpointing, " in said
+    unknown = unbroken("validate", "run.yaml", "--no-data")
+    assert "memory   not estimated: model.vocab_size is null" in unknown.stdout
+
+
+@pytest.mark.promise("G22")
+def test_validate_plans_the_wall_time_by_what_the_run_has_measured(unbroken: Tool, tmp_path: Path) -> None:
+    unbroken("init", "--preset", "tiny", "-o", "run.yaml")
+    words = ("validate", "run.yaml", "--no-data", "training.max_runtime_seconds=600")
+    assert json.loads(unbroken(*words[:-1], "--json").stdout)["walltime"] is None
+    fresh = unbroken(*words, "training.walltime_reserve_seconds=100")
+    assert "walltime 10 min a job, which stops 1 min 40 s before its end" in fresh.stdout
+    assert "200 steps in one job if a step takes 2.5 s, in two if twice as long" in fresh.stdout
+    metrics = MetricsWriter(Layout(tmp_path / "runs" / "tiny"), 1, start=0)
+    for step in (1, 2):
+        metrics.write(step, {"loss": 5.0, "tokens_per_s": 102.4})
+    metrics.close()
+    planned = json.loads(unbroken(*words, "training.walltime_reserve_seconds=100", "--json").stdout)["walltime"]
+    assert planned["step_s"] == 10.0
+    assert (planned["steps_done"], planned["steps_left"]) == (2, 198)
+    assert (planned["steps_per_job"], planned["jobs"]) == (50, 4)
+    said = unbroken(*words, "training.walltime_reserve_seconds=100").stdout
+    assert "a step took 10 s: 50 steps a job, 4 jobs for the 198 left" in said
+    hopeless = unbroken(*words, "training.walltime_reserve_seconds=595").stdout
+    assert "no job would finish one" in hopeless

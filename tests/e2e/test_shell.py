@@ -28,9 +28,9 @@ TORCH_FREE = [
     ["init", "--preset", "tiny"],
     *(["status", "run"], ["status", "run", "--json"], ["ls", "run"], ["ls", "run", "--json"], ["show", "run"]),
     *(["verify", "run", "--full"], ["diff", "run", "run"], ["prune", "run", "--dry-run"], ["pin", "run"]),
-    ["run", "-m", "this"],
+    *(["run", "-m", "this"], ["train", "--help"]),
     *(["stop", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
-    *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--json"]),
+    *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--no-data", "--json"]),
 ]
 SHOW_MODULES = """
 import sys
@@ -67,7 +67,8 @@ def test_a_torch_free_command_loads_neither_torch_nor_numpy_nor_rich(arguments: 
 
 
 def test_every_command_is_watched_for_what_it_loads() -> None:
-    assert {arguments[0] for arguments in TORCH_FREE} >= set(COMMANDS)
+    above_the_line = {name for name, entry in COMMANDS.items() if entry.place.startswith("unbroken.cli.")}
+    assert {arguments[0] for arguments in TORCH_FREE} >= above_the_line
 
 
 def test_the_modules_of_a_command_are_seen_at_all(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def completed(words: str) -> list[str]:
 
 
 def test_the_shell_completes_commands_options_and_topics() -> None:
-    assert completed("unbroken exp") == ["explain"]
+    assert completed("unbroken expl") == ["explain"]
     assert completed("unbroken --vers") == ["--version"]
     assert completed("unbroken explain --js") == ["--json"]
     assert completed("unbroken explain torn") == ["torn-checkpoint"]

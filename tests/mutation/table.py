@@ -1,4 +1,7 @@
-"""The mutations: which text of the source is replaced by what, and which quick tests must notice."""
+"""The mutations: which text of the source is replaced by what, and which quick tests must notice.
+
+Those of store, records and saves stand here, the others in tables of their own.
+"""
 
 from dataclasses import dataclass
 
@@ -47,50 +50,50 @@ class Mutation:
         return self.title
 
 
-def _one(title: str, file: str, old: str, new: str, *caught_by: str) -> Mutation:
+def one(title: str, file: str, old: str, new: str, *caught_by: str) -> Mutation:
     return Mutation(title, ((file, old, new),), caught_by)
 
 
-MUTATIONS = (
+STORE = (
     # ---- syncs ----
-    _one("file not synced", "files.py",
+    one("file not synced", "files.py",
          "            self.disk.sync_file(handle)\n        except BaseException:",
          "            pass\n        except BaseException:",
          _cut("save")),
-    _one("part directories not synced", "store/commit.py",
+    one("part directories not synced", "store/commit.py",
          "        files.sync_directory(directory)\n", "        pass\n", _cut("save")),
-    _one("draft directory not synced", "store/commit.py",
+    one("draft directory not synced", "store/commit.py",
          "    files.sync_directory(draft.path)\n", "", _cut("save")),
-    _one("parent not synced after the rename", "files.py",
+    one("parent not synced after the rename", "files.py",
          "            self.disk.sync_directory(target.parent)\n", "", _cut("save")),
-    _one("store's own directory not durable", "store/commit.py",
+    one("store's own directory not durable", "store/commit.py",
          "files.make_directory(store.root, durable=True)", "files.make_directory(store.root)", _cut("first save")),
-    _one("lease not durable", "files.py",
+    one("lease not durable", "files.py",
          "            self.disk.sync_directory(path.parent)\n            return True", "            return True",
          f"{_LEASE}test_a_power_cut_never_takes_back_a_number_that_was_given"),
-    _one("sealed bytes not synced", "store/seal.py",
+    one("sealed bytes not synced", "store/seal.py",
          "        files.sync_existing(directory / name)\n", "        pass\n", _cut("seal")),
-    _one("sealed folder's name not synced", "store/seal.py",
+    one("sealed folder's name not synced", "store/seal.py",
          "(*sorted(above, reverse=True), directory.parent)", "sorted(above, reverse=True)", _cut("seal")),
     # ---- order ----
     Mutation("manifest written after the rename", (
         ("store/commit.py", "    files.write_new(draft.path / MANIFEST, [encoded])\n", ""),
         ("store/commit.py", "    return _publish(store, draft, record.kind)\n", _LATE_MANIFEST),
     ), (_kill("save"),)),
-    _one("old ones deleted before the commit", "store/commit.py",
+    one("old ones deleted before the commit", "store/commit.py",
          "    return _publish(store, draft, record.kind)\n",
          "    for node in files.list_directory(store.root):\n"
          "        if (store.path(node.name) / MANIFEST) and node.name.startswith('checkpoint-2'):\n"
          "            files.remove_tree(store.path(node.name))\n"
          "    return _publish(store, draft, record.kind)\n",
          _kill("save")),
-    _one("sweep before the hint", "store/sweep.py",
+    one("sweep before the hint", "store/sweep.py",
          "    point_latest(store, committed, job=job)\n    if keeps",
          "    early = decide(candidates(store, scan(store).committed), tuple(policies))\n"
          "    sweep(store, early.released, is_live=is_live)\n"
          "    point_latest(store, committed, job=job)\n    if keeps",
          _kill("save that releases old ones")),
-    _one("checkpoint removed under its own name", "store/sweep.py",
+    one("checkpoint removed under its own name", "store/sweep.py",
          "    store.files.publish(store.path(name), trash)\n", "    trash = store.path(name)\n",
          _kill("save that releases old ones")),
     Mutation("abandoned ones moved before the record", (
@@ -99,94 +102,94 @@ MUTATIONS = (
         ("store/rewind.py", "        set_aside(store, newer)\n    return newer", "    return newer"),
     ), (_kill("rewind"),)),
     # ---- evidence ----
-    _one("evidence not looked at", "store/commit.py", "    if problems:\n", "    if problems and False:\n",
+    one("evidence not looked at", "store/commit.py", "    if problems:\n", "    if problems and False:\n",
          f"{_EVIDENCE}test_a_commit_without_evidence_is_refused_and_the_next_one_works"),
-    _one("digest not compared", "store/check.py",
+    one("digest not compared", "store/check.py",
          "if len(view) != block.end - block.start or digest_bytes(view) != block.expected:",
          "if len(view) != block.end - block.start:",
          f"{_HINT}test_a_damaged_newest_one_costs_one_look_and_is_kept_with_its_reason"),
-    _one("latest trusted", "store/choose.py",
+    one("latest trusted", "store/choose.py",
          "choose(newest_first(store, scan(store).committed), lambda",
          "choose(sorted(newest_first(store, scan(store).committed),"
          " key=lambda name: name != scan(store).latest), lambda",
          f"{_HINT}test_a_resume_takes_the_newest_whatever_latest_says"),
-    _one("damaged one deleted instead of moved", "store/quarantine.py",
+    one("damaged one deleted instead of moved", "store/quarantine.py",
          "    store.files.publish(store.path(name), directory / aside)\n",
          "    store.files.remove_tree(store.path(name))\n",
          f"{_HINT}test_a_damaged_newest_one_costs_one_look_and_is_kept_with_its_reason"),
-    _one("abandoned ids forgotten", "store/scan.py", "given_up = abandoned_ids(store)", "given_up = {}",
+    one("abandoned ids forgotten", "store/scan.py", "given_up = abandoned_ids(store)", "given_up = {}",
          f"{_HINT}test_after_a_rewind_a_crash_and_a_new_branch_the_abandoned_one_is_never_chosen"),
-    _one("fence not asked", "store/commit.py", "    if fence is not None:\n", "    if False:\n",
+    one("fence not asked", "store/commit.py", "    if fence is not None:\n", "    if False:\n",
          f"{_LEASE}test_a_job_that_was_taken_for_dead_commits_nothing"),
     # ---- keep and sweep ----
-    _one("unusable ones counted", "store/keep.py", "policy.keeps(usable)", "policy.keeps(newest_first)",
+    one("unusable ones counted", "store/keep.py", "policy.keeps(usable)", "policy.keeps(newest_first)",
          "tests/property/test_keep.py::test_the_last_k_usable_steps_are_kept_whatever_else_was_saved"),
-    _one("newest usable one released", "store/keep.py",
+    one("newest usable one released", "store/keep.py",
          "    if usable:\n        reasons", "    if False:\n        reasons", _MACHINE),
-    _one("one that the job resumed from released", "store/keep.py",
+    one("one that the job resumed from released", "store/keep.py",
          "    if resume_target is not None:\n", "    if False:\n", _MACHINE),
-    _one("nan taken for the best", "store/keep.py", "if math.isfinite(c.metrics.get(self.metric, math.nan))",
+    one("nan taken for the best", "store/keep.py", "if math.isfinite(c.metrics.get(self.metric, math.nan))",
          "if self.metric in c.metrics",
          "tests/property/test_keep.py::test_the_best_measured_one_is_kept_and_nan_is_never_best"),
-    _one("pins not honoured", "store/keep.py", "(*(policies or (LastK(None),)), Pinned(), NotYetMirrored())",
+    one("pins not honoured", "store/keep.py", "(*(policies or (LastK(None),)), Pinned(), NotYetMirrored())",
          "(*(policies or (LastK(None),)), NotYetMirrored())",
          "tests/property/test_keep.py::test_what_must_never_be_deleted_is_never_released"),
-    _one("missing mirror copies not honoured", "store/keep.py",
+    one("missing mirror copies not honoured", "store/keep.py",
          "(*(policies or (LastK(None),)), Pinned(), NotYetMirrored())", "(*(policies or (LastK(None),)), Pinned())",
          "tests/property/test_keep.py::test_what_must_never_be_deleted_is_never_released"),
-    _one("draft of a live job swept", "store/sweep.py",
+    one("draft of a live job swept", "store/sweep.py",
          "for t in inventory.torn if not is_live(t.name)}", "for t in inventory.torn}", _kill("sweep")),
-    _one("users' files swept", "store/sweep.py", "    if foreign:\n", "    if foreign and False:\n",
+    one("users' files swept", "store/sweep.py", "    if foreign:\n", "    if foreign and False:\n",
          f"{_EVIDENCE}test_a_checkpoint_with_a_users_file_in_it_is_left_whole"),
-    _one("folder without a manifest swept", "store/sweep.py",
+    one("folder without a manifest swept", "store/sweep.py",
          "    if name not in inventory.committed:\n        return \"it is not a committed checkpoint\", 0\n    try:",
          "    if name in inventory.foreign:\n        return None, 0\n    try:",
          f"{_EVIDENCE}test_a_sweep_asked_to_remove_a_users_folder_refuses"),
-    _one("scratch of records left", "store/scan.py", "leftover=(*leftover, *_scratch_of_records(store, nodes)),",
+    one("scratch of records left", "store/scan.py", "leftover=(*leftover, *_scratch_of_records(store, nodes)),",
          "leftover=tuple(leftover),", _kill("pin")),
     # ---- the records of a run ----
-    _one("facts of the journal not synced", "run/lines.py",
+    one("facts of the journal not synced", "run/lines.py",
          "            self._appender.sync()\n", "            pass\n", f"{_RECORDS}{_PROMISED}"),
-    _one("name of the journal not synced", "files.py",
+    one("name of the journal not synced", "files.py",
          "                self.files.disk.sync_directory(self.path.parent)\n", "                pass\n",
          f"{_RECORDS}{_PROMISED}"),
-    _one("line added behind a torn one", "run/lines.py", "append(before + data)", "append(data)",
+    one("line added behind a torn one", "run/lines.py", "append(before + data)", "append(data)",
          "tests/unit/run/test_journal.py::"
          "test_a_line_that_a_crash_tore_is_counted_and_the_next_writer_begins_behind_it[Tail.HALF]"),
-    _one("steps computed twice not compared", "run/metrics.py",
+    one("steps computed twice not compared", "run/metrics.py",
          "bits[name] != before.bits[name]", "bits[name] != bits[name]",
          "tests/unit/run/test_metrics.py::test_one_wrong_bit_is_said_aloud_with_its_step"),
-    _one("outcome of an earlier job taken for this one's", "run/outcome.py",
+    one("outcome of an earlier job taken for this one's", "run/outcome.py",
          'history.last("job-end", job=job)', 'history.last("job-end")',
          "tests/unit/run/test_outcome.py::test_the_outcome_is_derived_from_lease_journal_and_snapshot"),
-    _one("request for an earlier job followed", "run/stop.py",
+    one("request for an earlier job followed", "run/stop.py",
          "found.job < self._job", "found.job < 0",
          "tests/unit/run/test_stop.py::test_a_request_for_an_earlier_job_stops_no_later_one"),
     # ---- a save that fails ----
-    _one("copies not agreed by all ranks", "state/save.py",
+    one("copies not agreed by all ranks", "state/save.py",
          "thread = self._world.all_or_none(begin_mine)", "thread = begin_mine()", _GIVEN_UP),
-    _one("copies that nobody writes not released", "state/save.py",
+    one("copies that nobody writes not released", "state/save.py",
          "                staged.release()\n            raise\n        blocked_s",
          "                pass\n            raise\n        blocked_s", _GIVEN_UP),
-    _one("state that cannot be taken ends training", "state/save.py",
+    one("state that cannot be taken ends training", "state/save.py",
          "return not isinstance(cause, InternalError | PeerLost)", "return False",
          f"{_FAILED}test_a_host_without_memory_costs_the_save_and_the_next_one_finds_some"),
-    _one("error of an object's own ends the save only", "state/save.py",
+    one("error of an object's own ends the save only", "state/save.py",
          "return not isinstance(cause, InternalError | PeerLost)", "return True",
          "tests/distributed/test_failed_saves.py::test_an_error_of_an_objects_own_in_a_save_ends_all"),
-    _one("last save's refusal swallowed", "loop.py",
+    one("last save's refusal swallowed", "loop.py",
          "        refused = self._settle_last(opened)\n        if refused is not None:\n",
          "        refused = self._settle_last(opened)\n        if False:\n",
          f"{_FAILED}test_the_last_save_of_a_job_that_cannot_be_made_is_an_error"),
     Mutation("generators taken before the objects' states", (
         ("state/capture.py", "    states = {item.name: item.take() for item in items}\n",
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
-        ("state/capture.py", "GENERATORS), generators(), allow", "GENERATORS), early, allow"),
+        ("state/capture.py", "split(called, generators(), allow", "split(called, early, allow"),
     ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
     # ---- names ----
-    _one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
+    one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),
-    _one("part written into a draft of its own", "store/commit.py",
+    one("part written into a draft of its own", "store/commit.py",
          "        if files.find(self.path) is None:\n", "        if False:\n",
          f"{_EVIDENCE}test_a_part_is_not_written_where_the_draft_is_not_seen"),
 )  # fmt: skip

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import unbroken
-from tests.mutation.table import MUTATIONS, Mutation
+from tests.mutation.data_table import DATA
+from tests.mutation.table import STORE, Mutation
+from tests.mutation.training_table import TRAINING
 
+MUTATIONS = (*STORE, *DATA, *TRAINING)
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -10,6 +10,49 @@ STORE = RUN / "checkpoints"
 CHECKPOINT = STORE / "checkpoint-1000"
 
 EXAMPLES: tuple[UnbrokenError, ...] = (
+    errors.LanesUnfit(global_batch=64, lane=8, world=9, complaint="8 lanes a step leave 1 of 9 ranks without any"),
+    errors.StreamDiffers(differences=(("seed", "1", "2"), ("max_length", "2048", "4096"))),
+    errors.SequenceDamaged(root=Path("data"), sample=12_345, shards=("web/00012-000", "web/00012-003")),
+    errors.BadDocuments(
+        problems=("web/a.jsonl:17: it is no JSON: expecting value at character 1",),
+        is_more=False,
+        command="unbroken tokenize --input-dir text --output-dir data/train --tokenizer-path bytes",
+    ),
+    errors.ControlToken(place="web/a.jsonl:17", token=0, tokenizer="gpt2"),
+    errors.NoEodToken(tokenizer="own", asked=None, tried=("<|endoftext|>", "</s>")),
+    errors.NoTextFound(path=Path("text"), known=(".jsonl", ".txt"), unknown=("a.csv",)),
+    errors.PackageMissing(package="pyarrow", purpose="reading .parquet"),
+    errors.ShardsExist(output=Path("data/train"), found="00000-000.bin"),
+    errors.SourceBroken(path=Path("text/a.jsonl.gz"), reason="it ends in the middle of its compressed bytes"),
+    errors.SourcesChanged(output=Path("data/train"), changed=("a.jsonl",), gone=("b.jsonl",), added=("c.jsonl",)),
+    errors.SourcesChanged(output=Path("data/train"), added=("c.jsonl",)),
+    errors.TokenizeBusy(output=Path("data/train")),
+    errors.TokenizedDifferently(output=Path("data/train"), differences=(("min_text_length", "0", "200"),)),
+    errors.TokenizerUnknown(asked="gtp2", reason="there is no such path, and the hub did not give it"),
+    errors.WorkerDied(
+        how="was killed by SIGKILL",
+        unit="web/a.jsonl",
+        command="unbroken tokenize --input-dir text --output-dir data/train --tokenizer-path bytes",
+    ),
+    errors.DataChanged(
+        path=Path("data"),
+        changed=(errors.ShardChange("web", "00001-000", "has other tokens under the same index", "some"),),
+        missing=(errors.ShardChange("web", "00002-000", "is gone", "all"),),
+    ),
+    errors.DataChanged(
+        path=Path("data"), added=(errors.ShardChange("web", "00003-000", "is new, 120 documents in 9,000 tokens"),)
+    ),
+    errors.DataDamaged(path=Path("data/train"), findings=("web/00001-000.bin: it has 6 bytes; its index says 8",)),
+    errors.DataMissing(path=Path("data"), lacks="it has no folder train/"),
+    errors.ShardDamaged(path=Path("data/train/web/00001-000.idx"), complaint="it is of version 2; version 1 is read"),
+    errors.TokenizationUnfinished(
+        path=Path("data/train"), command="unbroken tokenize --input-dir text --output-dir data"
+    ),
+    errors.TokenizersDiffer(path=Path("data/train"), found=(("web", "gpt2, 50,257 ids"), ("code", "bytes, 257 ids"))),
+    errors.TooManyRanks(ranks=9, lanes=8),
+    errors.LaneBroken(complaint="lane 3 ended without lane.backward(loss)"),
+    errors.CannotFold(name="head.weight", reason="it is kept in bfloat16"),
+    errors.ArithmeticDiffers(differences=(("gpu", "NVIDIA A100", "NVIDIA H200"), ("torch", "2.11.0", "2.13.0"))),
     errors.UnsavedState(found=("scheduler StepLR, called `schedule`",)),
     errors.StateDiffers(checkpoint=str(CHECKPOINT), missing=("model.head.bias",), unexpected=("model.tail.bias",)),
     errors.RankFailed(rank=3, cause=errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: short",))),
@@ -23,10 +66,19 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.DataEnded(epoch=2, served=40, found=31),
     errors.CheckpointsExist(store=STORE, count=3, newest="checkpoint-2000"),
     errors.BadDeadline(source="SLURM_JOB_END_TIME", value="1700000000", complaint="it was over 12 s ago"),
+    errors.BadMix(problems=("phase 1 names the bucket 'wiki', which is not there",), buckets=("code", "web")),
+    errors.DataUnfit(path=Path("data"), problems=("bucket web runs dry at step 812 of 1,000",)),
     errors.BadUsage(command="unbroken explain", complaint="there is no option '--ful'; did you mean --full?"),
     errors.Bug(cause="KeyError: 'step'"),
     errors.CannotSeal(path=CHECKPOINT, reason="it is empty", remedy=Help("unbroken explain cannot-seal", "why")),
     errors.CheckpointUnknown(reference="1500", store=STORE, known=("checkpoint-1000", "checkpoint-2000")),
+    errors.ConfigDiffers(
+        run=RUN,
+        changes=(
+            errors.FieldChange("model.n_embd", "768", "1024", is_fixed=True),
+            errors.FieldChange("optimizer.learning_rate", "3e-4", "1e-4", is_fixed=False),
+        ),
+    ),
     errors.ConfigInvalid(problems=(Problem("run.yaml", 7, "optimizer.lerning_rate", "unknown field", None),)),
     errors.ConfigUnreadable(path=Path("run.yaml"), complaint="the bracket is never closed", line=12),
     errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: bytes 4,096 to 8,191 differ",)),
@@ -66,6 +118,25 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.UnknownCommand(name="explian", nearest=("explain",)),
     errors.UnknownTopic(topic="torn-checkpont", nearest=("torn-checkpoint",)),
     errors.UnsafeName(name="../secret", reason="it leads out of the checkpoint", path=CHECKPOINT),
+    errors.SequenceTooLong(tokens=4_096, positions=2_048),
+    errors.GenerationInvalid(
+        problems=("top_k must be at least 1, is 0", "top_p must be above 0 and at most 1, is 2.0")
+    ),
+    errors.LogitsNotFinite(tokens=12),
+    errors.NotExpressible(target="a Llama of transformers", options=("model.norm layernorm",)),
+    errors.WrongTokenizer(
+        tokenizer="own.json", run=RUN, complaint="the run was trained with gpt2, 50,257 ids, of other contents"
+    ),
+    errors.DeviceMissing(asked="cuda:3", there=("cpu", "cuda:0")),
+    errors.CompilerMissing(compiler="g++"),
+    errors.DeviceFull(device="cuda:0", doing="the weights"),
+    errors.BatchInvalid(
+        path=Path("prompts.jsonl"),
+        problems=(
+            "prompts.jsonl:3  generation.gredy: there is no such key; did you mean generation.greedy?",
+            "prompts.jsonl:9  prompt: it is missing",
+        ),
+    ),
     errors.WouldOverwrite(path=Path("run.yaml"), remedy=Help("unbroken init --preset tiny", "print it instead")),
 )
 

@@ -198,6 +198,22 @@ def test_keeping_follows_the_settings(tmp_path: Path) -> None:
     assert names(tmp_path / "run") == {"checkpoint-4", "checkpoint-8", "final"}
 
 
+def test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for(
+    tmp_path: Path,
+) -> None:
+    scores = {1: 0.3, 4: 0.9, 7: 0.2}
+
+    def measure(run: Run, step: int) -> None:
+        if step in scores:
+            run.log(score=scores[step])
+            run.save(by_all=True)
+
+    settings = quietly(save_steps=3, keep_last_k=1, keep_best="score:max")
+    job(tmp_path / "run", 10, settings, measure, **tiny())
+    # Step 6 and 9 were saved behind it, while 0.9 was the last score that anybody knew.
+    assert names(tmp_path / "run") == {"checkpoint-5", "final"}
+
+
 def test_a_non_finite_loss_can_be_allowed(tmp_path: Path) -> None:
     def log(run: Run, step: int) -> None:
         run.log(loss=float("nan"), grad_norm=float("inf"))

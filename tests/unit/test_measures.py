@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from unbroken.measures import Measures, first_non_finite
+from unbroken.measures import Measures, NonFinite, first_non_finite
 
 
 def test_tensors_numbers_and_scalars_of_numpy_come_back_exactly_in_order() -> None:
@@ -47,5 +47,5 @@ def test_a_name_that_records_have_themselves_is_refused_where_it_is_logged(name:
 
 def test_the_first_value_that_is_no_number_is_found() -> None:
     rows = [(1, {"loss": 1.0}), (2, {"other": float("nan")}), (3, {"loss": float("inf")}), (4, {"loss": float("nan")})]
-    assert first_non_finite(rows, "loss") == (3, float("inf"))
-    assert first_non_finite(rows[:2], "loss") is None
+    assert first_non_finite(rows, ("norm", "loss")) == NonFinite(3, "loss", float("inf"))
+    assert first_non_finite(rows[:2], ("loss",)) is None

@@ -49,7 +49,8 @@ class LazyGroup(click.Group):
         """
         name = as_dashed(args[0])
         if name not in self.table and not name.startswith("-"):
-            raise UnknownCommand(name=args[0], nearest=nearest(name, self.list_commands(ctx)))
+            near = nearest(name, self.list_commands(ctx))
+            raise UnknownCommand(name=args[0], nearest=near, group=ctx.command_path)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -96,6 +97,22 @@ def _root(json: bool, quiet: bool, version: bool) -> int | None:
         click.echo(ctx.get_help())
         ctx.exit(EXIT_USAGE)
     return None
+
+
+def command_group(name: str, table: dict[str, Entry], help: str) -> LazyGroup:  # noqa: A002 -- click's word
+    """A command that is a group of commands, with a table of its own."""
+    settings: dict[str, Any] = {"invoke_without_command": True, "params": speaking_options()}
+    return LazyGroup(table, name=name, callback=_remember, help=help, **settings)
+
+
+def _remember(json: bool, quiet: bool) -> None:
+    """Hand what was asked for before the command's name on to the command."""
+    ctx = click.get_current_context()
+    asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
+    ctx.obj = Flags(json=json or asked.json, quiet=quiet or asked.quiet)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(EXIT_USAGE)
 
 
 def version_line(version: str) -> str:

@@ -41,7 +41,7 @@ def command(
     keep_best: str | None,
     include_torn: bool,
 ) -> None:
-    """Remove checkpoints that no policy keeps, and what crashes left.
+    """Remove checkpoints that no policy keeps, and leftovers.
 
     Without a --keep option the policies of the run's own config hold; without such a config no checkpoint is released.
     The newest usable checkpoint, pinned ones, damaged ones and files that are not ours are never removed. Every byte of

@@ -58,6 +58,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "agreeing": records.recomputed.agreeing,
             "mismatches": [asdict(each) for each in records.recomputed.mismatches[:MOST_MISMATCHES]],
         },
+        "data": asdict(summary.account) if summary.account is not None else None,
         "deadline": instant(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
         "is_stop_requested": records.is_stop_requested,
         "torn_records": records.torn,
@@ -101,6 +102,8 @@ def _text(summary: RunSummary, style: Style) -> str:
     else:
         lines.append(("resumes", "from nothing: no usable checkpoint"))
     lines += [("passed", f"{name}: {reason}") for name, reason in summary.passed_over]
+    if (account := summary.account) is not None:
+        lines.append(("data", account.sentence() if account.agrees else style.bad(account.sentence())))
     lines += _recorded(summary, style)
     found = summary.inventory
     counts = [amounts.plural(len(found.committed), "checkpoint")]

@@ -16,12 +16,23 @@ class Entry(NamedTuple):
 
 CONFIG: Final = "Config"
 CHECKPOINTS: Final = "Checkpoints"
+DATA: Final = "Data"
 RUNS: Final = "Runs"
 TOOL: Final = "The tool itself"
 
 COMMANDS: Final[dict[str, Entry]] = {
     "init": Entry("unbroken.cli.init:command", "Write a commented config to start from.", CONFIG),
     "validate": Entry("unbroken.cli.validate:command", "Check a config and name every problem in it.", CONFIG),
+    "tokenize": Entry(
+        "unbroken.commands.tokenize:command", "Tokenize text into shards; killed, the same command goes on.", DATA
+    ),
+    "tokenizer": Entry("unbroken.commands.tokenizer:command", "Make a tokenizer of your own text.", DATA),
+    "data": Entry("unbroken.commands.data:command", "Look at tokenized data: what it holds, sample by sample.", DATA),
+    "train": Entry("unbroken.cli.train:command", "Start a run, or go on with it: the same command does both.", RUNS),
+    "evaluate": Entry("unbroken.commands.evaluate:command", "Measure a checkpoint's loss on val/.", RUNS),
+    "generate": Entry("unbroken.commands.generate:command", "Continue a prompt with a run's model.", RUNS),
+    "batch-generate": Entry("unbroken.commands.batch_generate:command", "Continue the prompts of a file.", RUNS),
+    "export": Entry("unbroken.commands.export:command", "Write a checkpoint's weights for other programs.", RUNS),
     "run": Entry("unbroken.cli.run:command", "Start a training script, pass signals on, own its exit code.", RUNS),
     "status": Entry("unbroken.cli.status:command", "Show how a run stands.", RUNS),
     "stop": Entry("unbroken.cli.stop:command", "Ask the job of a run to save and end, or kill it.", RUNS),
@@ -31,7 +42,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "verify": Entry("unbroken.cli.verify:command", "Verify one checkpoint, or every checkpoint of a run.", CHECKPOINTS),
     "diff": Entry("unbroken.cli.diff:command", "Say which tensors of two checkpoints differ.", CHECKPOINTS),
     "prune": Entry(
-        "unbroken.cli.prune:command", "Remove checkpoints that no policy keeps, and what crashes left.", CHECKPOINTS
+        "unbroken.cli.prune:command", "Remove checkpoints that no policy keeps, and leftovers.", CHECKPOINTS
     ),
     "pin": Entry("unbroken.cli.pin:pin", "Keep a checkpoint whatever the policies say.", CHECKPOINTS),
     "unpin": Entry("unbroken.cli.pin:unpin", "Take a pin back.", CHECKPOINTS),

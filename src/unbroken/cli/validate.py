@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from unbroken import amounts
+from unbroken.cli.data_section import NEEDED, data_facts, data_text
+from unbroken.cli.model_section import memory_facts, memory_text, walltime_facts, walltime_text
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config, Resolved
 from unbroken.config.commented import as_yaml
@@ -20,29 +22,62 @@ from unbroken.errors import BadUsage
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
-_OPTIONS = ("--config", "--print-config", "--json", "--quiet", "--help")
+_OPTIONS = (
+    *("--config", "--print-config", "--world-size", "--no-data", "--strict"),
+    *("--allow-bucket-exhaustion", "--allow-budget-mismatch", "--json", "--quiet", "--help"),
+)
 
 
 @as_command("validate", context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", metavar="CONFIG [OVERRIDE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", "named", metavar="FILE", help="The config, where it is not the first argument.")
 @click.option("--print-config", is_flag=True, help="Print every value and where it came from.")
-def command(output: Output, arguments: tuple[str, ...], named: str | None, print_config: bool) -> None:
+@click.option("--world-size", type=click.IntRange(1), default=1, metavar="N", help="Ranks of the first job; 1.")
+@click.option("--no-data", is_flag=True, help="Check the config alone.")
+@click.option("--strict", is_flag=True, help="Take every warning about the data for a problem.")
+@click.option("--allow-bucket-exhaustion", is_flag=True, help="As data.allow_bucket_exhaustion=true.")
+@click.option("--allow-budget-mismatch", is_flag=True, help="As data.allow_budget_mismatch=true.")
+def command(
+    output: Output,
+    arguments: tuple[str, ...],
+    named: str | None,
+    print_config: bool,
+    world_size: int,
+    no_data: bool,
+    strict: bool,
+    **allowed: bool,
+) -> None:
     """Check a config and name every problem in it.
 
     CONFIG is a YAML or JSON file. OVERRIDE is --section.field value, --section.field=value or section.field=value.
-    Only the config itself is checked: neither data nor devices are looked at.
+    Then the data is looked at: how far it reaches, and what does not fit. The memory of a rank is counted, devices are
+    not looked at; where a wall time is set, the number of jobs is. Exit code 0: sound; 2: the config has problems; 4:
+    the data is missing, damaged or does not fit.
     """
-    taken = take_apart(arguments)
+    flags = [f"data.{name}=true" for name, is_set in allowed.items() if is_set]
+    taken = take_apart((*arguments, *flags))
     path = _config_path(taken.rest, named)
     resolved = decode(read(path), taken.overrides, source=str(path))
-    facts = _facts(path, resolved)
+    data = None if no_data else data_facts(resolved.config, world_size, output, is_strict=strict)
+    memory = memory_facts(resolved.config, world_size, data["vocabulary"] if data else None)
+    walltime = walltime_facts(resolved.config, world_size)
+    facts = {**_facts(path, resolved), "data": data, "memory": memory, "walltime": walltime}
 
     def text() -> str:
-        said = _said(path, resolved, output.style)
-        return f"{_values(resolved, output.style)}\n\n{said}" if print_config else said
+        said = [_values(resolved, output.style) + "\n"] if print_config else []
+        said += [_said(path, resolved, world_size, output.style), memory_text(memory, resolved.config)]
+        said += [walltime_text(walltime)] if walltime else []
+        said += [data_text(data, output.style), ""] if data else []
+        return "\n".join([*said, output.style.dim(_looked_at(data, no_data=no_data))])
 
     output.document("unbroken.validate/1", facts, text)
+
+
+def _looked_at(data: dict[str, Any] | None, *, no_data: bool) -> str:
+    if data:
+        return "checked: the config file; the data's sizes, indexes and order; not looked at: devices, disk"
+    why = "" if no_data else f" ({NEEDED} is not installed)"
+    return f"checked: the config file; not looked at: data{why}, devices, disk"
 
 
 def _config_path(rest: Sequence[str], named: str | None) -> Path:
@@ -87,12 +122,16 @@ def _parameters(config: Config) -> int | None:
     return None if vocab_size is None else config.model.parameters(vocab_size)
 
 
-def _said(path: Path, resolved: Resolved, style: Style) -> str:
+def _said(path: Path, resolved: Resolved, world: int, style: Style) -> str:
     config = resolved.config
     changed = sum(place.source != "default" for place in resolved.origins.values())
-    sequences = config.global_batch_size(1)
+    sequences = config.global_batch_size(world)
     tokens = sequences * config.data.max_length
-    ranks = "on any number of ranks" if config.training.global_batch_size else "for a run started on 1 rank"
+    ranks = (
+        "on any number of ranks"
+        if config.training.global_batch_size
+        else f"for a run started on {amounts.plural(world, 'rank')}"
+    )
     steps = config.training.max_steps
     lines = [
         f"{style.good('sound')}    {path}  ({changed} of {amounts.plural(len(resolved.origins), 'field')} set)",
@@ -100,7 +139,6 @@ def _said(path: Path, resolved: Resolved, style: Style) -> str:
         f"batch    {amounts.plural(sequences, 'sequence')}, {amounts.plural(tokens, 'token')} a step {ranks}",
         f"length   {amounts.plural(steps, 'step')}, {_short(steps * tokens)} tokens",
         f"digest   {config.digest()}",
-        style.dim("checked: the config file; not looked at: data, devices, disk"),
     ]
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from unbroken.config.fields import ResumeClass, field
 
-FIXED, FREE = ResumeClass.FIXED, ResumeClass.FREE
+FIXED, DECLARED, FREE = ResumeClass.FIXED, ResumeClass.DECLARED, ResumeClass.FREE
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,29 @@ class DataConfig:
     format: Literal["pretokenized", "jsonl"] = field(
         "pretokenized", "Token shards (.bin, .idx), or text tokenized on the fly.", FIXED
     )
-    max_length: int = field(2048, "Sequence length, in tokens; at most model.n_positions.", FIXED, minimum=2)
+    max_length: int = field(
+        2048, "Sequence length, in tokens; at most model.n_positions.", FIXED, minimum=2, maximum=1 << 24
+    )
     overlap_size: int = field(
         256, "Tokens that the windows of a long document share; at most half of max_length.", FIXED, minimum=0
     )
     packing: bool = field(True, "Several documents share a sequence.", FIXED)
+    epochs: int | None = field(
+        1,
+        "Passes over a bucket before it counts as dry.",
+        DECLARED,
+        minimum=1,
+        null_means="as many as are asked for",
+        example=4,
+    )
+    check: Literal["quick", "full", "read"] = field(
+        "quick",
+        "Held to digests: sizes and indexes, all bytes at the start, or every sequence as it is read.",
+        FREE,
+    )
+    cache_dir: str | None = field(
+        None, "Where packing plans are kept.", FREE, null_means=".unbroken in data.path", example="/scratch/plans"
+    )
     num_workers: int = field(4, "Processes per rank that prepare batches; 0 does it in the trainer.", FREE, minimum=0)
     curriculum: tuple[CurriculumPhase, ...] | None = field(
         None,

@@ -1,11 +1,13 @@
 """The section ``model``: the network's shape and options, and the numbers that follow from them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from unbroken.config.fields import ResumeClass, field
 
 FIXED, DECLARED = ResumeClass.FIXED, ResumeClass.DECLARED
+# What matrix products are cut into on a GPU.
+_ROWS_MULTIPLE: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,12 @@ class ModelConfig:
     def has_mlp_bias(self) -> bool:
         """Whether the MLP has biases, with null resolved."""
         return self.use_bias if self.mlp_bias is None else self.mlp_bias
+
+    def rows(self, ids: int | None) -> int | None:
+        """Rows of the embedding for a tokenizer of so many ids, with null resolved; None where nobody says."""
+        if self.vocab_size is not None or ids is None:
+            return self.vocab_size
+        return -(-ids // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
 
     def embedding_parameters(self, vocab_size: int) -> int:
         """Parameters of the embedding and, where it is not tied, of the output layer."""

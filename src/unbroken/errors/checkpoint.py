@@ -13,6 +13,7 @@ from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError,
 _MOST_SHOWN: Final = 4
 _TOUCHED: Final = "the objects handed over are no longer as they were; do not train on with them"
 _NOT_ALLOWED: Final = frozenset(map(os.strerror, (errno.EACCES, errno.EPERM)))
+_READ_ONLY: Final = os.strerror(errno.EROFS)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,7 +55,11 @@ class DamagedCheckpoint(CheckpointError):
         return str(self.path)
 
     def so(self) -> str | None:
-        return f"it is not used; {_TOUCHED}" if self.is_half_loaded else "it is not used; an older checkpoint is"
+        return (
+            f"it is not used; {_TOUCHED}"
+            if self.is_half_loaded
+            else "it is not used; a resume takes the next older one"
+        )
 
     def details(self) -> Iterator[str]:
         yield from self.findings
@@ -214,6 +219,8 @@ class StorageFailed(StorageError):
     cause: str
     # Whether it refused while a checkpoint was loaded: then the caller's objects hold some of it.
     is_half_loaded: bool = False
+    # Whether it refused to keep what can be kept in any other folder.
+    is_cache: bool = False
 
     def headline(self) -> str:
         return f"storage refused to {self.operation}: {self.cause}"
@@ -222,13 +229,22 @@ class StorageFailed(StorageError):
         return str(self.path)
 
     def so(self) -> str | None:
+        if self.is_cache:
+            return "the cache of plans cannot be kept here; data.cache_dir names another folder for it"
         intact = "what was committed before is intact"
         return f"{intact}; {_TOUCHED}" if self.is_half_loaded else intact
 
     def help(self) -> tuple[Help, ...]:
+        # What could not be made is not there to be looked at: the nearest folder that is there can be.
+        nearest = next((above for above in self.path.parents if os.access(above, os.F_OK)), self.path.parent)
         if self.cause in _NOT_ALLOWED:
-            return (Help(f"ls -ld {quoted(self.path.parent)}", "see who may do that there"),)
-        return (Help(f"df -h {quoted(self.path.parent)}", "see whether the disk is full"),)
+            found = Help(f"ls -ld {quoted(nearest)}", "see who may do that there")
+        elif self.cause == _READ_ONLY:
+            found = Help(f"findmnt -T {quoted(nearest)}", "see how it is mounted")
+        else:
+            found = Help(f"df -h {quoted(nearest)}", "see whether the disk is full")
+        elsewhere = Help("unbroken explain data.cache_dir", "keep the cache in another folder")
+        return (elsewhere, found) if self.is_cache else (found,)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -13,6 +13,7 @@ class UnknownCommand(UsageError):
     kind = "unknown-command"
     name: str
     nearest: tuple[str, ...] = ()
+    group: str = "unbroken"
 
     def headline(self) -> str:
         return f"there is no command '{self.name}'"
@@ -21,7 +22,7 @@ class UnknownCommand(UsageError):
         return f"did you mean {' or '.join(self.nearest)}?" if self.nearest else None
 
     def help(self) -> tuple[Help, ...]:
-        return (Help("unbroken --help", "list the commands"),)
+        return (Help(f"{self.group} --help", "list the commands"),)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -145,7 +146,7 @@ class WouldOverwrite(UsageError):
         return str(self.path)
 
     def so(self) -> str | None:
-        return "nothing was written; a file that is already there is never replaced"
+        return "nothing was written; what is already there is never replaced unasked"
 
     def help(self) -> tuple[Help, ...]:
         return (self.remedy,) if self.remedy else ()

@@ -37,7 +37,7 @@ def judge(ended: Ended, outcome: JobOutcome | None, *, through_torchrun: bool, s
     if ended.was_interrupted_twice:
         return Verdict(EXIT_INTERRUPTED, "interrupted twice: left at once; the last commit stands", run=run)
     if outcome is None or not outcome.has_ended:
-        code, how = _by_processes(ended, through_torchrun=through_torchrun)
+        code, how = _by_processes(ended, through_torchrun=through_torchrun, has_begun=outcome is not None)
         if ended.ran_out_of_time:
             how += " after its time to save was over"
         told = "told no outcome" if outcome is None else "began its run and told no outcome"
@@ -55,13 +55,16 @@ def _way(returncode: int) -> str:
     return f"exit code {returncode}" if returncode >= 0 else signal_name(-returncode)
 
 
-def _by_processes(ended: Ended, *, through_torchrun: bool) -> tuple[int, str]:
+def _by_processes(ended: Ended, *, through_torchrun: bool, has_begun: bool) -> tuple[int, str]:
     code = ended.returncode
     if code < 0:
         return SIGNALLED - code, f"{signal_name(-code)} ended it"
     if through_torchrun and code == 1 and ended.asked_by is not None:
         # torchrun says 1 whatever its workers died of; what is known is the signal they were given.
         return SIGNALLED + ended.asked_by, f"{ended.asked_by.name} was passed on to it"
+    if through_torchrun and code == 1 and has_begun:
+        # A run tells of every error it can still tell of; `unbroken outcome` says the same of one that did not.
+        return SIGNALLED + signal.SIGKILL, "a rank ended without a word, as one does that is killed"
     return code, "its own exit code stands"
 
 

@@ -21,6 +21,8 @@ KINDS: Final[Mapping[str, str]] = {
     "passed-over": "a newer checkpoint it did not take, and why",
     "accept": "a difference that a person accepted by name",
     "audit": "live state that nobody handed over",
+    "config": "fields in which this job differs from what the run was started with",
+    "skipped": "a step whose loss or gradient was no number, and which moved no weight",
     "save": "a save began, or was skipped",
     "save-failed": "a save that storage refused; training went on",
     "commit": "a checkpoint began to exist: name, step, seconds, bytes",

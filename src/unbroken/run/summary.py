@@ -1,8 +1,9 @@
 """One picture of a run, from which text, JSON and page are all made, so that they cannot disagree."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unbroken import amounts
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.run.journal import Fact, History, read_history
@@ -38,6 +39,36 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Account:
+    """What the data has served up to a checkpoint, added up over all ranks and jobs.
+
+    ``agrees`` says whether it was what the data's function says: each sample of the run once.
+    """
+
+    samples: int
+    digest: str
+    agrees: bool
+
+    def sentence(self) -> str:
+        """One line for people."""
+        samples = amounts.plural(self.samples, "sample")
+        if self.agrees:
+            return f"{samples} served, each exactly once ({self.digest})"
+        return f"{samples} counted, but what was served is not each of them once ({self.digest})"
+
+
+def account_of(manifest: Manifest | None) -> Account | None:
+    """What a checkpoint says of the data; None where its loader keeps no account."""
+    said = manifest.facts.get("data") if manifest is not None else None
+    if not isinstance(said, Mapping):
+        return None
+    samples, digest, agrees = said.get("samples"), said.get("digest"), said.get("agrees")
+    if not isinstance(samples, int) or not isinstance(digest, str) or not isinstance(agrees, bool):
+        return None
+    return Account(samples, digest, agrees)
+
+
+@dataclass(frozen=True)
 class Records:
     """What the journal of a run says, as far as ``status`` shows it."""
 
@@ -64,6 +95,11 @@ class RunSummary:
     passed_over: tuple[tuple[str, str], ...]
     records: Records = Records()
     outcome: Outcome | None = None
+
+    @property
+    def account(self) -> Account | None:
+        """What the data has served up to the checkpoint that the run would resume from."""
+        return account_of(self.newest_usable)
 
 
 def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], str | None] | None = None) -> RunSummary:

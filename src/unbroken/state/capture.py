@@ -48,9 +48,16 @@ def own_prefix(rank: int, item: str) -> str:
 
 
 def capture(
-    items: Sequence[Item], generators: Callable[[], State], world: World, *, allow_pickle: Collection[str] = ()
+    items: Sequence[Item],
+    generators: Callable[[], State],
+    world: World,
+    *,
+    allow_pickle: Collection[str] = (),
+    shares_generators: bool = False,
 ) -> Captured:
     """Take the state of every item, and that of the generators after them. Collective.
+
+    ``shares_generators`` says that one rank's generators stand for all.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
@@ -58,16 +65,17 @@ def capture(
         NoMemory: there is no memory to look at it.
     """
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
-    taken = world.all_or_none(lambda: _take(items, generators, world, allow_pickle))
+    called = GENERATORS if shares_generators else own_prefix(world.rank, GENERATORS)
+    taken = world.all_or_none(lambda: _take(items, generators, called, world, allow_pickle))
     copies_digest = digest_bytes(json.dumps(taken.copies, sort_keys=True).encode())
     said = world.all_gather((taken.digests, copies_digest))
     differing = _differing(taken.digests, [digests for digests, _ in said])
     is_even = len({copies for _, copies in said}) == 1
     uneven = [] if is_even else sorted(_differing(taken.copies, world.all_gather(taken.copies)))
     tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
-    own: set[str] = set(taken.drawn.tensors)
-    shared: dict[str, Json] = {}
-    ranked: dict[str, Json] = {GENERATORS: taken.drawn.skeleton}
+    own: set[str] = set() if shares_generators else set(taken.drawn.tensors)
+    shared: dict[str, Json] = {GENERATORS: taken.drawn.skeleton} if shares_generators else {}
+    ranked: dict[str, Json] = {} if shares_generators else {GENERATORS: taken.drawn.skeleton}
     for item in items:
         name, mine = item.name, taken.splits[item.name]
         if name not in differing:
@@ -100,12 +108,12 @@ class _Taken:
 
 
 def _take(
-    items: Sequence[Item], generators: Callable[[], State], world: World, allow_pickle: Collection[str]
+    items: Sequence[Item], generators: Callable[[], State], called: str, world: World, allow_pickle: Collection[str]
 ) -> _Taken:
     # All states before anything can be refused: the older FSDP speaks to the other ranks when it is asked for one.
     states = {item.name: item.take() for item in items}
     # Behind them: an object may draw when it is asked, and a resume goes on from the draw after that one.
-    drawn = split(own_prefix(world.rank, GENERATORS), generators(), allow_pickle=False)
+    drawn = split(called, generators(), allow_pickle=False)
     splits = {name: split(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
     _require_supported(splits.values())
     with asking_for_memory():

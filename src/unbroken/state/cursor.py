@@ -4,11 +4,12 @@ A loader that can say its state is asked for it; the generators it was given are
 epochs from them and may not count all that it drew. Any other loader is replayed: the generators as they were when its
 epoch began are kept, the loader's own among them, so that making its iterator again draws the same order, and the
 batches already served are drawn and dropped. That is exact for a loader that draws its order when its iterator is made,
-as torch's does, and costs the time of those batches.
+as torch's does, and costs the time of those batches. A ``Positioned`` loader, such as ``unbroken.data.Loader``, says
+one position for all ranks: nothing is kept beside it.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 
@@ -17,6 +18,34 @@ from unbroken.state.items import Stateful
 from unbroken.state.rng import capture_generators, restore_generators
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Positioned(Stateful, Protocol):
+    """A loader whose batches are a function of one position, the same on every rank and valid on any number of them.
+
+    What it has really served is added up over the ranks at each checkpoint and compared with what the function says.
+    """
+
+    notices: list[str]
+
+    def accept(self, names: Collection[str]) -> None:
+        """Hear which differences a person accepts, before a state is loaded."""
+
+    def ended(self) -> str | None:
+        """Why no further step can be served; None while one can. All ranks say the same at the same step."""
+
+    def served_share(self) -> Any:  # noqa: ANN401 - whatever it adds up
+        """What this rank has served since the ranks last added up; shares are added by ``+``."""
+
+    def settle_served(self, total: Any) -> Callable[[], dict[str, Any]]:  # noqa: ANN401
+        """Take the sum of all ranks' shares as settled.
+
+        What is returned may be called later and in another thread: it compares all that was served up to now with what
+        the function says, and tells ``samples``, ``digest`` and ``agrees``.
+        """
+
+
 _LOADERS_OWN = "loader"
 _OWN = "generators"
 
@@ -83,8 +112,16 @@ class Cursor(Generic[T]):
         if callable(set_epoch):
             set_epoch(self.epoch)
 
+    @property
+    def positioned(self) -> Positioned | None:
+        """The loader, if it stands at one position for all ranks."""
+        return self.loader if isinstance(self.loader, Positioned) else None
+
     def state_dict(self) -> dict[str, Any]:
         """Where it stands."""
+        if self.positioned is not None:
+            # Batches served differ by rank where the ranks do not divide the lanes; the position does not.
+            return {"loader": self.positioned.state_dict()}
         state: dict[str, Any] = {"epoch": self.epoch, "served": self.served}
         if self.is_stateful:
             state["loader"] = self.loader.state_dict()  # type: ignore[attr-defined]
@@ -113,6 +150,8 @@ class Cursor(Generic[T]):
                 "the checkpoint's loader says by itself where it stands, with state_dict and load_state_dict; "
                 f"the {here} here has none"
             )
+        if "loader" in state and "epoch" not in state and self.positioned is None:
+            return f"the checkpoint's loader stands at one position for all ranks; the {here} here does not"
         if self.is_stateful and "loader" not in state and state.get("began") is not None:
             return (
                 "the checkpoint's loader had no state and is replayed from the start of its epoch; "
@@ -126,8 +165,14 @@ class Cursor(Generic[T]):
         Raises:
             DataEnded: the loader has fewer batches now than it had served.
         """
-        self.epoch, self.served = state["epoch"], state["served"]
         self._iterator = None
+        if self.positioned is not None:
+            # Without one, nothing has been served yet.
+            if "loader" in state:
+                self.positioned.load_state_dict(state["loader"])
+            self._iterator = iter(self.loader)
+            return
+        self.epoch, self.served = state["epoch"], state["served"]
         if "loader" in state:
             self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
             self._set_epoch()

@@ -44,12 +44,13 @@ _SENTINEL = 0xA5
 
 @dataclass(frozen=True)
 class Restored:
-    """What a resume brought back, and what it could not bring back exactly."""
+    """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it."""
 
     step: int
     counters: Mapping[str, object]
     generators: State
     notes: tuple[str, ...]
+    world: int = 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def restore(
     except Exception as refused:
         raise _half_loaded(refused) from refused
     generators = join(plan.skeletons[GENERATORS], plan.places, item=GENERATORS, allow_pickle=False)
-    return Restored(plan.trainer.step, decode_counters(plan.trainer.counters), cast("State", generators), plan.notes)
+    trainer = plan.trainer
+    counters = decode_counters(trainer.counters)
+    return Restored(trainer.step, counters, cast("State", generators), plan.notes, trainer.world)
 
 
 def _half_loaded(refused: Exception) -> Exception:
@@ -248,7 +251,9 @@ def _skeletons(
     """Each item's values for this rank, after every difference was accepted or refused."""
     here = {item.name: item for item in items}
     differences, notes = _item_differences(trainer, here)
-    found: dict[str, Json] = {name: value for name, value in trainer.values.items() if name in here}
+    found: dict[str, Json] = {
+        name: value for name, value in trainer.values.items() if name in here or name == GENERATORS
+    }
     if trainer.ranked:
         lender = world.rank % trainer.world
         mine = read_rank_values(source.store, source.name, source.manifest, lender)

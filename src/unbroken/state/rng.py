@@ -71,3 +71,8 @@ def _set(state: dict[str, Any], devices: list[torch.device | str | int]) -> None
         numpy.random.set_state(state["numpy"])
     for device, held in zip(devices, state["cuda"], strict=True):
         torch.cuda.set_rng_state(held, device)
+
+
+def generator_devices() -> list[int]:
+    """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
+    return [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

@@ -39,13 +39,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be saved, beside the items' state."""
+    """What is to be saved, beside the items' state.
+
+    ``account`` is asked by the first rank in the thread, where it may take its time, for what the data has served.
+    """
 
     step: int
     kind: str
     counters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    account: Callable[[], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Saved:
     total_s: float
     removed: tuple[str, ...] = ()
     error: UnbrokenError | None = None
+    account: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,20 @@ class Saver:
     """Saves the items of one run; made once per job, on every rank."""
 
     def __init__(
-        self, items: Sequence[Item], world: World, keeping: Keeping, *, allow_pickle: Collection[str] = ()
+        self,
+        items: Sequence[Item],
+        world: World,
+        keeping: Keeping,
+        *,
+        allow_pickle: Collection[str] = (),
+        shares_generators: bool = False,
     ) -> None:
         self._items = list(items)
         self._world = world
         self._beside = world.beside()
         self._keeping = keeping
         self._allow_pickle = frozenset(allow_pickle)
+        self._shares_generators = shares_generators
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
         self._thread: threading.Thread | None = None
@@ -114,7 +126,13 @@ class Saver:
     def _take(self, request: Request, generators: Callable[[], State], began: float) -> threading.Thread:
         # On all ranks or on none, as everything that one rank alone may fail at.
         counters = self._world.all_or_none(lambda: encode_counters(request.counters))
-        found = capture(self._items, generators, self._world, allow_pickle=self._allow_pickle)
+        found = capture(
+            self._items,
+            generators,
+            self._world,
+            allow_pickle=self._allow_pickle,
+            shares_generators=self._shares_generators,
+        )
         plan = self._plan = payload.plan_save(found.tensors, self._world, self._plan)
         prints = fingerprints(found.tensors, self._world, own=found.own)
         described = {name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in plan.tensors.items()}
@@ -160,17 +178,19 @@ class Saver:
         if work is None:
             return
         try:
-            name, removed = self._write_and_commit(work)
+            done = self._write_and_commit(work)
             error: UnbrokenError | None = None
         except UnbrokenError as refused:
-            name, removed, error = None, (), refused
+            done, error = _Done(), refused
         except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
-            name, removed, error = None, (), Bug(cause=f"{type(surprise).__name__}: {surprise}")
+            done, error = _Done(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
-        total_s = time.monotonic() - work.began
-        self._ended = Saved(work.request, name, _total_bytes(work.plan), work.blocked_s, total_s, removed, error)
+        total_s, size_bytes = time.monotonic() - work.began, _total_bytes(work.plan)
+        self._ended = Saved(
+            work.request, done.name, size_bytes, work.blocked_s, total_s, done.removed, error, account=done.account
+        )
 
-    def _write_and_commit(self, work: "_Work") -> tuple[str, tuple[str, ...]]:
+    def _write_and_commit(self, work: "_Work") -> "_Done":
         world, keeping = self._beside, self._keeping
         try:
             draft_name = world.from_first(lambda: self._begin(work))
@@ -209,7 +229,7 @@ class Saver:
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
         return _Told(written, mine)
 
-    def _commit(self, work: "_Work", draft: Draft, told: Sequence["_Told"]) -> tuple[str, tuple[str, ...]]:
+    def _commit(self, work: "_Work", draft: Draft, told: Sequence["_Told"]) -> "_Done":
         keeping, request = self._keeping, work.request
         trainer = TrainerState(
             step=request.step,
@@ -222,16 +242,18 @@ class Saver:
         parts = [part for each in told for part in (*each.written.parts, each.record)]
         parts += payload.finish(work.plan, [each.written for each in told], draft)
         parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
+        account = dict(request.account()) if request.account is not None else None
+        served = {} if account is None else {"data": account}
         record = Record(
             kind=request.kind,
             saved_at_ns=time.time_ns(),
             tensors=work.described,
             metrics=request.metrics,
             fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
-            facts={"world": self._world.size, "torch": torch.__version__, **request.facts},
+            facts={"world": self._world.size, "torch": torch.__version__, **served, **request.facts},
         )
         name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=keeping.fence)
-        return name, self._settle(name)
+        return _Done(name, self._settle(name), account)
 
     def _planned(self, plan: payload.SavePlan) -> list[str]:
         """Every part that must be there, known before anybody has reported one."""
@@ -270,6 +292,15 @@ class _Told:
 
     written: payload.Written
     record: Part
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a commit leaves to tell; nothing where there was none."""
+
+    name: str | None = None
+    removed: tuple[str, ...] = ()
+    account: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,32 +8,50 @@ import click
 import pytest
 
 import unbroken.cli
-from unbroken.cli.group import PROGRAM, ROOT, as_dashed, nearest
+import unbroken.commands
+from unbroken.cli.group import PROGRAM, ROOT, LazyGroup, as_dashed, nearest
 from unbroken.cli.output import Command
-from unbroken.cli.table import COMMANDS
+from unbroken.cli.table import COMMANDS, Entry
 
-each_command = pytest.mark.parametrize("name", sorted(COMMANDS))
+
+def load(entry: Entry) -> click.Command:
+    """The command that an entry of a table names."""
+    module, _, attribute = entry.place.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
+def with_groups() -> dict[str, Entry]:
+    """Every command, also those of groups, by what a person types."""
+    found = dict(COMMANDS)
+    for name, entry in COMMANDS.items():
+        command = load(entry)
+        if isinstance(command, LazyGroup):
+            found |= {f"{name} {inner}": each for inner, each in command.table.items()}
+    return found
+
+
+EVERY = with_groups()
+each_command = pytest.mark.parametrize("name", sorted(EVERY))
 
 
 @each_command
 def test_a_command_is_where_the_table_says_and_begins_with_the_words_of_the_table(name: str) -> None:
-    module, _, attribute = COMMANDS[name].place.partition(":")
-    command = getattr(importlib.import_module(module), attribute)
-    assert isinstance(command, Command)
-    assert command.name == name
-    assert command.get_short_help_str(limit=200).startswith(COMMANDS[name].help.removesuffix("."))
+    command = load(EVERY[name])
+    assert isinstance(command, Command | LazyGroup)
+    assert command.name == name.rpartition(" ")[2]
+    assert command.get_short_help_str(limit=200).startswith(EVERY[name].help.removesuffix("."))
 
 
 @each_command
 def test_a_command_takes_json_quiet_and_help(name: str) -> None:
-    command = ROOT.get_command(click.Context(ROOT), name)
-    assert command is not None
+    command = load(EVERY[name])
     assert {"--json", "--quiet", "-q"} <= {opt for param in command.params for opt in param.opts}
 
 
 @each_command
 def test_a_line_of_help_is_one_sentence_that_fits(name: str) -> None:
-    line = COMMANDS[name].help
+    line = EVERY[name].help
     assert line[0].isupper()
     assert line.endswith(".")
     assert len(line) <= 66
@@ -41,23 +59,24 @@ def test_a_line_of_help_is_one_sentence_that_fits(name: str) -> None:
 
 @each_command
 def test_every_option_and_argument_of_a_command_is_explained(name: str) -> None:
-    command = ROOT.get_command(click.Context(ROOT), name)
-    assert command is not None
+    command = load(EVERY[name])
     options = [param for param in command.params if isinstance(param, click.Option)]
     assert all(option.help and option.help.endswith(".") for option in options)
 
 
 def test_every_file_with_a_command_is_in_the_table() -> None:
-    folder = Path(unbroken.cli.__file__).parent
+    folders = [Path(package.__file__ or "").parent for package in (unbroken.cli, unbroken.commands)]
     with_command = {
-        path.stem
+        f"unbroken.{folder.name}.{path.stem}"
+        for folder in folders
         for path in folder.glob("*.py")
         if any(
             isinstance(node, ast.FunctionDef) and any("as_command" in ast.unparse(d) for d in node.decorator_list)
             for node in ast.parse(path.read_text()).body
         )
     }
-    assert with_command == {entry.place.partition(":")[0].rpartition(".")[2] for entry in COMMANDS.values()}
+    places = {entry.place.partition(":")[0] for entry in EVERY.values() if not isinstance(load(entry), LazyGroup)}
+    assert with_command == places
 
 
 def test_the_help_lists_every_command_under_its_heading() -> None:
@@ -69,7 +88,7 @@ def test_the_help_lists_every_command_under_its_heading() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("explian", "explain"), ("exp", "explain"), ("completions", "completion"), ("valdiate", "validate")],
+    [("explian", "explain"), ("expl", "explain"), ("completions", "completion"), ("valdiate", "validate")],
 )
 def test_a_slip_of_the_finger_finds_the_command(typed: str, meant: str) -> None:
     assert nearest(typed, list(COMMANDS))[0] == meant

@@ -110,6 +110,13 @@ def test_without_an_outcome_the_process_decides() -> None:
     assert judge(Ended(5), begun, through_torchrun=False, stopped_exit_code=0).run == "runs/a"
 
 
+def test_a_rank_that_ended_without_a_word_under_torchrun_counts_as_killed() -> None:
+    begun = JobOutcome("runs/a", "running", 0, "held", "")
+    assert code_of(Ended(1), begun, torchrun=True) == 137
+    assert code_of(Ended(1), begun) == 1
+    assert code_of(Ended(1), None, torchrun=True) == 1
+
+
 def test_torchruns_one_after_a_signal_is_that_signals_code() -> None:
     assert code_of(Ended(1, signal.SIGUSR1), torchrun=True) == 128 + signal.SIGUSR1
     assert code_of(Ended(1, signal.SIGUSR1)) == 1

@@ -1,0 +1,203 @@
+"""Training speed of the model in exact mode, beside plain models that are free to be non-deterministic.
+
+Every variant does the same work per step: forward and backward under bf16 autocast with fp32 weights, compiled;
+gradients clipped; fused AdamW. Each variant lives in a process of its own, so that no setting of one reaches another;
+they take turns on the device. Each is trained twice from one seed, and its weights compared bit for bit: the exact ones
+to prove it, the others to show that it means something.
+"""
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+# Read when the first product runs; without it deterministic algorithms are refused.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from torch import Tensor, nn
+
+from bench.gpt_peers import Gpt2Block, LlamaBlock, Plain
+from bench.measure import Samples, interleaved, write_results
+from unbroken.config.model import ModelConfig
+from unbroken.config.presets import preset
+from unbroken.gpt.initialization import initialize
+from unbroken.gpt.model import GPT
+
+VOCAB = 50304
+LENGTH = 2048
+BATCH = {"small": 16, "large": 8}
+EQUAL_STEPS = 5
+
+
+@dataclass
+class Variant:
+    """One model with its optimizer and its way to compute a loss."""
+
+    model: nn.Module
+    loss: Callable[[Tensor], Tensor]
+    is_deterministic: bool
+    fresh: Callable[[], None]
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def restart(self) -> None:
+        self.fresh()
+        weights = [p for p in self.model.parameters() if p.ndim > 1]
+        others = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        torch.use_deterministic_algorithms(self.is_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = self.loss(tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def ours(config: ModelConfig, *, is_exact: bool) -> Variant:
+    model = GPT(config, VOCAB).cuda()
+    compiled = torch.compile(model)
+
+    def loss(tokens: Tensor) -> Tensor:
+        total, count = compiled(tokens, labels=tokens)
+        mean: Tensor = total / count
+        return mean
+
+    return Variant(model, loss, is_exact, lambda: initialize(model, torch.Generator().manual_seed(7)))
+
+
+def peer(config: ModelConfig, kind: type[Gpt2Block] | type[LlamaBlock]) -> Variant:
+    model = Plain(config, VOCAB, kind).cuda()
+    compiled = torch.compile(model)
+    first = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+    def loss(tokens: Tensor) -> Tensor:
+        targets = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+        mean: Tensor = compiled(tokens, targets)
+        return mean
+
+    return Variant(model, loss, False, lambda: model.load_state_dict(first) and None)
+
+
+MAKERS: dict[str, Callable[[ModelConfig], Variant]] = {
+    "peer: GPT-2 blocks": lambda config: peer(config, Gpt2Block),
+    "peer: Llama blocks": lambda config: peer(config, LlamaBlock),
+    "ours, SDPA, not deterministic": lambda config: ours(config, is_exact=False),
+    "ours, exact": lambda config: ours(config, is_exact=True),
+}
+
+
+def batch_of(size: str, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(VOCAB, (BATCH[size], LENGTH), generator=generator).cuda()
+
+
+def prepared(size: str, name: str) -> tuple[Variant, dict[str, Any]]:
+    """A variant that is compiled and warm, its peak memory, and whether two trainings give one set of bits."""
+    begun = time.perf_counter()
+    variant = MAKERS[name](preset(size).model)
+    ends = []
+    for _ in range(2):
+        variant.restart()
+        for step in range(EQUAL_STEPS):
+            torch.cuda.reset_peak_memory_stats()
+            loss = variant.step(batch_of(size, step))
+        ends.append([p.detach().cpu() for p in variant.model.parameters()])
+    facts = {
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
+        "repeats_bit_for_bit": all(torch.equal(a, b) for a, b in zip(*ends, strict=True)),
+        "loss_after_5_steps": float(loss),
+        "parameters": sum(p.numel() for p in variant.model.parameters()),
+        "prepared_s": round(time.perf_counter() - begun, 1),
+    }
+    # What the allocator keeps for itself is room that the next variant needs.
+    torch.cuda.empty_cache()
+    return variant, facts
+
+
+def serve(size: str, name: str, steps: int, link: Connection) -> None:
+    """A variant's process: prepare, then run some steps whenever it is its turn."""
+    variant, facts = prepared(size, name)
+    link.send(facts)
+    batches = [batch_of(size, step) for step in range(4)]
+    while link.recv():
+        variant.step(batches[0])
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for step in range(steps):
+            variant.step(batches[step % len(batches)])
+        end.record()
+        torch.cuda.synchronize()
+        link.send(BATCH[size] * LENGTH * steps / (start.elapsed_time(end) / 1000))
+        torch.cuda.empty_cache()
+
+
+def measure(sizes: list[str], names: list[str], rounds: int, steps: int) -> None:
+    """All sizes and variants prepared at once; then, one size after the other, the variants take turns."""
+    context = multiprocessing.get_context("spawn")
+    links: dict[tuple[str, str], Connection] = {}
+    processes = []
+    for place in [(size, name) for size in sizes for name in names]:
+        links[place], theirs = context.Pipe()
+        processes.append(context.Process(target=serve, args=(*place, steps, theirs), daemon=True))
+        processes[-1].start()
+    facts: dict[str, Any] = {size: {} for size in sizes}
+    for size in sizes:
+        for name in names:
+            facts[size][name] = links[size, name].recv()
+            print(size, name, facts[size][name], flush=True)
+    for size in sizes:
+        for name, samples in interleaved({name: turn(links[size, name]) for name in names}, rounds).items():
+            facts[size][name] |= told(preset(size).model, samples, facts[size][name]["parameters"])
+            print(f"{size:6} {name:30} {facts[size][name]}", flush=True)
+        # Kept after each size: whoever stops a long measurement has what was measured until then.
+        write_results("gpt", {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **facts})
+    for link, process in zip(links.values(), processes, strict=True):
+        link.send(False)
+        process.join()
+
+
+def turn(link: Connection) -> Callable[[], float]:
+    def once() -> float:
+        link.send(True)
+        speed: float = link.recv()
+        return speed
+
+    return once
+
+
+def told(config: ModelConfig, samples: Samples, parameters: int) -> dict[str, object]:
+    return {
+        "tokens_per_s": round(samples.median),
+        "spread": samples.spread,
+        "mfu_of_989": round(samples.median * model_flops(config, parameters) / 989e12, 4),
+        "samples": [round(value) for value in samples.values],
+    }
+
+
+def model_flops(config: ModelConfig, parameters: int) -> float:
+    """Per token, forward and backward: six for each weight, and causal attention over half of the length."""
+    return 6 * parameters + 6 * config.n_layer * config.n_embd * LENGTH
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=list(BATCH), action="append")
+    parser.add_argument("--only", choices=list(MAKERS), action="append")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=10)
+    asked = parser.parse_args()
+    measure(asked.size or list(BATCH), asked.only or list(MAKERS), asked.rounds, asked.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""``unbroken train``: start a run of the GPT trainer, or go on with it; the same command does both.
+
+The parent of the job: it checks the config, and what the run was started with, before any process exists, and needs
+neither torch nor numpy for it.
+"""
+
+import difflib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from unbroken.cli.launching import launch_options, launched
+from unbroken.cli.output import Output, as_command
+from unbroken.config import Config
+from unbroken.config.decode import decode
+from unbroken.config.overrides import take_apart
+from unbroken.config.source import read
+from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing
+from unbroken.launch.command import Shape, Target, require_shape
+from unbroken.launch.jobs import Orders
+from unbroken.launch.started import settle
+
+PROGRAM: Final = "unbroken train"
+MODULE: Final = "unbroken.gpt"
+_OPTIONS: Final = (
+    *("--config", "--accept", "--resume", "--force", "--allow-bucket-exhaustion", "--allow-budget-mismatch"),
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts"),
+    *("--restart-delay", "--shutdown-timeout", "--stopped-exit-code", "--json", "--quiet", "--help"),
+)
+
+
+@as_command("train", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="CONFIG [OVERRIDE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--config", "named", metavar="FILE", help="The config, where it is not the first argument.")
+@click.option("--accept", multiple=True, metavar="NAME", help="Go on though this differs from the run; repeatable.")
+@click.option("--resume", metavar="WHAT", help="As training.resume: auto, scratch, or a checkpoint to go back to.")
+@click.option("--force", is_flag=True, help="With --resume scratch: set the checkpoints that are there aside.")
+@click.option("--allow-bucket-exhaustion", is_flag=True, help="As data.allow_bucket_exhaustion=true.")
+@click.option("--allow-budget-mismatch", is_flag=True, help="As data.allow_budget_mismatch=true.")
+@click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")
+@launch_options
+def command(
+    output: Output,
+    arguments: tuple[str, ...],
+    named: str | None,
+    accept: tuple[str, ...],
+    resume: str | None,
+    force: bool,
+    allow_bucket_exhaustion: bool,
+    allow_budget_mismatch: bool,
+    skip_runtime_probe: bool,
+    nproc_per_node: int | str | None,
+    nnodes: int,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    max_restarts: int,
+    restart_delay: float,
+    shutdown_timeout: int,
+    stopped_exit_code: int,
+) -> int:
+    """Start a run, or go on with it: the same command does both.
+
+    CONFIG is a YAML or JSON file. OVERRIDE is --section.field value, --section.field=value or section.field=value.
+    Problems of the config are all told before anything is started. Exit codes: unbroken explain exit-codes.
+    """
+    flags = ["data.allow_bucket_exhaustion=true"] * allow_bucket_exhaustion
+    flags += ["data.allow_budget_mismatch=true"] * allow_budget_mismatch
+    flags += [] if resume is None else [f"training.resume={resume}"]
+    taken = take_apart((*arguments, *flags))
+    path = _config_path(taken.rest, named)
+    shape = Shape(nproc_per_node, nnodes, node_rank, master_addr, master_port)
+    require_shape(shape)
+    config = decode(read(path), taken.overrides, source=str(path)).config
+    if max_restarts and config.training.resume != "auto":
+        complaint = f"with --max-restarts every restart would begin at '{config.training.resume}' again"
+        raise BadUsage(command=PROGRAM, complaint=complaint)
+    _require_startable(config, shape, accept, force=force)
+    words = (str(path), *_overrides(arguments, taken.rest), *flags)
+    words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())
+    words += ("--quiet",) if output.quiet else ()
+    target = Target(MODULE, words, is_module=True)
+    run = Path(config.training.output_dir)
+    orders = Orders(target, shape, shutdown_timeout, stopped_exit_code, max_restarts, restart_delay, run)
+    return launched(output, PROGRAM, "unbroken.train/1", orders)
+
+
+def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, force: bool) -> None:
+    """Refuse what every process would refuse, once and before there is any."""
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing(purpose="training")
+    if not Path(config.data.path).is_dir():
+        raise DataMissing(path=Path(config.data.path), lacks="the folder that data.path names does not exist")
+    # Processes that torchrun counts are not known here; the job looks again.
+    ranks = shape.nodes * (shape.processes if isinstance(shape.processes, int) else 1)
+    settled = settle(config, ranks, accept=accept, force=force).config
+    lanes = settled.global_batch_size(ranks) // settled.training.per_device_batch_size
+    if ranks > lanes:
+        raise TooManyRanks(ranks=ranks, lanes=lanes)
+
+
+def _overrides(arguments: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """The arguments without the config's path: the overrides as they were written."""
+    kept = list(arguments)
+    for word in rest:
+        kept.remove(word)
+    return kept
+
+
+def _config_path(rest: Sequence[str], named: str | None) -> Path:
+    for option in (each for each in rest if each.startswith("-") and each != "-"):
+        close = difflib.get_close_matches(option.partition("=")[0], _OPTIONS, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise BadUsage(command=PROGRAM, complaint=f"there is no option '{option}'{meant}")
+    paths = [*([named] if named is not None else []), *rest]
+    if not paths:
+        raise BadUsage(command=PROGRAM, complaint="the argument CONFIG is missing")
+    if len(paths) > 1:
+        complaint = f"a run has one config; '{paths[1]}' is neither an option nor section.field=value"
+        raise BadUsage(command=PROGRAM, complaint=complaint)
+    return Path(paths[0])

@@ -1,0 +1,147 @@
+"""``unbroken data show``: decode one sample, and say where each piece of it comes from."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.output import Output, as_command
+from unbroken.commands.data_input import Asked, Decode, Input, decoder_of, window_options
+from unbroken.data.described import Described, DescribedWindow, describe
+from unbroken.data.stream import Stream
+from unbroken.errors import BadUsage, TokenizerUnknown
+from unbroken.report.style import Style, printable
+
+_COMMAND: Final = "unbroken data show"
+# Five letters stand before each line: together they fill a terminal of 80.
+_WIDTH: Final = 75
+_LINES: Final = 4
+
+
+@as_command("show")
+@click.argument("sample", metavar="K", type=click.IntRange(0))
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--tokenizer", metavar="NAME|PATH", help="What turns ids into text, where the data does not tell.")
+@click.option("--whole", is_flag=True, help="Print whole windows instead of their beginnings.")
+@window_options
+def command(
+    output: Output,
+    sample: int,
+    directory: Path | None,
+    tokenizer: str | None,
+    whole: bool,
+    **options: Any,  # noqa: ANN401 -- see Asked
+) -> None:
+    """Decode one sample of a run.
+
+    K counts the samples of a run from 0, whatever the batch: step S of a run with a global batch of B begins with
+    sample S x B. Give DIR, or the run's config for its own order.
+    """
+    asked = Asked(_COMMAND, directory, **options).open()
+    stream = asked.stream(output)
+    if stream.end is not None and sample >= stream.end:
+        complaint = f"there is no sample {amounts.count(sample)}; the last is {amounts.count(stream.end - 1)}"
+        raise BadUsage(command=_COMMAND, complaint=complaint)
+    decode = _decoder(output, asked, tokenizer)
+    described = describe(stream, sample)
+    output.document(
+        "unbroken.data-show/1",
+        _facts(described, stream, decode),
+        lambda: _text(described, asked, stream, decode, is_whole=whole, style=output.style),
+    )
+
+
+def _decoder(output: Output, asked: Input, tokenizer: str | None) -> Decode | None:
+    if tokenizer is not None or not asked.is_config:
+        decode = decoder_of(asked.corpus, tokenizer)
+        if decode is None:
+            output.note(_without_text(asked))
+        return decode
+    try:
+        return decoder_of(asked.corpus, asked.config.data.tokenizer)
+    except TokenizerUnknown as unknown:
+        output.note(f"{unknown}: ids are shown")
+        return None
+
+
+def _without_text(asked: Input) -> str:
+    made_by = asked.corpus.tokenizer
+    if made_by is None:
+        return "ids are shown: the data does not say what made them; --tokenizer NAME|PATH gives the text"
+    return (
+        f"ids are shown: the path or name of the tokenizer '{printable(made_by.name)}' gives the text, as --tokenizer"
+    )
+
+
+def _pieces(described: Described) -> list[tuple[DescribedWindow, list[int]]]:
+    pieces, at = [], 0
+    for window in described.windows:
+        length = window.last - window.first
+        pieces.append((window, list(described.tokens[at : at + length])))
+        at += length
+    return pieces
+
+
+def _facts(described: Described, stream: Stream, decode: Decode | None) -> dict[str, Any]:
+    return {
+        "sample": described.sample,
+        "bucket": described.bucket,
+        "phase": described.phase,
+        "ordinal": described.ordinal,
+        "epoch": described.epoch,
+        "max_length": stream.max_length,
+        "padding": stream.max_length - len(described.tokens),
+        "windows": [
+            {**vars(window), "tokens": ids, "text": decode(ids) if decode else None}
+            for window, ids in _pieces(described)
+        ],
+    }
+
+
+def _text(
+    described: Described, asked: Input, stream: Stream, decode: Decode | None, *, is_whole: bool, style: Style
+) -> str:
+    bucket = next(each for each in stream.buckets if each.name == described.bucket)
+    in_phase = f", phase {described.phase + 1}" if asked.config.data.curriculum else ""
+    used = len(described.tokens)
+    lines = [
+        f"{style.bold(f'sample {amounts.count(described.sample)}')}  of {printable(str(asked.corpus.root))}",
+        (
+            f"bucket   {printable(described.bucket)}{in_phase}, draw {amounts.count(described.ordinal)}, "
+            f"epoch {described.epoch + 1} of {amounts.plural(bucket.sequences, 'sequence')}"
+        ),
+        (
+            f"tokens   {amounts.count(used)} of {amounts.count(stream.max_length)} used "
+            f"({100 * used / stream.max_length:.1f} %), {amounts.plural(len(described.windows), 'window')}"
+        ),
+    ]
+    for number, (window, ids) in enumerate(_pieces(described), start=1):
+        lines += ["", _heading(number, window, style), *_body(ids, decode, is_whole=is_whole, style=style)]
+    return "\n".join(lines)
+
+
+def _heading(number: int, window: DescribedWindow, style: Style) -> str:
+    length = window.last - window.first
+    if length == window.document_tokens:
+        part = f"all {amounts.plural(length, 'token')}"
+    else:
+        part = (
+            f"tokens {amounts.count(window.first)} to {amounts.count(window.last - 1)} "
+            f"of {amounts.count(window.document_tokens)}"
+        )
+    masked = f", the first {amounts.count(window.masked)} masked" if window.masked else ""
+    where = f"{printable(window.shard)}, document {amounts.count(window.document)}"
+    return f"{style.good(f'{number:>3}')}  {where}  {style.dim(f'{part}{masked}')}"
+
+
+def _body(ids: list[int], decode: Decode | None, *, is_whole: bool, style: Style) -> list[str]:
+    text = decode(ids) if decode else " ".join(map(str, ids))
+    # A document's own line breaks stay readable without being obeyed: one line of ours is one line of the terminal.
+    letters = printable(text.replace("\n", "⏎"))
+    cut = [letters[at : at + _WIDTH] for at in range(0, len(letters), _WIDTH)] or [""]
+    if len(cut) > _LINES and not is_whole:
+        hidden = len(letters) - _LINES * _WIDTH
+        unit = "letter" if decode else "character"
+        cut = [*cut[:_LINES], style.dim(f"… {amounts.plural(hidden, unit)} more")]
+    return [f"     {line}" for line in cut]

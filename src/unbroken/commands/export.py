@@ -1,0 +1,140 @@
+"""``unbroken export``: a checkpoint's weights as files that other programs read."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import torch
+
+from unbroken import amounts
+from unbroken.cli.output import Output, as_command
+from unbroken.commands.text_options import note_passed_over
+from unbroken.data.listing import TokenizerIdentity
+from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
+from unbroken.errors.tree import quoted
+from unbroken.files import LOCAL
+from unbroken.gpt.device import DTYPES
+from unbroken.gpt.export import to_safetensors, to_torch
+from unbroken.gpt.huggingface import require_expressible, to_huggingface
+from unbroken.gpt.load import Found, find_model
+from unbroken.gpt.vocabulary import vocabulary_of
+
+_COMMAND: Final = "unbroken export"
+_SUFFIXES: Final = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
+_FORMATS: Final = ("torch", "safetensors", "huggingface")
+
+
+@as_command("export")
+@click.argument("reference", metavar="RUN[@STEP]")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="The file or folder to write.",
+)
+@click.option("--format", "asked", type=click.Choice(_FORMATS), help="Where the name of PATH does not tell it.")
+@click.option("--dtype", type=click.Choice([*DTYPES]), help="Of the weights; as they were trained else, fp32.")
+@click.option("--tokenizer", metavar="TOKENIZER", help="For a folder, where it is not the one that the run kept.")
+@click.option("--force", is_flag=True, help="Replace a file, or a folder that an export wrote.")
+def command(
+    output: Output,
+    reference: str,
+    target: Path,
+    asked: str | None,
+    dtype: str | None,
+    tokenizer: str | None,
+    force: bool,
+) -> None:
+    """Write a checkpoint's weights for other programs.
+
+    PATH ends in .pt: a state for torch.load(PATH, weights_only=True). In .safetensors: one such file. Else it is a
+    folder that transformers loads as a Llama. The newest usable checkpoint is taken unless a step is named; every byte
+    that is read is proven.
+    """
+    form = _form(target, asked)
+    _require_free(target, reference, force=force)
+    found = find_model(reference)
+    note_passed_over(output, found)
+    kind = None if dtype is None else DTYPES[dtype]
+    note = None
+    if form == "huggingface":
+        note = _write_folder(found, target, tokenizer, kind, force=force)
+    else:
+        write = to_torch if form == "torch" else to_safetensors
+        write(_state(found), target, dtype=kind, is_replacing=force)
+    size_bytes = _size(target)
+    facts: dict[str, Any] = {
+        "checkpoint": found.path,
+        "step": found.manifest.step,
+        "format": form,
+        "path": target,
+        "bytes": size_bytes,
+        "note": note,
+    }
+
+    def text() -> str:
+        lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
+        return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
+
+    output.document("unbroken.export/1", facts, text)
+
+
+def _form(target: Path, asked: str | None) -> str:
+    told = _SUFFIXES.get(target.suffix)
+    if asked is None:
+        return told or "huggingface"
+    if told is not None and told != asked:
+        complaint = f"--format is {asked} and {target.name} is the name of a {told} file"
+        raise BadUsage(command=_COMMAND, complaint=complaint)
+    return asked
+
+
+def _require_free(target: Path, reference: str, *, force: bool) -> None:
+    # Looked at first: what would be refused in the end should not take the time of reading a model.
+    if not force and LOCAL.find(target) is not None:
+        remedy = Help(
+            f"{_COMMAND} {quoted(reference)} --to {quoted(target)} --force", "replace it, if an export wrote it"
+        )
+        raise WouldOverwrite(path=target, remedy=remedy)
+
+
+def _state(found: Found) -> dict[str, torch.Tensor]:
+    return dict(found.load(torch.device("cpu")).model.state_dict())
+
+
+def _write_folder(
+    found: Found, target: Path, tokenizer: str | None, dtype: torch.dtype | None, *, force: bool
+) -> str | None:
+    require_expressible(found.config.model)
+    content, identity, note = _tokenizer(found, tokenizer)
+    to_huggingface(
+        _state(found),
+        found.config.model,
+        target,
+        tokenizer=content,
+        end_token=None if identity is None else identity.eod_id,
+        dtype=dtype,
+        is_replacing=force,
+    )
+    return note
+
+
+def _tokenizer(found: Found, asked: str | None) -> tuple[bytes | None, TokenizerIdentity | None, str | None]:
+    try:
+        vocabulary = vocabulary_of(found, asked)
+    except (TokenizerUnknown, PackageMissing) as unknown:
+        if asked is not None:
+            raise
+        # The weights are whole without it, and the ids are what they are.
+        return None, None, f"none is in the folder: {unknown.headline()}"
+    if vocabulary.file.content is None:
+        note = "none is in the folder: the ids are bytes, which transformers has no tokenizer for; 256 ends a text"
+        return None, vocabulary.identity, note
+    return vocabulary.file.content, vocabulary.identity, None
+
+
+def _size(target: Path) -> int:
+    paths = [target / node.name for node in LOCAL.list_directory(target)] if target.is_dir() else [target]
+    return sum(found.size_bytes for path in paths if (found := LOCAL.find(path)) is not None)

@@ -1,0 +1,108 @@
+"""``unbroken generate``: what a run's model writes after a prompt."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.output import Output, as_command
+from unbroken.commands.text_options import (
+    generation_of,
+    named_model,
+    note_passed_over,
+    read_text,
+    require_writable,
+    text_options,
+    write_lines,
+)
+from unbroken.errors import BadUsage
+from unbroken.gpt.device import chosen_device, chosen_dtype
+from unbroken.gpt.text import Continued, TextSource
+
+_COMMAND: Final = "unbroken generate"
+_PATH: Final = click.Path(path_type=Path)
+
+
+@as_command("generate")
+@click.argument("run", metavar="[RUN[@STEP]]", required=False)
+@click.option("--prompt", metavar="TEXT", help="The text to be continued.")
+@click.option("--prompts-file", metavar="FILE", type=_PATH, help="One prompt a line, each continued by itself.")
+@click.option("--output", "target", metavar="FILE", type=_PATH, help="Write one JSON object a line instead.")
+@text_options
+def command(
+    output: Output,
+    run: str | None,
+    prompt: str | None,
+    prompts_file: Path | None,
+    target: Path | None,
+    checkpoint: str | None,
+    output_dir: str | None,
+    tokenizer: str | None,
+    device: str | None,
+    dtype: str | None,
+    **asked: Any,  # noqa: ANN401 -- the options of Generation, by its names
+) -> None:
+    """Continue a prompt with a run's model.
+
+    RUN is a run's directory or a checkpoint; the newest usable checkpoint is taken unless a step is named. Nothing of
+    the run is changed. The same prompt, options and seed give the same text on the same device.
+    """
+    generation = generation_of(asked)
+    reference = named_model(_COMMAND, run=run, checkpoint=checkpoint, output_dir=output_dir)
+    if reference is None:
+        raise BadUsage(command=_COMMAND, complaint="the argument RUN is missing")
+    prompts = _prompts(prompt, prompts_file)
+    require_writable(_COMMAND, target, prompts_file)
+    place = chosen_device(device)
+    source = TextSource.find(reference, tokenizer)
+    note_passed_over(output, source.found)
+    for each in prompts:
+        # Before the weights are read, which takes longer than anything else that can go wrong.
+        source.encode(each, generation)
+    model = source.load(place, chosen_dtype(dtype, place))
+    with output.progress("generate", len(prompts)) as advance:
+        records = []
+        for each in prompts:
+            records.append(_record(each, model.continue_text(each, generation)))
+            advance(1)
+    if target is not None:
+        write_lines(target, records)
+    facts = {
+        "checkpoint": source.found.path,
+        "step": source.found.manifest.step,
+        "output": target,
+        "texts": records if target is None else len(records),
+    }
+    output.document("unbroken.generate/1", facts, lambda: _text(records, target))
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+    if (prompt is None) == (file is None):
+        raise BadUsage(command=_COMMAND, complaint="one of --prompt and --prompts-file is needed, and not both")
+    if file is None:
+        return [prompt or ""]
+    # At line feeds alone: a prompt may hold other characters that end a line for somebody.
+    lines = [line.removesuffix("\r") for line in read_text(file, "file of prompts").split("\n") if line.strip()]
+    if not lines:
+        raise BadUsage(command=_COMMAND, complaint=f"--prompts-file holds no prompt: {file}")
+    return lines
+
+
+def _record(prompt: str, said: Continued) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "text": said.text,
+        "prompt_tokens": said.prompt_tokens,
+        "new_tokens": said.new_tokens,
+        "is_ended": said.is_ended,
+    }
+
+
+def _text(records: Iterable[dict[str, Any]], target: Path | None) -> str:
+    texts = [each["text"] for each in records]
+    if target is not None:
+        return f"wrote  {target}  {amounts.plural(len(texts), 'text')}"
+    # A text may hold lone pieces of characters that no terminal takes.
+    return "\n".join(text.encode("utf-8", "replace").decode() for text in texts)

@@ -1,0 +1,121 @@
+"""The options that ``generate`` and ``batch-generate`` share: which model, how it is asked, where the answers go."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from unbroken.cli.output import Output
+from unbroken.errors import BadUsage, PathMissing
+from unbroken.files import LOCAL, Files
+from unbroken.gpt.device import DTYPES
+from unbroken.gpt.load import Found
+from unbroken.gpt.text import Generation
+
+INPUT_LIMIT_BYTES: Final = 1 << 30
+_DEFAULTS: Final = Generation()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MODEL: Final = (
+    click.option("--checkpoint", metavar="DIR", help="One checkpoint, where it is not named by RUN."),
+    click.option("--output-dir", metavar="RUN", help="The run, where it is not named by RUN."),
+    click.option("--tokenizer", metavar="TOKENIZER", help="Where it is not the one that the run kept."),
+    click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one."),
+    click.option("--dtype", type=click.Choice([*DTYPES]), help="To compute in; bf16 on a GPU else, fp32 on a CPU."),
+)
+_GENERATION: Final = (
+    click.option("--max-new-tokens", type=int, metavar="N", help="Tokens at most; 100 else, or what the model takes."),
+    click.option(
+        "--temperature", type=float, default=_DEFAULTS.temperature, show_default=True, metavar="T", help="Of the draw."
+    ),
+    click.option("--top-k", type=int, default=_DEFAULTS.top_k, show_default=True, metavar="K", help="0 keeps all."),
+    click.option("--top-p", type=float, default=_DEFAULTS.top_p, show_default=True, metavar="P", help="1 keeps all."),
+    click.option("--greedy", is_flag=True, help="Take the most likely token each time."),
+    click.option(
+        "--repetition-penalty", type=float, default=1.0, show_default=True, metavar="F", help="Above 1: fewer repeats."
+    ),
+    click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, metavar="N", help="Of what is drawn."),
+    click.option("--return-full-text", is_flag=True, help="Put the prompt before its continuation."),
+)
+
+
+def text_options(function: _Function) -> _Function:
+    """The options for the model and for how it is asked."""
+    for option in reversed((*_MODEL, *_GENERATION)):
+        function = option(function)
+    return function
+
+
+def generation_of(asked: Mapping[str, Any]) -> Generation:
+    """How a model is asked, by the options of the command.
+
+    Raises:
+        GenerationInvalid: values are out of their ranges; all of them are named.
+    """
+    return Generation(**asked)
+
+
+def named_model(command: str, *, run: str | None, checkpoint: str | None, output_dir: str | None) -> str | None:
+    """The one model that was named; None if none was.
+
+    Raises:
+        BadUsage: two different ones were named.
+    """
+    named = sorted({each for each in (run, checkpoint, output_dir) if each is not None})
+    if len(named) > 1:
+        raise BadUsage(command=command, complaint=f"two models are named: {named[0]} and {named[1]}")
+    return named[0] if named else None
+
+
+def read_text(path: Path, purpose: str) -> str:
+    """A file of prompts.
+
+    Raises:
+        PathMissing: there is none.
+        StorageFailed: the system refused to read it.
+    """
+    if LOCAL.find(path) is None:
+        raise PathMissing(path=path, purpose=purpose)
+    # Through a link, too: what a person hands over as input may be one.
+    return LOCAL.read_bytes(path.resolve(), limit_bytes=INPUT_LIMIT_BYTES).decode("utf-8-sig", "replace")
+
+
+def require_writable(command: str, path: Path | None, *inputs: Path | None) -> None:
+    """Find out before the work whether its result has a place.
+
+    Raises:
+        PathMissing: there is no folder for it.
+        BadUsage: a folder stands there, or it is the input.
+    """
+    if path is None:
+        return
+    if LOCAL.find(path.parent) is None:
+        raise PathMissing(path=path.parent, purpose="folder for the output")
+    if path.is_dir():
+        raise BadUsage(command=command, complaint=f"--output is a folder: {path}")
+    if any(given is not None and path.resolve() == given.resolve() for given in inputs):
+        raise BadUsage(command=command, complaint=f"--output is the input: {path}")
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]], files: Files = LOCAL) -> None:
+    """Write one JSON object a line, all of them in one instant.
+
+    Raises:
+        StorageFailed: the system refused; an older file is intact.
+    """
+    data = "".join(json_line(record) + "\n" for record in records).encode()
+    # crash here: the file of an earlier call or none, and a scratch file that the next call removes.
+    files.replace(path, data, scratch=f".{path.name}.partial")
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """A record on one line."""
+    return json.dumps(record, allow_nan=False)
+
+
+def note_passed_over(output: Output, found: Found) -> None:
+    """Say which newer checkpoints are not asked, and why."""
+    for over in found.passed_over:
+        output.note(f"passed over {over.name}: {over.reason}")

@@ -1,0 +1,58 @@
+"""Data as a pure function: from raw text to batches, the same on any number of ranks and workers.
+
+Importing this package imports neither torch nor numpy; each name is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from unbroken.data.catalogue import Bucket, Corpus, Shard, open_corpus
+    from unbroken.data.faces import SampleDataset, SampleIterable
+    from unbroken.data.ingest.text import open_text_corpus
+    from unbroken.data.listing import TokenizerIdentity
+    from unbroken.data.loader import Batch, Loader
+    from unbroken.data.schedule import Phase
+    from unbroken.data.seal import seal_shards
+    from unbroken.data.served import Served
+    from unbroken.data.stream import Stream
+
+__all__ = [
+    "Batch",
+    "Bucket",
+    "Corpus",
+    "Loader",
+    "Phase",
+    "SampleDataset",
+    "SampleIterable",
+    "Served",
+    "Shard",
+    "Stream",
+    "TokenizerIdentity",
+    "open_corpus",
+    "open_text_corpus",
+    "seal_shards",
+]
+
+_HOMES: Final = {
+    "Batch": "loader",
+    "Bucket": "catalogue",
+    "Corpus": "catalogue",
+    "Loader": "loader",
+    "Phase": "schedule",
+    "SampleDataset": "faces",
+    "SampleIterable": "faces",
+    "Served": "served",
+    "Shard": "catalogue",
+    "Stream": "stream",
+    "TokenizerIdentity": "listing",
+    "open_corpus": "catalogue",
+    "open_text_corpus": "ingest.text",
+    "seal_shards": "seal",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,156 @@
+"""From windows to rows: tokens, labels and document numbers of whole sequences, copied out of the shards' maps.
+
+Where the windows stand is laid out for many rows at once, padding among them as pieces of their own, so that a batch
+costs one joining of slices and a few array operations, whatever it holds. Labels are the tokens themselves, unshifted,
+and -100 where nothing is to be learned: on a window's masked prefix, on its first token, which no token of its window
+predicts, and on padding.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbroken.data.plan import Slots
+
+IGNORED: Final = -100
+PADDING: Final = -1  # the number of the shard that holds nothing but zeros, and of the document that is none
+_slice_of: Final = cast("Callable[[memoryview, slice], memoryview]", getitem)
+_TOKENS: Final[Mapping[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whole sequences as arrays of ``[rows, max_length]``: tokens, labels, and each token's document, -1 on padding."""
+
+    tokens: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    doc_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of many rows, ready to be copied; every row is filled to its last token.
+
+    Attributes:
+        bounds: the first piece of each row, and the end of the last.
+        shards: where each piece is read.
+        begins: its first byte there.
+        ends: the byte behind its last one there.
+        numbers: which document of its row it is.
+        lengths: its tokens.
+        starts: its first token, counted over all rows.
+        veil_bounds: the first of the veils of each row, and the end of the last.
+        veil_starts: the first token of what is masked at the start of a piece, where that is more than one token.
+        veil_stops: the token behind it.
+    """
+
+    max_length: int
+    token_bytes: int
+    bounds: list[int]
+    shards: list[int]
+    begins: list[int]
+    ends: list[int]
+    numbers: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    veil_bounds: list[int]
+    veil_starts: list[int]
+    veil_stops: list[int]
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def raw(self, first: int, last: int, views: Mapping[int, memoryview]) -> bytes:
+        """The bytes of the rows ``first`` to ``last``, as the shards hold them."""
+        begin, end = self.bounds[first], self.bounds[last]
+        # Slices are made as they are used: thousands of them, kept, would wake the garbage collector again and again.
+        cuts = map(slice, self.begins[begin:end], self.ends[begin:end])
+        return b"".join(map(_slice_of, map(views.__getitem__, self.shards[begin:end]), cuts))
+
+    def rows(self, first: int, last: int, raw: bytes) -> Rows:
+        """The rows ``first`` to ``last``, made of their bytes."""
+        begin, end = self.bounds[first], self.bounds[last]
+        base, shape = first * self.max_length, (last - first, self.max_length)
+        tokens = np.frombuffer(raw, _TOKENS[self.token_bytes]).astype(np.int64)
+        labels = tokens.copy()
+        labels[self.starts[begin:end] - base] = IGNORED
+        for veil in range(self.veil_bounds[first], self.veil_bounds[last]):
+            labels[self.veil_starts[veil] - base : self.veil_stops[veil] - base] = IGNORED
+        doc_ids = np.repeat(self.numbers[begin:end], self.lengths[begin:end])
+        return Rows(tokens.reshape(shape), labels.reshape(shape), doc_ids.reshape(shape))
+
+
+def cut_pieces(slots: Slots, *, max_length: int, token_bytes: int) -> Pieces:
+    """Lay windows end to end, and padding behind the last of each row that is not full."""
+    counts = slots.counts
+    row = np.repeat(np.arange(len(counts)), counts)
+    lacking = max_length - _sums(slots.length, counts)
+    is_short = lacking > 0
+    last = np.cumsum(counts + is_short)
+    # Every short row before it moves a window one place on, for its padding.
+    places = np.arange(len(row)) + (np.cumsum(is_short) - is_short)[row]
+    padded = _Places(places, last[is_short] - 1, len(row) + int(is_short.sum()))
+    lengths = padded.fill(slots.length, lacking[is_short])
+    starts = np.cumsum(lengths) - lengths
+    offsets = padded.fill(slots.offset, 0) * token_bytes
+    masked = padded.fill(slots.masked, lacking[is_short])
+    veiled = np.flatnonzero(masked > 1)
+    bounds = np.concatenate([np.zeros(1, np.int64), last])
+    return Pieces(
+        max_length=max_length,
+        token_bytes=token_bytes,
+        bounds=bounds.tolist(),
+        shards=padded.fill(slots.shard, PADDING).tolist(),
+        begins=offsets.tolist(),
+        ends=(offsets + lengths * token_bytes).tolist(),
+        numbers=padded.fill(np.arange(len(row)) - (np.cumsum(counts) - counts)[row], PADDING).astype(np.int32),
+        lengths=lengths,
+        starts=starts,
+        veil_bounds=np.searchsorted(veiled, bounds).tolist(),
+        veil_starts=starts[veiled].tolist(),
+        veil_stops=(starts + masked)[veiled].tolist(),
+    )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where windows and padding stand among all pieces."""
+
+    windows: NDArray[np.int64]
+    padding: NDArray[np.int64]
+    total: int
+
+    def fill(self, values: NDArray[np.int64], padding: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """One number for every piece."""
+        filled = np.empty(self.total, np.int64)
+        filled[self.windows] = values
+        filled[self.padding] = padding
+        return filled
+
+
+def _sums(values: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sum of each row's values."""
+    upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+    ends = np.cumsum(counts)
+    sums: NDArray[np.int64] = upto[ends] - upto[ends - counts]
+    return sums
+
+
+def in_order(parts: list[tuple[NDArray[np.int64], Slots]], rows: int) -> Slots:
+    """Windows that were looked up in parts, row by row; each part says which rows it holds."""
+    counts = np.empty(rows, np.int64)
+    for members, slots in parts:
+        counts[members] = slots.counts
+    first = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    shard, offset, length, masked = (np.empty(total, np.int64) for _ in range(4))
+    for members, slots in parts:
+        before = np.cumsum(slots.counts) - slots.counts
+        places = np.arange(len(slots.shard)) + np.repeat(first[members] - before, slots.counts)
+        shard[places], offset[places] = slots.shard, slots.offset
+        length[places], masked[places] = slots.length, slots.masked
+    return Slots(counts, shard, offset, length, masked)

@@ -1,0 +1,61 @@
+"""Text that is trained on without being tokenized first: it is, on first use, into the cache.
+
+The shards lie under a name made of the documents' bytes, the tokenizer and the options, so text that changed is other
+data, and text that did not is never tokenized twice. What comes out is a corpus like any other: one code path, the same
+guarantees.
+"""
+
+from pathlib import Path
+
+from unbroken.data.catalogue import Corpus, open_corpus
+from unbroken.data.ingest.encoders import find_tokenizer, load_encoder
+from unbroken.data.ingest.sources import find_sources
+from unbroken.data.ingest.tokenize import Request, tokenize
+from unbroken.data.ingest.workbench import Options
+from unbroken.data.shards import digest_file
+from unbroken.store.digest import digest_of
+
+_PATIENCE_S = 3600.0
+
+
+def open_text_corpus(
+    path: Path | str,
+    split: str,
+    tokenizer: str,
+    cache: Path | str,
+    *,
+    text_field: str = "text",
+    workers: int = 0,
+    accelerate: bool = True,
+) -> Corpus:
+    """The documents under ``path/split`` as a corpus; several processes may ask for the same at the same time.
+
+    Raises:
+        PathMissing: there is no such folder.
+        NoTextFound: it holds nothing to read.
+        DataError: documents cannot be used; see ``tokenize``.
+        UsageError: the tokenizer cannot be used.
+        StorageFailed: the system refused.
+    """
+    path, cache = Path(path), Path(cache)
+    folder = path / split
+    identity = load_encoder(find_tokenizer(tokenizer)).identity
+    options = Options(text_field=text_field)
+    rows = [f"{identity.digest} {identity.eod_id} {text_field}\n"]
+    rows += [
+        f"{source.name} {source.size_bytes} {digest_file((folder / source.name).resolve()).whole}\n"
+        for source in find_sources(folder).sources
+    ]
+    home = cache / "text" / digest_of([row.encode() for row in rows]).whole
+    tokenize(
+        Request(
+            input_dir=folder,
+            output_dir=home / split,
+            tokenizer=tokenizer,
+            options=options,
+            workers=workers,
+            accelerate=accelerate,
+            patience_s=_PATIENCE_S,
+        )
+    )
+    return open_corpus(home, split)

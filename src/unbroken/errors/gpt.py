@@ -1,0 +1,188 @@
+"""Errors of the model: what it cannot take, where it cannot run, what another library's model cannot express."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from unbroken.amounts import count, plural
+from unbroken.errors.tree import CheckpointError, Help, UsageError
+
+_MOST_SHOWN: Final = 100
+
+
+@dataclass(eq=False, kw_only=True)
+class SequenceTooLong(UsageError):
+    """More tokens than the model has positions."""
+
+    kind = "sequence-too-long"
+    tokens: int
+    positions: int
+
+    def headline(self) -> str:
+        return f"a sequence of {count(self.tokens)} tokens is longer than the model's {count(self.positions)} positions"
+
+    def so(self) -> str | None:
+        return "the model was never trained on such places; nothing was computed"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain model.n_positions", "the field that sets how long a sequence may be"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class GenerationInvalid(UsageError):
+    """A prompt or a sampling option that cannot be used."""
+
+    kind = "generation-invalid"
+    problems: tuple[str, ...]
+
+    def headline(self) -> str:
+        if len(self.problems) == 1:
+            return self.problems[0]
+        return f"{count(len(self.problems))} things about the text to generate are wrong"
+
+    def so(self) -> str | None:
+        return "nothing was generated"
+
+    def details(self) -> Iterator[str]:
+        if len(self.problems) > 1:
+            yield from self.problems
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "what each option may be"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class LogitsNotFinite(CheckpointError):
+    """A model whose logits are no numbers."""
+
+    kind = "logits-not-finite"
+    tokens: int
+
+    def headline(self) -> str:
+        return f"after {count(self.tokens)} tokens the model's logits are not finite"
+
+    def so(self) -> str | None:
+        return "its weights have diverged, or the dtype is too narrow for them; no token can be chosen"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "how to tell which, and what to try"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class NotExpressible(UsageError):
+    """A model with options that the format it is exported to does not have."""
+
+    kind = "not-expressible"
+    target: str
+    options: tuple[str, ...]
+
+    def headline(self) -> str:
+        return f"{self.target} cannot express {', '.join(self.options)}"
+
+    def so(self) -> str | None:
+        return "nothing was written; the exported model would compute something else"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "which options can be exported, and the formats that take all"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class WrongTokenizer(UsageError):
+    """A tokenizer whose ids do not mean what the model was trained on."""
+
+    kind = "wrong-tokenizer"
+    tokenizer: str
+    run: Path
+    complaint: str
+
+    def headline(self) -> str:
+        return f"the tokenizer {self.tokenizer} does not fit the model: {self.complaint}"
+
+    def at(self) -> str | None:
+        return str(self.run)
+
+    def so(self) -> str | None:
+        return "the same text would be other ids, and the same ids other text; nothing was read or written with it"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "which tokenizer a run takes by itself"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class DeviceMissing(UsageError):
+    """A device that this machine does not have, or that this build of torch cannot use."""
+
+    kind = "device-missing"
+    asked: str
+    there: tuple[str, ...]
+
+    def headline(self) -> str:
+        return f"there is no device '{self.asked}' here"
+
+    def so(self) -> str | None:
+        return f"torch finds {', '.join(self.there)}"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "how a GPU can be there and not be found"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class CompilerMissing(UsageError):
+    """A model that is to be compiled for the CPU, on a machine without a C++ compiler."""
+
+    kind = "compiler-missing"
+    compiler: str
+
+    def headline(self) -> str:
+        return f"training.compile is true, and there is no C++ compiler '{self.compiler}' here"
+
+    def so(self) -> str | None:
+        return "torch.compile builds code for a CPU with it; training.compile=false trains without; nothing was started"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "which compiler is looked for, and how to go without"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class DeviceFull(UsageError):
+    """A device without room for a model, or for a text."""
+
+    kind = "device-full"
+    device: str
+    doing: str
+
+    def headline(self) -> str:
+        return f"the memory of {self.device} is not enough for {self.doing}"
+
+    def so(self) -> str | None:
+        return "a narrower dtype halves what weights and cache need; a CPU has another memory"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "what needs how much"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class BatchInvalid(UsageError):
+    """A file of prompts with records that cannot be used: every problem at once, with its line."""
+
+    kind = "batch-invalid"
+    path: Path
+    problems: tuple[str, ...]
+
+    def headline(self) -> str:
+        return f"the file of prompts has {plural(len(self.problems), 'problem')}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "no model was loaded and nothing was written"
+
+    def details(self) -> Iterator[str]:
+        yield from self.problems[:_MOST_SHOWN]
+        if len(self.problems) > _MOST_SHOWN:
+            yield f"and {count(len(self.problems) - _MOST_SHOWN)} more"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "what a record may hold"),)

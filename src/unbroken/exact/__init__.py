@@ -1,0 +1,19 @@
+"""The same bits on any number of ranks: lanes, a canonical sum of their gradients, a norm and generators to match.
+
+    exact.pin()                                             # deterministic kernels, recorded
+    reducer = exact.Reducer(model, lanes=8, seed=0)         # a plain module, or one under fully_shard
+    for step in range(total):
+        for lane in reducer.lanes(step):                    # the lanes of this rank
+            lane.backward(loss_of(model, batch(step, lane.number)))
+        reducer.clip(1.0)                                   # gradients are summed over all lanes by now
+        optimizer.step()
+
+The global batch is a fixed list of lanes, whatever the world. Beside ``world.py`` this is the only user of collectives.
+"""
+
+from unbroken.exact.generators import lane_seed
+from unbroken.exact.numerics import Numerics, pin
+from unbroken.exact.reducer import Lane, Reducer
+from unbroken.exact.stock import NOT_PROMISED
+
+__all__ = ["NOT_PROMISED", "Lane", "Numerics", "Reducer", "lane_seed", "pin"]

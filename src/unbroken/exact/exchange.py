@@ -1,0 +1,81 @@
+"""The collectives of this package: moving bytes between ranks, never adding them.
+
+A sum inside a collective is a sum in an order that somebody else chose, and another one in every world. So ranks only
+hand each other what they have, and whoever owns a slice adds. Gloo moves host memory alone; several ranks that share
+one device (NCCL refuses that) go through it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unbroken.world import noticing_loss
+
+# Renamed in torch 2.13, where the older name warns.
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that share the lanes; ``group`` is None for a single one that needs no process group."""
+
+    rank: int
+    size: int
+    group: "dist.ProcessGroup | None" = None
+
+    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> "Arrival":
+        """Begin to hand slice ``k`` of ``sent`` to rank ``k``; ``received`` gets theirs, by rank."""
+        if self._is_staged(sent):
+            host = torch.empty(received.shape, dtype=received.dtype)
+            dist.all_to_all_single(host, sent.cpu(), group=self.group)
+            received.copy_(host)
+            return Arrival(None)
+        return Arrival(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
+
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> "Arrival":
+        """Begin to collect every rank's ``part`` into ``whole``, by rank."""
+        if self._is_staged(part):
+            host = torch.empty(whole.shape, dtype=whole.dtype)
+            _all_gather_single(host, part.cpu(), group=self.group)
+            whole.copy_(host)
+            return Arrival(None)
+        return Arrival(_all_gather_single(whole, part, group=self.group, async_op=True))
+
+    def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        """Every rank's ``part``, stacked by rank."""
+        if self.size == 1:
+            return part.unsqueeze(0)
+        whole = torch.empty((self.size, *part.shape), dtype=part.dtype, device=part.device)
+        self.gather(whole.view(-1), part.reshape(-1)).wait()
+        return whole
+
+    def add_up_as_stock(self, numbers: torch.Tensor) -> "Arrival":
+        """Begin torch's own sum over all ranks, in place: only for those who opted out of exactness."""
+        if self._is_staged(numbers):
+            host = numbers.cpu()
+            dist.all_reduce(host, group=self.group)
+            numbers.copy_(host)
+            return Arrival(None)
+        return Arrival(dist.all_reduce(numbers, group=self.group, async_op=True))
+
+    def _is_staged(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and dist.get_backend(self.group) == "gloo"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Something that is on its way, or has arrived already."""
+
+    work: "dist.Work | None"
+
+    def wait(self) -> None:
+        """Let what follows, on this thread or its stream, see what arrived.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.work is not None:
+            with noticing_loss(dist.get_rank()):
+                self.work.wait()

@@ -1,0 +1,107 @@
+"""The norm of a gradient, and clipping by it, with the same bits however the parameters are sharded.
+
+The rank that owns a row adds its squares by halving; the sums of all rows, a small list, are gathered and added by
+halving again. torch's own norm adds up each shard first, so that another sharding is another sum.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from unbroken.exact.exchange import Ranks
+from unbroken.exact.tree import fold, fold_columns
+
+# Rows of one width are squared and added together, up to so many elements at a time: few kernels, little memory.
+_AT_ONCE = 1 << 24
+_EPSILON = 1e-6  # as in torch's own clipping
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def gradient_norm(gradients: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tensor:
+    """The 2-norm of all gradients together, in float64. Collective where they are sharded, along their rows.
+
+    Args:
+        gradients: in an order that is the same on every rank and in every world.
+        ranks: those that hold the shards.
+    """
+    heights = [_height(gradient) for gradient in gradients]
+    sums = _row_sums([local(gradient) for gradient in gradients])
+    if ranks.size == 1 or not any(isinstance(gradient, DTensor) for gradient in gradients):
+        return fold(torch.cat(sums)).sqrt()
+    return fold(_whole(sums, heights, ranks)).sqrt()
+
+
+@torch.no_grad()
+def clip(gradients: Sequence[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale the gradients, in place, so that their norm is at most ``max_norm``."""
+    factor = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
+    scale(gradients, factor)
+
+
+@torch.no_grad()
+def scale(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply every gradient, in place, by one number that is rounded to float32 first."""
+    by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        held = local(gradient)
+        if held.numel():
+            by_device[held.device].append(held)
+    for device, held_there in by_device.items():
+        torch._foreach_mul_(held_there, factor.to(device=device, dtype=torch.float32))
+
+
+def _height(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.ndim else 1
+
+
+def _row_sums(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The sum of squares of each row that this rank holds, tensor by tensor, on the device of the first."""
+    found: dict[int, torch.Tensor] = {}
+    for indices in _batches(parts):
+        rows = [_rows(parts[index]) for index in indices]
+        squares = torch.cat([each.float() for each in rows]).square_()
+        sums = fold_columns(squares).to(parts[0].device)
+        found.update(zip(indices, torch.split(sums, [each.shape[0] for each in rows]), strict=True))
+    return [found[index] for index in range(len(parts))]
+
+
+def _batches(parts: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """Tensors whose rows are equally long and on one device, a limited number of elements at a time."""
+    kinds: dict[tuple[int, torch.device], list[int]] = defaultdict(list)
+    for index, part in enumerate(parts):
+        kinds[_width(part), part.device].append(index)
+    for indices in kinds.values():
+        batch: list[int] = []
+        size = 0
+        for index in indices:
+            if batch and size + parts[index].numel() > _AT_ONCE:
+                yield batch
+                batch, size = [], 0
+            batch.append(index)
+            size += parts[index].numel()
+        yield batch
+
+
+def _width(part: torch.Tensor) -> int:
+    return part.shape[1:].numel() if part.ndim else 1
+
+
+def _rows(part: torch.Tensor) -> torch.Tensor:
+    # Said in full: a shard without a row leaves nothing from which torch could tell the width.
+    return part.reshape(_height(part), _width(part))
+
+
+def _whole(sums: Sequence[torch.Tensor], heights: Sequence[int], ranks: Ranks) -> torch.Tensor:
+    """The sums of all rows of all tensors, in the order of the whole tensors, on every rank."""
+    each = [-(-height // ranks.size) for height in heights]
+    padded = [torch.nn.functional.pad(mine, (0, most - mine.shape[0])) for mine, most in zip(sums, each, strict=True)]
+    gathered = ranks.gathered(torch.cat(padded))
+    columns = torch.split(gathered, each, dim=1)
+    return torch.cat([column.reshape(-1)[:height] for column, height in zip(columns, heights, strict=True)])

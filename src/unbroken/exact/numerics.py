@@ -1,0 +1,166 @@
+"""The arithmetic of a process: what is set so that kernels repeat their bits, and a record of all that bits depend on.
+
+``pin`` sets what can be set. What cannot, another torch build, another GPU, another instruction set, is written down; a
+``Numerics`` that is handed to ``Run`` compares the record at every resume and names what differs.
+"""
+
+import logging
+import os
+import platform
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import torch
+
+from unbroken.errors import ArithmeticDiffers
+
+_log = logging.getLogger(__name__)
+# torch's switches have no types.
+_backends: Any = torch.backends
+_deterministic: Any = torch.utils.deterministic
+
+Record = dict[str, str | int | bool | None]
+
+_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
+_INDUCTOR: Final = "TORCHINDUCTOR_DETERMINISTIC"
+_TF32_OVERRIDE: Final = "NVIDIA_TF32_OVERRIDE"
+
+
+class Numerics:
+    """What the bits of this process depend on.
+
+    Args:
+        device: the kind of device that trains, ``cpu`` or ``cuda``.
+        accept: differences that a person accepts by name, so that a resume may go on without being exact.
+    """
+
+    def __init__(self, device: str | torch.device | None = None, *, accept: Collection[str] = ()) -> None:
+        self._device = torch.device(device) if device is not None else _usual_device()
+        self._accept = frozenset(accept)
+
+    def record(self) -> Record:
+        """Everything relevant, by name; JSON can hold it."""
+        found: Record = {
+            "torch": str(torch.__version__),
+            "torch_build": getattr(torch.version, "git_version", None),
+            "device": self._device.type,
+            "machine": platform.machine(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "default_dtype": _short(torch.get_default_dtype()),
+            "inductor_deterministic": os.environ.get(_INDUCTOR),
+        }
+        return found | (_cuda_record(self._device) if self._device.type == "cuda" else _cpu_record())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record, for a checkpoint."""
+        return dict(self.record())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Pass if this process computes as the one that saved did.
+
+        Raises:
+            ArithmeticDiffers: it does not, in ways that nobody accepted; each is named.
+        """
+        require_alike(state, self.record(), self._accept)
+
+
+def require_alike(saved: Mapping[str, Any], here: Mapping[str, Any], accept: Collection[str]) -> None:
+    """Pass if two records say the same; a difference that a person accepted by its name is said and let pass.
+
+    Raises:
+        ArithmeticDiffers: they differ in ways that nobody accepted; each is named.
+    """
+    found = differences(saved, here)
+    refused = tuple(each for each in found if each[0] not in accept)
+    if refused:
+        raise ArithmeticDiffers(differences=refused)
+    for name, before, now in found:
+        _log.warning("not exact: accepted: %s: %s in the checkpoint, %s here", name, before, now)
+
+
+def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What differs between two records: the name, what was saved, what is here."""
+    names = [*here, *(name for name in saved if name not in here)]
+    return [
+        (name, _told(saved, name), _told(here, name))
+        for name in names
+        if saved.get(name) != here.get(name) or (name in saved) != (name in here)
+    ]
+
+
+def pin(
+    device: str | torch.device | None = None, *, allow_tf32: bool = False, accept: Collection[str] = ()
+) -> Numerics:
+    """Let kernels repeat their bits, and return the record of it. Call it before the first computation.
+
+    Deterministic algorithms are on, a kernel that has none raises. cuBLAS gets a fixed workspace, cuDNN neither
+    searches for the fastest algorithm nor takes part in attention, and inductor does not choose by the clock.
+
+    Args:
+        device: the kind of device that trains, ``cpu`` or ``cuda``.
+        allow_tf32: let float32 products be rounded to TF32, which is faster and as repeatable, but other bits.
+        accept: differences that a person accepts by name at a resume.
+    """
+    # cuBLAS reads it when it is first used; a value that somebody chose stays, and torch refuses one that cannot do.
+    os.environ.setdefault(_WORKSPACE, ":4096:8")
+    os.environ.setdefault(_INDUCTOR, "1")
+    torch.use_deterministic_algorithms(True)
+    # Filling memory that is about to be written costs time and changes no bit of a sound program.
+    _deterministic.fill_uninitialized_memory = False
+    _backends.cudnn.benchmark = False
+    _backends.cudnn.deterministic = True
+    _backends.cuda.matmul.allow_tf32 = allow_tf32
+    _backends.cudnn.allow_tf32 = allow_tf32
+    _backends.cuda.enable_cudnn_sdp(False)
+    return Numerics(device, accept=accept)
+
+
+def _usual_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _cpu_record() -> Record:
+    return {
+        "instructions": _backends.cpu.get_cpu_capability(),
+        # A product is cut into as many pieces as there are threads.
+        "threads": torch.get_num_threads(),
+        "mkldnn": _backends.mkldnn.is_available() and bool(_backends.mkldnn.enabled),
+    }
+
+
+def _cuda_record(device: torch.device) -> Record:
+    matmul = _backends.cuda.matmul
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cudnn": _backends.cudnn.version(),
+        "cublas_workspace": os.environ.get(_WORKSPACE),
+        "tf32_override": os.environ.get(_TF32_OVERRIDE),
+        "matmul_fp32": matmul.fp32_precision,
+        "conv_fp32": _backends.cudnn.conv.fp32_precision,
+        "matmul_bf16_reduced": str(matmul.allow_bf16_reduced_precision_reduction),
+        "matmul_fp16_reduced": str(matmul.allow_fp16_reduced_precision_reduction),
+        "cudnn_benchmark": _backends.cudnn.benchmark,
+        "cudnn_deterministic": _backends.cudnn.deterministic,
+        "attention": _attention_backends(),
+    }
+
+
+def _attention_backends() -> str:
+    enabled = {
+        "flash": _backends.cuda.flash_sdp_enabled(),
+        "efficient": _backends.cuda.mem_efficient_sdp_enabled(),
+        "math": _backends.cuda.math_sdp_enabled(),
+        "cudnn": _backends.cuda.cudnn_sdp_enabled(),
+    }
+    return ", ".join(name for name, is_on in enabled.items() if is_on)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _told(record: Mapping[str, Any], name: str) -> str:
+    return str(record[name]) if name in record else "(not recorded)"

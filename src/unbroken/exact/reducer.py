@@ -1,0 +1,287 @@
+"""``Reducer``: what a training loop holds to get the same bits on any number of ranks.
+
+It deals the lanes of each step to the ranks, lends every lane its generators, sums gradients, losses and counts in
+lane order, and clips by a norm that does not depend on the sharding. When the loop over ``lanes`` has ended, every
+parameter's ``grad`` is that of the whole step on every rank.
+"""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from unbroken.errors import ArithmeticDiffers, CannotFold, LaneBroken, NoProcessGroup
+from unbroken.exact.buckets import BUCKET_BYTES
+from unbroken.exact.exchange import Ranks
+from unbroken.exact.generators import LaneGenerators
+from unbroken.exact.lanes import LanePlan
+from unbroken.exact.norm import clip, gradient_norm, scale
+from unbroken.exact.precision import Lowered
+from unbroken.exact.reduction import Reduction, ReplicatedFold
+from unbroken.exact.sharded import ShardedFold, compute_dtype_of, ranks_of, shards_of
+from unbroken.exact.stock import NOT_PROMISED, ReplicatedStock, ShardedStock, stock_norm
+from unbroken.exact.tree import fold
+
+_log = logging.getLogger(__name__)
+
+_SUMMING = (nn.parallel.DistributedDataParallel, nn.parallel.DataParallel, FullyShardedDataParallel)
+
+
+class Lane:
+    """One micro-batch of the step, to be computed now.
+
+    Attributes:
+        number: which one of the step's lanes; its data must depend on this and the step, never on the rank.
+        is_spare: this rank has nothing to do in the last round and takes part with the lane it had before, because the
+            others wait for it; what comes out is not counted.
+    """
+
+    def __init__(self, number: int, *, is_spare: bool, is_silenced: bool) -> None:
+        self.number, self.is_spare = number, is_spare
+        self._is_silenced = is_silenced
+        self.told: tuple[torch.Tensor, int | torch.Tensor] | None = None
+
+    def backward(
+        self, loss: torch.Tensor, *, count: int | torch.Tensor = 1, scaled: torch.Tensor | None = None
+    ) -> None:
+        """Compute the lane's gradients.
+
+        Args:
+            loss: one number. With ``count``, a sum over so many things, such as the tokens that are not masked: losses
+                and gradients are divided by the count of all lanes together. Without, the mean of a lane as large as
+                any other.
+            count: how many things the loss is a sum over; a tensor is not waited for.
+            scaled: what to differentiate in place of ``loss``: ``scaler.scale(loss)``.
+
+        Raises:
+            LaneBroken: it was called before in this lane.
+        """
+        if self.told is not None:
+            raise LaneBroken(complaint=f"lane {self.number} called backward twice; a lane is one micro-batch")
+        self.told = (loss.detach(), count)
+        goal = loss if scaled is None else scaled
+        (goal * 0.0 if self._is_silenced else goal).backward()  # type: ignore[no-untyped-call]
+
+
+class Reducer:
+    """Sums the lanes of each step, with the same bits in every world.
+
+    Args:
+        model: the module itself, not wrapped in DDP; plain on every rank, or under ``fully_shard``. Every rank holds
+            the same parameters when it is made.
+        optimizer: looked at, if given: one whose arithmetic depends on the sharding is refused.
+        lanes: how many micro-batches a step has, on however many ranks: fixed for the whole run.
+        seed: what all generators of all lanes come from.
+        compute_dtype: for a plain model, the type in which lanes compute; the parameters stay float32. A model under
+            ``fully_shard`` says this in its ``MixedPrecisionPolicy``.
+        stock: opt out of exactness: torch's own sums and norm (``exact.NOT_PROMISED`` says what that gives up).
+        bucket_bytes: for a plain model, how much travels at a time.
+
+    Raises:
+        TooManyRanks: there are more ranks than lanes.
+        CannotFold: a parameter, the model or the optimizer is of a kind that the sum cannot take.
+        NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        lanes: int,
+        seed: int,
+        compute_dtype: torch.dtype | None = None,
+        stock: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        _require_foldable(model, named, optimizer, compute_dtype)
+        self._parameters = [parameter for _, parameter in named]
+        self._is_sharded = bool(shards_of(model))
+        self._ranks = ranks_of(named) if self._is_sharded else _all_ranks()
+        self._plan = LanePlan(lanes, self._ranks.size, self._ranks.rank)
+        self._seed, self._is_stock = seed, stock
+        self._dtype = compute_dtype_of(model) if self._is_sharded else compute_dtype
+        self._precision = Lowered(self._parameters, compute_dtype)
+        self._reduction = self._make_reduction(model, bucket_bytes)
+        self._open: Callable[[], Generator[Lane, None, None] | None] = lambda: None
+        self._losses: torch.Tensor | None = None
+        self._count: torch.Tensor | None = None
+        if stock and self._ranks.rank == 0:
+            _log.warning("not exact: %s", NOT_PROMISED)
+
+    def _make_reduction(self, model: nn.Module, bucket_bytes: int) -> Reduction:
+        if self._is_sharded:
+            if self._is_stock:
+                return ShardedStock(model, self._parameters)
+            return ShardedFold(model, self._parameters, self._ranks)
+        kind = ReplicatedStock if self._is_stock else ReplicatedFold
+        return kind(self._parameters, self._precision.dtype_of, self._ranks, bucket_bytes=bucket_bytes)
+
+    # ---- a step ----
+
+    def lanes(self, step: int) -> Iterator[Lane]:
+        """The lanes of a step that this rank computes, one after the other. Collective.
+
+        Inside a lane the global generators are the lane's own, and a plain model computes in ``compute_dtype``. When
+        the loop has ended, gradients, ``loss`` and ``count`` are those of all lanes.
+
+        Raises:
+            LaneBroken: a lane was left without ``backward``.
+        """
+        if (left_open := self._open()) is not None:
+            # An error left it, and while its traceback is held, parameters and generators are still lent out.
+            left_open.close()
+        lanes = self._lanes(step)
+        self._open = weakref.ref(lanes)
+        return lanes
+
+    def _lanes(self, step: int) -> Generator[Lane, None, None]:
+        self._losses = self._count = None
+        told: list[Lane] = []
+        try:
+            with self._precision.lowered(), LaneGenerators(self._seed, step) as generators:
+                for parameter in self._parameters:
+                    parameter.grad = None
+                for round_number in range(self._plan.rounds):
+                    yield from self._round(round_number, generators, told)
+        except BaseException:
+            self._reduction.abandon()
+            raise
+        self._reduction.finish()
+        self._fold_told([lane for lane in told if not lane.is_spare])
+        scale(self.gradients(), 1.0 / self.count.clamp(min=1))
+
+    def _round(self, number: int, generators: LaneGenerators, told: list[Lane]) -> Iterator[Lane]:
+        plan, is_last = self._plan, number == self._plan.rounds - 1
+        self._reduction.begin_round(plan.present(number), is_first=number == 0, is_last=is_last)
+        mine = plan.lane(number)
+        if mine is not None or self._reduction.runs_spare_lanes:
+            is_spare = mine is None
+            # The lane of the round before: its data is at hand.
+            at = mine if mine is not None else number * plan.size + plan.rank - plan.size
+            lane = Lane(at, is_spare=is_spare, is_silenced=is_spare and self._is_stock)
+            generators.enter(at)
+            yield lane
+            if lane.told is None:
+                raise LaneBroken(complaint=f"lane {at} ended without lane.backward(loss)")
+            told.append(lane)
+        self._reduction.end_round()
+
+    def _fold_told(self, told: list[Lane]) -> None:
+        """Losses and counts of all lanes, in lane order, on every rank."""
+        device = self._parameters[0].device
+        mine = torch.zeros((self._plan.rounds, 2), dtype=torch.float64, device=device)
+        for row, lane in zip(mine, told, strict=False):
+            assert lane.told is not None
+            loss, count = lane.told
+            row[0] = loss.double()
+            row[1] = count
+        said = self._plan.in_lane_order(self._ranks.gathered(mine))
+        self._losses = said[:, 0]
+        self._count = fold(said[:, 1])
+
+    # ---- what came out ----
+
+    @property
+    def losses(self) -> torch.Tensor:
+        """The loss of every lane, in lane order, in float64; the same on every rank."""
+        if self._losses is None:
+            raise LaneBroken(complaint="the step's lanes are not all computed yet")
+        return self._losses
+
+    @property
+    def count(self) -> torch.Tensor:
+        """The count of all lanes together: how many lanes there are, or the sum of what ``backward`` was told."""
+        if self._count is None:
+            raise LaneBroken(complaint="the step's lanes are not all computed yet")
+        return self._count
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The step's loss: that of all lanes, over their count."""
+        return fold(self.losses) / self.count.clamp(min=1)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients of the trainable parameters, in the model's order; shards where those are sharded."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def norm(self) -> torch.Tensor:
+        """The 2-norm of all gradients together. Collective where they are sharded."""
+        if self._is_stock:
+            return stock_norm(self.gradients())
+        return gradient_norm(self.gradients(), self._ranks)
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their norm is at most ``max_norm``; returns what it was. Collective."""
+        norm = self.norm()
+        clip(self.gradients(), norm, max_norm)
+        return norm
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Compute outside the lanes, as an evaluation does, in the type in which lanes compute."""
+        return self._precision.lowered()
+
+    # ---- what a checkpoint keeps of it ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must stay as it is for the bits to stay: hand the reducer to ``Run``, and a change is refused."""
+        return {
+            "lanes": self._plan.lanes,
+            "seed": self._seed,
+            "compute_dtype": str(self._dtype or torch.float32).removeprefix("torch."),
+            "reduction": "stock" if self._is_stock else "fold",
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Pass if the checkpoint's steps had the same lanes, seed, type and sum.
+
+        Raises:
+            ArithmeticDiffers: they had not; each difference is named.
+        """
+        here = self.state_dict()
+        differences = tuple((key, str(state.get(key)), str(here[key])) for key in here if state.get(key) != here[key])
+        if differences:
+            raise ArithmeticDiffers(differences=differences)
+
+
+def _all_ranks() -> Ranks:
+    if not (dist.is_available() and dist.is_initialized()):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise NoProcessGroup(world_size=int(os.environ["WORLD_SIZE"]))
+        return Ranks(0, 1)
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+
+
+def _require_foldable(
+    model: nn.Module,
+    named: list[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer | None,
+    compute_dtype: torch.dtype | None,
+) -> None:
+    for module in model.modules():
+        if isinstance(module, _SUMMING):
+            raise CannotFold(name=type(module).__name__, reason="it sums gradients itself; hand over what is inside it")
+    if not named:
+        raise CannotFold(name=type(model).__name__, reason="it has no trainable parameter")
+    if compute_dtype is not None and shards_of(model):
+        raise CannotFold(
+            name="compute_dtype", reason="a sharded model says it to fully_shard, in its MixedPrecisionPolicy"
+        )
+    for name, parameter in named:
+        if parameter.dtype != torch.float32:
+            told = str(parameter.dtype).removeprefix("torch.")
+            raise CannotFold(name=name, reason=f"it is kept in {told}; keep float32 and compute in a lower precision")
+    for group in optimizer.param_groups if optimizer is not None else ():
+        if group.get("fused") and any(not parameter.is_cuda for parameter in group["params"]):
+            raise CannotFold(
+                name=type(optimizer).__name__,
+                reason="fused=True on the CPU rounds by an element's place in its shard; foreach=True does not",
+            )

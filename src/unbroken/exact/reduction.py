@@ -1,0 +1,175 @@
+"""The canonical sum of a replicated model's gradients: a left fold over the lanes, in lane order, in float32.
+
+Every rank owns one slice of each bucket. After each round an all-to-all hands it that slice of every lane of the
+round, in the lane's own type, and it adds them in lane order into one accumulator; after the last round the slices
+are gathered. With one rank this is ordinary gradient accumulation. Bytes on the wire are those of a reduce-scatter
+and an all-gather, which is what an all-reduce sends, and they travel while backward runs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from unbroken.exact.buckets import BUCKET_BYTES, Bucket, Filling
+from unbroken.exact.buffers import Buffers
+from unbroken.exact.exchange import Arrival, Ranks
+
+# Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.
+_IN_FLIGHT = 2
+
+
+class Reduction(Protocol):
+    """How the gradients of the lanes become one; what a ``Reducer`` asks of it."""
+
+    runs_spare_lanes: bool
+    """Whether a rank without a lane in the last round must compute one all the same, which then is not counted."""
+
+    def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
+        """A round begins in which the first ``present`` ranks have a lane."""
+
+    def end_round(self) -> None:
+        """This rank's lane of the round is over, or it has none."""
+
+    def finish(self) -> None:
+        """After the last round: every parameter's ``grad`` is the sum over all lanes."""
+
+    def abandon(self) -> None:
+        """A step was left in the middle; the next one begins afresh."""
+
+
+class Accumulator:
+    """A slice of the sum, fed with lanes in increasing order."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.total = torch.empty(numel, dtype=torch.float32, device=device)
+        self._is_fresh = True
+
+    def reset(self) -> None:
+        """Forget the step before."""
+        self._is_fresh = True
+
+    def add(self, part: torch.Tensor) -> None:
+        """Add the next lane's part, of any type."""
+        # The first is copied, not added to zero: -0.0 would become +0.0.
+        if self._is_fresh:
+            self.total.copy_(part)
+            self._is_fresh = False
+        else:
+            self.total.add_(part)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    number: int
+    received: torch.Tensor
+    sent: torch.Tensor
+    arrival: Arrival
+
+
+class ReplicatedFold:
+    """The fold for parameters that every rank holds whole."""
+
+    runs_spare_lanes = False
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        dtype_of: Callable[[nn.Parameter], torch.dtype],
+        ranks: Ranks,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._ranks = ranks
+        self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
+        self._buckets = self._filling.buckets
+        size = ranks.size
+        self._slices = [Accumulator(each.padded(size) // size, each.device) for each in self._buckets]
+        # With one rank the slice is the whole.
+        self._whole = [
+            mine.total if size == 1 else torch.empty(each.padded(size), dtype=torch.float32, device=each.device)
+            for each, mine in zip(self._buckets, self._slices, strict=True)
+        ]
+        self._buffers = Buffers()
+        self._sending: dict[int, torch.Tensor] = {}
+        self._flying: deque[_Flight] = deque()
+        self._gathering: list[Arrival] = []
+        self._present, self._is_first, self._is_last = 0, True, False
+
+    def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
+        """A round begins in which the first ``present`` ranks have a lane."""
+        self._present, self._is_first, self._is_last = present, is_first, is_last
+        for mine in self._slices if is_first else ():
+            mine.reset()
+        self._filling.open()
+
+    def end_round(self) -> None:
+        """Hand on what is not complete, or, without a lane, nothing but zeros that nobody adds."""
+        self._filling.close()
+        while self._flying:
+            self._land()
+
+    def finish(self) -> None:
+        """Wait for the slices of the others; the gradients are views of the gathered buckets."""
+        for arrival in self._gathering:
+            arrival.wait()
+        self._gathering.clear()
+        for bucket, whole in zip(self._buckets, self._whole, strict=True):
+            for place, parameter in enumerate(bucket.parameters):
+                parameter.grad = bucket.view(whole, place)
+
+    def abandon(self) -> None:
+        """Forget what was under way; the process group itself may be broken by now."""
+        self._filling.abandon()
+        self._sending.clear()
+        self._flying.clear()
+        self._gathering.clear()
+
+    def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
+        bucket = self._buckets[number]
+        if self._ranks.size == 1:
+            self._accumulate(bucket.view(self._whole[number], place), gradient)
+            return
+        if number not in self._sending:
+            self._sending[number] = self._empty(bucket)
+        room = bucket.view(self._sending[number], place)
+        if gradient is None:
+            room.zero_()
+        else:
+            room.copy_(gradient)
+
+    def _accumulate(self, sum_so_far: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        if not self._is_first:
+            sum_so_far.add_(0.0 if gradient is None else gradient)
+        elif gradient is None:
+            sum_so_far.zero_()
+        else:
+            sum_so_far.copy_(gradient)
+
+    def _empty(self, bucket: Bucket) -> torch.Tensor:
+        flat = self._buffers.take(bucket.padded(self._ranks.size), bucket.dtype, bucket.device)
+        flat[bucket.numel :].zero_()
+        return flat
+
+    def _full(self, number: int) -> None:
+        if self._ranks.size == 1:
+            return
+        sent = self._sending.pop(number)
+        received = self._buffers.take(sent.numel(), sent.dtype, sent.device)
+        self._flying.append(_Flight(number, received, sent, self._ranks.swap(received, sent)))
+        if len(self._flying) > _IN_FLIGHT:
+            self._land()
+
+    def _land(self) -> None:
+        flight = self._flying.popleft()
+        flight.arrival.wait()
+        mine = self._slices[flight.number]
+        # A rank without a lane sent zeros; adding them would change the sign of a zero.
+        for part in flight.received.view(self._ranks.size, -1)[: self._present]:
+            mine.add(part)
+        self._buffers.give(flight.sent, flight.received)
+        if self._is_last:
+            self._gathering.append(self._ranks.gather(self._whole[flight.number], mine.total))

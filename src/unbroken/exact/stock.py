@@ -1,0 +1,113 @@
+"""The opt-out: the same lanes, summed by torch's own collectives.
+
+For those who measure what exactness costs, or do not need it. Lanes, spare lanes and generators are as ever; sums and
+norm are torch's, whose order depends on the number of ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from unbroken.exact.buckets import BUCKET_BYTES, Filling
+from unbroken.exact.exchange import Arrival, Ranks
+from unbroken.exact.sharded import shards_of
+
+NOT_PROMISED: Final = (
+    "stock reductions: no longer promised are equal bits on another number of ranks, equal bits of a replicated and a "
+    "sharded model, and equal bits where the communication library picks another algorithm for the same ranks"
+)
+
+
+class ReplicatedStock:
+    """Sums of its own lanes on every rank, and one all-reduce beside the last backward, as DDP does."""
+
+    runs_spare_lanes = False
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        dtype_of: Callable[[nn.Parameter], torch.dtype],
+        ranks: Ranks,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._ranks = ranks
+        self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
+        self._sums = [
+            torch.empty(each.numel, dtype=torch.float32, device=each.device) for each in self._filling.buckets
+        ]
+        self._arrivals: list[Arrival] = []
+        self._is_last = False
+
+    def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
+        """A round begins in which the first ``present`` ranks have a lane."""
+        self._is_last = is_last
+        for each in self._sums if is_first else ():
+            each.zero_()
+        self._filling.open()
+
+    def end_round(self) -> None:
+        """What has not come counts as zero."""
+        self._filling.close()
+
+    def finish(self) -> None:
+        """Wait for the sums over all ranks."""
+        for arrival in self._arrivals:
+            arrival.wait()
+        self._arrivals.clear()
+        for bucket, total in zip(self._filling.buckets, self._sums, strict=True):
+            for place, parameter in enumerate(bucket.parameters):
+                parameter.grad = bucket.view(total, place)
+
+    def abandon(self) -> None:
+        """Forget what was under way."""
+        self._filling.abandon()
+        self._arrivals.clear()
+
+    def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            self._filling.buckets[number].view(self._sums[number], place).add_(gradient)
+
+    def _full(self, number: int) -> None:
+        if self._is_last and self._ranks.size > 1:
+            self._arrivals.append(self._ranks.add_up_as_stock(self._sums[number]))
+
+
+class ShardedStock:
+    """FSDP2's own reduce-scatter, once a step."""
+
+    runs_spare_lanes = True
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self._shards: list[FSDPModule] = shards_of(model)
+        self._parameters = list(parameters)
+        for module in self._shards:
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+    def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
+        """A round begins; only the last one speaks to the other ranks."""
+        for parameter in self._parameters if is_first else ():
+            parameter.grad = None
+        for module in self._shards:
+            module.set_requires_gradient_sync(is_last, recurse=False)
+            module.set_is_last_backward(is_last)
+
+    def end_round(self) -> None:
+        """FSDP2 keeps the sum of this rank's lanes."""
+
+    def finish(self) -> None:
+        """FSDP2 has put the sums into the gradients."""
+
+    def abandon(self) -> None:
+        """Nothing is kept here."""
+
+
+def stock_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Torch's own norm of all gradients together. Collective where they are sharded."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).double()

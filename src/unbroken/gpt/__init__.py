@@ -1,0 +1,63 @@
+"""The complete tool: a model built from a config, trained, asked for text, exported.
+
+Names are loaded when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from unbroken.gpt.export import to_safetensors, to_torch
+    from unbroken.gpt.generation import generate, stream
+    from unbroken.gpt.huggingface import to_huggingface
+    from unbroken.gpt.initialization import initialize
+    from unbroken.gpt.loss import LossSum
+    from unbroken.gpt.model import GPT
+    from unbroken.gpt.sampling import Sampling
+    from unbroken.gpt.text import Continued, Generation, TextModel
+    from unbroken.gpt.train import Trained, train
+
+__all__ = [
+    "GPT",
+    "Continued",
+    "Generation",
+    "LossSum",
+    "Sampling",
+    "TextModel",
+    "Trained",
+    "generate",
+    "initialize",
+    "stream",
+    "to_huggingface",
+    "to_safetensors",
+    "to_torch",
+    "train",
+]
+
+_PLACES: Final = {
+    "GPT": "model",
+    "Continued": "text",
+    "Generation": "text",
+    "LossSum": "loss",
+    "Sampling": "sampling",
+    "TextModel": "text",
+    "Trained": "train",
+    "generate": "generation",
+    "initialize": "initialization",
+    "stream": "generation",
+    "to_huggingface": "huggingface",
+    "to_safetensors": "export",
+    "to_torch": "export",
+    "train": "train",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = import_module(f"{__name__}.{_PLACES[name]}")
+    # Importing a module has put it in this place under its own name: where a function has that name too, it is meant,
+    # whichever name of the module was asked for first.
+    for each in {name, _PLACES[name]} & _PLACES.keys():
+        globals()[each] = getattr(place, each)
+    return getattr(place, name)

@@ -1,0 +1,82 @@
+"""``python -m unbroken.gpt CONFIG [OVERRIDE]...``: one rank of a job, as ``unbroken train`` and torchrun start it.
+
+Says what the trainer says on standard output, an error in the house's form on standard error, and tells the launcher
+how it ended where no run could: torchrun turns every exit code into 1.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from unbroken.config.overrides import take_apart
+from unbroken.config.reading import load
+from unbroken.errors import RankFailed, UnbrokenError, render
+from unbroken.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.run.outcome import EXIT_INTERRUPTED, conclude
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m unbroken.gpt", allow_abbrev=False)
+    parser.add_argument("--config", help="the config, where it is not the first argument")
+    parser.add_argument("--accept", action="append", default=[], metavar="NAME")
+    parser.add_argument("--force", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    options, words = parser.parse_known_args(argv)
+    rank = int(os.environ.get("RANK", "0"))
+    _speak(rank, is_quiet=options.quiet)
+    output_dir: Path | None = None
+    try:
+        rest = take_apart(words).rest
+        paths = [*([options.config] if options.config else []), *rest]
+        if len(paths) != 1:
+            parser.error(f"one config is needed, not {len(paths)}: {' '.join(paths)}")
+        overrides = [word for word in words if word not in rest]
+        output_dir = Path(load(Path(paths[0]), overrides).config.training.output_dir)
+        from unbroken.gpt import train
+
+        train(paths[0], overrides=overrides, accept=options.accept, force=options.force)
+    except UnbrokenError as refused:
+        return _told(refused, rank, output_dir)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _speak(rank: int, *, is_quiet: bool) -> None:
+    """Let the package's words reach the terminal: the first rank's all, of the others what is wrong."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(_Line("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    handler.setLevel(logging.ERROR if rank else logging.WARNING if is_quiet else logging.INFO)
+    spoken = logging.getLogger("unbroken")
+    spoken.setLevel(logging.INFO)
+    spoken.addHandler(handler)
+
+
+class _Line(logging.Formatter):
+    """Plain lines; what is more than a note begins with what it is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = super().format(record)
+        return said if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {said}"
+
+
+def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
+    cause = refused.cause if isinstance(refused, RankFailed) else refused
+    if rank == 0 or not isinstance(refused, RankFailed):
+        sys.stderr.write(render(refused) + "\n")
+        sys.stderr.flush()
+    outcome = conclude(refused)
+    if rank == 0 and run is not None:
+        tell_launcher_of_refusal(run, outcome)
+    else:
+        # torchrun ends all ranks when one has ended: the first one must have told its outcome by then.
+        SilentRecorder().end(outcome)
+    return cause.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

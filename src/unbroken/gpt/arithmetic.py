@@ -1,0 +1,41 @@
+"""What the bits of a run depend on beside its state, as one item of its checkpoints.
+
+It holds the lanes, the seed, the type and the kind of sum of the reducer, and the record of the numerics. At a resume
+every difference is named; one that a person accepted, by its own name or by that of the config field it follows from,
+is said and let pass.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from unbroken.exact import Numerics, Reducer
+from unbroken.exact.numerics import require_alike
+
+# What changes with a field that a person may change between two jobs.
+FOLLOWING: Final[Mapping[str, tuple[str, ...]]] = {
+    "training.exact": (
+        *("reduction", "deterministic", "inductor_deterministic", "cublas_workspace", "cudnn_benchmark"),
+        *("cudnn_deterministic", "attention", "matmul_fp32", "conv_fp32"),
+    ),
+    "training.mixed_precision": ("compute_dtype",),
+}
+
+
+class Arithmetic:
+    """How this job computes; hand it to ``Run``."""
+
+    def __init__(self, reducer: Reducer, numerics: Numerics, accept: Collection[str]) -> None:
+        self._reducer, self._numerics = reducer, numerics
+        self._accept = {*accept, *(name for field in accept for name in FOLLOWING.get(field, ()))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, by name."""
+        return {**self._reducer.state_dict(), **self._numerics.record()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Pass if this job computes as the one that saved did.
+
+        Raises:
+            ArithmeticDiffers: it does not, in ways that nobody accepted; each is named.
+        """
+        require_alike(state, self.state_dict(), self._accept)

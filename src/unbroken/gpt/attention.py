@@ -1,0 +1,126 @@
+"""Attention with grouped key and value heads, over one of two kernels: SDPA, or flex attention with a block mask.
+
+Both compute the same function; which one runs follows from the config's mode, the device and whether deterministic
+algorithms are asked for. Query, key and value projection are one matrix, in this order: the input is read once and the
+backward pass needs one product where three would have to be added. An export splits it by rows.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 -- the name everybody knows
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from unbroken.config.model import ModelConfig
+from unbroken.gpt.cache import LayerCache
+from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
+from unbroken.gpt.rope import Angles, rotate
+
+Kernel = Literal["sdpa", "flex"]
+# Tiles of flex attention's backward by width of a head, where others than its own choice were measured to be faster.
+TILES: Final[Mapping[int, Mapping[str, int]]] = {
+    64: {
+        "bwd_BLOCK_M1": 32,
+        "bwd_BLOCK_N1": 64,
+        "bwd_BLOCK_M2": 64,
+        "bwd_BLOCK_N2": 32,
+        "bwd_num_warps": 4,
+        "bwd_num_stages": 3,
+    }
+}
+
+
+class Context:
+    """What all blocks share in one forward pass.
+
+    A plain class, no tuple and no dataclass: FSDP2 looks into those and casts the tensors it finds to the dtype of the
+    parameters, and angles in bf16 would put tokens in wrong places.
+    """
+
+    def __init__(self, angles: Angles, mask: Tensor | BlockMask | None) -> None:
+        self.angles = angles
+        self.mask = mask
+
+
+def kernel_for(config: ModelConfig, device: torch.device) -> Kernel:
+    """The kernel for a model: flex on CUDA where the mode says so or where bits must repeat, SDPA everywhere else.
+
+    On CUDA the deterministic backward of SDPA is slower than flex attention by half, and with a mask there is none.
+    Flex attention has no backward on a CPU.
+    """
+    if device.type != "cuda":
+        return "sdpa"
+    return "flex" if config.attention_mode == "flex" or torch.are_deterministic_algorithms_enabled() else "sdpa"
+
+
+def mask_for(config: ModelConfig, kernel: Kernel, tokens: Tensor, doc_ids: Tensor | None) -> Tensor | BlockMask | None:
+    """The mask of one forward pass; None is plainly causal. The mode ``causal`` looks across documents."""
+    if config.attention_mode == "causal":
+        doc_ids = None
+    if kernel == "flex":
+        return block_mask(tokens, doc_ids)
+    return None if doc_ids is None else dense_mask(doc_ids)
+
+
+class Attention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention by the number of key and value heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.n_embd // config.n_head
+        self.heads, self.kv_heads = config.n_head, config.kv_heads
+        projected = (self.heads + 2 * self.kv_heads) * width
+        self.qkv = nn.Linear(config.n_embd, projected, bias=config.has_qkv_bias)
+        self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.has_attn_out_bias)
+
+    def forward(self, hidden: Tensor, context: Context, cache: LayerCache | None = None) -> Tensor:
+        """Mix each token with those it may look at; with a cache, also with the tokens of earlier calls."""
+        batch, length, _ = hidden.shape
+        heads = self.qkv(hidden).view(batch, length, self.heads + 2 * self.kv_heads, -1)
+        parts = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        # Rotated before they are transposed, so that what the kernel reads and writes is laid out by time and needs no
+        # copy afterwards. The values are copied: a view would keep all three alive until the backward pass.
+        query, key = (rotate(part, context.angles).transpose(1, 2) for part in parts[:2])
+        value = parts[2].contiguous().transpose(1, 2)
+        if cache is None:
+            mixed = self._attend(query, key, value, context)
+        else:
+            mixed = self._attend_cached(query, *cache.extend(key, value))
+        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return projected
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        is_grouped = self.heads != self.kv_heads
+        if isinstance(context.mask, BlockMask):
+            attend = flex_attention if _needs_no_compiler(query) else _compiled_flex()
+            tiles = TILES.get(query.shape[3]) if query.is_cuda else None
+            options = dict(tiles) if tiles else None
+            mixed: Tensor = attend(
+                query, key, value, block_mask=context.mask, enable_gqa=is_grouped, kernel_options=options
+            )
+            return mixed
+        is_causal = context.mask is None
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=context.mask, is_causal=is_causal, enable_gqa=is_grouped
+        )
+
+    def _attend_cached(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        new, total = query.shape[2], key.shape[2]
+        # One new token looks at everything there is; as many as there are, at themselves alone.
+        mask = cached_mask(total - new, new, query.device) if 1 < new < total else None
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=new == total, enable_gqa=self.heads != self.kv_heads
+        )
+
+
+def _needs_no_compiler(query: Tensor) -> bool:
+    # Uncompiled, flex attention fills a tensor of time x time; a CPU has no other way.
+    return torch.compiler.is_compiling() or query.device.type == "cpu"
+
+
+@cache
+def _compiled_flex() -> Any:  # noqa: ANN401 -- flex_attention as the compiler returns it
+    return torch.compile(flex_attention)

@@ -1,0 +1,187 @@
+"""Text in, text out: a checkpoint's model together with the tokenizer it was trained with.
+
+    from unbroken.gpt import TextModel
+    TextModel.open("runs/a").continue_text("Once upon a time")
+
+What can be wrong about a prompt is found by ``TextSource``, before any weights are read. A prompt becomes the same text
+alone and in any company: each draws from a generator of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from unbroken.errors import DeviceFull, GenerationInvalid, SequenceTooLong
+from unbroken.gpt.device import chosen_device, chosen_dtype
+from unbroken.gpt.generation import generate
+from unbroken.gpt.load import Found, Loaded, find_model
+from unbroken.gpt.sampling import Sampling
+from unbroken.gpt.vocabulary import Vocabulary, vocabulary_of
+
+DEFAULT_NEW_TOKENS: Final = 100
+SEED_END: Final = 1 << 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How a prompt is continued; ``max_new_tokens`` of None: 100, or as many as the model has positions for.
+
+    ``top_k`` of 0 and ``top_p`` of 1 keep all tokens.
+
+    Raises:
+        GenerationInvalid: a value is out of its range; all such values are named.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.8
+    top_k: int = 50
+    top_p: float = 0.95
+    greedy: bool = False
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    return_full_text: bool = False
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        try:
+            self.sampling()
+        except GenerationInvalid as wrong:
+            problems += wrong.problems
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            problems.append(f"max_new_tokens must be at least 1, is {self.max_new_tokens}")
+        if not 0 <= self.seed < SEED_END:
+            problems.append(f"seed must be at least 0 and below 2^63, is {self.seed}")
+        if problems:
+            raise GenerationInvalid(problems=tuple(problems))
+
+    def sampling(self) -> Sampling:
+        """How each token is chosen."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k or None,
+            top_p=self.top_p,
+            is_greedy=self.greedy,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+    def new_tokens(self, prompt_tokens: int, positions: int) -> int:
+        """How many tokens at most follow a prompt; the last one is never read, so it needs no position."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        return max(1, min(DEFAULT_NEW_TOKENS, positions - prompt_tokens + 1))
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What a prompt became; ``is_ended`` says that the model ended the text, and not the number of tokens."""
+
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    is_ended: bool
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A checkpoint and its tokenizer, found and not loaded."""
+
+    found: Found
+    vocabulary: Vocabulary
+
+    @classmethod
+    def find(cls, reference: str, tokenizer: str | None = None) -> "TextSource":
+        """Look for a run's model and its tokenizer.
+
+        Raises:
+            UnbrokenError: as ``find_model`` and ``vocabulary_of`` raise it.
+        """
+        found = find_model(reference)
+        return cls(found, vocabulary_of(found, tokenizer))
+
+    def encode(self, prompt: str, generation: Generation) -> list[int]:
+        """The ids of a prompt that can be continued as asked.
+
+        Raises:
+            GenerationInvalid: the prompt is empty.
+            SequenceTooLong: prompt and new tokens are more than the model has positions.
+        """
+        ids = self.vocabulary.encode(prompt)
+        if not ids:
+            raise GenerationInvalid(problems=("the prompt has no token; a text needs one to begin with",))
+        positions = self.found.config.model.n_positions
+        needed = len(ids) + generation.new_tokens(len(ids), positions) - 1
+        if needed > positions:
+            raise SequenceTooLong(tokens=needed, positions=positions)
+        return ids
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> "TextModel":
+        """Read the weights.
+
+        Raises:
+            DamagedCheckpoint: bytes are not what was written.
+            StateDiffers: the weights are not those of the config.
+            DeviceFull: the device has no room for them.
+            StorageFailed: the system refused to read.
+        """
+        try:
+            return TextModel(self, self.found.load(device, dtype))
+        except torch.OutOfMemoryError as full:
+            raise DeviceFull(device=str(device), doing="the weights") from full
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model that continues text."""
+
+    source: TextSource
+    loaded: Loaded
+
+    @classmethod
+    def open(
+        cls, reference: str, *, tokenizer: str | None = None, device: str | None = None, dtype: str | None = None
+    ) -> "TextModel":
+        """The model of a run's newest checkpoint, or of the one that is named (``runs/a@1000``).
+
+        Args:
+            reference: a run, a step of it, or a checkpoint's path.
+            tokenizer: where it is not the one that the run kept.
+            device: as torch names it; None takes the GPU, where there is one.
+            dtype: fp32, fp16 or bf16; None takes bf16 on a GPU and fp32 on a CPU.
+
+        Raises:
+            DeviceMissing: there is no such device.
+            UnbrokenError: as ``TextSource.find`` and ``TextSource.load`` raise it.
+        """
+        place = chosen_device(device)
+        return TextSource.find(reference, tokenizer).load(place, chosen_dtype(dtype, place))
+
+    def continue_text(self, prompt: str, generation: Generation | None = None) -> Continued:
+        """The text that follows a prompt, or with ``return_full_text`` the prompt and it.
+
+        Raises:
+            GenerationInvalid: the prompt is empty.
+            SequenceTooLong: prompt and new tokens are more than the model has positions.
+            LogitsNotFinite: the model's weights have diverged.
+            DeviceFull: the device has no room for the text.
+        """
+        wanted = generation or Generation()
+        ids = self.source.encode(prompt, wanted)
+        vocabulary = self.source.vocabulary
+        model = self.loaded.model
+        most = wanted.new_tokens(len(ids), model.config.n_positions)
+        try:
+            new = generate(
+                model,
+                ids,
+                max_new_tokens=most,
+                sampling=wanted.sampling(),
+                seed=wanted.seed,
+                stop_tokens=(vocabulary.identity.eod_id,),
+                known_tokens=vocabulary.identity.vocab_size,
+            )
+        except torch.OutOfMemoryError as full:
+            raise DeviceFull(device=str(model.embedding.weight.device), doing="the text") from full
+        text = vocabulary.decode_after(ids, new)
+        shown = prompt + text if wanted.return_full_text else text
+        return Continued(shown, len(ids), len(new), is_ended=len(new) < most)

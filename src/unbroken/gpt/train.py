@@ -1,0 +1,312 @@
+"""The trainer, from top to bottom.
+
+    import unbroken.gpt
+    unbroken.gpt.train(config="run.yaml")
+
+The same call starts a run and goes on with it, on any number of ranks, and N short jobs leave the bits of one long one.
+That needs four things, each in a place of its own: data that is a function of a sample's number (``unbroken.data``), a
+step that is a fixed list of lanes, summed in lane order (``unbroken.exact``), a rate that is a function of the step
+(``rates``), and a checkpoint with everything else (``unbroken.Run``). What is left is the loop below.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unbroken import exact
+from unbroken.config import Config, load, require_sound
+from unbroken.data.loader import Batch
+from unbroken.gpt.arithmetic import Arithmetic
+from unbroken.gpt.build import build_model, is_sharded, require_compiler
+from unbroken.gpt.evaluate import Evaluation
+from unbroken.gpt.lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
+from unbroken.gpt.model import GPT
+from unbroken.gpt.optimizer import follow, make_optimizer, set_rate
+from unbroken.gpt.place import Place, joined, seed_generators
+from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
+from unbroken.gpt.rates import rate_at
+from unbroken.gpt.records import JobLog, keep_config, keep_tokenizer
+from unbroken.launch.started import Started, settle
+from unbroken.loop import Run
+from unbroken.run.layout import Layout
+from unbroken.settings import Settings
+
+_log = logging.getLogger(__name__)
+VALIDATION_LOSS = "val_loss"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a job of a run ended; ``loss`` and ``val_loss`` are the last ones it told, None if none."""
+
+    run: Path
+    step: int
+    tokens: int
+    is_completed: bool
+    loss: float | None
+    val_loss: float | None
+    checkpoint: Path | None
+
+
+def train(
+    config: Config | str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    accept: Sequence[str] = (),
+    force: bool = False,
+) -> Trained:
+    """Start a run, or go on with it, to its last step or until it is asked to stop. Collective.
+
+    Args:
+        config: what to train, or the file that says it.
+        overrides: laid over a file, as ``section.field=value``.
+        accept: differences to the run so far that a person accepts by name.
+        force: with ``training.resume`` scratch, set the checkpoints that are there aside.
+
+    Raises:
+        ValueError: there are overrides, and no file that they could be laid over.
+        ConfigInvalid: the config has problems; all of them are in it.
+        ConfigDiffers: the run was started with another config.
+        DataError: the data is missing, changed, exhausted or does not fit the config.
+        UnbrokenError: as ``Run`` raises it.
+    """
+    if isinstance(config, Config):
+        if overrides:
+            raise ValueError("overrides are laid over a file; of a Config, change the fields themselves")
+        require_sound(config)
+    else:
+        config = load(Path(config), overrides).config
+    with joined() as place:
+        return _train(config, place, tuple(accept), force=force)
+
+
+def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool) -> Trained:
+    # What the run is: the config as asked, held to the one that started it. Its global batch never changes again.
+    started = place.world.from_first(lambda: settle(asked, place.world.size, accept=accept, force=force))
+    config = started.config
+    training = config.training
+
+    # What it reads. Everything that config and data must agree about is looked at before anything is built.
+    data = open_data(config, place.world)
+
+    # How it computes: kernels that repeat their bits, in the precision of the device.
+    place.world.all_or_none(lambda: require_compiler(config, place.device))
+    numerics = exact.pin(place.device) if training.exact else exact.Numerics(place.device)
+    dtype = place.compute_dtype(training)
+    seed_generators(training.seed)
+
+    # What is trained. First weights, sums and moments do not depend on the number of ranks.
+    model = build_model(config, data.vocab_size, place.device, dtype)
+    optimizer = make_optimizer(model, config.optimizer)
+    reducer = exact.Reducer(
+        model,
+        optimizer,
+        lanes=lanes_of(config),
+        seed=training.seed,
+        compute_dtype=None if is_sharded(config) else dtype,
+        stock=not training.exact,
+    )
+    scaler = torch.amp.GradScaler(place.device.type) if dtype is torch.float16 else None
+
+    # What a checkpoint holds: all of it. `Run` resumes here, and from here on answers to signals and the clock.
+    run = Run(
+        training.output_dir,
+        settings=_settings(started, accept, force=force, has_scaler=scaler is not None),
+        model=model,
+        optimizer=optimizer,
+        arithmetic=Arithmetic(reducer, numerics, accept),
+        data=make_loader(config, data.train, place.world),
+        **({"scaler": scaler} if scaler is not None else {}),
+    )
+    with JobLog() as log, run:
+        if place.is_first:
+            log.begin(run.directory, run.job)
+            say_first_lines(config, data, place, run.step, dtype, accept)
+        place.world.from_first(lambda: _keep_records(run, started, data))
+        follow(optimizer, config.optimizer)
+        loop = Training(config, place, data, model, optimizer, reducer, scaler, run)
+        loop.to_the_end()
+    return loop.result()
+
+
+@dataclass
+class Training:
+    """The loop and what it holds."""
+
+    config: Config
+    place: Place
+    data: TrainingData
+    model: GPT
+    optimizer: torch.optim.AdamW
+    reducer: exact.Reducer
+    scaler: torch.amp.GradScaler | None
+    run: Run
+    loss: float | None = None
+    val_loss: float | None = None
+
+    def to_the_end(self) -> None:
+        """Every step that is left; ends early when somebody asks for it, and with an error when the data runs dry."""
+        training = self.config.training
+        progress = self._progress()
+        evaluation = self._evaluation()
+        progress.speed.begin(self.run.step)
+        for step in self.run.steps(training.max_steps):
+            rate = rate_at(step, self.config.optimizer, training.max_steps)
+            set_rate(self.optimizer, rate)
+            self._compute(step)
+            norm = self._clip()
+            self._update(step, norm)
+            done = step + 1
+            self.run.log(loss=self.reducer.loss, lr=rate, grad_norm=norm, tokens=done * self.tokens_per_step)
+            if evaluation is not None and self._is_due(done, training.eval_steps):
+                self._evaluate(evaluation, done)
+            if self._is_due(done, training.logging_steps):
+                self.loss = float(self.reducer.loss)
+                self.run.log(**progress.line(done, self.loss, rate, float(norm)))
+
+    def _compute(self, step: int) -> None:
+        """Loss and gradients of the whole step: this rank's lanes, summed with those of all others in lane order."""
+        batch: Batch | None = None
+        for lane in self.reducer.lanes(step):
+            if batch is None or not lane.is_spare:
+                batch = next(self.run.data).to(self.place.device, non_blocking=True)
+            assert batch is not None
+            found = self.model(batch.tokens, batch.doc_ids, labels=batch.labels)
+            # Sums with their counts, not means: lanes have unequal numbers of tokens, and are divided once.
+            scaled = None if self.scaler is None else self.scaler.scale(found.total)
+            lane.backward(found.total, count=found.tokens, scaled=scaled)
+
+    def _clip(self) -> torch.Tensor:
+        """Bring the gradients down to the largest norm allowed; returns what theirs was."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        limit = self.config.optimizer.max_grad_norm
+        return self.reducer.norm() if limit is None else self.reducer.clip(limit)
+
+    def _update(self, step: int, norm: torch.Tensor) -> None:
+        """Move the weights, unless loss or gradient are no numbers and the config says to skip such a step."""
+        if self.config.training.non_finite == "skip" and not bool(torch.isfinite(self.reducer.loss)):
+            self._skip(step, norm)
+        elif self.scaler is not None:
+            self._update_scaled()
+        elif self.config.training.non_finite == "skip" and not bool(torch.isfinite(norm)):
+            self._skip(step, norm)
+        else:
+            # With the policy `stop` nobody waits for the device here: what is no number is found when metrics are
+            # read, which is before every save.
+            self.optimizer.step()
+
+    def _update_scaled(self) -> None:
+        """The same for fp16: a gradient that overflowed moves nothing and halves the scale."""
+        assert self.scaler is not None
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.scaler.get_scale() < before:
+            self._count("overflowed_steps")
+
+    def _skip(self, step: int, norm: torch.Tensor) -> None:
+        loss = float(self.reducer.loss)
+        skipped = self._count("skipped_steps")
+        self.run.fact("skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
+        if self.place.is_first:
+            _log.warning("step %s is skipped: loss %s, norm %s; %d so far", f"{step + 1:,}", loss, float(norm), skipped)
+        if self.scaler is not None:
+            self.scaler.update()
+
+    def _count(self, name: str) -> int:
+        self.run.counters[name] = self.run.counters.get(name, 0) + 1
+        self.run.log(**{name: self.run.counters[name]})
+        count: int = self.run.counters[name]
+        return count
+
+    def _evaluate(self, evaluation: Evaluation, done: int) -> None:
+        """The loss on val/; the best one so far is worth a checkpoint, where the config keeps the best."""
+        found = evaluation(self.model, self.reducer.computing())
+        self.val_loss = found.loss
+        self.run.log(**{VALIDATION_LOSS: found.loss})
+        best = self.run.counters.get("best_val_loss", float("inf"))
+        if found.loss < best:
+            self.run.counters["best_val_loss"] = found.loss
+            if (self.config.training.keep_best or "").startswith(f"{VALIDATION_LOSS}:"):
+                self.run.save(by_all=True)
+        if self.place.is_first:
+            note = "  best so far" if found.loss < best else ""
+            _log.info("step %s  val_loss %.4f  perplexity %.2f%s", f"{done:,}", found.loss, found.perplexity, note)
+
+    def _is_due(self, done: int, every: int | None) -> bool:
+        return every is not None and (done % every == 0 or done == self.config.training.max_steps)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all ranks read in one step."""
+        return self.config.global_batch_size(1) * self.config.data.max_length
+
+    def _evaluation(self) -> Evaluation | None:
+        if self.data.validation is None:
+            return None
+        training = self.config.training
+        return Evaluation(self.data.validation, training.per_device_batch_size, training.max_eval_batches, self.place)
+
+    def _progress(self) -> Progress:
+        operations = flops_per_token(self.config, self.config.model.parameters(self.data.vocab_size))
+        peak = peak_of(self.place.device, self.place.compute_dtype(self.config.training))
+        all_peaks = None if peak is None else peak * self.place.world.size
+        speed = Speed(self.tokens_per_step, operations, all_peaks)
+        return Progress(self.config.training.max_steps, speed, self.place.is_first)
+
+    def result(self) -> Trained:
+        """What came of it."""
+        latest = Layout(self.run.directory).checkpoints / "latest"
+        return Trained(
+            run=self.run.directory,
+            step=self.run.step,
+            tokens=self.run.step * self.tokens_per_step,
+            is_completed=not self.run.is_stopped,
+            loss=self.loss,
+            val_loss=self.val_loss,
+            checkpoint=latest.resolve() if latest.exists() else None,
+        )
+
+
+def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
+    training = started.config.training
+    # A job that replaces the config of one that never saved computes other losses under the same step numbers.
+    accepted = (*accept, "config.json") if started.is_replaced else accept
+    return Settings(
+        save_steps=training.save_steps,
+        keep_last_k=training.keep_last_k,
+        keep_milestone_every=training.keep_milestone_every,
+        keep_every_seconds=training.keep_every_seconds,
+        keep_best=training.keep_best,
+        resume=training.resume,
+        force=force,
+        load_path=training.load_path,
+        accept=accepted,
+        max_runtime_s=training.max_runtime_seconds,
+        reserve_s=training.walltime_reserve_seconds,
+        non_finite="stop" if training.non_finite == "stop" else "allow",
+        # In fp16 a gradient that overflows is the scaler's business.
+        finite=("loss",) if has_scaler else ("loss", "grad_norm"),
+        # Lanes draw from generators of their own.
+        shared_generators=True,
+        log_steps=training.logging_steps,
+    )
+
+
+def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
+    """What stands beside the checkpoints, written by the job that starts the run; changes are said and journalled."""
+    layout = Layout(run.directory)
+    keep_config(layout, started)
+    keep_tokenizer(layout, data.tokenizer, data.tokenizer_file)
+    differences = started.differences
+    changes = [*differences.fixed, *differences.declared, *differences.free]
+    for change in changes:
+        _log.info("config: %s was %s, is %s", change.field, change.started_with, change.now)
+    if changes:
+        facts = {change.field: [change.started_with, change.now] for change in changes}
+        run.fact("config", changes=facts, is_replaced=started.is_replaced)

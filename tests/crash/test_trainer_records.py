@@ -1,0 +1,50 @@
+"""What the trainer writes beside checkpoints, under every crash: the next job finds it whole, or writes it."""
+
+from pathlib import Path
+
+import pytest
+
+from unbroken.config import Config, DataConfig
+from unbroken.data.ingest.encoders import FILE_NAME, ByteEncoder, TokenizerFile
+from unbroken.disk import Disk
+from unbroken.files import Files
+from unbroken.gpt.records import IDENTITY, TOKENIZER, keep_config, keep_tokenizer
+from unbroken.launch.started import Started
+from unbroken.run.layout import Layout
+from unbroken.testing import ERRORS, Kill, MemoryDisk, crash_points, crash_states
+
+LAYOUT = Layout(Path("/run"))
+STARTED = Started(Config(data=DataConfig(path="data")).settled(2))
+CONTENT = b'{"model": {}}'
+FAULTS = (Kill("before"), Kill("during"), Kill("after"), *ERRORS)
+
+
+def a_run() -> MemoryDisk:
+    """A run whose first job has just taken it."""
+    return MemoryDisk([LAYOUT.run])
+
+
+def keeps_its_records(disk: Disk) -> object:
+    """What the first job of a run writes."""
+    files = Files(disk)
+    keep_config(LAYOUT, STARTED, files)
+    keep_tokenizer(LAYOUT, ByteEncoder.identity, TokenizerFile("own", CONTENT), files)
+    return None
+
+
+@pytest.mark.promise("X7")
+def test_after_every_crash_a_record_is_whole_or_absent_and_the_next_job_completes_them() -> None:
+    looked = 0
+    for trial in crash_points(a_run, keeps_its_records, FAULTS):
+        for disk in (trial.disk, *(each for _, each in crash_states(trial.disk))):
+            files = Files(disk)
+            if files.find(LAYOUT.config) is not None:
+                assert files.read_bytes(LAYOUT.config, limit_bytes=1 << 20) == STARTED.config.to_json().encode()
+            folder = LAYOUT.run / TOKENIZER
+            if files.find(folder) is not None and files.find(folder / IDENTITY) is not None:
+                assert files.read_bytes(folder / FILE_NAME, limit_bytes=1 << 20) == CONTENT
+            if files.find(LAYOUT.run) is not None:
+                keeps_its_records(disk)
+                assert files.read_bytes(folder / FILE_NAME, limit_bytes=1 << 20) == CONTENT
+            looked += 1
+    assert looked > 20

@@ -1,0 +1,123 @@
+"""``export`` as a process, and its files as other programs read them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Tool
+from tests.unit.gpt.runs import damage, save_run, train_bpe
+from unbroken.config import ModelConfig
+from unbroken.gpt.load import find_model
+from unbroken.gpt.text import TextSource
+
+READ_PT = """
+import json, sys, torch
+state = torch.load(sys.argv[1], weights_only=True)
+assert not any(name.startswith("unbroken") for name in sys.modules)
+print(json.dumps({name: [str(t.dtype), float(t.double().sum())] for name, t in state.items()}))
+"""
+
+
+@pytest.mark.promise("G22", "G5")
+def test_a_pt_file_loads_in_a_process_that_knows_nothing_of_us(unbroken: Tool, tmp_path: Path) -> None:
+    model = save_run(tmp_path / "run")
+    ended = unbroken("export", "run", "--to", "weights.pt")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("exported  weights.pt  torch, ")
+    said = subprocess.check_output([sys.executable, "-I", "-c", READ_PT, "weights.pt"], cwd=tmp_path, text=True)
+    expected = {name: [str(t.dtype), float(t.double().sum())] for name, t in model.state_dict().items()}
+    assert json.loads(said) == expected
+
+
+@pytest.mark.promise("G22")
+def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_asked(unbroken: Tool, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model = save_run(tmp_path / "run")
+    found = json.loads(unbroken("export", "run@1", "--to", "w.safetensors", "--dtype", "bf16", "--json").stdout)
+    assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/1", 1, "safetensors")
+    state = load_file(tmp_path / "w.safetensors")
+    assert set(state) == set(model.state_dict())
+    assert torch.equal(state["norm.weight"], (model.norm.weight - 0.25).bfloat16())
+
+
+@pytest.mark.promise("G22")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_transformers_loads_the_folder_with_its_tokenizer_and_gives_equal_logits(
+    unbroken: Tool, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = save_run(tmp_path / "run", tokenizer=str(train_bpe(tmp_path / "bpe")))
+    ended = unbroken("export", "run", "--to", "llama", "--format", "huggingface")
+    assert ended.returncode == 0, ended.stderr
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "llama")
+    vocabulary = TextSource.find(str(tmp_path / "run")).vocabulary
+    text = "def first(numbers):\n    return  ünïcode"
+    assert tokenizer(text)["input_ids"] == vocabulary.encode(text)
+    assert tokenizer.decode(vocabulary.encode(text)) == text
+    assert tokenizer.eos_token_id == vocabulary.identity.eod_id
+    ids = torch.tensor([vocabulary.encode(text)[:40]])
+    with torch.no_grad():
+        assert torch.equal(theirs(ids).logits, model(ids))
+
+
+def test_bytes_have_no_tokenizer_there_and_that_is_said(unbroken: Tool, tmp_path: Path) -> None:
+    save_run(tmp_path / "run")
+    ended = unbroken("export", "run", "--to", "llama")
+    assert ended.returncode == 0
+    assert "none is in the folder: the ids are bytes" in ended.stdout
+    assert not (tmp_path / "llama" / "tokenizer.json").exists()
+    assert json.loads((tmp_path / "llama" / "config.json").read_text())["eos_token_id"] == 256
+
+
+def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote_it(
+    unbroken: Tool, tmp_path: Path
+) -> None:
+    save_run(tmp_path / "run")
+    for target in ("w.pt", "llama"):
+        assert unbroken("export", "run@1", "--to", target).returncode == 0
+        refused = unbroken("export", "run", "--to", target)
+        assert refused.returncode == 2 and refused.stderr.startswith("error[would-overwrite]: "), refused.stderr
+        assert f"unbroken export run --to {target} --force" in refused.stderr
+        assert unbroken("export", "run", "--to", target, "--force").returncode == 0
+    state = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert torch.equal(
+        state["norm.weight"], find_model(str(tmp_path / "run")).load(torch.device("cpu")).model.norm.weight
+    )
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    assert unbroken("export", "run", "--to", "thesis", "--force").returncode == 2
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_cannot_be_exported_is_said_in_a_few_lines(unbroken: Tool, tmp_path: Path) -> None:
+    save_run(tmp_path / "run", steps=1)
+    save_run(
+        tmp_path / "other",
+        steps=1,
+        config=ModelConfig(n_embd=32, n_layer=1, n_head=2, n_positions=48, norm="layernorm"),
+    )
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    cases = [
+        (["run"], 2, "bad-usage"),
+        (["run", "--to", "w.pt", "--format", "safetensors"], 2, "bad-usage"),
+        (["nothing", "--to", "w.pt"], 2, "path-missing"),
+        (["empty", "--to", "w.pt"], 5, "no-usable-checkpoint"),
+        (["run@5", "--to", "w.pt"], 2, "checkpoint-unknown"),
+        (["other", "--to", "llama"], 2, "not-expressible"),
+        (["run", "--to", "llama", "--tokenizer", "no/tokenizer.json"], 2, "tokenizer-unknown"),
+    ]
+    for words, code, kind in cases:
+        ended = unbroken("export", *words)
+        assert ended.returncode == code, f"{words}: {ended.stderr}"
+        assert ended.stderr.startswith(f"error[{kind}]: "), f"{words}: {ended.stderr}"
+    damage(find_model(str(tmp_path / "run")).path)
+    ended = unbroken("export", "run", "--to", "w.pt")
+    assert ended.returncode == 3 and ended.stderr.startswith("error[damaged-checkpoint]: ")
+    assert not [path.name for path in tmp_path.iterdir() if path.name in ("w.pt", "llama")]

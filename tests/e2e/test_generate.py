@@ -1,0 +1,169 @@
+"""``generate`` and ``batch-generate`` as processes: what they print, what they write, how they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Tool
+from tests.unit.gpt.runs import damage, save_run, train_bpe
+from unbroken.gpt.load import find_model
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    save_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.promise("G22")
+def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Tool) -> None:
+    words = ("generate", "run", "--prompt", "def ", "--max-new-tokens", "8", "--seed", "3")
+    ended = unbroken(*words, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["schema"] == "unbroken.generate/1" and found["step"] == 2
+    (said,) = found["texts"]
+    assert (said["prompt"], said["prompt_tokens"]) == ("def ", 4)
+    plain = unbroken(*words, "--return-full-text")
+    assert plain.stdout.split() == ("def " + said["text"]).split()
+    again = unbroken("generate", "--output-dir", "run", *words[2:], "--device", "cpu", "--dtype", "fp32", "--json")
+    assert json.loads(again.stdout)["texts"] == [said]
+    by_path = unbroken("generate", "--checkpoint", "run/checkpoints/checkpoint-1", *words[2:], "--json")
+    assert json.loads(by_path.stdout)["step"] == 1
+
+
+def test_every_line_of_a_file_is_a_prompt_of_its_own(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
+    ended = unbroken("generate", "run", "--prompts-file", "prompts.txt", "--output", "texts.jsonl", "--greedy")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "wrote  texts.jsonl  2 texts\n"
+    records = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert [record["prompt"] for record in records] == ["one", "two"]
+    alone = json.loads(unbroken("generate", "run", "--prompt", "two", "--greedy", "--json").stdout)
+    assert alone["texts"] == records[1:]
+
+
+BAD: dict[str, tuple[list[str], int, str]] = {
+    "no model": (["--prompt", "x"], 2, "bad-usage"),
+    "two models": (["run", "--output-dir", "other", "--prompt", "x"], 2, "bad-usage"),
+    "no prompt": (["run"], 2, "bad-usage"),
+    "two prompts": (["run", "--prompt", "x", "--prompts-file", "prompts.txt"], 2, "bad-usage"),
+    "empty prompt": (["run", "--prompt", ""], 2, "generation-invalid"),
+    "long prompt": (["run", "--prompt", "x" * 60], 2, "sequence-too-long"),
+    "too many tokens": (["run", "--prompt", "x", "--max-new-tokens", "60"], 2, "sequence-too-long"),
+    "temperature": (["run", "--prompt", "x", "--temperature", "0"], 2, "generation-invalid"),
+    "top-p": (["run", "--prompt", "x", "--top-p", "1.5"], 2, "generation-invalid"),
+    "no number": (["run", "--prompt", "x", "--top-k", "many"], 2, "bad-usage"),
+    "dtype": (["run", "--prompt", "x", "--dtype", "fp8"], 2, "bad-usage"),
+    "device": (["run", "--prompt", "x", "--device", "cuda:97"], 2, "device-missing"),
+    "tokenizer": (["run", "--prompt", "x", "--tokenizer", "bpe/tokenizer.json"], 2, "wrong-tokenizer"),
+    "no tokenizer": (["run", "--prompt", "x", "--tokenizer", "no/tokenizer.json"], 2, "tokenizer-unknown"),
+    "no run": (["nothing", "--prompt", "x"], 2, "path-missing"),
+    "no step": (["run@9", "--prompt", "x"], 2, "checkpoint-unknown"),
+    "no checkpoints": (["empty", "--prompt", "x"], 5, "no-usable-checkpoint"),
+    "no prompts": (["run", "--prompts-file", "nothing.txt"], 2, "path-missing"),
+    "no place": (["run", "--prompt", "x", "--output", "no/such/place.jsonl"], 2, "path-missing"),
+}
+
+
+def test_what_cannot_be_generated_is_said_in_a_few_lines(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+    train_bpe(tmp_path / "bpe")
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "prompts.txt").write_text("x\n")
+    for name, (words, code, kind) in BAD.items():
+        ended = unbroken("generate", *words)
+        assert ended.returncode == code, f"{name}: {ended.stderr}"
+        assert ended.stderr.startswith(f"error[{kind}]: "), f"{name}: {ended.stderr}"
+        assert len(ended.stderr.splitlines()) <= 8 and "Traceback" not in ended.stderr
+
+
+def test_a_damaged_checkpoint_is_never_asked(run: Path, unbroken: Tool) -> None:
+    damage(find_model(str(run)).path)
+    ended = unbroken("generate", "run", "--prompt", "x")
+    assert ended.returncode == 3 and ended.stderr.startswith("error[damaged-checkpoint]: "), ended.stderr
+    assert ended.stdout == ""
+    assert unbroken("generate", "run@1", "--prompt", "x").returncode == 0
+
+
+def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, unbroken: Tool) -> None:
+    newest = find_model(str(run)).path
+    next((newest / "state").glob("*.distcp")).unlink()
+    ended = unbroken("generate", "run", "--prompt", "x", "--greedy")
+    assert ended.returncode == 0
+    assert ended.stderr.startswith(f"passed over {newest.name}: ")
+
+
+def write(path: Path, *records: object) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.promise("G22")
+def test_a_batch_asks_two_models_and_answers_in_the_order_of_the_prompts(
+    run: Path, unbroken: Tool, tmp_path: Path
+) -> None:
+    save_run(tmp_path / "other", tokenizer=str(train_bpe(tmp_path / "bpe")), steps=1)
+    own = {"model": {"output_dir": "other", "dtype": "bf16"}, "generation": {"greedy": True, "max_new_tokens": 3}}
+    write(tmp_path / "in.jsonl", {"prompt": "a", "id": "first"}, {"prompt": "def", **own}, {"prompt": "b"})
+    words = ("batch-generate", "run", "--input", "in.jsonl", "--max-new-tokens", "5")
+    dry = unbroken(*words, "--output", "out.jsonl", "--dry-run")
+    assert dry.stdout == "sound  in.jsonl  3 prompts for 2 models; nothing was loaded\n", dry.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    ended = unbroken(*words, "--output", "out.jsonl")
+    assert ended.returncode == 0, ended.stderr
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["prompt"] for record in records] == ["a", "def", "b"]
+    assert records[0]["id"] == "first" and records[1]["checkpoint"].startswith("other/")
+    printed = unbroken(*words)
+    assert [json.loads(line) for line in printed.stdout.splitlines()] == records
+    assert json.loads(unbroken(*words, "--json").stdout)["records"] == records
+
+
+def test_a_bad_record_is_named_with_its_line_and_the_old_output_stays(
+    run: Path, unbroken: Tool, tmp_path: Path
+) -> None:
+    write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "generation": {"gredy": True}}, {"promt": "c"})
+    (tmp_path / "out.jsonl").write_text("old\n")
+    for flag in ("--dry-run", "--quiet"):
+        ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl", flag)
+        assert ended.returncode == 2
+        assert "in.jsonl:2  generation.gredy: there is no such key; did you mean generation.greedy?" in ended.stderr
+        assert "in.jsonl:3  promt: there is no such key; did you mean prompt?" in ended.stderr
+    assert (tmp_path / "out.jsonl").read_text() == "old\n"
+    same = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "in.jsonl")
+    assert same.returncode == 2 and "--output is the input" in same.stderr
+
+
+def test_a_record_whose_model_is_damaged_has_the_error_and_the_exit_code(
+    run: Path, unbroken: Tool, tmp_path: Path
+) -> None:
+    save_run(tmp_path / "other", steps=1)
+    damage(find_model(str(tmp_path / "other")).path)
+    write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "model": {"output_dir": "other"}})
+    ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl")
+    assert ended.returncode == 3
+    assert "line 2  damaged-checkpoint: " in ended.stdout
+    good, bad = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert good["error"] is None and good["text"]
+    assert bad["text"] is None and bad["error"]["kind"] == "damaged-checkpoint"
+
+
+@pytest.mark.promise("G22")
+def test_a_batch_that_is_killed_leaves_the_old_output(run: Path, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", *({"prompt": f"prompt {number}"} for number in range(3000)))
+    (tmp_path / "out.jsonl").write_text("old\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unbroken", "batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    time.sleep(6)
+    assert process.poll() is None, "it ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (tmp_path / "out.jsonl").read_text() == "old\n"

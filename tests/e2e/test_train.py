@@ -1,0 +1,200 @@
+"""``unbroken train`` as a person meets it: a fresh folder, the words of the docs, and every kind of ending."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exact.gpt_world import tokenize_text, write_text
+
+TOOL = [sys.executable, "-m", "unbroken"]
+# Small enough for seconds, and slow enough to be stopped on the way.
+SMALL = ("model.n_layer=1", "model.n_embd=32", "model.n_head=2", "training.eval_steps=4", "training.max_eval_batches=2")
+SHORT = (
+    *SMALL,
+    "training.max_steps=8",
+    "optimizer.warmup_steps=2",
+    "training.save_steps=3",
+    "training.logging_steps=1",
+)
+LONG = (*SMALL, "training.max_steps=100000", "data.epochs=null", "training.save_steps=5", "training.logging_steps=1")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+PATIENCE_S = 180
+
+
+class Folder:
+    """A fresh folder with data, in which the tool is called."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = path / "runs" / "tiny"
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*TOOL, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.path,
+            env=ENVIRONMENT,
+        )
+
+    def call(self, *arguments: str) -> tuple[int, str]:
+        process = self.start(*arguments)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, said
+
+    def told(self, *arguments: str) -> dict[str, Any]:
+        said = subprocess.run(
+            [*TOOL, *arguments, "--json"], capture_output=True, text=True, cwd=self.path, env=ENVIRONMENT, check=False
+        )
+        facts: dict[str, Any] = json.loads(said.stdout)
+        return facts
+
+    def layout(self) -> set[str]:
+        """What stands in the run's directory, and the checkpoints by name."""
+        names = {each.name for each in self.run.iterdir() if not each.name.startswith(".lease")}
+        checkpoints = self.run / "checkpoints"
+        return names | {f"checkpoints/{each.name}" for each in checkpoints.iterdir() if not each.name.startswith(".")}
+
+
+RECORDS = {"config.json", ".run_state.json", "tokenizer", "logs", "journal", "metrics", "checkpoints"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    tokenize_text(write_text(tmp_path / "text"), tmp_path / "data")
+    code, said = Folder(tmp_path).call("init", "--preset", "tiny", "-o", "run.yaml")
+    assert code == 0, said
+    return Folder(tmp_path)
+
+
+def wait_for(process: "subprocess.Popen[str]", word: str) -> str:
+    """Read on until a line holds a word."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if word in line:
+            return said
+    raise AssertionError(f"{word!r} was not said:\n{said}")
+
+
+@pytest.mark.promise("G2", "G22")
+def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Path) -> None:
+    write_text(tmp_path / "text")
+    here = Folder(tmp_path)
+    for words in (
+        "tokenize --input-dir text/train --output-dir data/train --tokenizer-path bytes",
+        "tokenize --input-dir text/val --output-dir data/val --tokenizer-path bytes",
+        "init --preset tiny -o run.yaml",
+        "validate run.yaml",
+    ):
+        code, said = here.call(*words.split())
+        assert code == 0, said
+    code, said = here.call("train", "--config", "run.yaml", *SHORT, "--training.keep_best", "val_loss:min")
+    assert code == 0, said
+    assert "starts at step 0" in said and "exact: the same bits" in said and "step 8/8  100.0 %" in said
+    assert "completed" in said
+    assert here.layout() >= RECORDS | {"checkpoints/final", "checkpoints/latest"}
+    assert here.told("outcome", "runs/tiny")["class"] == "done"
+    assert here.told("status", "runs/tiny")["status"] == "completed"
+    evaluated = here.told("evaluate", "runs/tiny", "--max-batches", "2")
+    rows = [json.loads(line) for line in (here.run / "metrics" / "job-0001.jsonl").read_text().splitlines()]
+    assert evaluated["val_loss"] == rows[-1]["val_loss"], "the checkpoint computes what the training logged"
+    code, said = here.call("evaluate", "runs/tiny", "--device", "tpu")
+    assert code == 2 and "error[device-missing]" in said, said
+    code, said = here.call("train", "run.yaml", *SHORT, "--training.keep_best", "val_loss:min")
+    assert code == 0 and "goes on from step 8" in said, said
+    assert "step 8/8" not in said, "a run that is complete computes nothing more"
+
+
+@pytest.mark.promise("G2", "G8")
+def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on_with_another_number_of_ranks(folder: Folder) -> None:
+    command = ("train", "run.yaml", *LONG, "--stopped-exit-code", "75")
+    process = folder.start(*command, "--nproc-per-node", "2")
+    said = wait_for(process, "committed checkpoint-5 ")
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 75, said + rest
+    shutdowns = [each for each in folder.layout() if each.endswith("-shutdown")]
+    assert len(shutdowns) == 1
+    assert folder.layout() >= RECORDS
+    assert folder.told("outcome", "runs/tiny")["status"] == "stopped"
+    recorded = (folder.run / "config.json").read_bytes()
+    process = folder.start(*command)
+    said = wait_for(process, "committed checkpoint")
+    assert "goes on from step" in said and "not exact" not in said
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 75, said + rest
+    assert (folder.run / "config.json").read_bytes() == recorded, "it is written once"
+
+
+@pytest.mark.promise("G2")
+def test_killed_it_leaves_a_run_that_reads_as_crashed_and_another_job_meanwhile_is_refused(folder: Folder) -> None:
+    process = folder.start("train", "run.yaml", *LONG)
+    wait_for(process, "committed checkpoint-5 ")
+    code, said = folder.call("train", "run.yaml", *LONG)
+    assert code == 7 and "error[run-held]" in said, said
+    state = json.loads((folder.run / ".run_state.json").read_text())
+    os.kill(state["pid"], signal.SIGKILL)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert folder.layout() >= RECORDS
+    assert any(each.startswith("checkpoints/checkpoint-") for each in folder.layout())
+    assert folder.told("outcome", "runs/tiny")["status"] == "crashed"
+
+
+@pytest.mark.promise("G18", "G2")
+def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_where_it_is_dry(folder: Folder) -> None:
+    few = (*SHORT, "training.max_steps=1000000")
+    code, said = folder.call("train", "run.yaml", *few)
+    assert code == 4 and "error[data-unfit]" in said, said
+    assert not (folder.run / "checkpoints").exists()
+    large = ("training.per_device_batch_size=50", "training.global_batch_size=400", "training.eval_steps=null")
+    code, said = folder.call("train", "run.yaml", *few, *large, "--allow-bucket-exhaustion")
+    assert code == 4 and "error[halted]" in said, said
+    assert folder.told("outcome", "runs/tiny")["status"] == "halted"
+    assert any(each.endswith("-shutdown") for each in folder.layout())
+    dry_at = folder.told("status", "runs/tiny")["step"]
+    again = ("data.epochs=2", "--accept", "data.epochs", "--allow-bucket-exhaustion")
+    code, said = folder.call("train", "run.yaml", *few, *large, *again)
+    assert code == 4 and f"goes on from step {dry_at}" in said, said
+    assert folder.told("status", "runs/tiny")["step"] >= 2 * dry_at, "past the halt, to the end of the second pass"
+
+
+@pytest.mark.promise("G5")
+def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_on(folder: Folder) -> None:
+    assert folder.call("train", "run.yaml", *SHORT)[0] == 0
+    began = time.monotonic()
+    code, said = folder.call("train", "run.yaml", *SHORT, "model.n_embd=64", "optimizer.learning_rate=1e-4")
+    assert code == 6 and "error[config-differs]" in said, said
+    assert "model.n_embd: 32 at the start, 64 now (fixed)" in said
+    assert "--accept optimizer.learning_rate" in said
+    assert time.monotonic() - began < PATIENCE_S
+    longer = (*SHORT, "training.max_steps=10")
+    code, said = folder.call("train", "run.yaml", *longer, "--accept", "training.max_steps")
+    assert code == 0 and "config: training.max_steps was 8, is 10" in said, said
+
+
+def test_all_problems_of_a_config_are_said_at_once_and_nothing_is_started(folder: Folder) -> None:
+    wrong = ("model.n_head=5", "data.max_length=4096", "training.seeed=1")
+    code, said = folder.call("train", "run.yaml", *wrong)
+    assert code == 2 and "the config has 3 problems" in said, said
+    code, said = folder.call("train", "run.yaml", "--nproc-per-node", "3", "training.global_batch_size=8")
+    assert code == 2 and "error[too-many-ranks]" in said, said
+    code, said = folder.call("train", "run.yaml", "--nproc-per-noed", "3")
+    assert code == 2 and "did you mean --nproc-per-node?" in said, said
+    code, said = folder.call("train", "run.yaml", *SHORT, "model.vocab_size=100")
+    assert code == 4 and "model.vocab_size is 100" in said, said
+    assert not folder.run.exists()
+    folder.path.joinpath("data").rename(folder.path / "elsewhere")
+    code, said = folder.call("train", "run.yaml", *SHORT)
+    assert code == 4 and "error[data-missing]" in said, said

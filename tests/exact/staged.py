@@ -1,0 +1,26 @@
+"""FSDP2's all-gather for ranks that share one GPU: gloo moves host memory only, and NCCL refuses a shared device."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
+
+from unbroken.exact.exchange import Ranks
+
+
+class StagedAllGather(AllGather):
+    """Gathers through host memory."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        Ranks(dist.get_rank(group), dist.get_world_size(group), group).gather(output_tensor, input_tensor).wait()
+        return None

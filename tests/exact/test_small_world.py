@@ -1,0 +1,36 @@
+"""Two steps on one rank and on three: the matrix of ``test_world_size`` in a few seconds."""
+
+import pytest
+
+from tests.exact.lane_world import Case, refused_each, train_each
+from tests.exact.small_gpt import Shape
+from unbroken.errors import TooManyRanks
+from unbroken.testing.worlds import logs, spawn
+
+SHAPE = Shape(dropout=0.1)
+CASES = tuple(Case(is_sharded, False, 7, SHAPE, steps=2) for is_sharded in (False, True))
+
+
+@pytest.mark.promise("X1")
+def test_three_ranks_give_the_bits_of_one() -> None:
+    [alone] = spawn(1, train_each, CASES)
+    assert alone.is_good, logs([alone])
+    three = spawn(3, train_each, CASES)
+    assert all(each.is_good for each in three), logs(three)
+    assert all(each.value == alone.value for each in three)
+    assert alone.value[0] == alone.value[1]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_more_ranks_than_lanes_is_refused_on_every_rank(is_sharded: bool) -> None:
+    ended = spawn(3, train_each, (Case(is_sharded, lanes=2),))
+    assert all(isinstance(each.error, TooManyRanks) for each in ended), logs(ended)
+
+
+def test_a_model_that_is_held_otherwise_is_refused_by_the_name_of_its_parameter() -> None:
+    ended = spawn(2, refused_each)
+    assert all(each.is_good for each in ended), logs(ended)
+    for told in (each.value for each in ended):
+        assert told["two dimensions"].startswith("'0.weight' cannot take part in an exact sum: it is placed as")
+        assert "'1.weight'" in told["half sharded"] and "it is not sharded" in told["half sharded"]
+        assert "'DistributedDataParallel'" in told["ddp"] and "MixedPrecisionPolicy" in told["type said twice"]

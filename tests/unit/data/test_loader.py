@@ -1,0 +1,363 @@
+"""A rank's batches: the same samples in the same global order, whatever the world, the workers and the batch size."""
+
+import json
+import random
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.data.reading import Read, read_steps, taken, world_of
+from tests.unit.data.streams import TWO_BUCKETS, lengths, make_corpus, make_stream, open_stream
+from tests.unit.data.test_stream import TWO_PHASES, Counting
+from unbroken.data import ahead, groups
+from unbroken.data import stream as stream_module
+from unbroken.data.catalogue import open_corpus
+from unbroken.data.lanes import cut_lanes
+from unbroken.data.loader import Loader
+from unbroken.data.schedule import Phase
+from unbroken.errors import DataChanged, LanesUnfit, NoProcessGroup, SequenceDamaged, StreamDiffers
+
+# ---- lanes ----
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_the_lanes_of_all_ranks_are_the_samples_of_the_step_each_once(world: int) -> None:
+    numbers = []
+    for rank in range(world):
+        lanes = cut_lanes(8, 2, rank, world)
+        turns = np.arange(3 * lanes.mine)
+        assert [lanes.place(turn) for turn in turns.tolist()] == [
+            (step, lane) for step in range(3) for lane in range(rank, 4, world)
+        ]
+        numbers += lanes.samples(turns, 100).tolist()
+    assert sorted(numbers) == list(range(100, 124))
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "lane", "world", "says"),
+    [
+        (8, 2, 5, "4 lanes a step leave 1 of 5 ranks without any"),
+        (8, 3, 1, "cannot be cut into lanes of 3"),
+        (8, None, 3, "one equal lane for each of 3 ranks"),
+        (0, None, 1, "at least one sample"),
+        (8, 0, 1, "at least one sample"),
+    ],
+)
+def test_lanes_that_do_not_fit_are_refused(global_batch: int, lane: int | None, world: int, says: str) -> None:
+    with pytest.raises(LanesUnfit, match=says):
+        cut_lanes(global_batch, lane, 0, world)
+
+
+# ---- one global order ----
+
+
+@pytest.mark.promise("G17", "G20")
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("more", [{}, {"phases": TWO_PHASES}, {"epochs": 3}], ids=["natural", "phases", "epochs"])
+def test_every_world_reads_the_stream_in_its_order(world: int, more: dict[str, Any], tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, **more)
+    steps = min(len(stream) // 8, 40)
+    found = read_steps(world_of(stream, world), steps)
+    assert found == dict(enumerate(stream.read(range(8 * steps)).tokens.tolist()))
+
+
+@pytest.mark.promise("G20", "C13")
+def test_worlds_workers_and_batch_sizes_change_on_the_way_and_each_sample_comes_once(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, epochs=4)
+    found: Read = {}
+    state: dict[str, Any] | None = None
+    ways = [(1, 8, 2, 0, 3), (3, 8, 2, 0, 5), (2, 12, 3, 2, 3), (4, 4, 1, 0, 7), (1, 6, 6, 1, 3)]
+    for world, global_batch, lane, workers, steps in ways:
+        loaders = world_of(
+            stream, world, state, global_batch=global_batch, lane=lane, workers=workers, context=_fork(workers)
+        )
+        read = read_steps(loaders, steps)
+        assert not found.keys() & read.keys()
+        found |= read
+        states = [loader.state_dict() for loader in loaders]
+        assert all(each["position"] == len(found) for each in states)
+        state = states[0]
+    assert found == dict(enumerate(stream.read(range(len(found))).tokens.tolist()))
+
+
+def _fork(workers: int) -> str | None:
+    return "fork" if workers else None
+
+
+@pytest.mark.promise("G20", "C13")
+@pytest.mark.parametrize("steps", [1, 3, 4])
+def test_batches_that_workers_prefetched_are_made_again(steps: int, tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, epochs=3)
+    loader = Loader(stream, global_batch=2, workers=2, prefetch=4, context="fork")
+    batches = iter(loader)
+    before = taken(batches, steps)
+    state = json.loads(json.dumps(loader.state_dict()))
+    del batches
+    again = Loader(open_stream(tmp_path, epochs=3), global_batch=2, workers=2, context="fork")
+    again.load_state_dict(state)
+    after = taken(iter(again), 5)
+    assert before | after == dict(enumerate(stream.read(range(2 * (steps + 5))).tokens.tolist()))
+
+
+def test_a_state_taken_between_the_lanes_of_a_step_stands_at_its_start(tmp_path: Path) -> None:
+    loader = Loader(make_stream(tmp_path), global_batch=8, lane=2)
+    stands = []
+    for number, batch in enumerate(loader):
+        assert (batch.step, batch.lane, batch.samples) == (number // 4, number % 4, range(2 * number, 2 * number + 2))
+        stands.append((loader.position, loader.steps))
+        if number == 8:
+            break
+    assert stands == [(0, 0)] * 3 + [(8, 1)] * 4 + [(16, 2)] * 2
+    # Iterated anew, it goes on from there.
+    assert next(iter(loader)).samples == range(16, 18)
+
+
+def test_an_iterator_that_was_left_behind_says_so(tmp_path: Path) -> None:
+    loader = Loader(make_stream(tmp_path), global_batch=4)
+    old = iter(loader)
+    next(old)
+    state = loader.state_dict()
+    iter(loader)
+    with pytest.raises(RuntimeError, match="left behind"):
+        next(old)
+    newer = iter(loader)
+    loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="left behind"):
+        next(newer)
+
+
+def test_a_batch_has_all_that_a_model_takes(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path)
+    batch = next(iter(Loader(stream, global_batch=4)))
+    rows = stream.read(range(4))
+    for name, array in (("tokens", rows.tokens), ("labels", rows.labels), ("doc_ids", rows.doc_ids)):
+        assert batch[name].dtype == (torch.int32 if name == "doc_ids" else torch.int64)
+        assert batch[name].tolist() == array.tolist()
+    assert batch.positions.tolist() == [list(range(32))] * 4
+    assert dict(**batch).keys() == {"tokens", "labels", "doc_ids", "positions"}
+    assert batch.to("cpu").samples == batch.samples
+    with pytest.raises(KeyError):
+        batch["step"]
+
+
+# ---- what it leaves alone ----
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_making_and_iterating_a_loader_draws_from_no_generator_of_the_process(workers: int, tmp_path: Path) -> None:
+    stream = make_stream(tmp_path)
+
+    def drawn() -> tuple[Any, ...]:
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    before = drawn()
+    loader = Loader(stream, global_batch=4, workers=workers, context=_fork(workers))
+    taken(iter(loader), 3)
+    loader.load_state_dict(loader.state_dict())
+    taken(iter(loader), 3)
+    assert drawn() == before
+
+
+@pytest.mark.promise("G20")
+def test_the_first_batch_costs_the_same_wherever_a_run_stands(tmp_path: Path) -> None:
+    make_corpus(tmp_path, TWO_BUCKETS)
+    looked = []
+    for position in (0, 10**3, 10**6, 10**10):
+        stream = Counting(open_corpus(tmp_path), max_length=32, epochs=None)
+        loader = Loader(stream, global_batch=8, lane=4)
+        loader.load_state_dict({**loader.state_dict(), "position": position})
+        next(iter(loader))
+        looked.append(stream.looked)
+    assert looked == [4] * 4
+
+
+def test_look_ups_grow_to_a_bounded_number_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "BLOCK_TOKENS", 32 * 20)
+    make_corpus(tmp_path, TWO_BUCKETS)
+    stream = Counting(open_corpus(tmp_path), max_length=32, epochs=None)
+    looked = [0]
+    for _, _ in zip(range(60), Loader(stream, global_batch=2), strict=False):
+        if stream.looked != looked[-1]:
+            looked.append(stream.looked)
+    assert np.diff(looked).tolist() == [2, 16, *[20] * 6]
+
+
+# ---- the end ----
+
+
+@pytest.mark.promise("G18")
+def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_dry(tmp_path: Path) -> None:
+    phase = Phase(10_000, (("code", Fraction(1)), ("web", Fraction(3))))
+    stream = make_stream(tmp_path, phases=[phase])
+    for world in (1, 3):
+        loaders = world_of(stream, world)
+        steps = len(stream) // 8
+        assert all(loader.ended() is None for loader in loaders)
+        assert len(read_steps(loaders, steps + 10)) == steps * 8
+        assert [loader.steps for loader in loaders] == [steps] * world
+        said = {loader.ended() for loader in loaders}
+        assert said == {f"bucket web ran dry after step {steps}, {len(stream) % 8} samples before a whole step"}
+
+
+# ---- changed data, other settings ----
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seed": 6},
+        {"max_length": 16},
+        {"overlap": 3},
+        {"packing": False},
+        {"shuffle": False},
+        {"phases": TWO_PHASES},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_another_stream_is_refused_with_both_values(more: dict[str, Any], tmp_path: Path) -> None:
+    state = Loader(make_stream(tmp_path), global_batch=8).state_dict()
+    loader = Loader(open_stream(tmp_path, **more), global_batch=8)
+    with pytest.raises(StreamDiffers) as refusal:
+        loader.load_state_dict(state)
+    assert [name for name, _, _ in refusal.value.differences] == list(more)
+
+
+def test_all_differences_are_named_at_once(tmp_path: Path) -> None:
+    state = Loader(make_stream(tmp_path), global_batch=8).state_dict()
+    with pytest.raises(StreamDiffers) as refusal:
+        Loader(open_stream(tmp_path, seed=9, overlap=0, packing=False), global_batch=8).load_state_dict(state)
+    assert refusal.value.differences == (("overlap", "4", "0"), ("seed", "5", "9"), ("packing", "True", "False"))
+
+
+@pytest.mark.parametrize("state", [{}, {"position": 3}, {"_index": 3, "_sampler_iter": []}])
+def test_a_state_of_something_else_is_refused(state: dict[str, Any], tmp_path: Path) -> None:
+    loader = Loader(make_stream(tmp_path), global_batch=8)
+    with pytest.raises(StreamDiffers, match="state"):
+        loader.load_state_dict(state)
+    assert loader.position == 0
+
+
+MORE = {**TWO_BUCKETS, "web": {**TWO_BUCKETS["web"], "b/0": lengths(30, 70, 9)}}
+
+
+def test_new_shards_are_refused_by_name_until_they_are_accepted(tmp_path: Path) -> None:
+    first = Loader(make_stream(tmp_path, epochs=2), global_batch=8)
+    served = taken(iter(first), 5)
+    state = first.state_dict()
+    make_corpus(tmp_path, MORE)
+    loader = Loader(open_stream(tmp_path, epochs=2), global_batch=8)
+    with pytest.raises(DataChanged) as refusal:
+        loader.load_state_dict(state)
+    assert refusal.value.is_growth and [change.name for change in refusal.value.added] == ["b/0"]
+    assert loader.position == 0 and loader.stream.eras[0].shards > first.stream.eras[0].shards
+    loader.accept(["data.grow"])
+    loader.load_state_dict(state)
+    assert loader.notices == ["1 shard joined web at sample 40"]
+    served |= taken(loader)
+    assert served == dict(enumerate(loader.stream.read(range(len(served))).tokens.tolist()))
+    # The history is in the state: a job after that needs no consent, and reads the same.
+    third = Loader(open_stream(tmp_path, epochs=2), global_batch=8)
+    third.load_state_dict(loader.state_dict())
+    assert third.notices == [] and third.stream.eras == loader.stream.eras
+
+
+@pytest.mark.parametrize(
+    ("steps", "share"), [(0, "none"), (1, "some"), (200, "all")], ids=["before", "in the middle", "after an epoch"]
+)
+def test_a_changed_shard_is_refused_saying_whether_it_was_served(steps: int, share: str, tmp_path: Path) -> None:
+    loader = Loader(make_stream(tmp_path, epochs=None), global_batch=8)
+    if steps:
+        taken(iter(loader), steps)
+    state = loader.state_dict()
+    make_corpus(tmp_path, {"code": {**TWO_BUCKETS["code"], "1": lengths(26, 90, 8)}})
+    other = Loader(open_stream(tmp_path, epochs=None), global_batch=8)
+    other.accept(["data.grow"])
+    with pytest.raises(DataChanged) as refusal:
+        other.load_state_dict(state)
+    (change,) = refusal.value.changed
+    assert (change.bucket, change.name, change.served) == ("code", "1", share)
+    # What is verified is a folder with its splits.
+    assert refusal.value.help()[0].command == f"unbroken data verify {tmp_path}"
+
+
+def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_told(tmp_path: Path) -> None:
+    first = Loader(make_stream(tmp_path), global_batch=8)
+    served = taken(first)
+    assert first.ended()
+    loader = Loader(open_stream(tmp_path, epochs=2, on_dry="renormalise"), global_batch=8)
+    loader.load_state_dict(first.state_dict())
+    assert loader.notices == [
+        f"each bucket is read 2 times from sample {first.position} on, 1 time before",
+        f"a dry bucket leaves its share to the others from sample {first.position} on",
+    ]
+    assert loader.ended() is None
+    served |= taken(loader)
+    assert served == dict(enumerate(loader.stream.read(range(len(served))).tokens.tolist()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_wrong_with_the_data_is_told_by_name_whoever_reads_it(workers: int, tmp_path: Path) -> None:
+    loader = Loader(make_stream(tmp_path, check_reads=True), global_batch=4, workers=workers, context=_fork(workers))
+    path = tmp_path / "train" / "code" / "0.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(SequenceDamaged) as damage:
+        taken(iter(loader))
+    assert "code/0" in damage.value.shards
+
+
+# ---- the world around ----
+
+
+def test_several_ranks_without_a_process_group_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = make_stream(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(NoProcessGroup):
+        Loader(stream, global_batch=8)
+    assert Loader(stream, global_batch=8, rank=3, world=4).lanes.size == 2
+
+
+@pytest.mark.parametrize("more", [{"world": 2}, {"rank": 1}])
+def test_a_rank_without_a_world_is_refused(more: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="are given together"):
+        Loader(make_stream(tmp_path), global_batch=2, **more)  # type: ignore[arg-type]
+
+
+def test_the_order_in_which_a_mix_is_written_decides_nothing(tmp_path: Path) -> None:
+    mix = (("web", Fraction(2, 3)), ("code", Fraction(1, 3)))
+    loader = Loader(make_stream(tmp_path, phases=[Phase(9, mix)]), global_batch=2)
+    again = Loader(open_stream(tmp_path, phases=[Phase(9, mix[::-1])]), global_batch=2)
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tokens.tolist() for batch in again] == [batch.tokens.tolist() for batch in loader]
+
+
+def test_the_proof_of_an_account_opens_nothing_and_shares_nothing(tmp_path: Path) -> None:
+    loader = Loader(make_stream(tmp_path, check_reads=True), global_batch=2)
+    shutil.rmtree(tmp_path / ".unbroken")
+    served = iter(loader)
+    next(served)
+    told = loader.settle_served(loader.served_share())
+    apart = loader.stream.identities_apart()
+    next(served)
+    assert told()["agrees"] is True
+    samples = np.arange(len(loader.stream), dtype=np.int64)
+    assert apart(samples).tolist() == loader.stream.identities(samples).tolist()
+
+
+def test_the_maps_of_many_buckets_stay_within_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "GROUP_ENTRIES", 4)
+    monkeypatch.setattr(stream_module, "_MOST_MAPPED_GROUPS", 6)
+    stream = make_stream(tmp_path, {name: {"0": lengths(40, 60)} for name in ("a", "b", "c")}, shuffle=False)
+    stream.read(range(len(stream)))
+    maps = [len(planned.plan._mapped) for bucket in stream.buckets for planned in bucket.planned]
+    assert maps == [2, 2, 2]
+
+
+@pytest.mark.parametrize("wrong", [{"workers": -1}, {"prefetch": 0}])
+def test_workers_that_cannot_be_are_refused_at_once(tmp_path: Path, wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="workers is at least 0 and prefetch at least 1"):
+        Loader(make_stream(tmp_path), global_batch=4, **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""The norm's bits do not depend on how rows are dealt out, and its value is the norm."""
+
+import pytest
+import torch
+
+from unbroken.exact import norm as norms
+from unbroken.exact.exchange import Ranks
+from unbroken.exact.norm import clip, gradient_norm
+from unbroken.exact.tree import fold, fold_columns
+
+ALONE = Ranks(0, 1)
+
+
+def gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((37, 12), (12,), (19, 12), (5, 3, 2), (), (1, 700))
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def test_it_is_the_norm() -> None:
+    found = gradients()
+    exact = torch.cat([each.double().flatten() for each in found]).norm()
+    assert float(gradient_norm(found, ALONE)) == pytest.approx(float(exact), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 40])
+def test_a_rows_sum_is_the_same_wherever_the_row_stands(size: int) -> None:
+    matrix = gradients()[0].square()
+    whole = fold_columns(matrix.clone())
+    pieces = [fold_columns(piece.clone()) for piece in matrix.chunk(size)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 38])
+def test_row_sums_of_shards_gathered_are_those_of_the_whole(size: int) -> None:
+    whole = gradients()
+    mine = [norms._row_sums([torch.chunk(each, size)[rank] if each.ndim and rank < len(torch.chunk(each, size))
+            else each[:0] if each.ndim else each for each in whole if each.ndim]) for rank in range(size)]  # fmt: skip
+    sharded = [each for each in whole if each.ndim]
+    padded = [
+        torch.cat(
+            [
+                torch.nn.functional.pad(sums, (0, -(-each.shape[0] // size) - sums.shape[0]))
+                for sums, each in zip(rank, sharded, strict=True)
+            ]
+        )
+        for rank in mine
+    ]
+
+    class Told(Ranks):
+        def gathered(self, part: torch.Tensor) -> torch.Tensor:
+            return torch.stack(padded)
+
+    heights = [each.shape[0] for each in sharded]
+    found = norms._whole(mine[0], heights, Told(0, size))
+    assert torch.equal(found, torch.cat(norms._row_sums(sharded)))
+
+
+def test_how_much_is_added_at_once_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = gradient_norm(gradients(), ALONE)
+    monkeypatch.setattr(norms, "_AT_ONCE", 1)
+    assert torch.equal(gradient_norm(gradients(), ALONE), expected)
+
+
+def test_a_norm_above_the_limit_is_clipped_to_it_and_one_below_is_left() -> None:
+    found = gradients()
+    before = [each.clone() for each in found]
+    clip(found, gradient_norm(found, ALONE), 1e9)
+    assert all(torch.equal(one, two) for one, two in zip(found, before, strict=True))
+    clip(found, gradient_norm(found, ALONE), 0.5)
+    assert float(gradient_norm(found, ALONE)) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_list_is_added_in_double_precision() -> None:
+    assert float(fold(torch.tensor([2.0**30, 1.0, -(2.0**30)]))) == 1.0
+    assert float(fold(torch.tensor([5.0]))) == 5.0

@@ -1,0 +1,76 @@
+"""The fold adds what is there, in lane order, and nothing else: seen with ranks that are only told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from unbroken.exact.exchange import Arrival, Ranks
+from unbroken.exact.reduction import Accumulator, ReplicatedFold
+
+Say = Callable[[torch.Tensor], torch.Tensor]
+BIG, SMALL = 2.0**24, 1.0  # in float32, BIG + SMALL is BIG: another order is another sum
+
+
+@dataclass(frozen=True)
+class TwoRanks(Ranks):
+    """This rank and one whose slices are made up."""
+
+    other: Say = torch.clone
+
+    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> Arrival:
+        mine = sent.view(2, -1)[self.rank]
+        theirs = self.other(mine)
+        received.view(2, -1)[self.rank] = mine
+        received.view(2, -1)[1 - self.rank] = theirs
+        return Arrival(None)
+
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Arrival:
+        whole.view(2, -1).copy_(part)
+        return Arrival(None)
+
+
+def folded(rank: int, rounds: list[tuple[float, float, int]]) -> float:
+    """One parameter of two equal elements; each round says my gradient, the other's, and how many ranks have a lane."""
+    parameter = nn.Parameter(torch.zeros(2))
+    said = [0.0]
+    ranks = TwoRanks(rank, 2, None, lambda mine: torch.full_like(mine, said[0]))
+    fold = ReplicatedFold([parameter], lambda each: each.dtype, ranks)
+    for number, (mine, other, present) in enumerate(rounds):
+        said[0] = other
+        fold.begin_round(present, is_first=number == 0, is_last=number == len(rounds) - 1)
+        if rank < present:
+            (parameter * torch.full_like(parameter, mine)).sum().backward()  # type: ignore[no-untyped-call]
+        fold.end_round()
+    fold.finish()
+    assert parameter.grad is not None
+    return parameter.grad[0].item()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_lanes_are_added_in_their_order_whichever_rank_adds(rank: int) -> None:
+    # In lane order: BIG, SMALL, SMALL, -BIG. The first rank's lanes are BIG and SMALL, the second's SMALL and -BIG.
+    lanes = ((BIG, SMALL, 2), (SMALL, -BIG, 2))
+    rounds = [(pair[rank], pair[1 - rank], pair[2]) for pair in lanes]
+    expected = torch.tensor(0.0)
+    for lane in (BIG, SMALL, SMALL, -BIG):
+        expected = expected + torch.tensor(lane)
+    assert folded(rank, rounds) == expected.item()
+    assert expected.item() != BIG + SMALL + SMALL - BIG
+
+
+def test_a_rank_without_a_lane_adds_nothing_not_even_a_zero() -> None:
+    assert str(folded(0, [(-0.0, 0.0, 1)])) == "-0.0"
+    assert folded(1, [(1.0, 2.0, 2), (9.0, 4.0, 1)]) == 2.0 + 1.0 + 4.0
+
+
+def test_the_first_lane_is_taken_as_it_is_and_a_new_step_begins_afresh() -> None:
+    total = Accumulator(1, torch.device("cpu"))
+    for _ in range(2):
+        total.add(torch.tensor([-0.0]))
+        assert str(total.total.item()) == "-0.0"
+        total.add(torch.tensor([3.0], dtype=torch.bfloat16))
+        assert total.total.tolist() == [3.0]
+        total.reset()

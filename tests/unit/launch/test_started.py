@@ -1,0 +1,91 @@
+"""What a run was started with decides what a later job may change."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unbroken.config import Config, DataConfig
+from unbroken.errors import ConfigDiffers, ConfigUnreadable
+from unbroken.launch.started import settle
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Config:
+    config = Config(data=DataConfig(path="data"))
+    return replace(config, training=replace(config.training, output_dir=str(tmp_path / "run")))
+
+
+def record(config: Config, *, has_checkpoint: bool = True) -> None:
+    run = Path(config.training.output_dir)
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text(config.to_json())
+    if has_checkpoint:
+        # One that was set aside as damaged: the run has a past all the same.
+        (run / "checkpoints" / "quarantine" / "checkpoint-10").mkdir(parents=True)
+
+
+def with_rate(config: Config, rate: float) -> Config:
+    return replace(config, optimizer=replace(config.optimizer, learning_rate=rate))
+
+
+def test_the_first_job_settles_the_global_batch_by_its_ranks(asked: Config) -> None:
+    started = settle(asked, 3)
+    assert started.config.training.global_batch_size == 3 * 4 * 4
+    assert not started.is_recorded and not started.is_replaced
+
+
+@pytest.mark.promise("G1")
+def test_a_later_job_keeps_it_on_any_number_of_ranks(asked: Config) -> None:
+    record(asked.settled(3))
+    started = settle(asked, 5)
+    assert started.config.training.global_batch_size == 48
+    assert started.is_recorded and not started.differences.fixed
+
+
+@pytest.mark.promise("G5")
+def test_every_field_that_may_not_change_is_named_at_once(asked: Config) -> None:
+    record(asked.settled(1))
+    model = replace(asked.model, n_embd=1024, n_layer=3)
+    with pytest.raises(ConfigDiffers) as caught:
+        settle(with_rate(replace(asked, model=model), 1e-4), 1)
+    changes = {change.field: change.is_fixed for change in caught.value.changes}
+    assert changes == {"model.n_embd": True, "model.n_layer": True, "optimizer.learning_rate": False}
+
+
+def test_a_declared_change_goes_on_when_it_is_accepted_and_a_fixed_one_never(asked: Config) -> None:
+    record(asked.settled(1))
+    started = settle(with_rate(asked, 1e-4), 1, accept=["optimizer.learning_rate"])
+    assert [each.field for each in started.differences.declared] == ["optimizer.learning_rate"]
+    with pytest.raises(ConfigDiffers):
+        settle(replace(asked, model=replace(asked.model, n_embd=1024)), 1, accept=["model.n_embd"])
+
+
+def test_a_free_change_is_only_noted(asked: Config) -> None:
+    record(asked.settled(1))
+    started = settle(replace(asked, training=replace(asked.training, logging_steps=3)), 1)
+    assert [each.field for each in started.differences.free] == ["training.logging_steps"]
+
+
+def test_a_run_that_never_saved_may_be_started_with_another_config(asked: Config) -> None:
+    record(asked.settled(2), has_checkpoint=False)
+    assert settle(asked, 1).config.training.global_batch_size == 32, "what was settled stays settled"
+    changed = settle(with_rate(asked, 1e-4), 1)
+    assert changed.is_replaced and not changed.is_recorded
+    assert changed.config.training.global_batch_size == 16
+
+
+def test_a_start_from_scratch_by_force_begins_a_record_of_its_own(asked: Config) -> None:
+    record(asked.settled(2))
+    scratch = replace(asked, training=replace(asked.training, resume="scratch", seed=7))
+    assert settle(scratch, 1, force=True).is_replaced
+    with pytest.raises(ConfigDiffers):
+        settle(scratch, 1)
+
+
+def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
+    record(asked.settled(1))
+    path = Path(asked.training.output_dir, "config.json")
+    path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
+    with pytest.raises(ConfigUnreadable):
+        settle(asked, 1)

@@ -111,8 +111,9 @@ def test_text_tokenized_on_the_fly_is_read_with_the_bits_of_one_run_too(tmp_path
     assert _job(tmp_path / "data", tmp_path / "whole", 1, 0, None, None) == [0]
     folders = [tmp_path / "0", tmp_path / "1"]
     assert -signal.SIGKILL in _job(tmp_path / "data", folders[0], 3, 0, None, (2, 1_000))
+    # A rank that is slow to start may have kept no state yet when another is killed: then the next job begins anew.
     state = newest_state(folders[0], 3)
-    assert state is not None and _job(tmp_path / "data", folders[1], 2, 0, state, None) == [0, 0]
+    assert _job(tmp_path / "data", folders[1], 2, 0, state, None) == [0, 0]
     assert _whole(folders) == _whole([tmp_path / "whole"])
 
 

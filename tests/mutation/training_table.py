@@ -51,7 +51,7 @@ TRAINING = (
          "        if self.size > self.lanes:\n", "        if False:\n",
          "tests/unit/exact/test_lanes.py::test_more_ranks_than_lanes_is_refused_with_both_numbers"),
     one("another arithmetic accepted", "exact/numerics.py",
-         "        if refused:\n", "        if False:\n",
+         "    if refused:\n", "    if False:\n",
          "tests/unit/exact/test_numerics.py::test_each_difference_is_named_with_both_values"),
     one("other lanes accepted", "exact/reducer.py",
          "        if differences:\n", "        if False:\n",

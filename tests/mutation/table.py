@@ -186,6 +186,13 @@ STORE = (
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
         ("state/capture.py", "split(called, generators(), allow", "split(called, early, allow"),
     ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
+    one("a metric of an earlier step counts for a checkpoint", "loop.py",
+         "self._measures.of_step(self.step).items()", "self._measures.latest.items()",
+         "tests/unit/test_loop.py::"
+         "test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for"),
+    one("a rank that is killed under torchrun is an exit code 1", "launch/verdict.py",
+         "    if through_torchrun and code == 1 and has_begun:\n", "    if False:\n",
+         "tests/unit/launch/test_decisions.py::test_a_rank_that_ended_without_a_word_under_torchrun_counts_as_killed"),
     # ---- names ----
     one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),

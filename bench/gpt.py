@@ -7,12 +7,16 @@ to prove it, the others to show that it means something.
 """
 
 import argparse
+import contextlib
+import functools
 import multiprocessing
 import os
+import runpy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 # Read when the first product runs; without it deterministic algorithms are refused.
@@ -23,10 +27,15 @@ from torch import Tensor, nn
 
 from bench.gpt_peers import Gpt2Block, LlamaBlock, Plain
 from bench.measure import Samples, interleaved, write_results
+from unbroken import exact
 from unbroken.config.model import ModelConfig
+from unbroken.config.optimizer import OptimizerConfig
 from unbroken.config.presets import preset
+from unbroken.gpt.adamw import AdamW
 from unbroken.gpt.initialization import initialize
+from unbroken.gpt.loss import LossSum
 from unbroken.gpt.model import GPT
+from unbroken.gpt.optimizer import make_optimizer
 
 VOCAB = 50304
 LENGTH = 2048
@@ -75,6 +84,43 @@ def ours(config: ModelConfig, *, is_exact: bool) -> Variant:
     return Variant(model, loss, is_exact, lambda: initialize(model, torch.Generator().manual_seed(7)))
 
 
+class Trained(Variant):
+    """Ours as the trainer runs it on one rank: a lane, its sum, the norm of any sharding, clipping inside the step."""
+
+    compiled: Callable[..., LossSum]
+
+    def restart(self) -> None:
+        self.fresh()
+        pinned = exact.pin(torch.device("cuda"))
+        assert pinned is not None
+        self.optimizer: AdamW = make_optimizer(self.model, OptimizerConfig())
+        self.reducer = exact.Reducer(
+            self.model, self.optimizer, lanes=1, seed=7, compute_dtype=torch.bfloat16, defer_scale=True
+        )
+
+    def step(self, tokens: Tensor) -> Tensor:
+        for lane in self.reducer.lanes(0):
+            total, count = self.compiled(tokens, labels=tokens)
+            lane.backward(total, count=count)
+        self.reducer.clip(1.0)
+        assert self.reducer.pending_scale is not None
+        self.optimizer.scale_next(self.reducer.pending_scale)
+        self.optimizer.step()
+        return self.reducer.loss
+
+
+def trained(config: ModelConfig) -> Variant:
+    plain = ours(config, is_exact=True)
+    variant = Trained(plain.model, plain.loss, True, plain.fresh)
+    variant.compiled = torch.compile(plain.model)
+    return variant
+
+
+def gpt2_shape(config: ModelConfig) -> ModelConfig:
+    """The same size with the peer's blocks: layer norm, and an MLP of four times the width without a gate."""
+    return replace(config, mlp_type="mlp", activation="gelu", norm="layernorm")
+
+
 def peer(config: ModelConfig, kind: type[Gpt2Block] | type[LlamaBlock]) -> Variant:
     model = Plain(config, VOCAB, kind).cuda()
     compiled = torch.compile(model)
@@ -93,7 +139,28 @@ MAKERS: dict[str, Callable[[ModelConfig], Variant]] = {
     "peer: Llama blocks": lambda config: peer(config, LlamaBlock),
     "ours, SDPA, not deterministic": lambda config: ours(config, is_exact=False),
     "ours, exact": lambda config: ours(config, is_exact=True),
+    "ours, exact, the trainer": trained,
+    "ours, exact, the trainer, GPT-2 blocks": lambda config: trained(gpt2_shape(config)),
+    "ours, exact, GPT-2 blocks": lambda config: ours(gpt2_shape(config), is_exact=True),
 }
+
+
+def add_peers(path: str | None) -> None:
+    """Model code of other projects, which is not kept here: ``PEERS`` of a file, by name a class and its loss.
+
+    The class takes a ``ModelConfig`` and the size of the vocabulary, the loss a model and tokens.
+    """
+    for name, (kind, loss) in (runpy.run_path(path)["PEERS"] if path else {}).items():
+        MAKERS[f"peer: {name}"] = functools.partial(foreign, kind=kind, loss=loss)
+
+
+def foreign(
+    config: ModelConfig, *, kind: Callable[[ModelConfig, int], nn.Module], loss: Callable[[nn.Module, Tensor], Tensor]
+) -> Variant:
+    model = kind(config, VOCAB).cuda()
+    compiled: Any = torch.compile(model)
+    first = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    return Variant(model, lambda tokens: loss(compiled, tokens), False, lambda: model.load_state_dict(first) and None)
 
 
 def batch_of(size: str, step: int) -> Tensor:
@@ -124,9 +191,12 @@ def prepared(size: str, name: str) -> tuple[Variant, dict[str, Any]]:
     return variant, facts
 
 
-def serve(size: str, name: str, steps: int, link: Connection) -> None:
+def serve(size: str, name: str, steps: int, peers: str | None, room: Semaphore, link: Connection) -> None:
     """A variant's process: prepare, then run some steps whenever it is its turn."""
-    variant, facts = prepared(size, name)
+    add_peers(peers)
+    # Small ones are prepared side by side; of the large ones the device holds two at most while they train.
+    with room if size == "large" else contextlib.nullcontext():
+        variant, facts = prepared(size, name)
     link.send(facts)
     batches = [batch_of(size, step) for step in range(4)]
     while link.recv():
@@ -141,14 +211,15 @@ def serve(size: str, name: str, steps: int, link: Connection) -> None:
         torch.cuda.empty_cache()
 
 
-def measure(sizes: list[str], names: list[str], rounds: int, steps: int) -> None:
+def measure(sizes: list[str], names: list[str], rounds: int, steps: int, peers: str | None) -> None:
     """All sizes and variants prepared at once; then, one size after the other, the variants take turns."""
     context = multiprocessing.get_context("spawn")
+    room = context.Semaphore(2 if len(names) == 2 else 1)
     links: dict[tuple[str, str], Connection] = {}
     processes = []
     for place in [(size, name) for size in sizes for name in names]:
         links[place], theirs = context.Pipe()
-        processes.append(context.Process(target=serve, args=(*place, steps, theirs), daemon=True))
+        processes.append(context.Process(target=serve, args=(*place, steps, peers, room, theirs), daemon=True))
         processes[-1].start()
     facts: dict[str, Any] = {size: {} for size in sizes}
     for size in sizes:
@@ -192,11 +263,15 @@ def model_flops(config: ModelConfig, parameters: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=list(BATCH), action="append")
-    parser.add_argument("--only", choices=list(MAKERS), action="append")
+    parser.add_argument("--only", metavar="VARIANT", action="append", help=f"one of {', '.join(MAKERS)}")
+    parser.add_argument("--peers", metavar="FILE", help="model code of other projects; see add_peers")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args()
-    measure(asked.size or list(BATCH), asked.only or list(MAKERS), asked.rounds, asked.steps)
+    add_peers(asked.peers)
+    if unknown := set(asked.only or ()) - set(MAKERS):
+        parser.error(f"no such variant: {', '.join(sorted(unknown))}; there are {', '.join(MAKERS)}")
+    measure(asked.size or list(BATCH), asked.only or list(MAKERS), asked.rounds, asked.steps, asked.peers)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The norm of a gradient, and clipping by it, with the same bits however the parameters are sharded.
 
-The rank that owns a row adds its squares by halving; the sums of all rows, a small list, are gathered and added by
-halving again. torch's own norm adds up each shard first, so that another sharding is another sum.
+The rank that owns a row adds its squares, by halving or in one program; the sums of all rows, a small list, are
+gathered and added by halving. torch's own norm adds up each shard first, so that another sharding is another sum.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from unbroken.exact.exchange import Ranks
 from unbroken.exact.tree import fold, fold_columns
 
-# Rows of one width are squared and added together, up to so many elements at a time: few kernels, little memory.
-_AT_ONCE = 1 << 24
+# Elements that are squared at a time: a sum needs no second copy of the gradients.
+_AT_ONCE = 1 << 20
 _EPSILON = 1e-6  # as in torch's own clipping
 
 
@@ -38,11 +38,9 @@ def gradient_norm(gradients: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tens
     return fold(_whole(sums, heights, ranks)).sqrt()
 
 
-@torch.no_grad()
-def clip(gradients: Sequence[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Scale the gradients, in place, so that their norm is at most ``max_norm``."""
-    factor = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
-    scale(gradients, factor)
+def clip_factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """What gradients of this norm are multiplied by, so that it is at most ``max_norm``."""
+    return (max_norm / (norm + _EPSILON)).clamp(max=1.0)
 
 
 @torch.no_grad()
@@ -63,30 +61,18 @@ def _height(tensor: torch.Tensor) -> int:
 
 def _row_sums(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The sum of squares of each row that this rank holds, tensor by tensor, on the device of the first."""
-    found: dict[int, torch.Tensor] = {}
-    for indices in _batches(parts):
-        rows = [_rows(parts[index]) for index in indices]
-        squares = torch.cat([each.float() for each in rows]).square_()
-        sums = fold_columns(squares).to(parts[0].device)
-        found.update(zip(indices, torch.split(sums, [each.shape[0] for each in rows]), strict=True))
-    return [found[index] for index in range(len(parts))]
+    if all(part.is_cuda for part in parts):
+        # Imported here: it needs Triton, which a build of torch for CPUs does not have.
+        from unbroken.exact.kernels import row_squares
+
+        return [row_squares(_rows(part)) for part in parts]
+    return [_squares_added(_rows(part)).to(parts[0].device) for part in parts]
 
 
-def _batches(parts: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Tensors whose rows are equally long and on one device, a limited number of elements at a time."""
-    kinds: dict[tuple[int, torch.device], list[int]] = defaultdict(list)
-    for index, part in enumerate(parts):
-        kinds[_width(part), part.device].append(index)
-    for indices in kinds.values():
-        batch: list[int] = []
-        size = 0
-        for index in indices:
-            if batch and size + parts[index].numel() > _AT_ONCE:
-                yield batch
-                batch, size = [], 0
-            batch.append(index)
-            size += parts[index].numel()
-        yield batch
+def _squares_added(rows: torch.Tensor) -> torch.Tensor:
+    height = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    slabs: tuple[torch.Tensor, ...] = torch.split(rows, height)
+    return torch.cat([fold_columns(slab.float().square()) for slab in slabs])
 
 
 def _width(part: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from unbroken.exact.buckets import BUCKET_BYTES
 from unbroken.exact.exchange import Ranks
 from unbroken.exact.generators import LaneGenerators
 from unbroken.exact.lanes import LanePlan
-from unbroken.exact.norm import clip, gradient_norm, scale
+from unbroken.exact.norm import clip_factor, gradient_norm, scale
 from unbroken.exact.precision import Lowered
 from unbroken.exact.reduction import Reduction, ReplicatedFold
 from unbroken.exact.sharded import ShardedFold, compute_dtype_of, ranks_of, shards_of
@@ -83,6 +83,8 @@ class Reducer:
             ``fully_shard`` says this in its ``MixedPrecisionPolicy``.
         stock: opt out of exactness: torch's own sums and norm (``exact.NOT_PROMISED`` says what that gives up).
         bucket_bytes: for a plain model, how much travels at a time.
+        defer_scale: leave the gradients as sums, and to the optimizer to multiply them by ``pending_scale`` in its own
+            pass over them.
 
     Raises:
         TooManyRanks: there are more ranks than lanes.
@@ -100,6 +102,7 @@ class Reducer:
         compute_dtype: torch.dtype | None = None,
         stock: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        defer_scale: bool = False,
     ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         _require_foldable(model, named, optimizer, compute_dtype)
@@ -114,6 +117,8 @@ class Reducer:
         self._open: Callable[[], Generator[Lane, None, None] | None] = lambda: None
         self._losses: torch.Tensor | None = None
         self._count: torch.Tensor | None = None
+        self._defers = defer_scale
+        self.pending_scale: torch.Tensor | None = None
         if stock and self._ranks.rank == 0:
             _log.warning("not exact: %s", NOT_PROMISED)
 
@@ -144,7 +149,7 @@ class Reducer:
         return lanes
 
     def _lanes(self, step: int) -> Generator[Lane, None, None]:
-        self._losses = self._count = None
+        self._losses = self._count = self.pending_scale = None
         told: list[Lane] = []
         try:
             with self._precision.lowered(), LaneGenerators(self._seed, step) as generators:
@@ -157,7 +162,13 @@ class Reducer:
             raise
         self._reduction.finish()
         self._fold_told([lane for lane in told if not lane.is_spare])
-        scale(self.gradients(), 1.0 / self.count.clamp(min=1))
+        self._multiply(1.0 / self.count.clamp(min=1))
+
+    def _multiply(self, factor: torch.Tensor) -> None:
+        if not self._defers:
+            scale(self.gradients(), factor)
+        else:
+            self.pending_scale = factor if self.pending_scale is None else self.pending_scale * factor
 
     def _round(self, number: int, generators: LaneGenerators, told: list[Lane]) -> Iterator[Lane]:
         plan, is_last = self._plan, number == self._plan.rounds - 1
@@ -215,14 +226,14 @@ class Reducer:
 
     def norm(self) -> torch.Tensor:
         """The 2-norm of all gradients together. Collective where they are sharded."""
-        if self._is_stock:
-            return stock_norm(self.gradients())
-        return gradient_norm(self.gradients(), self._ranks)
+        gradients = self.gradients()
+        norm = stock_norm(gradients) if self._is_stock else gradient_norm(gradients, self._ranks)
+        return norm if self.pending_scale is None else norm * self.pending_scale
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that their norm is at most ``max_norm``; returns what it was. Collective."""
         norm = self.norm()
-        clip(self.gradients(), norm, max_norm)
+        self._multiply(clip_factor(norm, max_norm))
         return norm
 
     def computing(self) -> AbstractContextManager[None]:

@@ -40,9 +40,10 @@ class Context:
     parameters, and angles in bf16 would put tokens in wrong places.
     """
 
-    def __init__(self, angles: Angles, mask: Tensor | BlockMask | None) -> None:
+    def __init__(self, angles: Angles, mask: Tensor | BlockMask | None, *, keeps_documents_apart: bool = False) -> None:
         self.angles = angles
         self.mask = mask
+        self.keeps_documents_apart = keeps_documents_apart
 
 
 def kernel_for(config: ModelConfig, device: torch.device) -> Kernel:
@@ -96,8 +97,7 @@ class Attention(nn.Module):
         is_grouped = self.heads != self.kv_heads
         if isinstance(context.mask, BlockMask):
             attend = flex_attention if _needs_no_compiler(query) else _compiled_flex()
-            tiles = TILES.get(query.shape[3]) if query.is_cuda else None
-            options = dict(tiles) if tiles else None
+            options = _kernel_options(query.shape[3], context) if query.is_cuda else None
             mixed: Tensor = attend(
                 query, key, value, block_mask=context.mask, enable_gqa=is_grouped, kernel_options=options
             )
@@ -114,6 +114,13 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=new == total, enable_gqa=self.heads != self.kv_heads
         )
+
+
+def _kernel_options(head_width: int, context: Context) -> dict[str, int | bool]:
+    # Every token looks at itself, so that no row is empty. Blocks that are looked at whole follow one another, and so
+    # do those that are looked at in part, unless documents begin in the middle of them.
+    known = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": not context.keeps_documents_apart}
+    return {**known, **TILES.get(head_width, {})}
 
 
 def _needs_no_compiler(query: Tensor) -> bool:

@@ -1,9 +1,10 @@
-"""Two fused CUDA kernels, for what the compiler does in more passes over memory than are needed.
+"""Fused CUDA kernels, for what the compiler does in more passes over memory than are needed.
 
 ``loss_and_slope_`` reads a row of logits, and leaves its loss and, in place of the logits, their gradient.
 ``gated_backward`` reads gate, up and the gradient of their product once, and leaves both gradients and the product
-itself. Each program owns whole rows or elements of its own and adds in a fixed order: the bits repeat. This module
-needs Triton; nobody imports it without a CUDA device.
+itself. ``adamw_step_`` scales a gradient, and moves both moments and the weights. Each program owns whole rows or
+elements of its own and adds in a fixed order: the bits repeat. This module needs Triton; nobody imports it without a
+CUDA device.
 """
 
 from typing import Final
@@ -20,6 +21,8 @@ LOSS_BLOCK: Final = 4096
 LOSS_WARPS: Final = 8
 GATED_BLOCK: Final = 2048
 GATED_WARPS: Final = 4
+STEP_BLOCK: Final = 1024
+STEP_WARPS: Final = 4
 KINDS: Final = {"swish": 0, "gelu": 1, "relu": 2}
 
 
@@ -115,3 +118,78 @@ def gated_backward(gate_up: Tensor, product_slope: Tensor, activation: str) -> t
         num_warps=GATED_WARPS,
     )
     return gate_up_slope, product
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _adamw_step(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    weights,  # noqa: ANN001
+    gradients,  # noqa: ANN001
+    means,  # noqa: ANN001
+    squares,  # noqa: ANN001
+    factor,  # noqa: ANN001
+    count,  # noqa: ANN001
+    shrink,  # noqa: ANN001
+    rate,  # noqa: ANN001
+    share1,  # noqa: ANN001
+    beta2,  # noqa: ANN001
+    share2,  # noqa: ANN001
+    root,  # noqa: ANN001
+    epsilon,  # noqa: ANN001
+    HAS_FACTOR: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = places < count
+    weight = tl.load(weights + places, mask=is_inside)
+    gradient = tl.load(gradients + places, mask=is_inside)
+    mean = tl.load(means + places, mask=is_inside)
+    square = tl.load(squares + places, mask=is_inside)
+    if HAS_FACTOR:
+        gradient = gradient * tl.load(factor).to(tl.float32)
+    mean = mean + (gradient - mean) * share1
+    square = square * beta2 + gradient * gradient * share2
+    moved = tl.div_rn(mean, tl.div_rn(tl.sqrt_rn(square), root) + epsilon)
+    tl.store(means + places, mean, mask=is_inside)
+    tl.store(squares + places, square, mask=is_inside)
+    tl.store(weights + places, weight * shrink - moved * rate, mask=is_inside)
+
+
+def adamw_step_(
+    weight: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    factor: Tensor | None,
+    *,
+    rate: float,
+    betas: tuple[float, float],
+    corrections: tuple[float, float],
+    epsilon: float,
+    decay: float,
+) -> None:
+    """One step of AdamW on a tensor, in place; all are fp32 and laid out alike.
+
+    The gradient is multiplied by ``factor`` first, one number on the device. Both moments began at zero, which
+    ``corrections`` make up for.
+    """
+    count = weight.numel()
+    if not count:
+        return
+    _adamw_step[(triton.cdiv(count, STEP_BLOCK),)](
+        weight,
+        gradient.contiguous(),
+        mean,
+        square,
+        factor,
+        count,
+        1.0 - rate * decay,
+        rate / corrections[0],
+        1.0 - betas[0],
+        betas[1],
+        1.0 - betas[1],
+        corrections[1] ** 0.5,
+        epsilon,
+        HAS_FACTOR=factor is not None,
+        BLOCK=STEP_BLOCK,
+        num_warps=STEP_WARPS,
+    )

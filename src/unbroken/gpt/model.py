@@ -132,7 +132,8 @@ class GPT(nn.Module):
         """
         kernel = self.kernel or kernel_for(self.config, tokens.device)
         mask = mask_for(self.config, kernel, tokens, doc_ids)
-        context = Context(self._angles(tokens.shape[1], 0, positions), mask)
+        angles = self._angles(tokens.shape[1], 0, positions)
+        context = Context(angles, mask, keeps_documents_apart=doc_ids is not None)
         hidden = self._embedded(tokens)
         for number, block in enumerate(self.blocks):
             if self.training and self.checkpoint_every and number % self.checkpoint_every == 0:

@@ -1,32 +1,21 @@
-"""AdamW as the trainer uses it: weight decay on matrices only, and the kernel whose bits do not depend on the sharding.
+"""AdamW as the trainer uses it: weight decay on matrices only, its rate set before each step."""
 
-Fused on CUDA; on a CPU the fused kernel rounds by an element's place in its shard, so there it is foreach.
-"""
-
-import torch
 from torch import nn
 
 from unbroken.config.optimizer import OptimizerConfig
+from unbroken.gpt.adamw import AdamW
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
     """The optimizer of a model, which may be sharded; its rate is set before each step."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     others = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    is_fused = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=is_fused,
-        foreach=not is_fused,
-    )
+    return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps)
 
 
-def follow(optimizer: torch.optim.AdamW, config: OptimizerConfig) -> None:
+def follow(optimizer: AdamW, config: OptimizerConfig) -> None:
     """Take the options that a person may change between two jobs from the config: a checkpoint brings its own back."""
     matrices, others = optimizer.param_groups
     for group in (matrices, others):
@@ -34,7 +23,7 @@ def follow(optimizer: torch.optim.AdamW, config: OptimizerConfig) -> None:
     matrices["weight_decay"] = config.weight_decay
 
 
-def set_rate(optimizer: torch.optim.AdamW, rate: float) -> None:
+def set_rate(optimizer: AdamW, rate: float) -> None:
     """The learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -20,6 +20,7 @@ import torch
 from unbroken import exact
 from unbroken.config import Config, load, require_sound
 from unbroken.data.loader import Batch
+from unbroken.gpt.adamw import AdamW
 from unbroken.gpt.arithmetic import Arithmetic
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
 from unbroken.gpt.evaluate import Evaluation
@@ -109,6 +110,7 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
         seed=training.seed,
         compute_dtype=None if is_sharded(config) else dtype,
         stock=not training.exact,
+        defer_scale=True,
     )
     scaler = torch.amp.GradScaler(place.device.type) if dtype is torch.float16 else None
 
@@ -141,7 +143,7 @@ class Training:
     place: Place
     data: TrainingData
     model: GPT
-    optimizer: torch.optim.AdamW
+    optimizer: AdamW
     reducer: exact.Reducer
     scaler: torch.amp.GradScaler | None
     run: Run
@@ -181,11 +183,14 @@ class Training:
             lane.backward(found.total, count=found.tokens, scaled=scaled)
 
     def _clip(self) -> torch.Tensor:
-        """Bring the gradients down to the largest norm allowed; returns what theirs was."""
+        """Bring the gradients down to the largest norm allowed, as part of the next update; returns what theirs was."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         limit = self.config.optimizer.max_grad_norm
-        return self.reducer.norm() if limit is None else self.reducer.clip(limit)
+        norm = self.reducer.norm() if limit is None else self.reducer.clip(limit)
+        assert self.reducer.pending_scale is not None
+        self.optimizer.scale_next(self.reducer.pending_scale)
+        return norm
 
     def _update(self, step: int, norm: torch.Tensor) -> None:
         """Move the weights, unless loss or gradient are no numbers and the config says to skip such a step."""

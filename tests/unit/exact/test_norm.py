@@ -5,7 +5,7 @@ import torch
 
 from unbroken.exact import norm as norms
 from unbroken.exact.exchange import Ranks
-from unbroken.exact.norm import clip, gradient_norm
+from unbroken.exact.norm import clip_factor, gradient_norm, scale
 from unbroken.exact.tree import fold, fold_columns
 
 ALONE = Ranks(0, 1)
@@ -65,12 +65,21 @@ def test_how_much_is_added_at_once_does_not_matter(monkeypatch: pytest.MonkeyPat
 def test_a_norm_above_the_limit_is_clipped_to_it_and_one_below_is_left() -> None:
     found = gradients()
     before = [each.clone() for each in found]
-    clip(found, gradient_norm(found, ALONE), 1e9)
+    scale(found, clip_factor(gradient_norm(found, ALONE), 1e9))
     assert all(torch.equal(one, two) for one, two in zip(found, before, strict=True))
-    clip(found, gradient_norm(found, ALONE), 0.5)
+    scale(found, clip_factor(gradient_norm(found, ALONE), 0.5))
     assert float(gradient_norm(found, ALONE)) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_a_list_is_added_in_double_precision() -> None:
     assert float(fold(torch.tensor([2.0**30, 1.0, -(2.0**30)]))) == 1.0
     assert float(fold(torch.tensor([5.0]))) == 5.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("width", [1, 12, 2_047, 2_048, 5_000])
+def test_on_a_gpu_a_rows_sum_is_the_same_wherever_the_row_stands(width: int) -> None:
+    matrix = torch.randn(301, width, generator=torch.Generator().manual_seed(4)).cuda()
+    whole = norms._row_sums([matrix])[0]
+    assert torch.equal(torch.cat([norms._row_sums([piece])[0] for piece in torch.split(matrix, 7)]), whole)
+    torch.testing.assert_close(whole, matrix.double().square().sum(1), rtol=1e-12, atol=0.0)

@@ -239,3 +239,19 @@ def test_opting_out_says_what_is_no_longer_promised(caplog: pytest.LogCaptureFix
     assert float(stock.clip(0.1)) == pytest.approx(float(folded.clip(0.1)), rel=1e-6)
     with pytest.raises(ArithmeticDiffers, match="reduction"):
         stock.load_state_dict(folded.state_dict())
+
+
+def test_a_scale_that_is_left_to_the_optimizer_is_the_one_that_would_have_been_applied() -> None:
+    net, plain = model(), model()
+    deferring = exact.Reducer(net, lanes=2, seed=0, defer_scale=True)
+    scaling = exact.Reducer(plain, lanes=2, seed=0)
+    for step in range(2):
+        for each, one in ((net, deferring), (plain, scaling)):
+            for lane in one.lanes(step):
+                lane.backward(loss_of(each, step, lane.number))
+        norms = deferring.clip(0.01), scaling.clip(0.01)
+        assert float(norms[0]) == pytest.approx(float(norms[1]), rel=1e-6)
+        assert deferring.pending_scale is not None
+        assert scaling.pending_scale is None
+        for sums, scaled in zip(gradients(net), gradients(plain), strict=True):
+            torch.testing.assert_close(sums * deferring.pending_scale.float(), scaled)

@@ -1,15 +1,14 @@
 """AdamW as the trainer makes it: what decays, which kernel runs, what a person may change."""
 
-import torch
-
 from unbroken.config import ModelConfig, OptimizerConfig
+from unbroken.gpt.adamw import AdamW
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import follow, make_optimizer, set_rate
 
 MODEL = ModelConfig(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=8, use_bias=True)
 
 
-def made(**options: object) -> tuple[GPT, torch.optim.AdamW]:
+def made(**options: object) -> tuple[GPT, AdamW]:
     model = GPT(MODEL)
     return model, make_optimizer(model, OptimizerConfig(**options))  # type: ignore[arg-type]
 

@@ -1,190 +1,134 @@
 """What the exact sum costs: whole steps of it beside stock DDP and stock FSDP2, on gloo ranks of this machine.
 
-    python -m bench.exact [--ranks 2] [--width 256] [--layers 4] [--repeats 5]
+    python -m bench.exact [--ranks 2] [--width 256] [--layers 4] [--repeats 9] [--worlds 3] [--only time|memory]
 
-Ratios are to the stock peer that holds the model in the same way, taken in one run, interleaved. Every variant computes
-the same lanes with deterministic kernels, clips and steps the same optimizer.
+Ratios are to the stock peer that holds the model in the same way. Times are taken in rounds: each round computes one
+step of every variant, in an order that turns from round to round, and a ratio is that of two steps of one round, so
+that a slow minute of a shared machine hits both. Told are medians with the middle half around them, over several worlds
+that are started anew, since a process may be lucky with its memory. Every variant computes the same lanes with
+deterministic kernels, clips and steps the same optimizer. Memory is the most of a rank above its weights and moments.
 """
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure import Samples, interleaved, write_results
-from unbroken import exact
+from bench.exact_memory import peaks
+from bench.exact_variants import PAIRS, VARIANTS, Options
+from bench.measure import Samples, write_results
+from unbroken import amounts, exact
 from unbroken.amounts import plural
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 from unbroken.testing.worlds import logs, spawn
 
-VOCABULARY = 2048
-LENGTH = 64
-BATCH = 4
-SEED = 1
-MAX_NORM = 1.0
-PAIRS = (("exact, replicated", "DDP"), ("exact, FSDP2", "FSDP2"))
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is measured, the same on every rank."""
-
-    width: int
-    layers: int
-    rounds: int
-    repeats: int
-    is_low: bool
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.is_low else None
-
-
-class Model(nn.Module):
-    """A plain transformer."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__()
-        width = options.width
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(options.layers)
-        )
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        logits = self.head(x[:, :-1]).float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def batch(step: int, lane: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1_000 * step + lane)
-    return torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
-
-
-def make(options: Options, *, is_sharded: bool) -> Model:
-    torch.manual_seed(0)
-    model = Model(options)
-    if is_sharded:
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for module in (*model.blocks, model):
-            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=options.dtype))
-    return model
-
-
-def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=1e-4, foreach=True)
-
-
-class Exact:
-    """Our step."""
-
-    def __init__(self, options: Options, *, is_sharded: bool) -> None:
-        self.model = make(options, is_sharded=is_sharded)
-        self.optimizer = adamw(self.model.parameters())
-        self.reducer = exact.Reducer(
-            self.model,
-            self.optimizer,
-            lanes=options.rounds * dist.get_world_size(),
-            seed=SEED,
-            compute_dtype=None if is_sharded else options.dtype,
-        )
-        self.number = 0
-
-    def step(self) -> None:
-        for lane in self.reducer.lanes(self.number):
-            lane.backward(self.model(batch(self.number, lane.number)))
-        self.reducer.clip(MAX_NORM)
-        self.optimizer.step()
-        self.number += 1
-
-
-class Stock:
-    """The peers' step: gradients are kept back until the last round, as their manuals say."""
-
-    def __init__(self, options: Options, *, is_sharded: bool) -> None:
-        inner = make(options, is_sharded=is_sharded)
-        self.model: nn.Module = inner if is_sharded else DistributedDataParallel(inner)
-        self.optimizer = adamw(self.model.parameters())
-        self.options, self.number = options, 0
-
-    def step(self) -> None:
-        rounds, size = self.options.rounds, dist.get_world_size()
-        for round_number in range(rounds):
-            is_last = round_number == rounds - 1
-            held: object = nullcontext()
-            if isinstance(self.model, FSDPModule):
-                self.model.set_requires_gradient_sync(is_last)
-                self.model.set_is_last_backward(is_last)
-            elif isinstance(self.model, DistributedDataParallel) and not is_last:
-                held = self.model.no_sync()
-            tokens = batch(self.number, round_number * size + dist.get_rank())
-            with held, torch.autocast("cpu", torch.bfloat16, enabled=self._is_autocast):  # type: ignore[attr-defined]
-                (self.model(tokens) / rounds).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.number += 1
-
-    @property
-    def _is_autocast(self) -> bool:
-        return self.options.is_low and isinstance(self.model, DistributedDataParallel)
-
-
-def timed(step: Callable[[], None], cpu_s: list[float]) -> Callable[[], float]:
-    def once() -> float:
-        dist.barrier()
-        began, cpu_began = time.perf_counter(), time.process_time()
-        step()
-        dist.barrier()
-        # Of all threads of this rank, those that move bytes too: what a busy machine does not distort.
-        cpu_s.append(time.process_time() - cpu_began)
-        return time.perf_counter() - began
-
-    return once
+WARMUP_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of steps by variant: by the clock, and of the processor."""
+    """Seconds of steps by variant, round by round: by the clock, and of the processor."""
 
     parameters: int
-    wall: dict[str, Samples]
-    cpu: dict[str, Samples]
+    wall: dict[str, tuple[float, ...]]
+    cpu: dict[str, tuple[float, ...]]
+
+
+def timed(step: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of one step, by the clock and of the processor."""
+    dist.barrier()
+    began, cpu_began = time.perf_counter(), time.process_time()
+    step()
+    dist.barrier()
+    # Of all threads of this rank, those that move bytes too: what a busy machine does not distort.
+    return time.perf_counter() - began, time.process_time() - cpu_began
 
 
 def measure(options: Options) -> Measured:
     """Every variant's steps, in turn, on every rank."""
     exact.pin("cpu")
-    variants: dict[str, Exact | Stock] = {
-        "DDP": Stock(options, is_sharded=False),
-        "exact, replicated": Exact(options, is_sharded=False),
-        "FSDP2": Stock(options, is_sharded=True),
-        "exact, FSDP2": Exact(options, is_sharded=True),
-    }
-    cpu_s: dict[str, list[float]] = {name: [] for name in variants}
-    wall = interleaved({name: timed(each.step, cpu_s[name]) for name, each in variants.items()}, options.repeats)
+    variants = {name: make(options) for name, make in VARIANTS.items()}
+    names = list(variants)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for number in range(WARMUP_ROUNDS + options.repeats):
+        turn = number % len(names)
+        for name in (*names[turn:], *names[:turn]):
+            sample = timed(variants[name].step)
+            if number >= WARMUP_ROUNDS:
+                found[name].append(sample)
     numel = sum(p.numel() for p in variants["DDP"].model.parameters())
-    return Measured(numel, wall, {name: Samples(tuple(values[1:])) for name, values in cpu_s.items()})
+    wall, cpu = ({name: tuple(each[kind] for each in found[name]) for name in names} for kind in (0, 1))
+    return Measured(numel, wall, cpu)
 
 
-def ratio(ours: Samples, peers: Samples) -> Samples:
-    """Step by step: a slow minute of a shared machine hits both."""
-    return Samples(tuple(a / b for a, b in zip(ours.values, peers.values, strict=True)))
+def measured(options: Options, ranks: int, worlds: int) -> Measured:
+    """The rounds of several worlds, one after the other."""
+    told: list[Measured] = []
+    for _ in range(worlds):
+        ended = spawn(ranks, measure, options, timeout_s=900)
+        if not all(each.is_good for each in ended):
+            raise SystemExit(logs(ended))
+        told.append(ended[0].value)
+    wall = {name: tuple(value for each in told for value in each.wall[name]) for name in VARIANTS}
+    cpu = {name: tuple(value for each in told for value in each.cpu[name]) for name in VARIANTS}
+    return Measured(told[0].parameters, wall, cpu)
+
+
+def ratio(ours: tuple[float, ...], peers: tuple[float, ...]) -> Samples:
+    """Round by round."""
+    return Samples(tuple(a / b for a, b in zip(ours, peers, strict=True)))
+
+
+def middle_half(samples: Samples) -> str:
+    low, _, high = statistics.quantiles(samples.values, n=4) if len(samples.values) > 1 else [samples.median] * 3
+    return f"{low:.2f} to {high:.2f}"
+
+
+def times(asked: argparse.Namespace, kinds: dict[str, Options]) -> dict[str, object]:
+    """Print the table of times; returns the figures."""
+    rows, figures = [], {}
+    for kind, options in kinds.items():
+        found = measured(options, asked.ranks, asked.worlds)
+        for ours, peer in PAIRS:
+            wall, cpu = ratio(found.wall[ours], found.wall[peer]), ratio(found.cpu[ours], found.cpu[peer])
+            rows.append((kind, peer, f"{cpu.median:.2f}", middle_half(cpu), f"{wall.median:.2f}", middle_half(wall)))
+            figures[f"{kind}, {peer}"] = {
+                "stock_s": found.wall[peer],
+                "exact_s": found.wall[ours],
+                "wall_ratio": wall.median,
+                "stock_cpu_s": found.cpu[peer],
+                "exact_cpu_s": found.cpu[ours],
+                "cpu_ratio": cpu.median,
+            }
+    columns = [Column("lanes"), Column("peer"), Column("cpu", True), Column("middle half"), Column("wall", True)]
+    print(f"{found.parameters / 1e6:.1f} M parameters, {asked.ranks} ranks; exact over stock, whole steps")
+    print(table([*columns, Column("middle half")], rows, style=Style(False)))
+    return {"parameters": found.parameters, "ranks": asked.ranks, "figures": figures}
+
+
+def memory(asked: argparse.Namespace, kinds: dict[str, Options]) -> dict[str, object]:
+    """Print the table of memory; returns the figures."""
+    rows, figures = [], {}
+    for kind, options in kinds.items():
+        found = peaks(options, asked.ranks)
+        for ours, peer in ((ours, peer) for ours, peer in PAIRS if peer in found):
+            mine, theirs = (max(found[name], key=lambda each: each.above) for name in (ours, peer))
+            sizes = [amounts.size(each) for each in (mine.state, mine.above, theirs.above)]
+            rows.append((kind, peer, *sizes, f"{mine.above / theirs.above:.2f}"))
+            figures[f"{kind}, {peer}"] = {
+                "state_bytes": mine.state,
+                "exact_bytes": [each.above for each in found[ours]],
+                "stock_bytes": [each.above for each in found[peer]],
+            }
+    columns = [Column("lanes"), Column("peer"), Column("state", True), Column("exact", True), Column("stock", True)]
+    print(f"the most memory of a rank above its state, {asked.ranks} ranks")
+    print(table([*columns, Column("ratio", True)], rows, style=Style(False)))
+    return {"ranks": asked.ranks, "figures": figures}
 
 
 def main() -> None:
@@ -193,31 +137,25 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--worlds", type=int, default=3)
+    parser.add_argument("--only", choices=("time", "memory"))
     asked = parser.parse_args()
-    rows, figures = [], {}
-    for is_low in (False, True):
-        for rounds in (1, 4):
-            options = Options(asked.width, asked.layers, rounds, asked.repeats, is_low)
-            ended = spawn(asked.ranks, measure, options, timeout_s=600)
-            if not all(each.is_good for each in ended):
-                raise SystemExit(logs(ended))
-            found: Measured = ended[0].value
-            kind = f"{'bf16' if is_low else 'fp32'}, {plural(rounds, 'lane')} a rank"
-            for ours, peer in PAIRS:
-                wall, cpu = ratio(found.wall[ours], found.wall[peer]), ratio(found.cpu[ours], found.cpu[peer])
-                rows.append((kind, peer, f"{cpu.median:.2f}", cpu.spread, f"{wall.median:.2f}", wall.spread))
-                figures[f"{kind}, {peer}"] = {
-                    "stock_s": found.wall[peer].values,
-                    "exact_s": found.wall[ours].values,
-                    "wall_ratio": wall.median,
-                    "stock_cpu_s": found.cpu[peer].values,
-                    "exact_cpu_s": found.cpu[ours].values,
-                    "cpu_ratio": cpu.median,
-                }
-    columns = [Column("lanes"), Column("peer"), Column("cpu", True), Column("spread"), Column("wall", True)]
-    print(f"{found.parameters / 1e6:.1f} M parameters, {asked.ranks} ranks; exact over stock, whole steps")
-    print(table([*columns, Column("spread")], rows, style=Style(False)))
-    print(write_results("exact", {"parameters": found.parameters, "ranks": asked.ranks, "figures": figures}))
+    # NCCL wants a GPU for each rank; gloo on the CPU takes any number.
+    device = "cuda" if torch.cuda.device_count() >= asked.ranks else "cpu"
+    kinds = {
+        f"{'bf16' if is_low else 'fp32'}, {plural(rounds, 'lane')} a rank": Options(
+            asked.width, asked.layers, rounds, asked.repeats, is_low
+        )
+        for is_low in (False, True)
+        for rounds in (1, 4)
+    }
+    if asked.only != "memory":
+        print(write_results("exact", times(asked, kinds)))
+    if asked.only != "time":
+        on_device = {
+            kind: Options(each.width, each.layers, each.rounds, 0, each.is_low, device) for kind, each in kinds.items()
+        }
+        print(write_results("exact_memory", memory(asked, on_device)))
 
 
 if __name__ == "__main__":

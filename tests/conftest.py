@@ -26,6 +26,10 @@ def _has_free_loop_device() -> bool:
     return os.geteuid() == 0 and _has_command("losetup")() and _succeeds("losetup", "--find")
 
 
+def _has_slurm() -> bool:
+    return all(_has_command(name)() for name in ("slurmctld", "slurmd", "sbatch", "munged"))
+
+
 def _succeeds(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False, env=_with_sbin()).returncode == 0
 
@@ -40,6 +44,8 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "xfsprogs": (_has_command("mkfs.xfs"), "needs the Debian package xfsprogs"),
     "e2fsprogs": (_has_command("mkfs.ext4"), "needs the Debian package e2fsprogs"),
     "root": (lambda: os.geteuid() == 0, "needs to be root"),
+    "slurm": (_has_slurm, "needs the Debian packages slurmctld, slurmd, slurm-client and munge"),
+    "faketime": (_has_command("faketime"), "needs the Debian package faketime"),
     "loop": (_has_free_loop_device, "needs root, a free loop device and the Debian package mount"),
 }
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Install the Debian packages that tests of crashes and power cuts need: only as root, only on Debian, only what is
+# Install the Debian packages that tests of crashes, power cuts and SLURM need: only as root, only on Debian, only what is
 # missing. Elsewhere those tests skip and name the package; with CI=true they fail in its place.
 set -euo pipefail
 
 # command it brings : package
-needed=(strace:strace mkfs.xfs:xfsprogs mkfs.ext4:e2fsprogs)
+needed=(strace:strace mkfs.xfs:xfsprogs mkfs.ext4:e2fsprogs
+    slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge faketime:faketime)
 
 missing=()
 for entry in "${needed[@]}"; do

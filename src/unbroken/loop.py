@@ -19,31 +19,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unbroken.errors import Halted, NonFiniteLoss, RankFailed, UnbrokenError, explain_in_traceback
+from unbroken.ballots import Ballots
+from unbroken.errors import (
+    Halted,
+    NoEmergencyArea,
+    NonFiniteLoss,
+    PeerLost,
+    RankFailed,
+    UnbrokenError,
+    explain_in_traceback,
+)
 from unbroken.measures import Measures, NonFinite, first_non_finite
-from unbroken.opening import Opened, open_run
+from unbroken.opened import Opened
+from unbroken.opening import open_run
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
+from unbroken.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_target, shown
 from unbroken.settings import Settings
 from unbroken.state.audit import calling_frame
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
-from unbroken.world import Vote
 
 _log = logging.getLogger(__name__)
-_LOSS = "loss"
-# After an error the other ranks may be gone, and a save that needs them would never end.
-_LAST_SAVE_WAIT_S = 60.0
 _WORTH_TELLING_S = 1.0
-
-
-def _last_wait_s(error: BaseException | None) -> float | None:
-    """How long to wait for the save in flight: to its end, but not for ever after an error, nor when told to go."""
-    if isinstance(error, KeyboardInterrupt):
-        return 0.0
-    return None if error is None else _LAST_SAVE_WAIT_S
 
 
 class Run:
@@ -72,11 +72,11 @@ class Run:
         self._things = things
         self._measures = Measures()
         self._opened: Opened | None = None
-        self._vote: Vote | None = None
+        self._ballots = Ballots()
         self._ending: StopReason | None = None
         self._saved_step: int | None = None
         self._tried_step: int | None = None
-        self._is_save_asked = self._is_save_agreed = False
+        self._is_save_asked = self._is_save_agreed = self._is_dump_asked = False
         self._halting: str | None = None
         self.step = 0
         self.counters: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class Run:
         except UnbrokenError as refused:
             explain_in_traceback(refused)
             raise
-        self._opened = opened
+        self._opened, self.directory, self.settings = opened, opened.layout.run, opened.settings
         if opened.restored is not None:
             self.step = self._saved_step = opened.restored.step
             self.counters = dict(opened.restored.counters)
@@ -102,7 +102,7 @@ class Run:
         opened = self._open
         try:
             # A save in flight is of a step before the error: it is worth finishing, while the others take part.
-            refused = self._settle_last(opened, _last_wait_s(error))
+            refused = self._settle_last(opened, last_wait_s(opened, error))
         except KeyboardInterrupt as at_once:
             # Told to go while it waits: the outcome is said and the run let go all the same.
             self._close(opened, at_once)
@@ -180,6 +180,18 @@ class Run:
         self._is_save_asked = self._is_save_asked or not by_all
         self._is_save_agreed = self._is_save_agreed or by_all
 
+    def save_emergency(self) -> None:
+        """Ask this rank for a dump to ``emergency_dir`` at the edge of this step; no other rank is asked or waited for.
+
+        The dumps are a checkpoint once every rank has left one of the same step.
+
+        Raises:
+            NoEmergencyArea: the settings name no directory for it.
+        """
+        if not self._open.emergency.is_ready:
+            raise NoEmergencyArea
+        self._is_dump_asked = True
+
     def steps(self, total: int) -> Iterator[int]:
         """The steps still to be done, as the number of steps completed before each; ends early when asked to stop.
 
@@ -193,7 +205,7 @@ class Run:
             StorageFailed: the last save was refused; the last commit is intact.
             PeerLost: another rank is gone; the last commit is intact.
         """
-        _require_target(total)
+        require_target(total)
         return self._steps(self._open, total)
 
     def _steps(self, opened: Opened, total: int) -> Iterator[int]:
@@ -208,9 +220,14 @@ class Run:
         while self.step < total and self._ending is None:
             yield self.step
             self.step += 1
-            self._edge(opened, total)
+            try:
+                self._edge(opened, total)
+            except PeerLost:
+                # The state is whole here, and with the others' dumps it may be the newest there is.
+                self._dump(opened, why="another rank is gone")
+                raise
         self._ending = self._ending or StopReason("done")
-        self._drain_vote()
+        self._ballots.drain()
         self._read_metrics(opened, durable=True)
 
     # ---- a step's edge ----
@@ -218,7 +235,13 @@ class Run:
     def _edge(self, opened: Opened, total: int) -> None:
         self._measures.close_step(self.step)
         opened.clock.step_done()
-        stop, is_due, is_bad, is_lost = self._agree(opened)
+        if self._is_dump_asked:
+            self._is_dump_asked = False
+            self._dump(opened, why="the training loop asked for it")
+        stop, is_due, is_bad, is_lost, is_hurried = self._agree(opened)
+        if stop and is_hurried:
+            self._leave(opened)
+            return
         is_agreed, self._is_save_agreed = self._is_save_agreed, False
         if is_lost:
             opened.require_held()
@@ -231,12 +254,13 @@ class Run:
             self._halting = self._halting or dry
             opened.noticed = opened.noticed or StopReason("asked", dry)
             stop = True
+        stop = opened.is_drill_over(self.step) or stop
         if self.step >= total:
             self._save_and_wait(opened, FINAL)
             self._raise_if_halted(opened)
         elif stop:
             self._ending = opened.agree_on_reason()
-            opened.recorder.fact("stop", step=self.step, reason=self._ending.sentence())
+            opened.recorder.fact("stop", step=self.step, reason=self._ending.sentence(), by=self._ending.kind)
             _log.info("stopping at step %s: %s", f"{self.step:,}", self._ending.sentence())
             self._save_and_wait(opened, SHUTDOWN)
             self._raise_if_halted(opened)
@@ -244,18 +268,8 @@ class Run:
             self._save(PERIODIC)
         elif self.step % self.settings.log_steps == 0:
             self._read_metrics(opened)
-        opened.recorder.snapshot(step=self.step, **self._snapshot())
+        opened.recorder.snapshot(step=self.step, **shown(self._measures))
         opened.clock.resume_clock()
-
-    def _snapshot(self) -> dict[str, object]:
-        """What the live snapshot tells of the metrics that were read last, where the loop logs them."""
-        measures, tokens = self._measures, self._measures.latest.get("tokens")
-        return {
-            "loss": measures.number(_LOSS),
-            "learning_rate": measures.number("lr"),
-            "tokens_per_s": measures.number("tokens_per_s"),
-            "tokens": tokens if isinstance(tokens, int) else None,
-        }
 
     def _dry(self) -> str | None:
         """Why the data has no further step; None if it has one, or does not know."""
@@ -268,39 +282,30 @@ class Run:
             raise Halted(reason=reasons[0], step=self.step, run=self.directory)
 
     def _agree(self, opened: Opened) -> list[bool]:
-        """Whether to stop, to save, to give up: what any rank asked for, known to all at the same step.
-
-        Alone, the answer is there at once. Among several, a vote goes out at every edge and is read at the next one, so
-        that nobody waits for it.
-        """
+        """Whether to stop, to save, to give up, to hurry: what any rank asked for, known to all at the same step."""
         is_due = opened.clock.is_due_by_clock() or self._is_save_asked
         self._is_save_asked = False
-        flags = [opened.is_stop_asked(), is_due, self._bad is not None, opened.is_lost]
-        vote = opened.world.start_vote(flags)
-        if opened.world.size == 1:
-            return vote.read()
-        before, self._vote = self._vote, vote
-        if before is None:
-            return [False] * len(flags)
-        stop, is_due, is_bad, is_lost = before.read()
+        is_hurried = opened.emergency.is_hurried()
+        flags = [opened.is_stop_asked(), is_due, self._bad is not None, opened.is_lost, is_hurried]
+        stop, is_due, is_bad, is_lost, is_hurried = self._ballots.agree(opened, flags)
         # A save at the edge where the vote went out was the answer to it.
-        return [stop, is_due and self._tried_step != self.step - 1, is_bad, is_lost]
-
-    def _drain_vote(self) -> None:
-        if self._vote is not None:
-            self._vote.read()
-            self._vote = None
+        is_answered = opened.world.size > 1 and self._tried_step == self.step - 1
+        return [stop, is_due and not is_answered, is_bad, is_lost, is_hurried]
 
     # ---- metrics ----
 
     _bad: NonFinite | None = None
 
-    def _read_metrics(self, opened: Opened, *, durable: bool = False) -> None:
+    def _read_metrics(
+        self, opened: Opened, *, durable: bool = False, before: Callable[[], object] | None = None
+    ) -> None:
         rows = self._measures.read()
-        for step, values in rows:
-            opened.recorder.metrics(step, values)
         if self.settings.non_finite == "stop":
             self._bad = self._bad or first_non_finite(rows, self.settings.finite)
+        if before is not None and self._bad is None:
+            before()
+        for step, values in rows:
+            opened.recorder.metrics(step, values)
         opened.recorder.flush(durable=durable)
         if self._bad is not None and opened.world.size == 1:
             self._raise_non_finite(opened)
@@ -308,7 +313,7 @@ class Run:
     def _raise_non_finite(self, opened: Opened) -> None:
         """Every rank raises at the same edge, though only one may have met it."""
         # The save in flight is of a step before it: the message is to name the newest one that is kept.
-        self._settle_last(opened, _LAST_SAVE_WAIT_S)
+        self._settle_last(opened, LAST_SAVE_WAIT_S)
         for rank, bad in enumerate(opened.world.all_gather(self._bad)):
             if bad is not None:
                 found = NonFiniteLoss(
@@ -317,6 +322,22 @@ class Run:
                 raise found if rank == opened.world.rank else RankFailed(rank=rank, cause=found)
 
     # ---- saving ----
+
+    def _dump(self, opened: Opened, *, why: str) -> None:
+        """Dump this rank's state, where there is a place for it and the last loss is a number."""
+        if opened.emergency.is_ready:
+            self._read_metrics(opened, before=lambda: opened.emergency.dump(self.step, self.counters, why=why))
+
+    def _leave(self, opened: Opened) -> None:
+        """End without an ordinary save, and without another word to the other ranks: some may be gone already."""
+        self._ballots.forget()
+        self._ending = opened.noticed or StopReason("asked", "another rank")
+        opened.emergency.is_leaving = True
+        self._read_metrics(opened, before=lambda: opened.emergency.leave(self.step, self.counters))
+        opened.recorder.fact("stop", step=self.step, reason=self._ending.sentence(), by=self._ending.kind)
+        if self._halting is not None:
+            # Not asked of the others as elsewhere: whoever knows of it says it.
+            raise Halted(reason=self._halting, step=self.step, run=self.directory)
 
     def _save(self, kind: str) -> None:
         opened = self._open
@@ -357,40 +378,6 @@ class Run:
         return self._note(saved) if saved is not None else None
 
     def _note(self, saved: Saved) -> UnbrokenError | None:
-        """Write down how a save ended; one that failed is told and left behind, for training goes on."""
-        opened, step = self._open, saved.request.step
         if saved.error is None:
-            self._saved_step = step
-            opened.clock.save_ended(saved.blocked_s, saved.total_s)
-            opened.recorder.fact(
-                "commit",
-                step=step,
-                name=saved.name,
-                bytes=saved.size_bytes,
-                seconds=saved.total_s,
-                blocked_s=saved.blocked_s,
-                removed=list(saved.removed),
-                data=saved.account,
-            )
-            if saved.account is not None and not saved.account["agrees"]:
-                _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
-            opened.recorder.snapshot(latest_checkpoint=saved.name)
-            _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
-            return None
-        rank, cause = _whose(saved.error, opened.world.rank)
-        opened.recorder.fact(
-            "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
-        )
-        _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
-        return saved.error
-
-
-def _require_target(total: object) -> None:
-    """Refuse a target at the call: a float never reached would train for ever, a negative one would end at once."""
-    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
-        raise ValueError(f"steps({total!r}): the target is a whole number of steps, 0 or more")
-
-
-def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:
-    """The rank that an error came from, and its kind there."""
-    return (error.rank, error.cause.kind) if isinstance(error, RankFailed) else (here, error.kind)
+            self._saved_step = saved.request.step
+        return note_save(self._open, saved)

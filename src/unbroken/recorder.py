@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import StorageFailed, UnbrokenError
-from unbroken.launch import outcome_file
+from unbroken.launch import outcome_file, steps_file
 from unbroken.run.journal import History, Journal, read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease
+from unbroken.run.lease import Holder, Lease
 from unbroken.run.metrics import MetricsWriter, Mismatch, Recheck, lost_values
 from unbroken.run.outcome import Outcome, record_outcome
+from unbroken.run.process import process_of
 from unbroken.run.state import RunState, RunStateWriter
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,10 @@ Number = int | float
 
 
 class SilentRecorder:
-    """What the ranks hold that do not record."""
+    """What the ranks hold that do not record; ``first`` is the one that does, where it is known."""
+
+    def __init__(self, first: Holder | None = None) -> None:
+        self._first = first
 
     def history(self) -> History:
         """Nothing is known here of earlier jobs."""
@@ -59,7 +63,8 @@ class SilentRecorder:
         if place is None or outcome.exit_code == 0:
             return
         until = time.monotonic() + _TOLD_WITHIN_S
-        while time.monotonic() < until and not _is_told(Path(place)):
+        # Nothing is waited for from a first rank that is gone.
+        while time.monotonic() < until and not _is_told(Path(place)) and not _is_gone(self._first):
             time.sleep(0.05)
 
 
@@ -67,6 +72,7 @@ class Recorder(SilentRecorder):
     """What the first rank holds."""
 
     def __init__(self, layout: Layout, lease: Lease, *, clock: Callable[[], float]) -> None:
+        super().__init__(lease.holder)
         self._layout = layout
         self._number = lease.number
         self._journal = Journal(layout, lease.number, clock=clock)
@@ -75,6 +81,7 @@ class Recorder(SilentRecorder):
         self._metrics: MetricsWriter | None = None
         self._recheck: Recheck | None = None
         self._launcher = os.environ.get(outcome_file.ENVIRONMENT)
+        self._steps = steps_file.StepsWriter(steps_file.path_of(Path(self._launcher))) if self._launcher else None
         self._tell(Outcome("running", 0, "held"))
 
     def history(self) -> History:
@@ -133,8 +140,10 @@ class Recorder(SilentRecorder):
                 self._metrics.flush(durable=durable)
 
     def snapshot(self, **changes: object) -> None:
-        """Keep the live snapshot fresh."""
+        """Keep the live snapshot fresh, and let the launcher know each step."""
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+        if self._steps is not None and "step" in changes and self._state.step is not None:
+            self._steps.write(self._state.step)
         with _said_not_raised("the live snapshot"):
             self._snapshots.write(self._state)
 
@@ -156,6 +165,8 @@ class Recorder(SilentRecorder):
             record_outcome(outcome, self._journal, write_state)
         with _said_not_raised("the journal"):
             self._journal.close()
+        if self._steps is not None:
+            self._steps.close()
         self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:
@@ -174,6 +185,11 @@ def tell_launcher_of_refusal(run: Path, outcome: Outcome) -> None:
         told = outcome_file.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
         with _said_not_raised("the launcher's file"):
             outcome_file.write(Path(place), told)
+
+
+def _is_gone(process: Holder | None) -> bool:
+    """Whether a process has ended, as far as can be seen from this machine."""
+    return process is not None and process_of(process.host, process.pid) not in (None, process.process_started)
 
 
 def _is_told(place: Path) -> bool:

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from unbroken.store.keep import best_by
+
+_SPOT: Final = ("aws", "gcp", "azure", "auto", "off")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Settings:
         log_steps: steps between two reads of logged tensors, each of which waits for the device.
         files_per_rank: parts that each rank writes side by side.
         catch_signals: save and stop on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2.
+        spot: save and stop when this cloud says that it takes the machine away: ``aws``, ``gcp``, ``azure``; ``auto``
+            knows the cloud by the names its firmware gives, ``off`` is none; None leaves it to ``UNBROKEN_SPOT``.
+        emergency_dir: a directory on a fast disk of each host; a stop without time for a save dumps there, each rank.
+        persistent_dir: a directory that every host sees; a dump is copied there, so that another host can resume.
+        grace_s: seconds between a signal and the kill; None if nobody knows, then every stop saves.
     """
 
     save_steps: int | Literal["auto"] | None = "auto"
@@ -57,6 +64,10 @@ class Settings:
     log_steps: int = 10
     files_per_rank: int = 1
     catch_signals: bool = True
+    spot: Literal["aws", "gcp", "azure", "auto", "off"] | None = None
+    emergency_dir: str | None = None
+    persistent_dir: str | None = None
+    grace_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could only go wrong hours later."""
@@ -66,8 +77,12 @@ class Settings:
                 raise ValueError(f"Settings.{name} is {value}; it counts from 1")
         if isinstance(self.save_steps, str) and self.save_steps != "auto":
             raise ValueError(f"Settings.save_steps is {self.save_steps!r}, not 'auto', None or a number of steps")
-        for name in ("keep_every_seconds", "max_runtime_s", "reserve_s"):
-            _require_seconds(name, getattr(self, name), may_be_zero=name == "reserve_s")
+        for name in ("keep_every_seconds", "max_runtime_s", "reserve_s", "grace_s"):
+            _require_seconds(name, getattr(self, name), may_be_zero=name in ("reserve_s", "grace_s"))
+        if self.persistent_dir is not None and self.emergency_dir is None:
+            raise ValueError(
+                "Settings.persistent_dir is for copies of what stands in emergency_dir, and that is not set"
+            )
         if self.keep_best is not None:
             try:
                 best_by(self.keep_best)
@@ -76,6 +91,8 @@ class Settings:
         for name, words in (("audit", ("warn", "error", "off")), ("non_finite", ("stop", "allow"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
+        if self.spot not in (None, *_SPOT):
+            raise ValueError(f"Settings.spot is {self.spot!r}, not one of {', '.join(_SPOT)}")
         for name in ("accept", "allow_pickle", "finite"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")

@@ -174,6 +174,10 @@ class Vote:
     work: "dist.Work | None"
     rank: int = 0
 
+    def is_answered(self) -> bool:
+        """Whether reading it would not wait."""
+        return self.work is None or bool(self.work.is_completed())
+
     def read(self) -> list[bool]:
         """For each question, whether any rank said yes; waits only for what has not arrived yet.
 

@@ -11,6 +11,11 @@ import pytest
 import unbroken
 from tests.crash.scenes import ROOT, SCENES
 from tests.crash.test_answers import answers, with_old_answers
+from tests.crash.test_copied import copies_it, with_a_checkpoint
+from tests.crash.test_demo_folder import prepares, with_an_earlier_demo
+from tests.crash.test_drills import DAMAGES, a_folder, damages, two_checkpoints, writes_a_drill
+from tests.crash.test_emergency import SCENES as EMERGENCIES
+from tests.crash.test_emergency import with_an_older_dump
 from tests.crash.test_export import a_place, exports, replaces, with_exports
 from tests.crash.test_lease import _acquire, _release, _renew, _run_with
 from tests.crash.test_outcome_file import a_machine, tells_its_launcher
@@ -92,6 +97,11 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found.append((a_place(), exports))
     found.append((with_exports(), replaces))
     found.append((with_old_answers(), answers))
+    found.append((with_a_checkpoint(), copies_it))
+    found.append((with_an_earlier_demo(), prepares))
+    found.append((a_folder(), writes_a_drill))
+    found += [(two_checkpoints(), damages(kind)) for kind in DAMAGES]
+    found += [(with_an_older_dump(), action) for action in EMERGENCIES]
     return found
 
 

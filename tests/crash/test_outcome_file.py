@@ -6,6 +6,7 @@ from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.launch import outcome_file
 from unbroken.launch.outcome_file import JobOutcome
+from unbroken.launch.steps_file import StepsWriter, last_step, path_of
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points
 
 TEMPORARY = Path("/tmp")
@@ -22,6 +23,10 @@ def tells_its_launcher(disk: Disk) -> None:
     place = outcome_file.make_place(TEMPORARY, "token", files=files) / "outcome.json"
     outcome_file.write(place, RUNNING, files=files)
     outcome_file.write(place, ENDED, files=files)
+    steps = StepsWriter(path_of(place), files)
+    for step in (7, 8):
+        steps.write(step)
+    steps.close()
 
 
 def test_the_launcher_reads_a_whole_outcome_or_none() -> None:
@@ -32,3 +37,12 @@ def test_the_launcher_reads_a_whole_outcome_or_none() -> None:
         assert found == ENDED or not trial.is_finished, str(trial)
         seen.add(found)
     assert seen == {None, RUNNING, ENDED}
+
+
+def test_the_launcher_reads_a_step_that_was_completed_or_none() -> None:
+    seen = set()
+    for trial in crash_points(a_machine, tells_its_launcher, KILLS):
+        found = last_step(path_of(TEMPORARY / "unbroken-token/outcome.json"), files=Files(trial.disk))
+        assert found in (None, 7, 8), str(trial)
+        seen.add(found)
+    assert seen == {None, 7, 8}

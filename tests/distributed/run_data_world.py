@@ -31,6 +31,8 @@ class Leg:
     kill_at: int | None = None
     accept: tuple[str, ...] = ()
     stream: dict[str, Any] = field(default_factory=dict)
+    signal_at: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def serve(leg: Leg) -> list[tuple[int, int, list[int]]]:
@@ -40,7 +42,7 @@ def serve(leg: Leg) -> list[tuple[int, int, list[int]]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     stream = Stream(open_corpus(Path(leg.data)), max_length=32, overlap=4, seed=5, **leg.stream)
     loader = Loader(stream, global_batch=leg.global_batch, lane=leg.lane)
-    settings = unbroken.Settings(save_steps=2, audit="off", accept=leg.accept)
+    settings = unbroken.Settings(**{"save_steps": 2, "audit": "off", "accept": leg.accept, **leg.settings})
     seen = []
     with unbroken.Run(leg.run, settings=settings, model=model, optimizer=optimizer, data=loader) as run:
         for step in run.steps(leg.total):
@@ -54,6 +56,8 @@ def serve(leg: Leg) -> list[tuple[int, int, list[int]]]:
             run.log(loss=loss)
             if step + 1 == leg.stop_at:
                 run.stop()
+            if step + 1 == leg.signal_at:
+                os.kill(os.getpid(), signal.SIGTERM)
             if step + 1 == leg.kill_at:
                 run._open.saver.wait()
                 os.kill(os.getpid(), signal.SIGKILL)

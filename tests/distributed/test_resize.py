@@ -1,5 +1,6 @@
 """What one world saves, a world of any other size loads, under any wrapper, bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,18 @@ def require_refused(ended: list[Ended]) -> None:
     assert {name for name, _ in ended[0].error.differences} == {"data", "average"}
     for each in ended[1:]:
         assert isinstance(each.error, errors.RankFailed) and each.error.cause.kind == "not-exact"
+
+
+@pytest.mark.promise("K4")
+def test_damage_to_the_record_of_a_rank_that_is_no_more_is_seen_by_those_that_are(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plain = Job(str(run), total=3, has_data=False, has_average=False, has_norm=False)
+    good(spawn(3, train, plain))
+    record = run / "checkpoints" / "final" / "ranks" / "rank-00002.json"
+    record.write_bytes(record.read_bytes().replace(b"1", b"2", 1))
+    good(spawn(2, train, replace(plain, total=4)))
+    history = read_history(Layout(run))
+    assert history.of_kind("resume")[-1].values["step"] == 2
+    [passed] = history.of_kind("passed-over")
+    assert passed.values["name"] == "final"
+    assert "ranks/rank-00002.json" in passed.values["reason"]

@@ -143,3 +143,14 @@ def test_the_outcome_of_a_run_of_many_ranks_is_told_once(unbroken_run: tuple[Pat
     assert len(history.of_kind("job-start")) == len(history.of_kind("job-end")) == 1
     outcome = read_outcome(Layout(directory), now_s=time.time())
     assert outcome is not None and (outcome.status, outcome.exit_code) == ("completed", 0)
+
+
+def test_a_rank_whose_clock_is_an_hour_ahead_is_told_and_does_not_end_the_run_before_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNBROKEN_MAX_RUNTIME", "600")
+    job = Job(str(tmp_path / "run"), wrap="plain", save_steps=None, victims=(1,), ahead_s=3600.0)
+    ended = spawn(2, train, job)
+    assert [(each["step"], each["is_stopped"]) for each in good(ended)] == [(8, False)] * 2
+    assert "clocks differ: that of rank 1 on" in ended[0].log
+    assert "is 1 h ahead of that of rank 0" in ended[0].log

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import unbroken
+from unbroken import emergency
 from unbroken.errors import LeaseLost, NoRoom
 from unbroken.state import payload
 from unbroken.state import save as saving
@@ -60,6 +61,11 @@ class Job:
     has_average: bool = True
     has_norm: bool = True
     odd_rank: int | None = None
+    emergency_dir: str | None = None
+    persistent_dir: str | None = None
+    grace_s: float | None = None
+    host: str | None = None
+    ahead_s: float = 0.0
 
 
 class Plain(nn.Module):
@@ -196,6 +202,11 @@ def happen(job: Job, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if job.what in signal.Signals.__members__:
         os.kill(os.getpid(), signal.Signals[job.what])
+    if job.what == "slow":
+        # Longer than a step, so that the others wait for its answer.
+        time.sleep(0.5)
+    if job.what == "hang":
+        time.sleep(600)
     if job.what == "raise":
         raise ZeroDivisionError("an error of the user's own")
 
@@ -295,6 +306,25 @@ def spoil(job: Job, run: unbroken.Run, average: Average, step: int) -> None:
     run.counters["odd"] = object() if is_now and job.what == "counter" else step
 
 
+def settings_of(job: Job) -> unbroken.Settings:
+    """The settings of a job; told another host's name it is on that host, and its victims' clocks may be ahead."""
+    if job.host is not None:
+        vars(emergency)["host_name"] = lambda: job.host
+    if job.ahead_s and dist.get_rank() in job.victims:
+        now_s = time.time
+        vars(time)["time"] = lambda: now_s() + job.ahead_s
+    return unbroken.Settings(
+        save_steps=job.save_steps,
+        keep_last_k=None,
+        accept=job.accept,
+        log_steps=job.log_steps,
+        audit="off",
+        emergency_dir=job.emergency_dir,
+        persistent_dir=job.persistent_dir,
+        grace_s=job.grace_s,
+    )
+
+
 def train(job: Job) -> dict[str, Any]:
     """Train as a user would, and tell everything that must be the same however often it was interrupted."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -313,9 +343,7 @@ def train(job: Job) -> dict[str, Any]:
         sampler: DistributedSampler[torch.Tensor] = DistributedSampler(Numbered(), *share, shuffle=True, seed=3)
         things["data"] = DataLoader(Numbered(), batch_size=4, sampler=sampler)
     seed(0 if job.is_alike else rank)
-    settings = unbroken.Settings(
-        save_steps=job.save_steps, keep_last_k=None, accept=job.accept, log_steps=job.log_steps, audit="off"
-    )
+    settings = settings_of(job)
     losses: dict[int, str] = {}
     with unbroken.Run(job.directory, settings=settings, **things) as run:
         for step in run.steps(job.total):
@@ -336,6 +364,8 @@ def train(job: Job) -> dict[str, Any]:
             # Twice: once more at the edge where the first is answered.
             if job.what == "ask for saves" and rank in job.victims and step - (job.at_step or 0) in (0, 1):
                 run.save()
+            if job.what == "dump" and step == job.at_step and rank in job.victims:
+                run.save_emergency()
             losses[step] = value.hex()
             if job.what == "nan" and step == job.at_step and rank in job.victims:
                 value = float("nan")

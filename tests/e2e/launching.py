@@ -92,11 +92,11 @@ RECORDING = """
 class Launch:
     """A launcher in the background whose output can be waited for."""
 
-    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+    def __init__(self, folder: Path, command: str, *arguments: str | Path) -> None:
         self.folder = folder
         self.said = ""
         self.process = subprocess.Popen(
-            [*TOOL, "run", *map(str, arguments)],
+            [*TOOL, command, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
@@ -130,13 +130,13 @@ Start = Callable[..., Launch]
 
 
 @contextlib.contextmanager
-def launching(folder: Path) -> Iterator[Start]:
+def launching(folder: Path, command: str = "run") -> Iterator[Start]:
     """Start a launcher on a script's text; whatever it left is killed afterwards."""
     launches: list[Launch] = []
 
     def begin(text: str, *options: str) -> Launch:
         (folder / "script.py").write_text(text)
-        launches.append(Launch(folder, *options, "--", "script.py"))
+        launches.append(Launch(folder, command, *options, "--", "script.py"))
         return launches[-1]
 
     yield begin

@@ -119,5 +119,5 @@ def test_what_cannot_be_exported_is_said_in_a_few_lines(unbroken: Tool, tmp_path
         assert ended.stderr.startswith(f"error[{kind}]: "), f"{words}: {ended.stderr}"
     damage(find_model(str(tmp_path / "run")).path)
     ended = unbroken("export", "run", "--to", "w.pt")
-    assert ended.returncode == 3 and ended.stderr.startswith("error[damaged-checkpoint]: ")
+    assert ended.returncode == 5 and ended.stderr.startswith("error[no-usable-checkpoint]: ")
     assert not [path.name for path in tmp_path.iterdir() if path.name in ("w.pt", "llama")]

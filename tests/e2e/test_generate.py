@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Tool
-from tests.unit.gpt.runs import damage, save_run, train_bpe
+from tests.unit.gpt.runs import damage, save_averaged, save_run, train_bpe
 from unbroken.gpt.load import find_model
 
 
@@ -83,12 +84,38 @@ def test_what_cannot_be_generated_is_said_in_a_few_lines(run: Path, unbroken: To
         assert len(ended.stderr.splitlines()) <= 8 and "Traceback" not in ended.stderr
 
 
-def test_a_damaged_checkpoint_is_never_asked(run: Path, unbroken: Tool) -> None:
+def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older_one_is(
+    run: Path, unbroken: Tool, tmp_path: Path
+) -> None:
     damage(find_model(str(run)).path)
-    ended = unbroken("generate", "run", "--prompt", "x")
+    ended = unbroken("generate", "run@2", "--prompt", "x")
     assert ended.returncode == 3 and ended.stderr.startswith("error[damaged-checkpoint]: "), ended.stderr
     assert ended.stdout == ""
-    assert unbroken("generate", "run@1", "--prompt", "x").returncode == 0
+    words = (["generate", "--prompt", "x"], ["export", "--to", "x.pt"], ["batch-generate", "--input", "in.jsonl"])
+    write(tmp_path / "in.jsonl", {"prompt": "x"})
+    for command, *rest in words:
+        ended = unbroken(command, "run", *rest)
+        assert ended.returncode == 0, ended.stderr
+        first, second = ended.stderr.splitlines()
+        assert first.startswith("passed over final: state/") and second == "took checkpoint-1 in place of final"
+    told = json.loads(unbroken("generate", "run", "--prompt", "x", "--json").stdout)
+    [over] = told.pop("passed_over")
+    assert over["name"] == "final" and "are not the bytes that were written" in over["reason"]
+    older = json.loads(unbroken("generate", "run@1", "--prompt", "x", "--json").stdout)
+    assert older == {**told, "passed_over": []}
+
+
+def test_the_average_of_the_weights_answers_where_it_is_asked_for(unbroken: Tool, tmp_path: Path) -> None:
+    average = save_averaged(tmp_path / "run")
+    ended = unbroken("generate", "run", "--prompt", "def ", "--ema", "--greedy", "--json")
+    assert ended.returncode == 0, ended.stderr
+    ended = unbroken("export", "run", "--to", "average.pt", "--ema", "--json")
+    assert ended.returncode == 0 and json.loads(ended.stdout)["is_averaged"], ended.stderr
+    written = torch.load(tmp_path / "average.pt", weights_only=True)
+    assert all(torch.equal(written[name], average[name]) for name in average)
+    ended = unbroken("export", "run@1", "--to", "none.pt", "--ema")
+    assert ended.returncode == 2 and ended.stderr.startswith("error[no-average]: "), ended.stderr
+    assert not (tmp_path / "none.pt").exists()
 
 
 def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, unbroken: Tool) -> None:
@@ -139,18 +166,18 @@ def test_a_bad_record_is_named_with_its_line_and_the_old_output_stays(
     assert same.returncode == 2 and "--output is the input" in same.stderr
 
 
-def test_a_record_whose_model_is_damaged_has_the_error_and_the_exit_code(
+def test_a_record_whose_model_has_no_whole_checkpoint_has_the_error_and_the_exit_code(
     run: Path, unbroken: Tool, tmp_path: Path
 ) -> None:
     save_run(tmp_path / "other", steps=1)
     damage(find_model(str(tmp_path / "other")).path)
     write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "model": {"output_dir": "other"}})
     ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl")
-    assert ended.returncode == 3
-    assert "line 2  damaged-checkpoint: " in ended.stdout
+    assert ended.returncode == 5
+    assert "line 2  no-usable-checkpoint: " in ended.stdout
     good, bad = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert good["error"] is None and good["text"]
-    assert bad["text"] is None and bad["error"]["kind"] == "damaged-checkpoint"
+    assert bad["text"] is None and bad["error"]["kind"] == "no-usable-checkpoint"
 
 
 @pytest.mark.promise("G22")

@@ -28,7 +28,12 @@ TORCH_FREE = [
     ["init", "--preset", "tiny"],
     *(["status", "run"], ["status", "run", "--json"], ["ls", "run"], ["ls", "run", "--json"], ["show", "run"]),
     *(["verify", "run", "--full"], ["diff", "run", "run"], ["prune", "run", "--dry-run"], ["pin", "run"]),
-    *(["run", "-m", "this"], ["train", "--help"]),
+    *(["run", "-m", "this"], ["launch", "-m", "this"], ["train", "--help"]),
+    *(
+        ["plan", "run.yaml", "--step-seconds", "1", "--save-seconds", "1", "--json"],
+        ["slurm", "init", "run.yaml"],
+        ["kubernetes", "run.yaml", "--image", "i", "--claim", "c"],
+    ),
     *(["stop", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
     *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--no-data", "--json"]),
 ]

@@ -124,8 +124,30 @@ sys.exit(6)
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     said, _, modules = ended.stderr.partition("\nMODULES ")
     assert ended.returncode == 6
+    assert "Traceback" not in said and "ended with" not in said, "the run told why it ended; nobody adds to it"
     assert said.splitlines()[-1] == "unbroken run: error: as told (exit code 6)"
     assert modules and not {"torch", "numpy"} & set(modules.split())
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "line"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by SIGKILL"),
+        ("os._exit(5)", 5, "rank 1 ended with exit code 5"),
+        ("raise ValueError('the rank says this')", 1, "rank 1 ended with exit code 1"),
+    ],
+)
+def test_of_a_rank_that_fails_one_line_tells_and_its_own_traceback_stays(
+    unbroken: Tool, tmp_path: Path, does: str, code: int, line: str
+) -> None:
+    text = f"import os, time\nif os.environ['RANK'] == '1': {does}\ntime.sleep(600)"
+    ended = unbroken("run", "--nproc-per-node", "2", "--", write_script(tmp_path, text))
+    said = ended.stderr.splitlines()
+    assert ended.returncode == code, ended.stderr
+    assert f"unbroken: {line}" in said
+    assert "ChildFailedError" not in ended.stderr and "torch/distributed" not in ended.stderr
+    assert ("ValueError: the rank says this" in said) == does.startswith("raise")
+    assert len(said) <= (10 if does.startswith("raise") else 3), ended.stderr
 
 
 @pytest.mark.parametrize("to", ["the launcher", "everybody", "one rank", "torchrun"])
@@ -142,8 +164,7 @@ def test_ranks_stop_cleanly_whoever_gets_the_signal(start: Start, to: str) -> No
         os.kill(pid, signal.SIGUSR1 if to == "the launcher" else signal.SIGTERM)
     assert launch.end() == 75, launch.said
     assert "OMP_NUM_THREADS is set to 1" in launch.said
-    if to in ("the launcher", "one rank"):
-        assert "Traceback" not in launch.said
+    assert "Traceback" not in launch.said
     wait_until_gone(everybody)
 
 

@@ -170,6 +170,13 @@ def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_wher
     assert folder.told("status", "runs/tiny")["step"] >= 2 * dry_at, "past the halt, to the end of the second pass"
 
 
+def test_an_accepted_name_that_means_nothing_is_refused_with_the_nearest_ones(folder: Folder) -> None:
+    for name, nearest in (("training.max_step", "training.max_steps"), ("model.n_emdb", "model.n_embd")):
+        code, said = folder.call("train", "run.yaml", *SHORT, "--accept", name)
+        assert code == 2 and "error[accept-unknown]" in said and nearest in said, said
+        assert "Traceback" not in said and not (folder.run / "checkpoints").exists()
+
+
 @pytest.mark.promise("G5")
 def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_on(folder: Folder) -> None:
     assert folder.call("train", "run.yaml", *SHORT)[0] == 0

@@ -1,7 +1,10 @@
 """What the audit finds in a process that holds nothing else; each is called in a child."""
 
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -21,10 +24,20 @@ class PositionLoader(DataLoader[Any]):
         del state
 
 
+# Beside the one that the loader was given, and the one of the system, which has no state.
+GENERATORS: dict[str, Callable[[], object]] = {
+    "torch": torch.Generator,
+    "numpy": numpy.random.default_rng,
+    "numpy, old": numpy.random.RandomState,
+    "python": random.Random,
+}
+
+
 def forgotten(kind: str, directory: str) -> tuple[str, ...]:
     """Everything is handed over but one kind; returns what is named."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
+    served = torch.Generator()
     inner = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     everything: dict[str, object] = {
         "model": model,
@@ -35,11 +48,14 @@ def forgotten(kind: str, directory: str) -> tuple[str, ...]:
         "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
         "scaler": torch.amp.GradScaler("cpu"),
         "ema": AveragedModel(model),
-        "data": PositionLoader([1, 2, 3]),  # type: ignore[arg-type]
+        "data": PositionLoader([1, 2, 3], generator=served),  # type: ignore[arg-type]
     }
     idle = torch.amp.GradScaler("cpu", enabled=False)
+    system = random.SystemRandom()
     handed = {name: thing for name, thing in everything.items() if name != kind}
     forgotten_thing = everything.get(kind)
+    if kind in GENERATORS:
+        forgotten_thing = GENERATORS[kind]()
     try:
         with unbroken.Run(directory, settings=unbroken.Settings(audit="error"), **handed):
             return ()
@@ -47,4 +63,4 @@ def forgotten(kind: str, directory: str) -> tuple[str, ...]:
         assert forgotten_thing is not None
         return unsaved.found
     finally:
-        del idle
+        del idle, system

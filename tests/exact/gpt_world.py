@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from unbroken.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from unbroken.data.ingest.tokenize import Request, tokenize
 
+CPU = torch.device("cpu")
 STEPS = 12
 SOURCES = {"train": ("argparse", "calendar", "csv", "dis", "enum"), "val": ("heapq", "queue")}
 
@@ -64,13 +67,17 @@ def tiny(data: Path, run: Path, **training: Any) -> Config:  # noqa: ANN401 - as
 
 @dataclass(frozen=True)
 class Job:
-    """One job: its world, how the model is held, its workers, and the step in which it is killed or stopped."""
+    """One job: its world, how the model is held, its workers, and the step in which it is killed or stopped.
+
+    In the steps of ``overflow_in`` a gradient is infinite.
+    """
 
     ranks: int = 1
     sharding: str = "replicated"
     workers: int = 0
     kill_in: int | None = None
     stop_at: int | None = None
+    overflow_in: tuple[int, ...] = ()
 
     def config(self, config: Config) -> Config:
         """The run's config as this job has it."""
@@ -91,6 +98,9 @@ def train(config: Config, job: Job, accept: Sequence[str] = ()) -> Any:  # noqa:
         if step == job.kill_in:
             # Gradients are there and no weight has moved: the middle of a step.
             os.kill(os.getpid(), signal.SIGKILL)
+        if step in job.overflow_in:
+            gradient = next(iter(training.model.parameters())).grad
+            (gradient.to_local() if isinstance(gradient, DTensor) else gradient)[0, 0] = math.inf
         if step == job.stop_at:
             training.run.stop("asked")
         norm: torch.Tensor = clip(training)

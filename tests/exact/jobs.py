@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,32 @@ def until_walltime(directory: str, max_runtime_s: float, delay_s: float) -> dict
         directory, 10_000, lambda run, step, things: time.sleep(0.02), save_steps=10, max_runtime_s=max_runtime_s
     )
     return {**ended, "left_s": max_runtime_s - (time.time() - began)}
+
+
+def in_a_window(directory: str, grace_s: float, delay_s: float, scratch: str | None) -> dict[str, Any]:
+    """Slow storage, a signal once a save was measured, and a kill when the window is over.
+
+    The kill is real: what is not done by then is not done.
+    """
+
+    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+        if step == 3:
+            run._open.saver.wait()
+        if step == 4:
+            kill = threading.Timer(grace_s, os.kill, (os.getpid(), signal.SIGKILL))
+            kill.daemon = True
+            kill.start()
+            os.kill(os.getpid(), signal.SIGTERM)
+            # Where the window is nothing, the step does not end.
+            time.sleep(0.0 if grace_s else 60.0)
+
+    set_disk(SlowDisk(Path(directory) / "checkpoints", delay_s))
+    return job(directory, 12, body, save_steps=2, grace_s=grace_s, emergency_dir=scratch)
+
+
+def left_to_go_on(directory: str, scratch: str | None) -> dict[str, Any]:
+    """The job after it, on storage that is as it should be."""
+    return job(directory, 12, lambda run, step, things: None, save_steps=None, emergency_dir=scratch)
 
 
 def stopped_while_it_saves(directory: str) -> dict[str, Any]:

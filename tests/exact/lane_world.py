@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from tests.exact.small_gpt import Shape, SmallGpt, batch, make
 from tests.exact.staged import StagedAllGather
@@ -127,3 +128,23 @@ def refused_each() -> dict[str, str]:
         except CannotFold as error:
             told[name] = str(error)
     return told
+
+
+def gradients_after_closing(is_stock: bool) -> bool:
+    """Whether FSDP2 gives, after a reducer let a model go, the gradients it gives where there never was one."""
+    found = []
+    for is_held in (True, False):
+        model = make(Shape())
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh)
+        if is_held:
+            reducer = exact.Reducer(model, lanes=4, seed=SEED, stock=is_stock)
+            for lane in reducer.lanes(0):
+                lane.backward(model(*batch(0, lane.number)))
+            reducer.close()
+            model.zero_grad()
+        model(*batch(1, dist.get_rank())).backward()
+        found.append([p.grad.to_local().clone() for p in model.parameters() if isinstance(p.grad, DTensor)])
+    held, plain = found
+    return len(plain) > 0 and all(torch.equal(one, other) for one, other in zip(held, plain, strict=True))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.exact.lane_world import Case, refused_each, train_each
+from tests.exact.lane_world import Case, gradients_after_closing, refused_each, train_each
 from tests.exact.small_gpt import Shape
 from unbroken.errors import TooManyRanks
 from unbroken.testing.worlds import logs, spawn
@@ -34,3 +34,9 @@ def test_a_model_that_is_held_otherwise_is_refused_by_the_name_of_its_parameter(
         assert told["two dimensions"].startswith("'0.weight' cannot take part in an exact sum: it is placed as")
         assert "'1.weight'" in told["half sharded"] and "it is not sharded" in told["half sharded"]
         assert "'DistributedDataParallel'" in told["ddp"] and "MixedPrecisionPolicy" in told["type said twice"]
+
+
+@pytest.mark.parametrize("is_stock", [False, True])
+def test_closed_it_lets_a_sharded_model_go_and_gradients_are_fsdp2s_own_again(is_stock: bool) -> None:
+    ended = spawn(2, gradients_after_closing, is_stock)
+    assert [each.value for each in ended] == [True, True], logs(ended)

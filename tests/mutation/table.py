@@ -24,7 +24,7 @@ def _cut(scene: str) -> str:
 _FAILED = "tests/unit/test_failed_saves.py::"
 _GIVEN_UP = "tests/distributed/test_failed_saves.py::test_a_first_save_that_one_rank_cannot_copy_is_given_up_by_all"
 _LATE_MANIFEST = """\
-    name = _publish(store, draft, record.kind)
+    name = _publish(store, draft, stem)
     files.write_new(store.path(name) / MANIFEST, [encoded])
     files.sync_directory(store.path(name))
     return name
@@ -78,14 +78,14 @@ STORE = (
     # ---- order ----
     Mutation("manifest written after the rename", (
         ("store/commit.py", "    files.write_new(draft.path / MANIFEST, [encoded])\n", ""),
-        ("store/commit.py", "    return _publish(store, draft, record.kind)\n", _LATE_MANIFEST),
+        ("store/commit.py", "    return _publish(store, draft, stem)\n", _LATE_MANIFEST),
     ), (_kill("save"),)),
     one("old ones deleted before the commit", "store/commit.py",
-         "    return _publish(store, draft, record.kind)\n",
+         "    return _publish(store, draft, stem)\n",
          "    for node in files.list_directory(store.root):\n"
          "        if (store.path(node.name) / MANIFEST) and node.name.startswith('checkpoint-2'):\n"
          "            files.remove_tree(store.path(node.name))\n"
-         "    return _publish(store, draft, record.kind)\n",
+         "    return _publish(store, draft, stem)\n",
          _kill("save")),
     one("sweep before the hint", "store/sweep.py",
          "    point_latest(store, committed, job=job)\n    if keeps",
@@ -113,6 +113,14 @@ STORE = (
          "choose(sorted(newest_first(store, scan(store).committed),"
          " key=lambda name: name != scan(store).latest), lambda",
          f"{_HINT}test_a_resume_takes_the_newest_whatever_latest_says"),
+    one("bytes that nobody reads not proven", "state/restore.py",
+         "    prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)\n", "",
+         "tests/unit/state/test_resume.py::"
+         "test_one_bit_of_any_part_is_seen_even_where_no_job_has_a_use_for_it[state/.metadata]"),
+    one("unread bytes shared out with holes", "state/unread.py",
+         "unread[world.rank :: world.size]", "unread[1 :: world.size]",
+         "tests/distributed/test_resize.py::"
+         "test_damage_to_the_record_of_a_rank_that_is_no_more_is_seen_by_those_that_are"),
     one("damaged one deleted instead of moved", "store/quarantine.py",
          "    store.files.publish(store.path(name), directory / aside)\n",
          "    store.files.remove_tree(store.path(name))\n",
@@ -190,9 +198,6 @@ STORE = (
          "self._measures.of_step(self.step).items()", "self._measures.latest.items()",
          "tests/unit/test_loop.py::"
          "test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for"),
-    one("a rank that is killed under torchrun is an exit code 1", "launch/verdict.py",
-         "    if through_torchrun and code == 1 and has_begun:\n", "    if False:\n",
-         "tests/unit/launch/test_decisions.py::test_a_rank_that_ended_without_a_word_under_torchrun_counts_as_killed"),
     # ---- names ----
     one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),

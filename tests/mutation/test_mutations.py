@@ -14,10 +14,12 @@ import pytest
 
 import unbroken
 from tests.mutation.data_table import DATA
+from tests.mutation.launch_table import LAUNCH
+from tests.mutation.proof_table import PROOF
 from tests.mutation.table import STORE, Mutation
 from tests.mutation.training_table import TRAINING
 
-MUTATIONS = (*STORE, *DATA, *TRAINING)
+MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF)
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -1,9 +1,11 @@
-"""The mutations of training: the canonical fold, the model."""
+"""The mutations of training: the canonical fold, the model, the trainer."""
 
 from tests.mutation.table import one
 
 _PACKING = "tests/unit/gpt/test_packing.py::"
 _FOLD = "tests/unit/exact/test_reduction.py::"
+_FP16 = "tests/unit/gpt/test_fp16.py::"
+_AVERAGE = "tests/unit/gpt/test_average.py::"
 _SMALL_WORLD = "tests/exact/test_small_world.py::test_three_ranks_give_the_bits_of_one"
 
 TRAINING = (
@@ -82,4 +84,38 @@ TRAINING = (
     one("angles rounded with the weights", "gpt/model.py",
          "        self.place_angles()\n        return self\n", "        return self\n",
          "tests/unit/gpt/test_model.py::test_a_change_of_dtype_and_an_empty_device_leave_the_angles_right"),
+    # ---- fp16, averages, what a person accepts ----
+    one("the usual loss scale for summed losses", "gpt/scaler.py",
+         "init_scale=USUAL_SCALE / divisor", "init_scale=USUAL_SCALE",
+         f"{_FP16}test_an_ordinary_small_model_makes_every_one_of_its_first_steps"),
+    one("a loss scale without an end", "gpt/scaler.py",
+         "        return before > self.lowest\n", "        return True\n",
+         f"{_FP16}test_a_gradient_that_is_never_finite_ends_the_job_at_the_lowest_scale_with_its_step_and_counts"),
+    one("a loss scale below the lowest", "gpt/scaler.py",
+         "        if self.get_scale() < self.lowest:\n", "        if False:\n",
+         f"{_FP16}test_it_is_halved_down_to_the_lowest_and_stays_there"),
+    one("a kernel brought along from another device", "gpt/optimizer.py",
+         "eps=config.eps, fused=False, foreach=True)", "eps=config.eps)",
+         "tests/unit/gpt/test_optimizer.py::"
+         "test_a_checkpoint_of_another_device_does_not_bring_its_kernel_along"),
+    one("an average that keeps the other share", "gpt/average.py",
+         "moves, 1.0 - self._decay)", "moves, self._decay)",
+         f"{_AVERAGE}test_it_keeps_a_share_of_itself_at_every_step_and_is_called_as_the_weights_are"),
+    one("weights left exchanged for their average", "gpt/average.py",
+         "        finally:\n            self._exchange()\n", "        finally:\n            pass\n",
+         f"{_AVERAGE}test_inside_the_model_computes_with_it_and_afterwards_each_has_its_own_bits_even_after_an_error"),
+    one("the average evaluated with the weights", "gpt/train.py",
+         "            with self.average.exchanged():\n", "            if True:\n",
+         "tests/exact/test_average.py::"
+         "test_what_a_checkpoint_holds_evaluates_to_what_was_logged_before_it_was_saved"),
+    one("a damaged checkpoint asked by name replaced by an older one", "gpt/load.py",
+         "                if found.is_named:\n", "                if False:\n",
+         "tests/unit/gpt/test_text.py::test_a_byte_that_is_not_what_was_written_is_found_when_it_is_read"),
+    one("hooks left on the parameters", "exact/buckets.py",
+         "            hook.remove()\n", "            pass\n",
+         "tests/unit/exact/test_reducer.py::"
+         "test_closed_it_lets_the_model_go_and_gradients_are_torchs_own_again"),
+    one("a mistyped name accepted", "launch/accepted.py",
+         "    if unknown:\n", "    if False:\n",
+         "tests/unit/launch/test_accepted.py::test_all_names_that_mean_nothing_are_told_at_once"),
 )  # fmt: skip

@@ -31,14 +31,14 @@ from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.keep import BestBy, EveryNSteps, LastK, Policy, decide
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import FINAL, MANIFEST, PERIODIC, SHUTDOWN
+from unbroken.store.names import MANIFEST, PERIODIC
 from unbroken.store.parts import read_part
 from unbroken.store.pins import pin, unpin
 from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.sweep import candidates, settle, sweep
-from unbroken.testing import Fault, FaultyDisk, Kill, Killed, MemoryDisk, Plan, Refuse, crash_states, never
+from unbroken.testing import Fault, FaultyDisk, Kill, Killed, MemoryDisk, Plan, Refuse, crash_states, never, strategies
 
 MILESTONE = 5
 Policies = list[Policy]
@@ -48,8 +48,8 @@ policies: st.SearchStrategy[Policies] = st.lists(
 picks = st.integers(0, 1 << 16)
 mirrored = st.sampled_from([True, True, True, False])
 steps = st.integers(0, 12)
-losses = st.sampled_from([0.5, 1.0, 1.5, math.nan, math.inf, None])
-kinds = st.sampled_from([PERIODIC, PERIODIC, SHUTDOWN, FINAL])
+losses = strategies.losses()
+kinds = strategies.save_kinds()
 
 
 def at_change(index: int, fault: Fault) -> Plan:

@@ -10,6 +10,13 @@ STORE = RUN / "checkpoints"
 CHECKPOINT = STORE / "checkpoint-1000"
 
 EXAMPLES: tuple[UnbrokenError, ...] = (
+    errors.SlurmMissing(command="sbatch"),
+    errors.SlurmRefused(
+        command=("sbatch", "--parsable", "/home/a/run.sbatch"),
+        code=1,
+        words="sbatch: error: invalid partition specified: gpus",
+        before=("4711", "4712"),
+    ),
     errors.LanesUnfit(global_batch=64, lane=8, world=9, complaint="8 lanes a step leave 1 of 9 ranks without any"),
     errors.StreamDiffers(differences=(("seed", "1", "2"), ("max_length", "2048", "4096"))),
     errors.SequenceDamaged(root=Path("data"), sample=12_345, shards=("web/00012-000", "web/00012-003")),
@@ -53,6 +60,15 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.LaneBroken(complaint="lane 3 ended without lane.backward(loss)"),
     errors.CannotFold(name="head.weight", reason="it is kept in bfloat16"),
     errors.ArithmeticDiffers(differences=(("gpu", "NVIDIA A100", "NVIDIA H200"), ("torch", "2.11.0", "2.13.0"))),
+    errors.ReplayUnfinished(
+        run=RUN,
+        checkpoint="checkpoint-2000",
+        step=2000,
+        reason="its job is halted at step 1,000: arithmetic-differs: torch is 2.13.0, was 2.11.0",
+        log=Path("/tmp/unbroken-replay-4f/replay.log"),
+        said=("unbroken train: halted (exit code 6)",),
+        exit_code=6,
+    ),
     errors.UnsavedState(found=("scheduler StepLR, called `schedule`",)),
     errors.StateDiffers(checkpoint=str(CHECKPOINT), missing=("model.head.bias",), unexpected=("model.tail.bias",)),
     errors.RankFailed(rank=3, cause=errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: short",))),
@@ -114,6 +130,8 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.StorageFailed(operation="write", path=CHECKPOINT / "manifest.json", cause="Permission denied"),
     errors.TensorUnsupported(name="model.codes", reason="its layout is sparse"),
     errors.TorchMissing(purpose="starting several processes"),
+    errors.BadSpot(source="UNBROKEN_SPOT", value="asw", complaint="it is none of aws, gcp, azure, auto, off"),
+    errors.ManifestUnfit(problems=("--image is missing", "--memory '64 GB' is no quantity such as 64Gi")),
     errors.TornCheckpoint(path=CHECKPOINT, parts=3, size_bytes=6_100_000_000),
     errors.UnknownCommand(name="explian", nearest=("explain",)),
     errors.UnknownTopic(topic="torn-checkpont", nearest=("torn-checkpoint",)),
@@ -129,6 +147,10 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     ),
     errors.DeviceMissing(asked="cuda:3", there=("cpu", "cuda:0")),
     errors.CompilerMissing(compiler="g++"),
+    errors.CompilerMissing(compiler="gcc", device="cuda"),
+    errors.NoAverage(checkpoint=CHECKPOINT),
+    errors.GradientNotFinite(step=40, loss=2.5, scale=2.0**-9, overflowed=16),
+    errors.AcceptUnknown(names=(("optimizer.learning_rat", ("optimizer.learning_rate",)), ("luck", ()))),
     errors.DeviceFull(device="cuda:0", doing="the weights"),
     errors.BatchInvalid(
         path=Path("prompts.jsonl"),
@@ -137,6 +159,31 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
             "prompts.jsonl:9  prompt: it is missing",
         ),
     ),
+    errors.SourcesMissing(folder=Path("/usr/lib/python3.12")),
+    errors.DemoFailed(
+        what="job 3",
+        was_to="die while it saves",
+        ended="it ended with exit code 1",
+        log=Path("demo/logs/job-3.log"),
+        said=("torch.OutOfMemoryError: no memory",),
+    ),
+    errors.DrillUnreadable(path=Path("/tmp/drill.json"), reason="the drill lacks 'faults'"),
+    errors.NothingToProve(
+        command="python train.py",
+        reason="the command never entered an unbroken.Run",
+        remedy="put the training loop into `with unbroken.Run(...)`; see docs/run.md",
+        log=("training", "done"),
+    ),
+    errors.BaselineFails(command="python train.py", how="exit code 1", log=("ValueError: no data",)),
+    errors.NotDeterministic(
+        command="python train.py",
+        differences=("step 1 is the first that differs: loss is 0x1p-1 in the first run, 0x1p-2 in the second",),
+        causes=("no seed: call torch.manual_seed(...) before the model is made",),
+    ),
+    errors.BadPlan(problems=("--steps is missing: how many steps are left was never measured",)),
+    errors.MirrorDiffers(path=Path("/shared/a-1a2b3c4d/rank-00000"), findings=("state/__0_0.distcp: bytes 0 to 9",)),
+    errors.NeedsPeers(item="model", type_name="FullyShardedDataParallel of the older kind"),
+    errors.NoEmergencyArea(),
     errors.WouldOverwrite(path=Path("run.yaml"), remedy=Help("unbroken init --preset tiny", "print it instead")),
 )
 

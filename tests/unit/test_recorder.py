@@ -1,9 +1,14 @@
 """What a job writes down about itself, and where it stops writing."""
 
+import itertools
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from unbroken.recorder import MOST_MISMATCHES, Recorder
+import pytest
+
+from unbroken.launch import outcome_file
+from unbroken.recorder import MOST_MISMATCHES, Recorder, SilentRecorder
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import acquire
@@ -29,3 +34,18 @@ def test_so_many_steps_that_differ_are_written_one_by_one_and_all_are_counted(tm
     assert [fact.values["step"] for fact in history.of_kind("mismatch")] == list(range(2, MOST_MISMATCHES + 2))
     [told] = history.of_kind("recomputed")
     assert (told.values["compared"], told.values["agreeing"]) == (len(steps), 1)
+
+
+def test_a_rank_waits_for_the_word_of_the_first_one_but_not_of_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(outcome_file.ENVIRONMENT, str(tmp_path / "outcome.json"))
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    gone = replace(this_holder(), process_started="1")
+    SilentRecorder(gone).end(conclude(RuntimeError("a peer is lost")))
+    assert not waits
+    SilentRecorder(this_holder()).end(conclude(RuntimeError("a peer is lost")))
+    assert waits

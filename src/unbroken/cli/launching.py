@@ -1,21 +1,25 @@
-"""What ``run`` and ``train`` share: the options of a launch, its surroundings, and the one line that ends it."""
+"""What ``run``, ``launch`` and ``train`` share: the options of a launch, its surroundings, the line that ends it."""
 
 import contextlib
+import functools
 import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output
-from unbroken.errors import StorageFailed
+from unbroken.errors import BadUsage, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch import outcome_file
-from unbroken.launch.command import THREADS_VARIABLE, Shape, sets_threads
+from unbroken.launch.command import THREADS_VARIABLE, Shape, Target, require_shape, sets_threads
+from unbroken.launch.elastic import DEFAULT_ID, Meeting, Nodes, is_endpoint, parse_nodes
 from unbroken.launch.jobs import RESTART_DELAY_S, SHUTDOWN_TIMEOUT_S, Launched, Orders, Surroundings, launch
 
 COUNTED_BY_TORCHRUN = ("gpu", "cpu", "auto")
@@ -31,6 +35,19 @@ def _processes(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     raise click.BadParameter(f"{text!r} is neither a number of processes nor one of {words}", ctx, param)
 
 
+def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> Nodes:
+    found = parse_nodes(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is neither a number of nodes nor MIN:MAX", ctx, param)
+    return found
+
+
+def _endpoint(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not is_endpoint(text):
+        raise click.BadParameter(f"{text!r} is not HOST:PORT", ctx, param)
+    return text
+
+
 LAUNCH_OPTIONS = (
     click.option(
         "--nproc-per-node",
@@ -38,20 +55,33 @@ LAUNCH_OPTIONS = (
         metavar="N",
         help="Processes on this node, or gpu, cpu, auto. Not given: one plain process.",
     ),
-    click.option("--nnodes", type=click.IntRange(1), default=1, metavar="N", help="Nodes that take part."),
+    click.option(
+        "--nnodes",
+        callback=_nodes,
+        default="1",
+        metavar="N|MIN:MAX",
+        help="Nodes that take part; MIN:MAX with --rdzv-endpoint, and they may come and go.",
+    ),
     click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Which of them this one is, from 0."),
     click.option("--master-addr", metavar="HOST", help="Where the nodes meet: the address of node 0."),
     click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="The port they meet at."),
     click.option(
+        "--rdzv-endpoint",
+        callback=_endpoint,
+        metavar="HOST:PORT",
+        help="Where nodes without numbers meet, and meet again after one is lost.",
+    ),
+    click.option("--rdzv-id", metavar="NAME", help=f"What they meet for, the same on each. Default: {DEFAULT_ID}."),
+    click.option("--rdzv-conf", metavar="KEY=VALUE,...", help="Further settings of torchrun's rendezvous."),
+    click.option(
         "--max-restarts",
         type=click.IntRange(0),
-        default=0,
         metavar="R",
         help="Start again after a crash, so many times at most, and not without progress.",
     ),
     click.option(
         "--restart-delay",
-        type=click.FloatRange(0),
+        type=FiniteRange(0),
         default=RESTART_DELAY_S,
         metavar="S",
         help="Seconds before a restart; doubled each time the run got no further.",
@@ -74,11 +104,89 @@ LAUNCH_OPTIONS = (
 )
 
 
-def launch_options(function: _Function) -> _Function:
-    """Give a command the options of a launch, in the order above."""
-    for option in reversed(LAUNCH_OPTIONS):
+def script_arguments(function: _Function) -> _Function:
+    """Give a command a training script: its run, its module, or its words, which stand last."""
+    for option in (
+        click.argument("words", metavar="-- SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED),
+        click.option("-m", "--module", metavar="MODULE", help="Run a module instead of a script."),
+        click.option(
+            "--run-dir",
+            type=click.Path(path_type=Path),
+            metavar="RUN",
+            help="The run, whose records are read; needed on nodes without rank 0, told by the job otherwise.",
+        ),
+    ):
         function = option(function)
     return function
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of a launch say; ``max_restarts`` is None where none were asked for."""
+
+    shape: Shape
+    max_restarts: int | None
+    restart_delay_s: float
+    shutdown_timeout_s: int
+    stopped_exit_code: int
+
+    def orders(self, target: Target, *, run: Path | None, until_done: bool = False) -> Orders:
+        """The same for one program; until a run is done it takes as many jobs as it needs, unless a limit is given."""
+        return Orders(
+            target,
+            self.shape,
+            self.shutdown_timeout_s,
+            self.stopped_exit_code,
+            self.max_restarts if self.max_restarts is not None or until_done else 0,
+            self.restart_delay_s,
+            run,
+            until_done,
+        )
+
+
+def launch_options(program: str) -> Callable[[_Function], _Function]:
+    """Give a command the options of a launch, in the order above; its function gets them as one ``asked``."""
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def called(**options: Any) -> Any:  # noqa: ANN401 -- click's own values
+            return function(asked=_asked(program, options), **options)
+
+        decorated: Any = called
+        for option in reversed(LAUNCH_OPTIONS):
+            decorated = option(decorated)
+        result: _Function = decorated
+        return result
+
+    return decorate
+
+
+def _asked(program: str, options: dict[str, Any]) -> Asked:
+    """Take the options of a launch out of all options.
+
+    Raises:
+        BadUsage: they do not fit together.
+    """
+    endpoint, name, conf = (options.pop(f"rdzv_{each}") for each in ("endpoint", "id", "conf"))
+    if endpoint is None and (name, conf) != (None, None):
+        complaint = f"{'--rdzv-id' if name is not None else '--rdzv-conf'} needs --rdzv-endpoint HOST:PORT"
+        raise BadUsage(command=program, complaint=complaint)
+    shape = Shape(
+        options.pop("nproc_per_node"),
+        options.pop("nnodes"),
+        options.pop("node_rank"),
+        options.pop("master_addr"),
+        options.pop("master_port"),
+        Meeting(endpoint, name or DEFAULT_ID, conf) if endpoint is not None else None,
+    )
+    require_shape(program, shape)
+    return Asked(
+        shape,
+        options.pop("max_restarts"),
+        options.pop("restart_delay"),
+        options.pop("shutdown_timeout"),
+        options.pop("stopped_exit_code"),
+    )
 
 
 def launched(output: Output, program: str, schema: str, orders: Orders) -> int:

@@ -33,7 +33,7 @@ def command(output: Output, run: str) -> None:
 def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
     if not lines:
         return "no checkpoint yet"
-    warnings = dict.fromkeys(("torn", "quarantined", "newer-format", "unreadable"), style.warn)
+    warnings = dict.fromkeys(("torn", "quarantined", "emergency", "newer-format", "unreadable"), style.warn)
     paint = {"committed": style.good, "damaged": style.bad, **warnings}
     columns = [
         Column("step", is_number=True),

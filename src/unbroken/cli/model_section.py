@@ -54,7 +54,8 @@ def memory_text(facts: Mapping[str, Any] | None, config: Config) -> str:
     assumed = ", as on a GPU" if config.training.mixed_precision is None else ""
     checkpointed = config.training.gradient_checkpointing
     every = "" if checkpointed is True or not checkpointed else f" (one block in {checkpointed} recomputed)"
-    states = ", ".join(f"{name} {size[name]}" for name in ("weights", "gradients", "optimizer", "logits"))
+    kept = ("weights", "gradients", "optimizer", *(("average",) if facts["average_bytes"] else ()), "logits")
+    states = ", ".join(f"{name} {size[name]}" for name in kept)
     both = f"{size['activations_recomputed']} with gradient_checkpointing, {size['activations_kept']} without"
     return "\n".join(
         [

@@ -7,6 +7,7 @@ from dataclasses import replace
 import click
 
 from unbroken import amounts
+from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import policies_of
 from unbroken.errors import BadUsage
@@ -28,7 +29,7 @@ from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
 @click.option("--dry-run", is_flag=True, help="Say what would be removed and remove nothing.")
 @click.option("--keep-last", type=click.IntRange(1), metavar="K", help="Keep the newest K steps.")
 @click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Keep steps that are multiples of N.")
-@click.option("--keep-seconds", type=click.FloatRange(1), metavar="T", help="Keep one checkpoint for every T seconds.")
+@click.option("--keep-seconds", type=FiniteRange(1), metavar="T", help="Keep one checkpoint for every T seconds.")
 @click.option("--keep-best", metavar="METRIC[:min|max]", help="Keep the best by a metric.")
 @click.option("--include-torn", is_flag=True, help="Remove torn drafts of a run that no job ever leased.")
 def command(

@@ -17,6 +17,7 @@ from unbroken.run.process import process_of
 from unbroken.run.summary import RunSummary, summarize
 
 MOST_MISMATCHES: Final = 10
+MOST_LINKS: Final = 5
 
 
 @as_command("status")
@@ -25,7 +26,7 @@ MOST_MISMATCHES: Final = 10
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
     """Show how a run stands: who holds it, how far it is, what it can resume from."""
     summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
-    output.document("unbroken.status/1", _facts(summary), lambda: _text(summary, output.style))
+    output.document("unbroken.status/1", _facts(summary), lambda: summary_text(summary, output.style))
 
 
 def _facts(summary: RunSummary) -> dict[str, Any]:
@@ -59,12 +60,14 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "mismatches": [asdict(each) for each in records.recomputed.mismatches[:MOST_MISMATCHES]],
         },
         "data": asdict(summary.account) if summary.account is not None else None,
+        "placements": [{"job": job, **placed.facts()} for job, placed in records.placements],
         "deadline": instant(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
         "is_stop_requested": records.is_stop_requested,
         "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
         "resumable_checkpoint": summary.newest_usable_name,
         "passed_over": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
+        "emergencies": [asdict(each) for each in summary.emergencies],
         "checkpoints": len(summary.inventory.committed),
         "torn": len(summary.inventory.torn),
         "quarantined": len(summary.inventory.quarantined),
@@ -83,7 +86,8 @@ def _commit_facts(commit: Fact | None) -> dict[str, Any] | None:
     }
 
 
-def _text(summary: RunSummary, style: Style) -> str:
+def summary_text(summary: RunSummary, style: Style) -> str:
+    """A run at one moment, for people."""
     paint = {"running": style.good, "completed": style.good, "crashed": style.bad, "error": style.bad}
     lines = [("run", f"{summary.run}  {paint.get(summary.status, style.warn)(summary.status)}")]
     state, newest = summary.state, summary.newest_usable
@@ -101,6 +105,7 @@ def _text(summary: RunSummary, style: Style) -> str:
         lines.append(("resumes", where))
     else:
         lines.append(("resumes", "from nothing: no usable checkpoint"))
+    lines += [("dumped", f"step {amounts.count(each.step)}  ({each.sentence()})") for each in summary.emergencies]
     lines += [("passed", f"{name}: {reason}") for name, reason in summary.passed_over]
     if (account := summary.account) is not None:
         lines.append(("data", account.sentence() if account.agrees else style.bad(account.sentence())))
@@ -119,6 +124,8 @@ def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
     if records.jobs:
         crashed = f", {amounts.count(records.crashed)} crashed" if records.crashed else ""
         lines.append(("jobs", f"{amounts.count(records.jobs)}{crashed}"))
+    if records.placements:
+        lines.append(("chain", _chain(summary)))
     if (commit := records.last_commit) is not None and (seconds := commit.number("seconds")) is not None:
         step = commit.whole("step")
         lines.append(("saved", f"step {amounts.count(step or 0)} in {amounts.duration(seconds)}"))
@@ -131,6 +138,13 @@ def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
     if summary.outcome is not None and summary.outcome.status != "running" and summary.outcome.reason:
         lines.append(("ended", summary.outcome.reason))
     return lines
+
+
+def _chain(summary: RunSummary) -> str:
+    shown = [placed.sentence() for _, placed in summary.records.placements[-MOST_LINKS:]]
+    older = len(summary.records.placements) - len(shown)
+    before = f"{amounts.plural(older, 'job')} before, then " if older else ""
+    return f"{summary.records.placements[-1][1].scheduler} {before}{' -> '.join(shown)}"
 
 
 def _others(summary: RunSummary) -> list[tuple[tuple[object, ...], str]]:

@@ -3,20 +3,21 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import click
 
 from unbroken import amounts
+from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.errors import RunsElsewhere, StillRunning
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import Holder, Lease, read_current
-from unbroken.run.process import host_name, process_of
+from unbroken.run.lease import Lease, read_current
+from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
+from unbroken.run.scheduler import placements
 
 POLL_S = 0.1
 # A killed process is gone in milliseconds; one that waits for storage in the kernel is not, and is said to be there.
@@ -27,7 +28,7 @@ KILL_WAIT_S = 10.0
 @click.argument("run", metavar="RUN", required=False)
 @click.option("--output-dir", metavar="RUN", help="The same as RUN.")
 @click.option("--force", is_flag=True, help="Kill the job at once, on this machine; what is not committed is lost.")
-@click.option("--wait", type=click.FloatRange(0), metavar="S", help="Wait up to S seconds until it has ended.")
+@click.option("--wait", type=FiniteRange(0), metavar="S", help="Wait up to S seconds until it has ended.")
 def command(output: Output, run: str | None, output_dir: str | None, force: bool, wait: float | None) -> None:
     """Ask the job of a run to save and end, or kill it.
 
@@ -38,7 +39,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     lease = _live(layout)
     if lease is None:
         facts = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
-        output.document("unbroken.stop/1", facts, lambda: "no job is at work here; there is nothing to stop")
+        output.document("unbroken.stop/1", facts, lambda: _nothing_to_stop(layout))
         return
     killed: list[int] = []
     if force:
@@ -63,6 +64,13 @@ def _text(lease: Lease, killed: list[int], *, has_ended: bool) -> str:
     if killed:
         return f"killed {lease.describe()}, {amounts.plural(len(killed), 'process').replace('processs', 'processes')}"
     return f"{lease.describe()}: {'it has ended' if has_ended else 'it will save and end at its next step'}"
+
+
+def _nothing_to_stop(layout: Layout) -> str:
+    said = "no job is at work here; there is nothing to stop"
+    placed = placements(read_history(layout).facts)
+    # Between two jobs there is nobody to ask but the scheduler.
+    return f"{said}; if SLURM has it queued again: scancel {placed[-1][1].id}" if placed else said
 
 
 def _live(layout: Layout) -> Lease | None:
@@ -91,7 +99,7 @@ def _kill(layout: Layout, lease: Lease) -> list[int]:
         raise RunsElsewhere(path=layout.run, holder=lease.describe(), reason=reason)
     killed: list[int] = []
     # The launcher first: it would start the ranks again.
-    for each in [*_recorded(layout, lease.number), lease.holder]:
+    for each in [*recorded_processes(layout, lease.number), lease.holder]:
         # Process numbers are used again; only the very process that wrote its start is ours to kill.
         if each.pid not in killed and each.pid > 1 and process_of(each.host, each.pid) == each.process_started:
             try:
@@ -103,14 +111,3 @@ def _kill(layout: Layout, lease: Lease) -> list[int]:
                 raise RunsElsewhere(path=layout.run, holder=lease.describe(), reason=reason) from None
             killed.append(each.pid)
     return killed
-
-
-def _recorded(layout: Layout, job: int) -> Iterator[Holder]:
-    """The processes that the job named when it started: its launcher, then its ranks."""
-    start = read_history(layout).last("job-start", job=job)
-    listed: Any = start.values.get("processes") if start is not None else None
-    for each in listed if isinstance(listed, list) else []:
-        if isinstance(each, dict):
-            host, pid, began = each.get("host"), each.get("pid"), each.get("process_started")
-            if isinstance(host, str) and type(pid) is int and isinstance(began, str) and began:
-                yield Holder(host, pid, began)

@@ -34,19 +34,28 @@ COMMANDS: Final[dict[str, Entry]] = {
     "batch-generate": Entry("unbroken.commands.batch_generate:command", "Continue the prompts of a file.", RUNS),
     "export": Entry("unbroken.commands.export:command", "Write a checkpoint's weights for other programs.", RUNS),
     "run": Entry("unbroken.cli.run:command", "Start a training script, pass signals on, own its exit code.", RUNS),
+    "prove": Entry("unbroken.commands.prove:command", "Break your own training on purpose; compare every bit.", RUNS),
+    "launch": Entry("unbroken.cli.launch:command", "Start a script, job after job, until its run is done.", RUNS),
     "status": Entry("unbroken.cli.status:command", "Show how a run stands.", RUNS),
     "stop": Entry("unbroken.cli.stop:command", "Ask the job of a run to save and end, or kill it.", RUNS),
+    "plan": Entry("unbroken.cli.plan:command", "Say how often to save, and when a run will be done.", RUNS),
     "outcome": Entry("unbroken.cli.outcome:command", "Tell how the last job of a run ended.", RUNS),
+    "kubernetes": Entry("unbroken.cli.kubernetes:command", "Print a Kubernetes manifest for a run.", RUNS),
+    "slurm": Entry("unbroken.cli.slurm:command", "Jobs of SLURM that go on by themselves.", RUNS),
     "ls": Entry("unbroken.cli.ls:command", "List the checkpoints of a run.", CHECKPOINTS),
     "show": Entry("unbroken.cli.show:command", "Show the manifest of one checkpoint.", CHECKPOINTS),
     "verify": Entry("unbroken.cli.verify:command", "Verify one checkpoint, or every checkpoint of a run.", CHECKPOINTS),
     "diff": Entry("unbroken.cli.diff:command", "Say which tensors of two checkpoints differ.", CHECKPOINTS),
+    "replay": Entry(
+        "unbroken.commands.replay:command", "Recompute from one checkpoint to another; compare every bit.", CHECKPOINTS
+    ),
     "prune": Entry(
         "unbroken.cli.prune:command", "Remove checkpoints that no policy keeps, and leftovers.", CHECKPOINTS
     ),
     "pin": Entry("unbroken.cli.pin:pin", "Keep a checkpoint whatever the policies say.", CHECKPOINTS),
     "unpin": Entry("unbroken.cli.pin:unpin", "Take a pin back.", CHECKPOINTS),
     "seal": Entry("unbroken.cli.seal:command", "Add a manifest to a folder.", CHECKPOINTS),
+    "demo": Entry("unbroken.commands.demo:command", "See a run survive being killed, bit for bit.", TOOL),
     "explain": Entry("unbroken.cli.explain:command", "Explain an error, a config field or a section.", TOOL),
     "completion": Entry("unbroken.cli.completion:command", "Print a completion script for your shell.", TOOL),
 }

@@ -12,15 +12,14 @@ from typing import Final
 
 import click
 
-from unbroken.cli.launching import launch_options, launched
+from unbroken.cli.launching import Asked, launch_options, launched
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
 from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing
-from unbroken.launch.command import Shape, Target, require_shape
-from unbroken.launch.jobs import Orders
+from unbroken.launch.command import Shape, Target
 from unbroken.launch.started import settle
 
 PROGRAM: Final = "unbroken train"
@@ -28,6 +27,7 @@ MODULE: Final = "unbroken.gpt"
 _OPTIONS: Final = (
     *("--config", "--accept", "--resume", "--force", "--allow-bucket-exhaustion", "--allow-budget-mismatch"),
     *("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts"),
+    *("--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--until-done"),
     *("--restart-delay", "--shutdown-timeout", "--stopped-exit-code", "--json", "--quiet", "--help"),
 )
 
@@ -41,7 +41,8 @@ _OPTIONS: Final = (
 @click.option("--allow-bucket-exhaustion", is_flag=True, help="As data.allow_bucket_exhaustion=true.")
 @click.option("--allow-budget-mismatch", is_flag=True, help="As data.allow_budget_mismatch=true.")
 @click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")
-@launch_options
+@click.option("--until-done", is_flag=True, help="Job after job until the target is reached, as unbroken launch.")
+@launch_options(PROGRAM)
 def command(
     output: Output,
     arguments: tuple[str, ...],
@@ -52,15 +53,8 @@ def command(
     allow_bucket_exhaustion: bool,
     allow_budget_mismatch: bool,
     skip_runtime_probe: bool,
-    nproc_per_node: int | str | None,
-    nnodes: int,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-    max_restarts: int,
-    restart_delay: float,
-    shutdown_timeout: int,
-    stopped_exit_code: int,
+    until_done: bool,
+    asked: Asked,
 ) -> int:
     """Start a run, or go on with it: the same command does both.
 
@@ -72,19 +66,18 @@ def command(
     flags += [] if resume is None else [f"training.resume={resume}"]
     taken = take_apart((*arguments, *flags))
     path = _config_path(taken.rest, named)
-    shape = Shape(nproc_per_node, nnodes, node_rank, master_addr, master_port)
-    require_shape(shape)
     config = decode(read(path), taken.overrides, source=str(path)).config
-    if max_restarts and config.training.resume != "auto":
-        complaint = f"with --max-restarts every restart would begin at '{config.training.resume}' again"
+    if (asked.max_restarts or until_done) and config.training.resume != "auto":
+        option = "--max-restarts" if asked.max_restarts else "--until-done"
+        complaint = f"with {option} every restart would begin at '{config.training.resume}' again"
         raise BadUsage(command=PROGRAM, complaint=complaint)
-    _require_startable(config, shape, accept, force=force)
-    words = (str(path), *_overrides(arguments, taken.rest), *flags)
+    _require_startable(config, asked.shape, accept, force=force)
+    words = (str(path), *taken.written, *flags)
     words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())
     words += ("--quiet",) if output.quiet else ()
-    target = Target(MODULE, words, is_module=True)
-    run = Path(config.training.output_dir)
-    orders = Orders(target, shape, shutdown_timeout, stopped_exit_code, max_restarts, restart_delay, run)
+    orders = asked.orders(
+        Target(MODULE, words, is_module=True), run=Path(config.training.output_dir), until_done=until_done
+    )
     return launched(output, PROGRAM, "unbroken.train/1", orders)
 
 
@@ -95,19 +88,11 @@ def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, f
     if not Path(config.data.path).is_dir():
         raise DataMissing(path=Path(config.data.path), lacks="the folder that data.path names does not exist")
     # Processes that torchrun counts are not known here; the job looks again.
-    ranks = shape.nodes * (shape.processes if isinstance(shape.processes, int) else 1)
+    ranks = shape.nodes.least * (shape.processes if isinstance(shape.processes, int) else 1)
     settled = settle(config, ranks, accept=accept, force=force).config
     lanes = settled.global_batch_size(ranks) // settled.training.per_device_batch_size
     if ranks > lanes:
         raise TooManyRanks(ranks=ranks, lanes=lanes)
-
-
-def _overrides(arguments: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """The arguments without the config's path: the overrides as they were written."""
-    kept = list(arguments)
-    for word in rest:
-        kept.remove(word)
-    return kept
 
 
 def _config_path(rest: Sequence[str], named: str | None) -> Path:

@@ -40,13 +40,14 @@ def command(
     checkpoint: str | None,
     output_dir: str | None,
     tokenizer: str | None,
+    ema: bool,
     device: str | None,
     dtype: str | None,
     **asked: Any,  # noqa: ANN401 -- the options of Generation, by its names
 ) -> int | None:
     """Continue the prompts of a file.
 
-    A line is {"prompt": ...} and, if wanted, "id", "model" {checkpoint or output_dir, dtype, tokenizer} and
+    A line is {"prompt": ...} and, if wanted, "id", "model" {checkpoint or output_dir, dtype, tokenizer, ema} and
     "generation" {max_new_tokens, temperature, top_k, top_p, greedy, repetition_penalty, seed, return_full_text}; the
     options are their defaults. Answers come in the order of the prompts, each with text or with its error. Exit code:
     0, or that of the first record that has an error.
@@ -56,7 +57,7 @@ def command(
     require_writable(_COMMAND, target, source)
     place = chosen_device(device)
     text = read_text(source, "file of prompts")
-    batch = read_batch(source, text, ModelChoice(reference, dtype, tokenizer), defaults)
+    batch = read_batch(source, text, ModelChoice(reference, dtype, tokenizer, ema), defaults)
     for found in batch.sources.values():
         note_passed_over(output, found.found)
     models = len(batch.groups(place))
@@ -66,6 +67,8 @@ def command(
         return None
     with output.progress("generate", len(batch.prompts)) as advance:
         answers = batch.answers(place, advance)
+    for taken in {batch.sources[each.prompt.model].found.path: each for each in answers}.values():
+        note_passed_over(output, taken.source.found, before=batch.sources[taken.prompt.model].found)
     records = [answer.facts() for answer in answers]
     if target is not None:
         write_lines(target, records)

@@ -8,7 +8,7 @@ import click
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.commands.text_options import note_passed_over
+from unbroken.commands.text_options import note_passed_over, passed_over_facts
 from unbroken.gpt.device import chosen_device
 from unbroken.gpt.evaluate import Evaluation
 from unbroken.gpt.load import find_model
@@ -22,6 +22,7 @@ from unbroken.world import World
 @click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
 @click.option("--max-batches", type=click.IntRange(1), metavar="N", help="So many batches at most; all of val/ else.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences of a batch; as in training else.")
+@click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one.")
 def command(
     output: Output,
@@ -29,6 +30,7 @@ def command(
     data_path: str | None,
     max_batches: int | None,
     batch_size: int | None,
+    ema: bool,
     device: str | None,
 ) -> None:
     """Measure a checkpoint's loss on val/.
@@ -36,9 +38,10 @@ def command(
     RUN is a run's directory; its newest usable checkpoint is taken unless a step is named. Nothing is changed.
     """
     chosen = chosen_device(device)
-    source = find_model(reference)
+    source = find_model(reference, is_averaged=ema)
     note_passed_over(output, source)
     loaded = source.load(chosen)
+    note_passed_over(output, loaded.found, before=source)
     config = loaded.config
     if data_path is not None:
         config = replace(config, data=replace(config.data, path=data_path))
@@ -49,6 +52,8 @@ def command(
         "run": str(loaded.run),
         "checkpoint": loaded.name,
         "step": loaded.step,
+        "is_averaged": ema,
+        "passed_over": passed_over_facts(loaded.found),
         # JSON has no word for what is no number.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
@@ -58,7 +63,7 @@ def command(
     def text() -> str:
         return "\n".join(
             [
-                f"checkpoint  {loaded.run}  {loaded.name}",
+                f"checkpoint  {loaded.run}  {loaded.name}{'  averaged weights' if ema else ''}",
                 f"val_loss    {found.loss:.4f}",
                 f"perplexity  {found.perplexity:.2f}",
                 f"over        {amounts.plural(found.tokens, 'token')}",

@@ -8,7 +8,7 @@ import torch
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.commands.text_options import note_passed_over
+from unbroken.commands.text_options import note_passed_over, passed_over_facts
 from unbroken.data.listing import TokenizerIdentity
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
 from unbroken.errors.tree import quoted
@@ -16,12 +16,14 @@ from unbroken.files import LOCAL
 from unbroken.gpt.device import DTYPES
 from unbroken.gpt.export import to_safetensors, to_torch
 from unbroken.gpt.huggingface import require_expressible, to_huggingface
-from unbroken.gpt.load import Found, find_model
+from unbroken.gpt.load import Found, Loaded, find_model
 from unbroken.gpt.vocabulary import vocabulary_of
 
 _COMMAND: Final = "unbroken export"
 _SUFFIXES: Final = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
 _FORMATS: Final = ("torch", "safetensors", "huggingface")
+# Its file, what its ids mean, and why there is none in the folder; each None where there is no such thing.
+KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 
 
 @as_command("export")
@@ -37,6 +39,7 @@ _FORMATS: Final = ("torch", "safetensors", "huggingface")
 @click.option("--format", "asked", type=click.Choice(_FORMATS), help="Where the name of PATH does not tell it.")
 @click.option("--dtype", type=click.Choice([*DTYPES]), help="Of the weights; as they were trained else, fp32.")
 @click.option("--tokenizer", metavar="TOKENIZER", help="For a folder, where it is not the one that the run kept.")
+@click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
 @click.option("--force", is_flag=True, help="Replace a file, or a folder that an export wrote.")
 def command(
     output: Output,
@@ -45,6 +48,7 @@ def command(
     asked: str | None,
     dtype: str | None,
     tokenizer: str | None,
+    ema: bool,
     force: bool,
 ) -> None:
     """Write a checkpoint's weights for other programs.
@@ -55,20 +59,26 @@ def command(
     """
     form = _form(target, asked)
     _require_free(target, reference, force=force)
-    found = find_model(reference)
-    note_passed_over(output, found)
+    looked_at = find_model(reference, is_averaged=ema)
+    note_passed_over(output, looked_at)
+    kept = _tokenizer(looked_at, tokenizer) if form == "huggingface" else None
+    loaded = looked_at.load(torch.device("cpu"))
+    found = loaded.found
+    note_passed_over(output, found, before=looked_at)
     kind = None if dtype is None else DTYPES[dtype]
     note = None
-    if form == "huggingface":
-        note = _write_folder(found, target, tokenizer, kind, force=force)
+    if kept is not None:
+        note = _write_folder(loaded, target, kept, kind, force=force)
     else:
         write = to_torch if form == "torch" else to_safetensors
-        write(_state(found), target, dtype=kind, is_replacing=force)
+        write(loaded.model.state_dict(), target, dtype=kind, is_replacing=force)
     size_bytes = _size(target)
     facts: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
+        "passed_over": passed_over_facts(found),
         "format": form,
+        "is_averaged": ema,
         "path": target,
         "bytes": size_bytes,
         "note": note,
@@ -100,18 +110,13 @@ def _require_free(target: Path, reference: str, *, force: bool) -> None:
         raise WouldOverwrite(path=target, remedy=remedy)
 
 
-def _state(found: Found) -> dict[str, torch.Tensor]:
-    return dict(found.load(torch.device("cpu")).model.state_dict())
-
-
 def _write_folder(
-    found: Found, target: Path, tokenizer: str | None, dtype: torch.dtype | None, *, force: bool
+    loaded: Loaded, target: Path, kept: KeptTokenizer, dtype: torch.dtype | None, *, force: bool
 ) -> str | None:
-    require_expressible(found.config.model)
-    content, identity, note = _tokenizer(found, tokenizer)
+    content, identity, note = kept
     to_huggingface(
-        _state(found),
-        found.config.model,
+        loaded.model.state_dict(),
+        loaded.config.model,
         target,
         tokenizer=content,
         end_token=None if identity is None else identity.eod_id,
@@ -121,7 +126,9 @@ def _write_folder(
     return note
 
 
-def _tokenizer(found: Found, asked: str | None) -> tuple[bytes | None, TokenizerIdentity | None, str | None]:
+def _tokenizer(found: Found, asked: str | None) -> KeptTokenizer:
+    # Before the weights are read, which takes longer than anything else that can go wrong.
+    require_expressible(found.config.model)
     try:
         vocabulary = vocabulary_of(found, asked)
     except (TokenizerUnknown, PackageMissing) as unknown:

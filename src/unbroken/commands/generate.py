@@ -12,6 +12,7 @@ from unbroken.commands.text_options import (
     generation_of,
     named_model,
     note_passed_over,
+    passed_over_facts,
     read_text,
     require_writable,
     text_options,
@@ -40,6 +41,7 @@ def command(
     checkpoint: str | None,
     output_dir: str | None,
     tokenizer: str | None,
+    ema: bool,
     device: str | None,
     dtype: str | None,
     **asked: Any,  # noqa: ANN401 -- the options of Generation, by its names
@@ -56,12 +58,13 @@ def command(
     prompts = _prompts(prompt, prompts_file)
     require_writable(_COMMAND, target, prompts_file)
     place = chosen_device(device)
-    source = TextSource.find(reference, tokenizer)
+    source = TextSource.find(reference, tokenizer, is_averaged=ema)
     note_passed_over(output, source.found)
     for each in prompts:
         # Before the weights are read, which takes longer than anything else that can go wrong.
         source.encode(each, generation)
     model = source.load(place, chosen_dtype(dtype, place))
+    note_passed_over(output, model.source.found, before=source.found)
     with output.progress("generate", len(prompts)) as advance:
         records = []
         for each in prompts:
@@ -70,8 +73,9 @@ def command(
     if target is not None:
         write_lines(target, records)
     facts = {
-        "checkpoint": source.found.path,
-        "step": source.found.manifest.step,
+        "checkpoint": model.source.found.path,
+        "step": model.source.found.manifest.step,
+        "passed_over": passed_over_facts(model.source.found),
         "output": target,
         "texts": records if target is None else len(records),
     }

@@ -22,6 +22,7 @@ _MODEL: Final = (
     click.option("--checkpoint", metavar="DIR", help="One checkpoint, where it is not named by RUN."),
     click.option("--output-dir", metavar="RUN", help="The run, where it is not named by RUN."),
     click.option("--tokenizer", metavar="TOKENIZER", help="Where it is not the one that the run kept."),
+    click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one."),
     click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one."),
     click.option("--dtype", type=click.Choice([*DTYPES]), help="To compute in; bf16 on a GPU else, fp32 on a CPU."),
 )
@@ -115,7 +116,16 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False)
 
 
-def note_passed_over(output: Output, found: Found) -> None:
-    """Say which newer checkpoints are not asked, and why."""
+def note_passed_over(output: Output, found: Found, *, before: Found | None = None) -> None:
+    """Say which newer checkpoints are not asked, and why; those that are known of ``before`` were said already."""
+    told = set() if before is None else {over.name for over in before.passed_over}
     for over in found.passed_over:
-        output.note(f"passed over {over.name}: {over.reason}")
+        if over.name not in told:
+            output.note(f"passed over {over.name}: {over.reason}")
+    if before is not None and before.name != found.name:
+        output.note(f"took {found.name} in place of {before.name}")
+
+
+def passed_over_facts(found: Found) -> list[dict[str, str]]:
+    """The same for a document."""
+    return [{"name": over.name, "reason": over.reason} for over in found.passed_over]

@@ -1,8 +1,9 @@
 """How much memory a rank needs to train a config, by counting: no device is looked at.
 
-Counted is what lives at the widest moment of a step: weights, their copies in the type that is computed in, sums of
-gradients, moments of the optimizer, activations of one lane, and one chunk of logits. Not counted is what the device's
-own libraries take and what an allocator leaves between pieces. A compiler keeps fewer activations than counted here.
+Counted is what lives at the widest moment of a step: weights, their copies in the type that is computed in, their
+average, sums of gradients, moments of the optimizer, activations of one lane, and one chunk of logits. Not counted is
+what the device's own libraries take and what an allocator leaves between pieces. A compiler keeps fewer activations
+than counted here.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
+    average: int
     activations: int
     logits: int
     activations_kept: int
@@ -34,7 +36,7 @@ class Memory:
     @property
     def total(self) -> int:
         """All of it at once."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.logits
 
 
 def estimate(config: Config, vocab_size: int, world: int) -> Memory:
@@ -60,6 +62,7 @@ def estimate(config: Config, vocab_size: int, world: int) -> Memory:
         weights=weights,
         gradients=gradients,
         optimizer=2 * FULL_BYTES * share,
+        average=0 if training.ema_decay is None else FULL_BYTES * share,
         activations=activations(config, int(training.gradient_checkpointing)),
         logits=logits(config, vocab_size),
         activations_kept=activations(config, 0),

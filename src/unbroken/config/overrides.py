@@ -21,10 +21,11 @@ _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*\.[\w.\-]+)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line taken apart: overrides as nodes, and everything that is none."""
+    """A command line taken apart: overrides as nodes, everything that is none, and the overrides as written."""
 
     overrides: tuple[tuple[Scalar, Node], ...]
     rest: tuple[str, ...]
+    written: tuple[str, ...]
 
 
 def take_apart(arguments: Sequence[str]) -> Arguments:
@@ -35,21 +36,24 @@ def take_apart(arguments: Sequence[str]) -> Arguments:
     """
     overrides: list[tuple[Scalar, Node]] = []
     rest: list[str] = []
+    written: list[str] = []
     waiting = list(reversed(arguments))
     while waiting:
         argument = waiting.pop()
+        written.append(argument)
         if match := _DASHED.fullmatch(argument):
             name, text = match[1], match[2]
             if text is None:
                 if not waiting or waiting[-1].startswith("--"):
                     raise _invalid(name, "has no value")
                 text = waiting.pop()
+                written.append(text)
             overrides.append(_override(name, text))
         elif (match := _ASSIGNED.fullmatch(argument)) and not _is_path(match[1]):
             overrides.append(_override(match[1], match[2]))
         else:
-            rest.append(argument)
-    return Arguments(tuple(overrides), tuple(rest))
+            rest.append(written.pop())
+    return Arguments(tuple(overrides), tuple(rest), tuple(written))
 
 
 def _is_path(name: str) -> bool:

@@ -99,6 +99,12 @@ def _reserve_leaves_time(config: Config) -> Iterator[Complaint]:
         yield Complaint(("training.walltime_reserve_seconds", "training.max_runtime_seconds"), text)
 
 
+def _copies_have_an_original(config: Config) -> Iterator[Complaint]:
+    if config.training.persistent_dir is not None and config.training.emergency_dir is None:
+        text = "is for copies of what stands in training.emergency_dir, and that is not set"
+        yield Complaint(("training.persistent_dir", "training.emergency_dir"), text)
+
+
 RULES: Final[tuple[Callable[[Config], Iterator[Complaint]], ...]] = (
     _names_are_given,
     _heads_divide,
@@ -108,4 +114,5 @@ RULES: Final[tuple[Callable[[Config], Iterator[Complaint]], ...]] = (
     _checkpointed_blocks_exist,
     _best_names_a_direction,
     _reserve_leaves_time,
+    _copies_have_an_original,
 )

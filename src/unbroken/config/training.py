@@ -39,6 +39,16 @@ class TrainingConfig:
         "stop", "At a loss or gradient that is not finite: end the job, or skip the step and count it.", DECLARED
     )
 
+    ema_decay: float | None = field(
+        None,
+        "Keep an exponential moving average of the weights, which keeps this share of itself at every step.",
+        DECLARED,
+        above=0,
+        below=1,
+        null_means="no average",
+        example=0.999,
+    )
+
     logging_steps: int = field(10, "Steps between two log lines.", FREE, minimum=1)
     eval_steps: int | None = field(
         500, "Steps between two evaluations on val/.", FREE, minimum=1, null_means="no evaluation"
@@ -95,6 +105,37 @@ class TrainingConfig:
         minimum=0,
         null_means="learned from measured save times",
         example=300.0,
+    )
+
+    spot: Literal["aws", "gcp", "azure", "auto", "off"] | None = field(
+        None,
+        "Save and stop when this cloud takes the machine away; auto: the cloud that the firmware names.",
+        FREE,
+        null_means="UNBROKEN_SPOT, else none",
+        example="auto",
+    )
+
+    grace_seconds: float | None = field(
+        None,
+        "Seconds between a signal and the kill; too few for a save, they make a dump in emergency_dir.",
+        FREE,
+        minimum=0,
+        null_means="as long as a save takes",
+        example=30.0,
+    )
+    emergency_dir: str | None = field(
+        None,
+        "Directory on a fast disk of each host, for what a rank saves alone when there is no time for more.",
+        FREE,
+        null_means="no emergency saves",
+        example="/scratch/unbroken",
+    )
+    persistent_dir: str | None = field(
+        None,
+        "Directory that every host sees; emergency saves are copied there, so that another host can resume.",
+        FREE,
+        null_means="they count on the host that wrote them",
+        example="/shared/unbroken",
     )
 
     wandb_project: str | None = field(

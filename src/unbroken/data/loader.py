@@ -11,7 +11,7 @@ prefetched. So a state fits any world, any number of workers and any batch size.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from unbroken.data.ahead import LaneReader
 from unbroken.data.assemble import Rows
-from unbroken.data.history import go_on
+from unbroken.data.history import GROW, go_on
 from unbroken.data.lanes import Lanes, cut_lanes
 from unbroken.data.record import read_record, record_of
 from unbroken.data.served import Proof, Served
@@ -236,6 +236,10 @@ class Loader(Iterable[Batch]):
         """Say, before a state is loaded, what a person agreed to: ``data.grow`` lets new shards join."""
         self._accepted = frozenset(names)
 
+    def is_accepting(self, name: str) -> bool:
+        """Whether an accepted name is looked at here."""
+        return name == GROW
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand there, in any world, with any batch size; ``notices`` says what joined or changed.
 
@@ -283,6 +287,15 @@ class Loader(Iterable[Batch]):
             self._proof = Proof(self.stream.identities_apart(), self._began_at, self._settled)
         self._settled, self._share = self._settled + total, Served()
         return partial(_tell, self._proof, self._settled, self.position)
+
+    def settled_state(self, state: dict[str, Any], shares: Sequence[Any]) -> dict[str, Any]:
+        """A state with the shares of all ranks taken into its account, for ranks that could not add them up themselves.
+
+        Raises:
+            ValueError: a share is no account.
+        """
+        total = sum(map(Served.from_json, shares), Served.from_json(state.get("served")))
+        return {**state, "served": total.as_json()}
 
     @property
     def served(self) -> Served:

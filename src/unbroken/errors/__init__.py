@@ -18,6 +18,8 @@ from unbroken.errors.checkpoint import (
 )
 from unbroken.errors.config import ConfigInvalid, ConfigUnreadable, Problem
 from unbroken.errors.data import BadMix, DataUnfit
+from unbroken.errors.demo import DemoFailed, SourcesMissing
+from unbroken.errors.emergency import BadPlan, MirrorDiffers, NeedsPeers, NoEmergencyArea
 from unbroken.errors.exact import ArithmeticDiffers, CannotFold, LaneBroken, TooManyRanks
 from unbroken.errors.gpt import (
     BatchInvalid,
@@ -26,12 +28,15 @@ from unbroken.errors.gpt import (
     DeviceMissing,
     GenerationInvalid,
     LogitsNotFinite,
+    NoAverage,
     NotExpressible,
     SequenceTooLong,
     WrongTokenizer,
 )
 from unbroken.errors.internal import Bug
-from unbroken.errors.launch import ModuleMissing, TorchMissing
+from unbroken.errors.launch import BadSpot, ManifestUnfit, ModuleMissing, SlurmMissing, SlurmRefused, TorchMissing
+from unbroken.errors.prove import BaselineFails, DrillUnreadable, NotDeterministic, NothingToProve
+from unbroken.errors.replay import ReplayUnfinished
 from unbroken.errors.resume import (
     CheckpointsExist,
     DataEnded,
@@ -75,7 +80,7 @@ from unbroken.errors.tokenize import (
     TokenizerUnknown,
     WorkerDied,
 )
-from unbroken.errors.train import ConfigDiffers, FieldChange
+from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GradientNotFinite
 from unbroken.errors.tree import (
     BusyError,
     CheckpointError,
@@ -105,11 +110,15 @@ from unbroken.errors.usage import (
 )
 
 __all__ = [
+    "AcceptUnknown",
     "ArithmeticDiffers",
     "BadDeadline",
     "BadDocuments",
     "BadMix",
+    "BadPlan",
+    "BadSpot",
     "BadUsage",
+    "BaselineFails",
     "BatchInvalid",
     "Bug",
     "BusyError",
@@ -131,13 +140,16 @@ __all__ = [
     "DataError",
     "DataMissing",
     "DataUnfit",
+    "DemoFailed",
     "DeviceFull",
     "DeviceMissing",
+    "DrillUnreadable",
     "EvidenceMissing",
     "ExactnessError",
     "FieldChange",
     "FormatUnknown",
     "GenerationInvalid",
+    "GradientNotFinite",
     "Halted",
     "Help",
     "InternalError",
@@ -147,8 +159,13 @@ __all__ = [
     "LeaseLost",
     "LogitsNotFinite",
     "ManifestDamaged",
+    "ManifestUnfit",
+    "MirrorDiffers",
     "ModuleMissing",
+    "NeedsPeers",
     "NeedsPickle",
+    "NoAverage",
+    "NoEmergencyArea",
     "NoEodToken",
     "NoMemory",
     "NoOutcome",
@@ -159,10 +176,12 @@ __all__ = [
     "NonFiniteLoss",
     "NotAStore",
     "NotAnItem",
+    "NotDeterministic",
     "NotExact",
     "NotExpressible",
     "NotRestored",
     "NotShared",
+    "NothingToProve",
     "PackageMissing",
     "PathMissing",
     "PeerError",
@@ -170,6 +189,7 @@ __all__ = [
     "Problem",
     "RankFailed",
     "RecordDamaged",
+    "ReplayUnfinished",
     "RunHeld",
     "RunsElsewhere",
     "SealedDiffers",
@@ -178,8 +198,11 @@ __all__ = [
     "ShardChange",
     "ShardDamaged",
     "ShardsExist",
+    "SlurmMissing",
+    "SlurmRefused",
     "SourceBroken",
     "SourcesChanged",
+    "SourcesMissing",
     "StateDiffers",
     "StillRunning",
     "StorageError",

@@ -129,19 +129,44 @@ class DeviceMissing(UsageError):
 
 @dataclass(eq=False, kw_only=True)
 class CompilerMissing(UsageError):
-    """A model that is to be compiled for the CPU, on a machine without a C++ compiler."""
+    """A machine without the compiler that training needs: on a CPU one for C++, on a GPU one for C."""
 
     kind = "compiler-missing"
     compiler: str
+    device: str = "cpu"
 
     def headline(self) -> str:
+        if self.device == "cuda":
+            return f"training on a GPU needs a C compiler, and there is no '{self.compiler}' here"
         return f"training.compile is true, and there is no C++ compiler '{self.compiler}' here"
 
     def so(self) -> str | None:
+        if self.device == "cuda":
+            return "Triton builds what starts its kernels with it; nothing was started"
         return "torch.compile builds code for a CPU with it; training.compile=false trains without; nothing was started"
 
     def help(self) -> tuple[Help, ...]:
         return (Help(f"unbroken explain {self.kind}", "which compiler is looked for, and how to go without"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class NoAverage(UsageError):
+    """A checkpoint that holds no average of its weights, asked for it."""
+
+    kind = "no-average"
+    checkpoint: Path
+
+    def headline(self) -> str:
+        return "the checkpoint holds no average of the weights"
+
+    def at(self) -> str | None:
+        return str(self.checkpoint)
+
+    def so(self) -> str | None:
+        return "it was saved without training.ema_decay; without --ema its own weights are taken"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain training.ema_decay", "the field that keeps an average"),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -254,7 +254,10 @@ class CheckpointsExist(UsageError):
         return f"{self.store}  (newest {self.newest})"
 
     def so(self) -> str | None:
-        return "nothing was touched; resume='auto' goes on from the newest, force=True sets them aside"
+        return (
+            "nothing was touched; without that setting the run goes on from the newest; "
+            "--force, or force=True in a script's Settings, sets them aside"
+        )
 
     def help(self) -> tuple[Help, ...]:
         return (Help(f"unbroken ls {quoted(self.store)}", "see what is there"),)

@@ -1,11 +1,11 @@
-"""Errors of the trainer: a config that is not the one its run was started with."""
+"""Errors of the trainer: another config than the run's, names that mean nothing, gradients that are no numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.amounts import plural
-from unbroken.errors.tree import ExactnessError, Help
+from unbroken.errors.tree import ExactnessError, Help, TrainingError, UsageError
 
 _SHOWN = 4
 
@@ -49,3 +49,49 @@ class ConfigDiffers(ExactnessError):
 
     def help(self) -> tuple[Help, ...]:
         return (Help(f"unbroken explain {self.changes[0].field}", "what it means, and what a resume may change"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class AcceptUnknown(UsageError):
+    """Names that were accepted and name nothing that could differ; for each the nearest that do."""
+
+    kind = "accept-unknown"
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def headline(self) -> str:
+        said = ", ".join(f"'{name}'" for name, _ in self.names)
+        return f"{said} {'is' if len(self.names) == 1 else 'are'} accepted, and nothing of that name can differ"
+
+    def so(self) -> str | None:
+        return "a difference is accepted by its own name alone; nothing was started"
+
+    def details(self) -> Iterator[str]:
+        for name, nearest in self.names:
+            if nearest:
+                yield f"{name}: did you mean {' or '.join(nearest)}?"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "which names there are"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class GradientNotFinite(TrainingError):
+    """In fp16, a gradient that overflows at the lowest scale, though the loss is a number."""
+
+    kind = "gradient-not-finite"
+    step: int
+    loss: float
+    scale: float
+    overflowed: int
+
+    def headline(self) -> str:
+        return f"the gradient of step {self.step:,} is not finite at the lowest loss scale, {self.scale:g}"
+
+    def so(self) -> str | None:
+        return "no scale makes it a number; this step is not saved, the last checkpoint is intact"
+
+    def details(self) -> Iterator[str]:
+        yield f"the loss is {self.loss:.4g}; {plural(self.overflowed, 'step')} of the run overflowed before"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "what to look at, and how to go on"),)

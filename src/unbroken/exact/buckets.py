@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from unbroken.errors import LaneBroken
 
@@ -67,6 +68,7 @@ class Filling:
         self._put, self._full = put, full
         self._next = 0
         self._is_open = False
+        self._hooks: list[RemovableHandle] = []
         size = 0
         for parameter in reversed(parameters):
             dtype = dtype_of(parameter)
@@ -76,7 +78,8 @@ class Filling:
                 self.buckets.append(bucket)
             place = bucket.add(parameter)
             size += parameter.numel() * dtype.itemsize
-            parameter.register_post_accumulate_grad_hook(self._hook(len(self.buckets) - 1, place))  # type: ignore[no-untyped-call]
+            hook = self._hook(len(self.buckets) - 1, place)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """A lane begins: every gradient is still to come."""
@@ -97,6 +100,13 @@ class Filling:
     def abandon(self) -> None:
         """Forget a lane that was left in the middle."""
         self._is_open = False
+
+    def release(self) -> None:
+        """Take the hooks off the parameters, which otherwise hold on to everything here."""
+        self._is_open = False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def _hook(self, number: int, place: int) -> Callable[[torch.Tensor], None]:
         bucket = self.buckets[number]

@@ -1,7 +1,8 @@
 """Host memory for what travels, kept from lane to lane.
 
 The system hands out fresh pages only after clearing them, which for a sum that is one pass over memory is a good part
-of its cost. Devices need none of this: torch keeps their memory by itself.
+of its cost. Pieces of all sizes share the memory, so that there is as much of it as ever travels at one time, and no
+more. Devices need none of this: torch keeps their memory by itself.
 """
 
 import torch
@@ -12,17 +13,35 @@ class Buffers:
 
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
+        self._lent: dict[int, torch.Tensor] = {}
+
+    @property
+    def held(self) -> int:
+        """How many bytes are kept, lent ones included."""
+        return sum(each.nbytes for each in (*self._free, *self._lent.values()))
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A flat tensor with anything in it."""
         if device.type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
-        fitting = [each for each in self._free if each.dtype == dtype and each.numel() == numel]
-        if not fitting:
-            return torch.empty(numel, dtype=dtype)
-        self._free = [each for each in self._free if each is not fitting[0]]
-        return fitting[0]
+        alike = sorted((each for each in self._free if each.dtype == dtype), key=torch.Tensor.numel)
+        chosen = next((each for each in alike if each.numel() >= numel), None)
+        # One that is too small goes for the one that is made in its place: else every size would have its own for ever.
+        spent = chosen if chosen is not None else alike[-1] if alike else None
+        self._free = [each for each in self._free if each is not spent]
+        if chosen is None:
+            del alike, spent
+            chosen = torch.empty(numel, dtype=dtype)
+        self._lent[chosen.data_ptr()] = chosen
+        return chosen[:numel]
 
     def give(self, *used: torch.Tensor) -> None:
         """Nobody looks at these any more."""
-        self._free += [each for each in used if each.is_cpu]
+        for each in used:
+            if each.is_cpu and (whole := self._lent.pop(each.data_ptr(), None)) is not None:
+                self._free.append(whole)
+
+    def clear(self) -> None:
+        """Forget all, those too that were never given back."""
+        self._free.clear()
+        self._lent.clear()

@@ -240,6 +240,15 @@ class Reducer:
         """Compute outside the lanes, as an evaluation does, in the type in which lanes compute."""
         return self._precision.lowered()
 
+    def close(self) -> None:
+        """Let go of the model: its gradients are again what torch makes of them. Nothing more is computed here.
+
+        Without it the reducer lives as long as the model does.
+        """
+        if (left_open := self._open()) is not None:
+            left_open.close()
+        self._reduction.release()
+
     # ---- what a checkpoint keeps of it ----
 
     def state_dict(self) -> dict[str, Any]:

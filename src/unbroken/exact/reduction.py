@@ -40,6 +40,9 @@ class Reduction(Protocol):
     def abandon(self) -> None:
         """A step was left in the middle; the next one begins afresh."""
 
+    def release(self) -> None:
+        """Leave the parameters as they were before there was a reduction."""
+
 
 def copy(into: torch.Tensor, gradient: torch.Tensor) -> None:
     """Take a gradient of any type over as it is."""
@@ -130,9 +133,15 @@ class ReplicatedFold:
     def abandon(self) -> None:
         """Forget what was under way; the process group itself may be broken by now."""
         self._filling.abandon()
+        self._buffers.clear()
         self._sending.clear()
         self._flying.clear()
         self._gathering.clear()
+
+    def release(self) -> None:
+        """Take the hooks off the parameters."""
+        self.abandon()
+        self._filling.release()
 
     def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
         bucket = self._buckets[number]

@@ -7,12 +7,14 @@ runs its own, beside backward, and sends as many bytes.
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # the hook's type; it has no public name
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import DTensor, Shard
 
 from unbroken.errors import CannotFold, LaneBroken
@@ -61,6 +63,15 @@ def _are_same(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> bool:
     return other is not None and dist.get_process_group_ranks(one) == dist.get_process_group_ranks(other)
 
 
+def give_back(shards: Sequence[FSDPModule]) -> None:
+    """Let FSDP2 sum and divide the gradients of these as it does unasked."""
+    for module in shards:
+        module.set_custom_reduce_scatter(DefaultReduceScatter())
+        module.set_gradient_divide_factor(cast("float", None))  # as FSDP2 has it before anybody sets one
+        module.set_force_sum_reduction_for_comms(False)
+        module.set_requires_gradient_sync(True, recurse=False)
+
+
 class _Round:
     """What the hooks of all shards know of the round that is being computed."""
 
@@ -77,14 +88,13 @@ class LaneReduceScatter(ReduceScatter):
         self._ranks, self._round = ranks, round_
         self._sum: Accumulator | None = None
         self._has_sent = False
-        self._is_first = True
 
     def begin_round(self, *, is_first: bool) -> None:
         """The next buffer that is asked for is a send buffer."""
         self._has_sent = False
-        self._is_first = is_first
-        if is_first and self._sum is not None:
-            self._sum.reset()
+        if is_first:
+            # Freed like any gradient: forward and backward need the memory before the next sum does.
+            self._sum = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The send buffer in the lane's type, then the output in float32: a narrow wire and a wide sum."""
@@ -95,7 +105,7 @@ class LaneReduceScatter(ReduceScatter):
             # FSDP2 copies the gradient in here by itself and adds it to ``grad``: with one rank that is the fold.
             return torch.empty(size, dtype=torch.float32, device=device)
         numel = math.prod(map(int, size))
-        if self._sum is None or (self._is_first and self._sum.total.numel() != numel):
+        if self._sum is None:
             self._sum = Accumulator(numel, device)
         if self._sum.total.numel() != numel:
             raise LaneBroken(complaint="a lane has gradients for other parameters than the lanes before it")
@@ -130,8 +140,9 @@ class ShardedFold:
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
         self._parameters, self._ranks = list(parameters), ranks
         self._round = _Round()
+        self._shards = shards_of(model)
         self._hooks: list[LaneReduceScatter] = []
-        for module in shards_of(model):
+        for module in self._shards:
             hook = LaneReduceScatter(ranks, self._round)
             module.set_custom_reduce_scatter(hook)
             # Nothing but a sum: the division by the count of all lanes comes once, at the end.
@@ -156,4 +167,10 @@ class ShardedFold:
         """The gradients are the hooks' accumulators already."""
 
     def abandon(self) -> None:
-        """The next step's first round resets every hook."""
+        """The next step's first round begins with new sums."""
+        self._round.buffers.clear()
+
+    def release(self) -> None:
+        """Let FSDP2 reduce as it does by itself."""
+        give_back(self._shards)
+        self._hooks.clear()

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from unbroken.exact.buckets import BUCKET_BYTES, Filling
 from unbroken.exact.exchange import Arrival, Ranks
-from unbroken.exact.sharded import shards_of
+from unbroken.exact.sharded import give_back, shards_of
 
 NOT_PROMISED: Final = (
     "stock reductions: no longer promised are equal bits on another number of ranks, equal bits of a replicated and a "
@@ -68,6 +68,11 @@ class ReplicatedStock:
         self._filling.abandon()
         self._arrivals.clear()
 
+    def release(self) -> None:
+        """Take the hooks off the parameters."""
+        self.abandon()
+        self._filling.release()
+
     def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None:
             self._filling.buckets[number].view(self._sums[number], place).add_(gradient)
@@ -105,6 +110,10 @@ class ShardedStock:
 
     def abandon(self) -> None:
         """Nothing is kept here."""
+
+    def release(self) -> None:
+        """Let FSDP2 divide as it does by itself."""
+        give_back(self._shards)
 
 
 def stock_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

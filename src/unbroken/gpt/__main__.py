@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _speak(rank, is_quiet=options.quiet)
     output_dir: Path | None = None
     try:
-        rest = take_apart(words).rest
-        paths = [*([options.config] if options.config else []), *rest]
+        taken = take_apart(words)
+        paths = [*([options.config] if options.config else []), *taken.rest]
         if len(paths) != 1:
             parser.error(f"one config is needed, not {len(paths)}: {' '.join(paths)}")
-        overrides = [word for word in words if word not in rest]
+        overrides = taken.written
         output_dir = Path(load(Path(paths[0]), overrides).config.training.output_dir)
         from unbroken.gpt import train
 

@@ -8,8 +8,10 @@ is said and let pass.
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from unbroken.config.document import all_fields
 from unbroken.exact import Numerics, Reducer
 from unbroken.exact.numerics import require_alike
+from unbroken.launch.accepted import ARITHMETIC
 
 # What changes with a field that a person may change between two jobs.
 FOLLOWING: Final[Mapping[str, tuple[str, ...]]] = {
@@ -19,6 +21,13 @@ FOLLOWING: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "training.mixed_precision": ("compute_dtype",),
 }
+# The item of the state that comes or goes with a field.
+ITEMS_FOLLOWING: Final[Mapping[str, str]] = {"training.ema_decay": "ema", "training.mixed_precision": "scaler"}
+
+
+def accepted_items(accept: Collection[str]) -> tuple[str, ...]:
+    """The items that a person lets come or go by accepting a field that they follow from."""
+    return tuple(item for field, item in ITEMS_FOLLOWING.items() if field in accept and item not in accept)
 
 
 class Arithmetic:
@@ -31,6 +40,10 @@ class Arithmetic:
     def state_dict(self) -> dict[str, Any]:
         """All of it, by name."""
         return {**self._reducer.state_dict(), **self._numerics.record()}
+
+    def is_accepting(self, name: str) -> bool:
+        """Whether an accepted name is looked at here, or was when the config was compared."""
+        return name in (*all_fields(), *ARITHMETIC, *ITEMS_FOLLOWING.values(), "config.json")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Pass if this job computes as the one that saved did.

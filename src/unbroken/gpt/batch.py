@@ -19,6 +19,7 @@ from unbroken.gpt.text import Continued, Generation, TextModel, TextSource
 
 RECORD_KEYS: Final = ("prompt", "id", "model", "generation")
 MODEL_KEYS: Final = ("checkpoint", "output_dir", "dtype", "tokenizer")
+_AVERAGED: Final = "ema"
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "max_new_tokens": (int,),
     "temperature": (int, float),
@@ -34,11 +35,15 @@ _WORDS: Final = {int: "a whole number", float: "a number", bool: "true or false"
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The model of a record: a reference, the name of a dtype or None for the device's own, a tokenizer or None."""
+    """The model of a record: a reference, the name of a dtype or None for the device's own, a tokenizer or None.
+
+    ``is_averaged`` asks for the average of its weights.
+    """
 
     reference: str | None = None
     dtype: str | None = None
     tokenizer: str | None = None
+    is_averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,20 +89,21 @@ class Batch:
     prompts: tuple[Prompt, ...]
     sources: Mapping[ModelChoice, TextSource]
 
-    def groups(self, device: torch.device) -> dict[tuple[Path, torch.dtype, str], list[Prompt]]:
-        """The records by what must be loaded for them: checkpoint, type and tokenizer."""
-        found: dict[tuple[Path, torch.dtype, str], list[Prompt]] = {}
+    def groups(self, device: torch.device) -> dict[tuple[Path, torch.dtype, str, bool], list[Prompt]]:
+        """The records by what must be loaded for them: checkpoint, type, tokenizer, and whether averaged."""
+        found: dict[tuple[Path, torch.dtype, str, bool], list[Prompt]] = {}
         for prompt in self.prompts:
             source = self.sources[prompt.model]
             dtype = chosen_dtype(prompt.model.dtype, device)
-            key = (source.found.path.resolve(), dtype, source.vocabulary.identity.digest)
+            path = source.found.path.resolve()
+            key = (path, dtype, source.vocabulary.identity.digest, source.found.is_averaged)
             found.setdefault(key, []).append(prompt)
         return found
 
     def answers(self, device: torch.device, progress: Callable[[int], None] | None = None) -> list[Answer]:
         """Continue every prompt; what goes wrong with one is its own answer, and the others go on."""
         by_line: dict[int, Answer] = {}
-        for (_, dtype, _), prompts in self.groups(device).items():
+        for (_, dtype, _, _), prompts in self.groups(device).items():
             source = self.sources[prompts[0].model]
             for answer in _answered(source, prompts, device, dtype):
                 by_line[answer.prompt.line] = answer
@@ -120,9 +126,9 @@ def _answered(
             yield Answer(prompt, source, None, model)
             continue
         try:
-            yield Answer(prompt, source, model.continue_text(prompt.prompt, prompt.generation))
+            yield Answer(prompt, model.source, model.continue_text(prompt.prompt, prompt.generation))
         except UnbrokenError as refused:
-            yield Answer(prompt, source, None, refused)
+            yield Answer(prompt, model.source, None, refused)
 
 
 def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation) -> Batch:
@@ -197,7 +203,11 @@ class _Reading:
         if not isinstance(given, dict):
             self.complain(line, "model: it must be an object")
             return self.model
-        self._look_at_names(line, "model.", given, MODEL_KEYS)
+        self._look_at_names(line, "model.", given, (*MODEL_KEYS, _AVERAGED))
+        averaged = given.get(_AVERAGED, self.model.is_averaged)
+        if not isinstance(averaged, bool):
+            self.complain(line, f"model.{_AVERAGED}: it must be true or false")
+            return self.model
         for name in MODEL_KEYS:
             if name in given and (not isinstance(given[name], str) or not given[name]):
                 self.complain(line, f"model.{name}: it must be a text that is not empty")
@@ -212,7 +222,7 @@ class _Reading:
             self.complain(line, "model: neither the record nor the command names one")
         # The default's tokenizer is that of the default's model.
         tokenizer = self.model.tokenizer if reference is None else None
-        return ModelChoice(reference or self.model.reference, dtype, given.get("tokenizer", tokenizer))
+        return ModelChoice(reference or self.model.reference, dtype, given.get("tokenizer", tokenizer), averaged)
 
     def _generation(self, line: int, given: object) -> Generation:
         if given is None:
@@ -246,9 +256,9 @@ class _Reading:
             assert choice.reference is not None
             if choice not in found and choice not in bad:
                 try:
-                    found[choice] = TextSource.find(choice.reference, choice.tokenizer)
+                    found[choice] = TextSource.find(choice.reference, choice.tokenizer, is_averaged=choice.is_averaged)
                 except UnbrokenError as refused:
-                    if (choice.reference, choice.tokenizer) == (self.model.reference, self.model.tokenizer):
+                    if replace(choice, dtype=self.model.dtype) == self.model:
                         raise
                     bad[choice] = refused
             if choice in bad:

@@ -42,17 +42,21 @@ def build_model(config: Config, vocab_size: int, device: torch.device, sharded_d
 
 
 def require_compiler(config: Config, device: torch.device) -> None:
-    """Pass if what the config wants compiled can be compiled here.
+    """Pass if what the device computes with can be compiled here.
 
     Raises:
-        CompilerMissing: torch.compile would need a C++ compiler for this device, and finds none.
+        CompilerMissing: torch.compile would need a C++ compiler for a CPU, or Triton a C compiler, and there is none.
     """
-    if not config.training.compile or device.type != "cpu":
-        return
-    # Looked for as torch does, which would tell it with a traceback, in the middle of the first step.
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        raise CompilerMissing(compiler=compiler)
+    # Looked for as torch and Triton do, which would tell it with a traceback, in the middle of the first step.
+    if device.type == "cuda":
+        # The model has kernels of its own, whether blocks are compiled or not.
+        named = os.environ.get("CC")
+        if all(shutil.which(each) is None for each in ([named] if named else ["gcc", "clang"])):
+            raise CompilerMissing(compiler=named or "gcc", device="cuda")
+    elif config.training.compile and device.type == "cpu":
+        compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+        if shutil.which(compiler) is None:
+            raise CompilerMissing(compiler=compiler)
 
 
 def is_sharded(config: Config) -> bool:

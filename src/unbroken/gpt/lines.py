@@ -6,7 +6,7 @@ told. MFU counts six operations for each parameter and token and those of causal
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,11 +83,17 @@ class Progress:
     speed: Speed
     is_first: bool
 
-    def line(self, step: int, loss: float, rate: float, norm: float | None) -> dict[str, float]:
-        """Say how the training stands after ``step`` steps; returns the measured metrics."""
+    def line(
+        self, step: int, loss: float, rate: float, norm: float | None, left_out: Mapping[str, int] | None = None
+    ) -> dict[str, float]:
+        """Say how the training stands after ``step`` steps, ``left_out`` of which moved no weight, by their reason.
+
+        Returns the measured metrics.
+        """
         each_s, measured = self.speed.look(step)
         if self.is_first:
-            _log.info("%s", self.wording(step, loss, rate, norm, each_s, measured))
+            said = self.wording(step, loss, rate, norm, each_s, measured)
+            _log.info("%s", "  ".join([said, *(f"{count} {why}" for why, count in (left_out or {}).items())]))
         return measured
 
     def wording(

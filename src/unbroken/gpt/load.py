@@ -1,6 +1,7 @@
 """A run's model for reading: its config, and the weights of one of its checkpoints, every byte proven.
 
-Finding it costs a look at names and sizes; only loading reads weights, and nothing is ever unpickled.
+Finding it costs a look at names and sizes; only loading reads weights, and nothing is ever unpickled. Where none was
+named, one that turns out damaged as it is read is passed over for the next older one, as a resume does it.
 """
 
 from dataclasses import dataclass
@@ -9,14 +10,14 @@ from pathlib import Path
 import torch
 
 from unbroken.config import Config, from_json
-from unbroken.errors import PathMissing
+from unbroken.errors import DamagedCheckpoint, NoAverage, PathMissing
 from unbroken.files import LOCAL
 from unbroken.gpt.model import GPT
 from unbroken.run.layout import Layout, run_of
 from unbroken.state import payload
 from unbroken.state.index import Index
-from unbroken.store.check import Level, Verdict, verify
-from unbroken.store.choose import PassedOver, choose
+from unbroken.store.check import Finding, Level, Verdict, verify
+from unbroken.store.choose import Choice, PassedOver, choose
 from unbroken.store.manifest import Manifest
 from unbroken.store.place import Store
 from unbroken.store.refer import resolve
@@ -25,22 +26,44 @@ from unbroken.world import World
 
 _LIMIT_BYTES = 1 << 20
 _EMBEDDING = "model.embedding.weight"
+# The item that holds the average of the weights.
+_AVERAGE = "ema"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode, and where it comes from."""
+    """A model in evaluation mode, and the checkpoint it comes from."""
 
     model: GPT
-    config: Config
-    run: Path
-    name: str
-    step: int | None
+    found: "Found"
+
+    @property
+    def config(self) -> Config:
+        """What its run was started with."""
+        return self.found.config
+
+    @property
+    def run(self) -> Path:
+        """The run's directory."""
+        return self.found.layout.run
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.found.name
+
+    @property
+    def step(self) -> int | None:
+        """The checkpoint's step."""
+        return self.found.manifest.step
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint of the trainer, looked at and not read; ``passed_over`` are newer ones that cannot be used."""
+    """A checkpoint of the trainer, looked at and not read; ``passed_over`` are newer ones that cannot be used.
+
+    ``is_named`` says that a person named this very one, ``is_averaged`` that its average is asked for.
+    """
 
     store: Store
     name: str
@@ -48,6 +71,8 @@ class Found:
     config: Config
     index: Index
     passed_over: tuple[PassedOver, ...] = ()
+    is_named: bool = False
+    is_averaged: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -70,42 +95,89 @@ class Found:
         """Read the weights; they are kept in their own type unless another is asked for.
 
         Raises:
-            DamagedCheckpoint: bytes are not what was written.
+            DamagedCheckpoint: bytes of the one that was named are not what was written.
+            NoUsableCheckpoint: none was named, and of none they are.
+            NoAverage: an older one has to be taken, and holds no average.
             StateDiffers: its weights are not those of its config.
             StorageFailed: the system refused to read.
         """
+        found = self
+        while True:
+            try:
+                return found._read(device, dtype)
+            except DamagedCheckpoint as damaged:
+                if found.is_named:
+                    raise
+                found = found._older(damaged)
+
+    def _older(self, damaged: DamagedCheckpoint) -> "Found":
+        """The next checkpoint that looks whole, in place of this one."""
+        findings = tuple(Finding(*_told(text)) for text in damaged.findings or (damaged.headline(),))
+        over = PassedOver(Verdict(self.name, Level.FULL, self.manifest, findings))
+        return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
+
+    def _read(self, device: torch.device, dtype: torch.dtype | None) -> Loaded:
         # Without memory at first: weights that are about to be read are not drawn before.
         with torch.device("meta"):
             model = GPT(self.config.model, self.rows)
         model.to_empty(device="cpu")
-        places = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
+        item = _AVERAGE if self.is_averaged else "model"
+        places = {f"{item}.{key}": tensor for key, tensor in model.state_dict().items()}
         payload.read(self.store, self.name, self.manifest, self.index, places, World(0, 1))
-        return Loaded(model.to(device, dtype).eval(), self.config, self.layout.run, self.name, self.manifest.step)
+        return Loaded(model.to(device, dtype).eval(), self)
 
 
-def find_model(reference: str) -> Found:
+def find_model(reference: str, *, is_averaged: bool = False) -> Found:
     """The newest usable checkpoint of a run, or the one that is named (``runs/a@1000``, or its path).
+
+    Args:
+        reference: a run, a step of it, or a checkpoint's path.
+        is_averaged: whether the average of the weights is wanted in their place.
 
     Raises:
         PathMissing: there is no such run, or it has no config.
         CheckpointUnknown: the run has no such checkpoint.
         NoUsableCheckpoint: it has none that is whole.
         DamagedCheckpoint: the one that was named is not whole.
+        NoAverage: an average is wanted, and it holds none.
         StorageFailed: the system refused to read.
     """
     named = resolve(reference)
     store = named.store
-    passed_over: tuple[PassedOver, ...] = ()
-    if named.name is not None:
-        verdict = _whole(store, named.name)
-    else:
-        names = newest_first(store, scan(store).committed)
-        choice = choose(names, lambda name: verify(store, name, Level.QUICK))
-        verdict, passed_over = choice.required(store), choice.passed_over
+    if named.name is None:
+        return _newest(store, is_averaged=is_averaged)
+    return _found(store, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
+
+
+def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> Found:
+    """The newest checkpoint that looks whole and was not passed over yet."""
+    told = {over.name for over in passed_over}
+    names = [name for name in newest_first(store, scan(store).committed) if name not in told]
+    found = choose(names, lambda name: verify(store, name, Level.QUICK))
+    choice = Choice(found.chosen, (*passed_over, *found.passed_over))
+    return _found(store, choice.required(store), passed_over=choice.passed_over, is_averaged=is_averaged)
+
+
+def _found(
+    store: Store,
+    verdict: Verdict,
+    *,
+    passed_over: tuple[PassedOver, ...] = (),
+    is_named: bool = False,
+    is_averaged: bool,
+) -> Found:
     assert verdict.manifest is not None
     config = _config(run_of(store))
     index = payload.read_index(store, verdict.name, verdict.manifest)
-    return Found(store, verdict.name, verdict.manifest, config, index, passed_over)
+    if is_averaged and not any(name.startswith(f"{_AVERAGE}.") for name in index.tensors):
+        raise NoAverage(checkpoint=store.path(verdict.name))
+    return Found(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
+
+
+def _told(finding: str) -> tuple[str, str]:
+    """The part and what is wrong with it."""
+    part, _, problem = finding.partition(": ")
+    return (part, problem) if problem else ("state", part)
 
 
 def _whole(store: Store, name: str) -> Verdict:

@@ -16,11 +16,17 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
 
 
 def follow(optimizer: AdamW, config: OptimizerConfig) -> None:
-    """Take the options that a person may change between two jobs from the config: a checkpoint brings its own back."""
+    """Take what may change between two jobs from here: a checkpoint brings its own options back.
+
+    Those of the config are a person's choice. The kernel is ours, whichever optimizer wrote the checkpoint, and counts
+    its steps on the host.
+    """
     matrices, others = optimizer.param_groups
     for group in (matrices, others):
-        group.update(betas=(config.beta1, config.beta2), eps=config.eps)
+        group.update(betas=(config.beta1, config.beta2), eps=config.eps, fused=False, foreach=True)
     matrices["weight_decay"] = config.weight_decay
+    for state in optimizer.state.values():
+        state["step"] = state["step"].cpu()
 
 
 def set_rate(optimizer: AdamW, rate: float) -> None:

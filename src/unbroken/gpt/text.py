@@ -7,7 +7,7 @@ What can be wrong about a prompt is found by ``TextSource``, before any weights 
 alone and in any company: each draws from a generator of its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -90,13 +90,13 @@ class TextSource:
     vocabulary: Vocabulary
 
     @classmethod
-    def find(cls, reference: str, tokenizer: str | None = None) -> "TextSource":
-        """Look for a run's model and its tokenizer.
+    def find(cls, reference: str, tokenizer: str | None = None, *, is_averaged: bool = False) -> "TextSource":
+        """Look for a run's model, or the average of its weights, and its tokenizer.
 
         Raises:
             UnbrokenError: as ``find_model`` and ``vocabulary_of`` raise it.
         """
-        found = find_model(reference)
+        found = find_model(reference, is_averaged=is_averaged)
         return cls(found, vocabulary_of(found, tokenizer))
 
     def encode(self, prompt: str, generation: Generation) -> list[int]:
@@ -116,16 +116,18 @@ class TextSource:
         return ids
 
     def load(self, device: torch.device, dtype: torch.dtype) -> "TextModel":
-        """Read the weights.
+        """Read the weights; ``source`` of what is returned says of which checkpoint.
 
         Raises:
-            DamagedCheckpoint: bytes are not what was written.
+            DamagedCheckpoint: bytes of the checkpoint that was named are not what was written.
+            NoUsableCheckpoint: none was named, and of none they are.
             StateDiffers: the weights are not those of the config.
             DeviceFull: the device has no room for them.
             StorageFailed: the system refused to read.
         """
         try:
-            return TextModel(self, self.found.load(device, dtype))
+            loaded = self.found.load(device, dtype)
+            return TextModel(replace(self, found=loaded.found), loaded)
         except torch.OutOfMemoryError as full:
             raise DeviceFull(device=str(device), doing="the weights") from full
 
@@ -139,7 +141,13 @@ class TextModel:
 
     @classmethod
     def open(
-        cls, reference: str, *, tokenizer: str | None = None, device: str | None = None, dtype: str | None = None
+        cls,
+        reference: str,
+        *,
+        tokenizer: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        ema: bool = False,
     ) -> "TextModel":
         """The model of a run's newest checkpoint, or of the one that is named (``runs/a@1000``).
 
@@ -148,13 +156,14 @@ class TextModel:
             tokenizer: where it is not the one that the run kept.
             device: as torch names it; None takes the GPU, where there is one.
             dtype: fp32, fp16 or bf16; None takes bf16 on a GPU and fp32 on a CPU.
+            ema: take the average of the weights, where the run keeps one.
 
         Raises:
             DeviceMissing: there is no such device.
             UnbrokenError: as ``TextSource.find`` and ``TextSource.load`` raise it.
         """
         place = chosen_device(device)
-        return TextSource.find(reference, tokenizer).load(place, chosen_dtype(dtype, place))
+        return TextSource.find(reference, tokenizer, is_averaged=ema).load(place, chosen_dtype(dtype, place))
 
     def continue_text(self, prompt: str, generation: Generation | None = None) -> Continued:
         """The text that follows a prompt, or with ``return_full_text`` the prompt and it.

@@ -20,10 +20,12 @@ import torch
 from unbroken import exact
 from unbroken.config import Config, load, require_sound
 from unbroken.data.loader import Batch
+from unbroken.errors import GradientNotFinite
 from unbroken.gpt.adamw import AdamW
-from unbroken.gpt.arithmetic import Arithmetic
+from unbroken.gpt.arithmetic import Arithmetic, accepted_items
+from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
-from unbroken.gpt.evaluate import Evaluation
+from unbroken.gpt.evaluate import Evaluated, Evaluation
 from unbroken.gpt.lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import follow, make_optimizer, set_rate
@@ -31,6 +33,8 @@ from unbroken.gpt.place import Place, joined, seed_generators
 from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
 from unbroken.gpt.rates import rate_at
 from unbroken.gpt.records import JobLog, keep_config, keep_tokenizer
+from unbroken.gpt.scaler import LossScaler
+from unbroken.launch.accepted import require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop import Run
 from unbroken.run.layout import Layout
@@ -38,6 +42,7 @@ from unbroken.settings import Settings
 
 _log = logging.getLogger(__name__)
 VALIDATION_LOSS = "val_loss"
+AVERAGED_LOSS = "ema_val_loss"
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def train(
         ValueError: there are overrides, and no file that they could be laid over.
         ConfigInvalid: the config has problems; all of them are in it.
         ConfigDiffers: the run was started with another config.
+        AcceptUnknown: a name is accepted that nothing has which could differ.
         DataError: the data is missing, changed, exhausted or does not fit the config.
         UnbrokenError: as ``Run`` raises it.
     """
@@ -112,7 +118,11 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
         stock=not training.exact,
         defer_scale=True,
     )
-    scaler = torch.amp.GradScaler(place.device.type) if dtype is torch.float16 else None
+    average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
+    scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None
+    extras = {name: item for name, item in (("ema", average), ("scaler", scaler)) if item is not None}
+    if training.load_path is None:
+        require_known(accept, [f"{item}.{name}" for item in ("model", "ema") for name in model.state_dict()])
 
     # What a checkpoint holds: all of it. `Run` resumes here, and from here on answers to signals and the clock.
     run = Run(
@@ -122,7 +132,7 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
         optimizer=optimizer,
         arithmetic=Arithmetic(reducer, numerics, accept),
         data=make_loader(config, data.train, place.world),
-        **({"scaler": scaler} if scaler is not None else {}),
+        **extras,
     )
     with JobLog() as log, run:
         if place.is_first:
@@ -130,7 +140,10 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
             say_first_lines(config, data, place, run.step, dtype, accept)
         place.world.from_first(lambda: _keep_records(run, started, data))
         follow(optimizer, config.optimizer)
-        loop = Training(config, place, data, model, optimizer, reducer, scaler, run)
+        if average is not None and not average.is_restored:
+            # Of a run that goes on from a checkpoint without one, it begins with the weights of that checkpoint.
+            average.begin()
+        loop = Training(config, place, data, model, optimizer, reducer, scaler, average, run)
         loop.to_the_end()
     return loop.result()
 
@@ -145,7 +158,8 @@ class Training:
     model: GPT
     optimizer: AdamW
     reducer: exact.Reducer
-    scaler: torch.amp.GradScaler | None
+    scaler: LossScaler | None
+    average: WeightAverage | None
     run: Run
     loss: float | None = None
     val_loss: float | None = None
@@ -161,14 +175,15 @@ class Training:
             set_rate(self.optimizer, rate)
             self._compute(step)
             norm = self._clip()
-            self._update(step, norm)
+            if self._update(step, norm) and self.average is not None:
+                self.average.update()
             done = step + 1
-            self.run.log(loss=self.reducer.loss, lr=rate, grad_norm=norm, tokens=done * self.tokens_per_step)
+            self.run.log(loss=self.reducer.loss, lr=rate, grad_norm=norm, tokens=done * tokens_per_step(self.config))
             if evaluation is not None and self._is_due(done, training.eval_steps):
                 self._evaluate(evaluation, done)
             if self._is_due(done, training.logging_steps):
                 self.loss = float(self.reducer.loss)
-                self.run.log(**progress.line(done, self.loss, rate, float(norm)))
+                self.run.log(**progress.line(done, self.loss, rate, float(norm), self._left_out()))
 
     def _compute(self, step: int) -> None:
         """Loss and gradients of the whole step: this rank's lanes, summed with those of all others in lane order."""
@@ -192,36 +207,48 @@ class Training:
         self.optimizer.scale_next(self.reducer.pending_scale)
         return norm
 
-    def _update(self, step: int, norm: torch.Tensor) -> None:
+    def _update(self, step: int, norm: torch.Tensor) -> bool:
         """Move the weights, unless loss or gradient are no numbers and the config says to skip such a step."""
-        if self.config.training.non_finite == "skip" and not bool(torch.isfinite(self.reducer.loss)):
-            self._skip(step, norm)
-        elif self.scaler is not None:
-            self._update_scaled()
-        elif self.config.training.non_finite == "skip" and not bool(torch.isfinite(norm)):
-            self._skip(step, norm)
-        else:
-            # With the policy `stop` nobody waits for the device here: what is no number is found when metrics are
-            # read, which is before every save.
-            self.optimizer.step()
+        if self.scaler is not None:
+            return self._update_scaled(self.scaler, step, norm)
+        if self.config.training.non_finite == "skip" and not _are_finite(self.reducer.loss, norm):
+            return self._skip(step, norm)
+        # With the policy `stop` nobody waits for the device here: what is no number is found when metrics are read,
+        # which is before every save.
+        self.optimizer.step()
+        return True
 
-    def _update_scaled(self) -> None:
-        """The same for fp16: a gradient that overflowed moves nothing and halves the scale."""
-        assert self.scaler is not None
-        before = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.scaler.get_scale() < before:
-            self._count("overflowed_steps")
+    def _update_scaled(self, scaler: LossScaler, step: int, norm: torch.Tensor) -> bool:
+        """The same for fp16: a gradient that overflowed moves nothing and halves the scale, down to the lowest."""
+        if _are_finite(norm):
+            scaler.step(self.optimizer)
+            scaler.update()
+            return True
+        if not _are_finite(self.reducer.loss):
+            scaler.stay()
+        elif scaler.lower():
+            return self._note_overflow(step, scaler.get_scale())
+        elif self.config.training.non_finite == "stop":
+            self.place.world.from_first(lambda: self._refuse_gradient(step, scaler.lowest))
+        # With the policy `stop` a loss that is no number ends the job when metrics are read.
+        return self._skip(step, norm) if self.config.training.non_finite == "skip" else False
 
-    def _skip(self, step: int, norm: torch.Tensor) -> None:
+    def _note_overflow(self, step: int, scale: float) -> bool:
+        overflowed = self._count("overflowed_steps")
+        self.run.fact("overflowed", step=step + 1, scale=scale, overflowed=overflowed)
+        return False
+
+    def _refuse_gradient(self, step: int, scale: float) -> None:
+        overflowed = self.run.counters.get("overflowed_steps", 0)
+        raise GradientNotFinite(step=step + 1, loss=float(self.reducer.loss), scale=scale, overflowed=overflowed)
+
+    def _skip(self, step: int, norm: torch.Tensor) -> bool:
         loss = float(self.reducer.loss)
         skipped = self._count("skipped_steps")
         self.run.fact("skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
         if self.place.is_first:
             _log.warning("step %s is skipped: loss %s, norm %s; %d so far", f"{step + 1:,}", loss, float(norm), skipped)
-        if self.scaler is not None:
-            self.scaler.update()
+        return False
 
     def _count(self, name: str) -> int:
         self.run.counters[name] = self.run.counters.get(name, 0) + 1
@@ -229,27 +256,35 @@ class Training:
         count: int = self.run.counters[name]
         return count
 
+    def _left_out(self) -> dict[str, int]:
+        """The steps of the run that moved no weight, by what the lines call them."""
+        counted = {why: self.run.counters.get(f"{why}_steps", 0) for why in ("overflowed", "skipped")}
+        return {why: count for why, count in counted.items() if count}
+
     def _evaluate(self, evaluation: Evaluation, done: int) -> None:
-        """The loss on val/; the best one so far is worth a checkpoint, where the config keeps the best."""
+        """The loss on val/, with the weights and with their average."""
         found = evaluation(self.model, self.reducer.computing())
         self.val_loss = found.loss
-        self.run.log(**{VALIDATION_LOSS: found.loss})
-        best = self.run.counters.get("best_val_loss", float("inf"))
+        self._note_evaluated(VALIDATION_LOSS, found, done)
+        if self.average is not None:
+            with self.average.exchanged():
+                averaged = evaluation(self.model, self.reducer.computing())
+            self._note_evaluated(AVERAGED_LOSS, averaged, done)
+
+    def _note_evaluated(self, metric: str, found: Evaluated, done: int) -> None:
+        """Say and log a loss on val/; the best one so far is worth a checkpoint, where the config keeps the best."""
+        self.run.log(**{metric: found.loss})
+        best = self.run.counters.get(f"best_{metric}", float("inf"))
         if found.loss < best:
-            self.run.counters["best_val_loss"] = found.loss
-            if (self.config.training.keep_best or "").startswith(f"{VALIDATION_LOSS}:"):
+            self.run.counters[f"best_{metric}"] = found.loss
+            if (self.config.training.keep_best or "").startswith(f"{metric}:"):
                 self.run.save(by_all=True)
         if self.place.is_first:
             note = "  best so far" if found.loss < best else ""
-            _log.info("step %s  val_loss %.4f  perplexity %.2f%s", f"{done:,}", found.loss, found.perplexity, note)
+            _log.info("step %s  %s %.4f  perplexity %.2f%s", f"{done:,}", metric, found.loss, found.perplexity, note)
 
     def _is_due(self, done: int, every: int | None) -> bool:
         return every is not None and (done % every == 0 or done == self.config.training.max_steps)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that all ranks read in one step."""
-        return self.config.global_batch_size(1) * self.config.data.max_length
 
     def _evaluation(self) -> Evaluation | None:
         if self.data.validation is None:
@@ -261,7 +296,7 @@ class Training:
         operations = flops_per_token(self.config, self.config.model.parameters(self.data.vocab_size))
         peak = peak_of(self.place.device, self.place.compute_dtype(self.config.training))
         all_peaks = None if peak is None else peak * self.place.world.size
-        speed = Speed(self.tokens_per_step, operations, all_peaks)
+        speed = Speed(tokens_per_step(self.config), operations, all_peaks)
         return Progress(self.config.training.max_steps, speed, self.place.is_first)
 
     def result(self) -> Trained:
@@ -270,7 +305,7 @@ class Training:
         return Trained(
             run=self.run.directory,
             step=self.run.step,
-            tokens=self.run.step * self.tokens_per_step,
+            tokens=self.run.step * tokens_per_step(self.config),
             is_completed=not self.run.is_stopped,
             loss=self.loss,
             val_loss=self.val_loss,
@@ -278,10 +313,20 @@ class Training:
         )
 
 
+def tokens_per_step(config: Config) -> int:
+    """Tokens that all ranks read in one step of a settled config."""
+    return config.global_batch_size(1) * config.data.max_length
+
+
+def _are_finite(*numbers: torch.Tensor) -> bool:
+    """Whether all of these are numbers; waits for the device."""
+    return all(bool(torch.isfinite(number)) for number in numbers)
+
+
 def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
     training = started.config.training
     # A job that replaces the config of one that never saved computes other losses under the same step numbers.
-    accepted = (*accept, "config.json") if started.is_replaced else accept
+    accepted = (*accept, *accepted_items(accept), *(("config.json",) if started.is_replaced else ()))
     return Settings(
         save_steps=training.save_steps,
         keep_last_k=training.keep_last_k,
@@ -300,6 +345,10 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
         # Lanes draw from generators of their own.
         shared_generators=True,
         log_steps=training.logging_steps,
+        spot=training.spot,
+        emergency_dir=training.emergency_dir,
+        persistent_dir=training.persistent_dir,
+        grace_s=training.grace_seconds,
     )
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import BadUsage, ModuleMissing, PathMissing
-from unbroken.launch import outcome_file, torchrun
+from unbroken.launch import agent, outcome_file, torchrun
+from unbroken.launch.elastic import OWN_STORE, Meeting, Nodes
+from unbroken.run import takeover
 
-PROGRAM: Final = "unbroken run"
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 
@@ -25,23 +26,27 @@ class Target:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many processes, and where; ``processes`` is None for one plain process, or a word torchrun counts by."""
+    """How many processes, and where; ``processes`` is None for one plain process, or a word torchrun counts by.
+
+    Nodes either have numbers and meet at the first of them, or have none, meet at an endpoint and may come and go.
+    """
 
     processes: int | str | None = None
-    nodes: int = 1
+    nodes: Nodes = Nodes()
     node_rank: int | None = None
     master_address: str | None = None
     master_port: int | None = None
+    meeting: Meeting | None = None
 
     @property
     def needs_torchrun(self) -> bool:
         """Whether more than one process takes part, here or on other nodes."""
-        names_other_nodes = self.nodes > 1 or self.node_rank is not None or self.master_address is not None
-        return self.processes not in (None, 1) or names_other_nodes
+        names_other_nodes = self.nodes.most > 1 or self.node_rank is not None or self.master_address is not None
+        return self.processes not in (None, 1) or names_other_nodes or self.meeting is not None
 
 
-def target_of(module: str | None, words: Sequence[str]) -> Target:
-    """What the words of a command line name: ``script.py ARGS``, ``-m module ARGS``.
+def target_of(program: str, module: str | None, words: Sequence[str]) -> Target:
+    """What the words of a command line name: ``script.py ARGS``, ``-m module ARGS``; ``program`` is who was called.
 
     Raises:
         BadUsage: nothing is named.
@@ -50,14 +55,14 @@ def target_of(module: str | None, words: Sequence[str]) -> Target:
         return Target(module, tuple(words), is_module=True)
     if words[:1] == ["-m"] or words[:1] == ("-m",):
         if len(words) == 1:
-            raise BadUsage(command=PROGRAM, complaint="-m needs the name of a module")
+            raise BadUsage(command=program, complaint="-m needs the name of a module")
         return Target(words[1], tuple(words[2:]), is_module=True)
     if not words:
-        raise BadUsage(command=PROGRAM, complaint="the script is missing; it stands last: unbroken run -- train.py")
+        raise BadUsage(command=program, complaint=f"the script is missing; it stands last: {program} -- train.py")
     return Target(words[0], tuple(words[1:]))
 
 
-def require_target(target: Target, folder: Path) -> None:
+def require_target(program: str, target: Target, folder: Path) -> None:
     """Pass if the program exists; ``folder`` is where the job will be started.
 
     Raises:
@@ -73,7 +78,7 @@ def require_target(target: Target, folder: Path) -> None:
     if not script.exists():
         raise PathMissing(path=Path(target.name), purpose="script")
     if script.is_dir() and not (script / "__main__.py").exists():
-        raise BadUsage(command=PROGRAM, complaint=f"{target.name} is a folder without a __main__.py, not a script")
+        raise BadUsage(command=program, complaint=f"{target.name} is a folder without a __main__.py, not a script")
 
 
 def _module_exists(name: str, folder: Path) -> bool:
@@ -94,41 +99,71 @@ def _module_exists(name: str, folder: Path) -> bool:
     return found is not None
 
 
-def require_shape(shape: Shape) -> None:
+def require_shape(program: str, shape: Shape) -> None:
     """Pass if the options about nodes fit together.
 
     Raises:
         BadUsage: one of them is missing or leads nowhere.
     """
-    if shape.nodes == 1 and shape.node_rank in (None, 0):
-        return
+    complaint = _endpoint_complaint(shape) if shape.meeting is not None else _numbers_complaint(shape)
+    if complaint is not None:
+        raise BadUsage(command=program, complaint=complaint)
+
+
+def _endpoint_complaint(shape: Shape) -> str | None:
+    numbered = [
+        option
+        for option, value in (
+            ("--node-rank", shape.node_rank),
+            ("--master-addr", shape.master_address),
+            ("--master-port", shape.master_port),
+        )
+        if value is not None
+    ]
+    if numbered:
+        return f"nodes that meet at {torchrun.ENDPOINT} have no numbers: {' and '.join(numbered)} cannot be given"
+    return None
+
+
+def _numbers_complaint(shape: Shape) -> str | None:
+    nodes = shape.nodes
+    if nodes.least != nodes.most:
+        return f"--nnodes {nodes} needs {torchrun.ENDPOINT} HOST:PORT, the same on each node"
+    if nodes.most == 1 and shape.node_rank in (None, 0):
+        return None
     lacking = [
         option
         for option, value in (("--node-rank", shape.node_rank), ("--master-addr", shape.master_address))
         if value is None
     ]
     if lacking:
-        raise BadUsage(command=PROGRAM, complaint=f"--nnodes {shape.nodes} needs {' and '.join(lacking)} on each node")
-    if shape.node_rank is not None and shape.node_rank >= shape.nodes:
-        raise BadUsage(
-            command=PROGRAM,
-            complaint=f"--node-rank {shape.node_rank} is not among 0 to {shape.nodes - 1} of --nnodes {shape.nodes}",
-        )
+        return f"--nnodes {nodes} needs {' and '.join(lacking)} on each node, or {torchrun.ENDPOINT} HOST:PORT"
+    if shape.node_rank is not None and shape.node_rank >= nodes.most:
+        return f"--node-rank {shape.node_rank} is not among 0 to {nodes.most - 1} of --nnodes {nodes}"
+    return None
 
 
-def command_of(target: Target, shape: Shape, *, python: str, torchrun_options: Sequence[str]) -> list[str]:
-    """The command line of one job."""
+def command_of(
+    target: Target, shape: Shape, *, python: str, torchrun_options: Sequence[str], torchrun_restarts: int = 0
+) -> list[str]:
+    """The command line of one job.
+
+    Restarts are the launcher's own: it starts everything anew, so no rank can meet a key of the store before. Only
+    agents that meet again after a loss do it by themselves, ``torchrun_restarts`` times.
+    """
     program = [*(["-m"] if target.is_module else []), target.name, *target.arguments]
     if not shape.needs_torchrun:
         # Unbuffered, as torchrun starts its workers: what was printed before a kill has been seen.
         return [python, "-u", *program]
-    # Restarts are the launcher's own: it starts everything anew, so no rank can meet a key of the store before.
-    options = ["--nproc-per-node", str(shape.processes or 1), "--max-restarts", "0", *torchrun_options]
-    return [python, "-m", torchrun.MODULE, *options, *_meeting_options(shape), *program]
+    restarts = torchrun_restarts if shape.meeting is not None else 0
+    options = ["--nproc-per-node", str(shape.processes or 1), "--max-restarts", str(restarts), *torchrun_options]
+    return [python, "-m", agent.MODULE, *options, *_meeting_options(shape), *program]
 
 
 def _meeting_options(shape: Shape) -> list[str]:
-    if shape.nodes == 1 and shape.master_address is None and shape.master_port is None:
+    if shape.meeting is not None:
+        return shape.meeting.options(shape.nodes)
+    if shape.nodes.most == 1 and shape.master_address is None and shape.master_port is None:
         return ["--standalone"]
     options = ["--nnodes", str(shape.nodes), "--node-rank", str(shape.node_rank or 0)]
     if shape.master_address is not None:
@@ -151,6 +186,9 @@ def environment_of(
         environment[torchrun.SHUTDOWN_VARIABLE] = str(shutdown_timeout_s)
         if sets_threads(before, shape):
             environment[THREADS_VARIABLE] = "1"
+        if shape.meeting is not None:
+            # The job before, of the same agents, may have been held by a node that is gone.
+            environment |= {OWN_STORE: "1", takeover.ENVIRONMENT: "1"}
     elif shape.processes == 1:
         ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
         sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")

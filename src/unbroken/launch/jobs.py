@@ -8,30 +8,32 @@ from pathlib import Path
 from typing import IO, Final
 
 from unbroken.errors import RecordDamaged, StorageFailed
-from unbroken.launch import outcome_file, processes, torchrun
+from unbroken.launch import outcome_file, processes, steps_file, torchrun
 from unbroken.launch.command import Shape, Target, command_of, environment_of
 from unbroken.launch.outcome_file import JobOutcome
-from unbroken.launch.records import last_job, recorded_outcome, resumable_step
-from unbroken.launch.restarts import Again, Attempt, Enough, decide
+from unbroken.launch.records import last_job, recorded_outcome, resumable_step, stop_kind
+from unbroken.launch.restarts import NO_PROGRESS_RESTARTS, Again, Attempt, Enough, Policy, decide
 from unbroken.launch.supervise import Say, Watch, hold_signals, next_signal
-from unbroken.launch.verdict import Verdict, judge
+from unbroken.launch.verdict import Ended, Verdict, judge
 from unbroken.run.process import process_of
 
 SHUTDOWN_TIMEOUT_S: Final = 600
 RESTART_DELAY_S: Final = 1.0
+_ALLOCATION: Final = "SLURM_JOB_ID"
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What one launch was asked to do."""
+    """What one launch was asked to do; ``max_restarts`` is None for as many as bring the run further."""
 
     target: Target
     shape: Shape = Shape()
     shutdown_timeout_s: int = SHUTDOWN_TIMEOUT_S
     stopped_exit_code: int = 0
-    max_restarts: int = 0
+    max_restarts: int | None = 0
     restart_delay_s: float = RESTART_DELAY_S
     run: Path | None = None
+    until_done: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def launch(orders: Orders, around: Surroundings) -> Launched:
         TorchMissing: several processes were asked for and there is no torch.
     """
     options = _torchrun_options(orders)
+    policy = _policy(orders, around.environ)
     waited = hold_signals()
     processes.adopt_orphans()
     attempts: tuple[Attempt, ...] = ()
@@ -73,20 +76,38 @@ def launch(orders: Orders, around: Surroundings) -> Launched:
         ended = watch.until_end()
         outcome = _outcome(path, around, run, before)
         run = Path(outcome.run) if outcome else run
-        verdict = judge(
-            ended,
-            outcome,
-            through_torchrun=orders.shape.needs_torchrun,
-            stopped_exit_code=orders.stopped_exit_code,
-        )
-        was_asked = ended.asked_by is not None or ended.was_interrupted_twice
-        attempts += (Attempt(verdict.exit_code, outcome, was_asked, resumable_step(run), run is not None),)
-        following = decide(attempts, max_restarts=orders.max_restarts, first_delay_s=orders.restart_delay_s)
+        verdict = judge(ended, outcome, stopped_exit_code=orders.stopped_exit_code)
+        attempts += (_attempt(ended, verdict.exit_code, outcome, run, path),)
+        following = decide(attempts, policy)
         if isinstance(following, Enough):
             return Launched(_with_reason(verdict, following.reason), len(attempts))
         watch.end_leftovers()
-        if not _waited_out(following, verdict, around, waited, f"{len(attempts)} of {orders.max_restarts}"):
+        if not _waited_out(following, verdict, around, waited, _count(len(attempts), policy.max_restarts)):
             return Launched(_with_reason(verdict, "asked to stop before the next restart"), len(attempts))
+
+
+def _policy(orders: Orders, environ: Mapping[str, str]) -> Policy:
+    most = orders.max_restarts
+    if orders.shape.meeting is not None:
+        # The restarts asked for are those of torchrun, whose agents meet again after each.
+        most = None if orders.until_done else 0
+    return Policy(most, orders.restart_delay_s, orders.until_done, _ALLOCATION in environ)
+
+
+def _attempt(ended: Ended, code: int, outcome: JobOutcome | None, run: Path | None, path: Path) -> Attempt:
+    return Attempt(
+        code,
+        outcome,
+        was_asked=ended.asked_by is not None or ended.was_interrupted_twice,
+        resumable_step=resumable_step(run),
+        is_run_known=run is not None,
+        reached=steps_file.last_step(steps_file.path_of(path)),
+        stopped_by=stop_kind(run) if outcome is not None and outcome.status == "stopped" else None,
+    )
+
+
+def _count(restart: int, most: int | None) -> str:
+    return f"{restart}" if most is None else f"{restart} of {most}"
 
 
 def _torchrun_options(orders: Orders) -> list[str]:
@@ -105,7 +126,13 @@ def _started(
         shutdown_timeout_s=orders.shutdown_timeout_s,
         free_port=_free_port(),
     )
-    command = command_of(orders.target, orders.shape, python=around.python, torchrun_options=options)
+    command = command_of(
+        orders.target,
+        orders.shape,
+        python=around.python,
+        torchrun_options=options,
+        torchrun_restarts=NO_PROGRESS_RESTARTS if orders.max_restarts is None else orders.max_restarts,
+    )
     return Watch(
         processes.start(command, environment, stdout=around.stdout),
         orders.shape.needs_torchrun,
@@ -113,6 +140,7 @@ def _started(
         orders.shutdown_timeout_s,
         around.clock,
         around.say,
+        goes_on_elsewhere=orders.shape.nodes.least < orders.shape.nodes.most,
     )
 
 

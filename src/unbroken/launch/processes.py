@@ -38,7 +38,14 @@ def adopt_orphans() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], *, stdout: IO[str] | None) -> "subprocess.Popen[str]":
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdout: IO[str] | None,
+    stderr: IO[str] | None = None,
+    cwd: Path | None = None,
+) -> "subprocess.Popen[str]":
     """Start a job in a process group of its own, so that a terminal's Ctrl-C reaches the launcher alone.
 
     Signals that the launcher holds back are let through in the child. If the launcher is killed, the child gets
@@ -53,7 +60,16 @@ def start(command: Sequence[str], environment: Mapping[str, str], *, stdout: IO[
         if os.getppid() != launcher:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    return subprocess.Popen(command, env=environment, stdout=stdout, process_group=0, preexec_fn=begin, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+        process_group=0,
+        preexec_fn=begin,
+        text=True,
+    )
 
 
 def living() -> dict[int, Process]:

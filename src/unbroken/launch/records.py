@@ -11,6 +11,7 @@ from typing import Final
 
 from unbroken.errors import StorageFailed
 from unbroken.launch.outcome_file import JobOutcome
+from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import read_current
 from unbroken.run.outcome import read_outcome
@@ -53,6 +54,18 @@ def recorded_outcome(
         # What is derived, not told: the processes say it better.
         return None
     return JobOutcome(str(run), found.status, found.exit_code, found.verdict, found.reason)
+
+
+def stop_kind(run: Path | None) -> str | None:
+    """The kind of the reason for which the last job of a run stopped cleanly; None where it tells none."""
+    number = last_job(run)
+    if run is None or not number:
+        return None
+    try:
+        said = read_history(Layout(run)).last("stop", job=number)
+    except StorageFailed:
+        return None
+    return said.text("by") if said else None
 
 
 def resumable_step(run: Path | None) -> int | None:

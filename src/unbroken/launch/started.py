@@ -14,6 +14,7 @@ from unbroken.config import Config, compare, from_json
 from unbroken.config.resume import Difference, Differences
 from unbroken.errors import ConfigDiffers, FieldChange
 from unbroken.files import LOCAL, Files
+from unbroken.launch.accepted import require_known
 from unbroken.run.layout import Layout
 from unbroken.store.place import Store
 from unbroken.store.scan import scan
@@ -44,8 +45,10 @@ def settle(
     Raises:
         ConfigDiffers: it may not go on with this config; every field is named.
         ConfigUnreadable: the run's record is damaged.
+        AcceptUnknown: a name is accepted that nothing has which could differ.
         StorageFailed: the system refused to read.
     """
+    require_known(accept)
     layout = Layout(Path(asked.training.output_dir))
     recorded = _recorded(layout, files)
     begins_anew = asked.training.resume == "scratch" and force

@@ -51,6 +51,7 @@ class Watch:
     shutdown_timeout_s: float
     clock: Callable[[], float]
     say: Say
+    goes_on_elsewhere: bool = False
     asked_by: signal.Signals | None = None
     interrupts: int = 0
     deadline_s: float | None = None
@@ -105,10 +106,16 @@ class Watch:
     def end_leftovers(self) -> None:
         """End what a dead parent left behind: torchrun that was killed leaves its workers training.
 
-        They get SIGTERM and the same time to save; one more interrupt ends them at once.
+        They get SIGTERM and the same time to save; one more interrupt ends them at once. Where the nodes that are left
+        go on without this one, they are killed: asked to stop, they would agree with all other ranks to stop.
         """
         left = self._leftovers()
         if not left:
+            return
+        if self.goes_on_elsewhere and self.asked_by is None:
+            self.say(f"what the job left behind is killed, so that the other nodes go on: {', '.join(map(str, left))}")
+            processes.kill_below(os.getpid())
+            self._reap_orphans()
             return
         self.say(f"SIGTERM is sent to what the job left behind: {', '.join(map(str, left))}")
         processes.send(left, signal.SIGTERM)

@@ -11,6 +11,7 @@ from typing import Final
 from unbroken.errors import TorchMissing
 
 MODULE: Final = "torch.distributed.run"
+ENDPOINT: Final = "--rdzv-endpoint"
 # SIGINT is not among them: interrupted at the keyboard, torchrun ends its workers by SIGTERM, while a passed-on
 # interrupt would reach a worker twice and count as the second one, which leaves at once.
 SIGNALS: Final = "SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"

@@ -31,13 +31,13 @@ class Verdict:
     run: str | None = None
 
 
-def judge(ended: Ended, outcome: JobOutcome | None, *, through_torchrun: bool, stopped_exit_code: int) -> Verdict:
+def judge(ended: Ended, outcome: JobOutcome | None, *, stopped_exit_code: int) -> Verdict:
     """The durable outcome decides; without one, the code of the process itself."""
     run = outcome.run if outcome else None
     if ended.was_interrupted_twice:
         return Verdict(EXIT_INTERRUPTED, "interrupted twice: left at once; the last commit stands", run=run)
     if outcome is None or not outcome.has_ended:
-        code, how = _by_processes(ended, through_torchrun=through_torchrun, has_begun=outcome is not None)
+        code, how = _by_processes(ended.returncode)
         if ended.ran_out_of_time:
             how += " after its time to save was over"
         told = "told no outcome" if outcome is None else "began its run and told no outcome"
@@ -55,16 +55,12 @@ def _way(returncode: int) -> str:
     return f"exit code {returncode}" if returncode >= 0 else signal_name(-returncode)
 
 
-def _by_processes(ended: Ended, *, through_torchrun: bool, has_begun: bool) -> tuple[int, str]:
-    code = ended.returncode
+def _by_processes(code: int) -> tuple[int, str]:
     if code < 0:
         return SIGNALLED - code, f"{signal_name(-code)} ended it"
-    if through_torchrun and code == 1 and ended.asked_by is not None:
-        # torchrun says 1 whatever its workers died of; what is known is the signal they were given.
-        return SIGNALLED + ended.asked_by, f"{ended.asked_by.name} was passed on to it"
-    if through_torchrun and code == 1 and has_begun:
-        # A run tells of every error it can still tell of; `unbroken outcome` says the same of one that did not.
-        return SIGNALLED + signal.SIGKILL, "a rank ended without a word, as one does that is killed"
+    if code - SIGNALLED in signal.valid_signals():
+        # As a shell tells it, and torchrun's agent: what ended one of the processes below.
+        return code, f"{signal_name(code - SIGNALLED)} ended it"
     return code, "its own exit code stands"
 
 

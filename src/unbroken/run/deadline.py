@@ -64,13 +64,14 @@ def _checked(source: str, text: str, number: float, since_s: float, started_s: f
 class Reserve:
     """How long before the deadline a last save must begin, learned from saves and steps that were measured.
 
-    A configured number wins. Otherwise twice the slowest of the recent saves, the slowest recent step (a stop waits for
-    its edge), and a margin for what happens after the save.
+    A configured number wins. Otherwise twice the slowest of the recent saves, the slowest recent step for each edge a
+    stop waits for (several ranks agree at one and follow at the next), and a margin for what happens after the save.
     """
 
     configured_s: float | None = None
     saves_s: tuple[float, ...] = ()
     steps_s: tuple[float, ...] = ()
+    edges: int = 1
 
     def after_save(self, duration_s: float) -> "Reserve":
         """The reserve once a save took this long, from its first copy to its commit."""
@@ -84,17 +85,17 @@ class Reserve:
         """How long before the deadline to begin; ``runtime_s`` is how long the job has in all."""
         if self.configured_s is not None:
             return self.configured_s
-        step_s = max(self.steps_s, default=0.0)
+        step_s = self.edges * max(self.steps_s, default=0.0)
         if self.saves_s:
             return 2 * max(self.saves_s) + step_s + _MARGIN_S
         unmeasured = UNMEASURED_S if runtime_s is None else min(UNMEASURED_S, runtime_s * _UNMEASURED_SHARE)
         return unmeasured + step_s
 
 
-def learned_reserve(facts: Iterable[Fact], configured_s: float | None = None) -> Reserve:
+def learned_reserve(facts: Iterable[Fact], configured_s: float | None = None, *, edges: int = 1) -> Reserve:
     """What the commits of earlier jobs teach: their ``seconds``, from the first copy to the commit."""
     measured = (fact.number("seconds") for fact in facts if fact.kind == "commit")
-    reserve = Reserve(configured_s)
+    reserve = Reserve(configured_s, edges=edges)
     for seconds in measured:
         if seconds is not None and seconds >= 0:
             reserve = reserve.after_save(seconds)

@@ -16,23 +16,35 @@ from unbroken.run.lines import LineWriter, Torn, job_file, jobs_in, plain, read_
 
 # What a fact of each kind says; a reader meets kinds it does not know and passes them by.
 KINDS: Final[Mapping[str, str]] = {
-    "job-start": "a job took the run: world, versions, processes, deadline",
+    "job-start": "a job took the run: world, versions, processes, deadline, placement",
+    "drill": "the job is no real one: where it was made to write, stop or fail",
     "resume": "the checkpoint and step it goes on from",
     "passed-over": "a newer checkpoint it did not take, and why",
     "accept": "a difference that a person accepted by name",
     "audit": "live state that nobody handed over",
     "config": "fields in which this job differs from what the run was started with",
     "skipped": "a step whose loss or gradient was no number, and which moved no weight",
+    "overflowed": "a step whose gradient overflowed in fp16: it moved no weight and halved the loss scale",
     "save": "a save began, or was skipped",
     "save-failed": "a save that storage refused; training went on",
     "commit": "a checkpoint began to exist: name, step, seconds, bytes",
     "mirror": "a checkpoint stands in a second store",
     "recomputed": "how many lost steps were computed again, and how many agree",
     "mismatch": "a step computed twice gave different bits",
+    "deadline": "when the scheduler will end the job, where it told so after the start",
+    "emergency-save": "the first rank has dumped what it holds to local disk: step, seconds, host, path",
+    "emergency-mirror": "a copy of its dump was read back, byte for byte, where every host sees it",
+    "emergency-failed": "a dump, or the copy of one, that was refused",
+    "emergency-resume": "the checkpoint that was made of the dumps of all ranks",
+    "emergency-sweep": "dumps that a later commit made useless, removed",
+    "let-go": "a grace window in which nothing could be saved",
     "stop": "why the job is ending",
     "job-end": "how it ended",
 }
-DURABLE: Final = frozenset({"job-start", "accept", "commit", "mirror", "mismatch", "job-end"})
+DURABLE: Final = frozenset(
+    {"job-start", "accept", "commit", "mirror", "mismatch", "job-end"}
+    | {"emergency-save", "emergency-mirror", "emergency-resume"}
+)
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")
 _OWN: Final = frozenset({"at", "kind"})
 

@@ -2,9 +2,12 @@
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from unbroken.run.journal import read_history
+from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder
 
 _START_TIME_FIELD: Final = 19
@@ -44,3 +47,18 @@ def process_of(host: str, pid: int) -> str | None:
         return process_started(pid)
     same_machine = host.partition("/")[0] == here.partition("/")[0]
     return "" if same_machine and "/" in host and "/" in here else None
+
+
+def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:
+    """The processes that a job named when it started: its launcher, then its ranks; some may be gone since.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    start = read_history(layout).last("job-start", job=job)
+    listed: Any = start.values.get("processes") if start is not None else None
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict):
+            host, pid, began = each.get("host"), each.get("pid"), each.get("process_started")
+            if isinstance(host, str) and type(pid) is int and isinstance(began, str) and began:
+                yield Holder(host, pid, began)

@@ -9,7 +9,7 @@ from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
 
-Kind = Literal["signal", "walltime", "flag", "asked", "done"]
+Kind = Literal["signal", "walltime", "spot", "flag", "asked", "done"]
 
 _SCHEMA: Final = "unbroken.stop/1"
 _LIMIT_BYTES: Final = 1 << 16
@@ -17,7 +17,7 @@ _LIMIT_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a job ends; ``detail`` is the signal's name, the deadline, who asked."""
+    """Why a job ends; ``detail`` is the signal's name, the deadline, the notice, who asked."""
 
     kind: Kind
     detail: str = ""
@@ -27,6 +27,7 @@ class StopReason:
         words = {
             "signal": "a signal came",
             "walltime": "its time is nearly over",
+            "spot": "the machine will be taken away",
             "flag": "it was asked to stop",
             "asked": "the training loop asked for it",
             "done": "the target is reached",

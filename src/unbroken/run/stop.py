@@ -1,4 +1,4 @@
-"""Who may ask a job to end, and whether somebody has: signals, the flag file, the deadline, the loop itself.
+"""Who may ask a job to end, and whether somebody has: signals, the flag file, the deadline, a notice, the loop itself.
 
 ``StopSources`` only notes; nothing is ended here. A loop asks ``look`` at the edge of each step, so that a stop always
 finds the state whole. Handlers that stood before are put back at the end, and are not called meanwhile: the default
@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from unbroken import amounts
 from unbroken.errors import StorageFailed
@@ -22,6 +22,7 @@ __all__ = [
     "LOOK_EVERY_S",
     "SECOND_AFTER_S",
     "SIGNALS",
+    "Notices",
     "StopReason",
     "StopRequest",
     "StopSources",
@@ -44,6 +45,20 @@ def is_due(now_s: float, deadline_s: float | None, reserve_s: float) -> bool:
     return deadline_s is not None and now_s + reserve_s >= deadline_s
 
 
+class Notices(Protocol):
+    """Who hears when a machine is to be taken away; asked at every edge, so neither may wait for anything."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it goes, in seconds since 1970; None as long as nobody says."""
+
+    def look(self) -> StopReason | None:
+        """The notice, if there is one."""
+
+    def end(self) -> None:
+        """Listen no more."""
+
+
 class StopSources:
     """Notes who asks a job to end; a context manager around the loop.
 
@@ -53,6 +68,7 @@ class StopSources:
         deadline_s: when the job's time is over; None for never.
         reserve: how many seconds before that a last save must begin.
         look_every_s: the flag file is looked at no more often than this.
+        notices: who hears that the machine is to be taken away; ended by ``restore``.
     """
 
     def __init__(
@@ -65,13 +81,17 @@ class StopSources:
         reserve: Callable[[], float] = lambda: 0.0,
         look_every_s: float = LOOK_EVERY_S,
         files: Files = LOCAL,
+        notices: Notices | None = None,
     ) -> None:
+        self._notices = notices
+        self._ended_with: list[Callable[[], None]] = []
         self._layout, self._job, self._files = layout, job, files
         self._clock, self._deadline_s, self._reserve = clock, deadline_s, reserve
         self._look_every_s = look_every_s
         self._looked_at_s: float | None = None
         self._is_refusal_told = False
         self._signal: int | None = None
+        self._signalled_at_s: float | None = None
         self._interrupted_at_s: float | None = None
         self._asked: StopReason | None = None
         self._previous: dict[int, Any] = {}
@@ -95,7 +115,11 @@ class StopSources:
         return True
 
     def restore(self) -> None:
-        """Put back the handlers that stood before."""
+        """Put back the handlers that stood before, and listen to no notices any more."""
+        if self._notices is not None:
+            self._notices.end()
+        while self._ended_with:
+            self._ended_with.pop()()
         while self._previous:
             number, previous = self._previous.popitem()
             # None: a handler that C code installed; Python can neither name it nor put it back.
@@ -103,7 +127,7 @@ class StopSources:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._signal is None:
-            self._signal = number
+            self._signal, self._signalled_at_s = number, self._clock()
         if number != signal.SIGINT:
             return
         now_s = self._clock()
@@ -112,9 +136,32 @@ class StopSources:
         elif now_s - self._interrupted_at_s >= SECOND_AFTER_S:
             raise KeyboardInterrupt
 
+    def end_with(self, end: Callable[[], None]) -> None:
+        """Let something that serves these sources end with them, in ``restore``."""
+        self._ended_with.append(end)
+
+    def move_deadline(self, at_s: float | None) -> None:
+        """Take another deadline, from any thread: the scheduler told it late, or has moved it."""
+        self._deadline_s = at_s
+
     def ask(self, detail: str = "") -> None:
         """Let the loop itself ask for an end."""
         self._asked = self._asked or StopReason("asked", detail)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the job's time is over by all that is known now: its own limit, or the machine's if that is nearer."""
+        told_s = (self._deadline_s, self._notices.deadline_s if self._notices is not None else None)
+        return min((each for each in told_s if each is not None), default=None)
+
+    def left_s(self, grace_s: float | None) -> float | None:
+        """Seconds until the kill, as far as it is known: a grace window after a signal, or the deadline if nearer."""
+        now_s, deadline_s = self._clock(), self.deadline_s
+        # Who outlives his deadline was not killed by it: then it no longer says when he will be.
+        gone_at_s = [deadline_s] if deadline_s is not None and deadline_s > now_s else []
+        if self._signalled_at_s is not None and grace_s is not None:
+            gone_at_s.append(self._signalled_at_s + grace_s)
+        return min(gone_at_s) - now_s if gone_at_s else None
 
     def look(self) -> StopReason | None:
         """Whether anybody asks for an end; a few microseconds, but for one look at the flag file a second."""
@@ -122,6 +169,8 @@ class StopSources:
             return StopReason("signal", signal.Signals(self._signal).name)
         if self._asked is not None:
             return self._asked
+        if self._notices is not None and (notice := self._notices.look()) is not None:
+            return notice
         now_s = self._clock()
         if is_due(now_s, self._deadline_s, reserve_s := self._reserve() if self._deadline_s is not None else 0.0):
             left_s = max(0.0, (self._deadline_s or 0.0) - now_s)

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from unbroken import amounts
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
+from unbroken.run.emergencies import Dumps, emergencies
 from unbroken.run.journal import Fact, History, read_history
 from unbroken.run.layout import Layout, run_of
 from unbroken.run.lease import Lease, read_current
 from unbroken.run.outcome import Outcome, derive
 from unbroken.run.recomputed import Mismatch, Recomputed
 from unbroken.run.request import read_request
+from unbroken.run.scheduler import Placement, placements
 from unbroken.run.state import RunState, read_run_state
 from unbroken.store.check import Cause, Level, Verdict, verify
-from unbroken.store.choose import choose
+from unbroken.store.choose import Choice, choose
+from unbroken.store.emergency import read_pointers
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST
@@ -79,6 +82,7 @@ class Records:
     recomputed: Recomputed = Recomputed()
     deadline_s: float | None = None
     is_stop_requested: bool = False
+    placements: tuple[tuple[int, Placement], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class RunSummary:
     passed_over: tuple[tuple[str, str], ...]
     records: Records = Records()
     outcome: Outcome | None = None
+    emergencies: tuple[Dumps, ...] = ()
 
     @property
     def account(self) -> Account | None:
@@ -128,7 +133,12 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
         passed_over=tuple((over.name, over.reason) for over in found.passed_over),
         records=records_of(history, lease, outcome, is_stop_requested=requested),
         outcome=outcome,
+        emergencies=tuple(emergencies(read_pointers(layout.run, store.files), after_step=_step(found))),
     )
+
+
+def _step(found: Choice) -> int:
+    return found.chosen.manifest.step if found.chosen is not None and found.chosen.manifest is not None else -1
 
 
 def _is_requested(layout: Layout, store: Store) -> bool:
@@ -146,16 +156,24 @@ def records_of(
     current = lease.number if lease is not None else None
     ended = {fact.job for fact in history.of_kind("job-end")}
     is_over = outcome is None or outcome.status != "running"
-    start = history.last("job-start", job=current)
     return Records(
         jobs=len(history.jobs),
         crashed=len([job for job in history.jobs if job not in ended and (job != current or is_over)]),
         torn=history.torn,
         last_commit=history.last("commit"),
         recomputed=recomputed_of(history),
-        deadline_s=start.number("deadline_s") if start is not None and not is_over else None,
+        deadline_s=None if is_over else _deadline_s(history, current),
         is_stop_requested=is_stop_requested,
+        placements=placements(history.facts),
     )
+
+
+def _deadline_s(history: History, job: int | None) -> float | None:
+    # What the scheduler told last stands above what the environment said at the start.
+    if (moved := history.last("deadline", job=job)) is not None:
+        return moved.number("at_s")
+    start = history.last("job-start", job=job)
+    return start.number("deadline_s") if start is not None else None
 
 
 def recomputed_of(history: History) -> Recomputed:
@@ -195,6 +213,9 @@ def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line
     lines += [_moved_line(store, f"quarantine/{name}", "quarantined") for name in inventory.quarantined]
     lines += [_moved_line(store, name, "abandoned") for name in inventory.abandoned]
     lines += [Line(leftover.name, "leftover", note="the next sweep removes it") for leftover in inventory.leftover]
+    newest = max((line.step or 0 for line in lines if line.state == "committed"), default=-1)
+    dumps = emergencies(read_pointers(run_of(store).run, store.files), after_step=newest)
+    lines += [Line(each.name, "emergency", each.step, parts=each.ranks, note=each.sentence()) for each in dumps]
     bereft = without_manifest(store, inventory)
     lines += [Line(name, "damaged", note=f"{MANIFEST}: is missing") for name in bereft]
     foreign = [name for name in inventory.foreign if name not in bereft]

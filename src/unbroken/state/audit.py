@@ -1,10 +1,12 @@
 """What is alive and was not handed over: the state that a resume would lose without a word.
 
 Looks at every live object once, when a run starts, for the kinds whose state matters: optimizers, schedulers, scalers,
-averaged models and loaders that can say where they stand. What belongs to something that was handed over is not named.
+averaged models and loaders that can say where they stand; and at the names of whoever starts it for generators of his
+own, since those that libraries keep are nobody's business. What belongs to something that was handed over is not named.
 """
 
 import gc
+import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
+
+from unbroken.state.cursor import generators_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,27 @@ def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved
         if kind is None or id(thing) in known or _is_idle(thing):
             continue
         found.append(Unsaved(kind, type(thing).__name__, _name_of(thing, frame)))
+    found += _generators(handed.values(), frame)
     return sorted(found, key=lambda each: (each.kind, each.type_name, each.called or ""))
+
+
+def _generators(handed: Iterable[object], frame: FrameType | None) -> list[Unsaved]:
+    """Generators that the caller draws from beside the global ones, which every checkpoint has."""
+    if frame is None:
+        return []
+    numpy = sys.modules.get("numpy")
+    kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
+    served = {id(each) for thing in handed for each in generators_of(getattr(thing, "loader", thing))}
+    globals_of_torch = {id(torch.default_generator), *map(id, torch.cuda.default_generators)}
+    named = {**frame.f_globals, **frame.f_locals}
+    return [
+        Unsaved("generator", type(value).__name__, name)
+        for name, value in named.items()
+        # type(), not isinstance(), as above. The system's own source of randomness has no state.
+        if issubclass(type(value), kinds)
+        and not issubclass(type(value), random.SystemRandom)
+        and id(value) not in served | globals_of_torch
+    ]
 
 
 def _is_idle(thing: object) -> bool:

@@ -66,12 +66,12 @@ def capture(
     """
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
     called = GENERATORS if shares_generators else own_prefix(world.rank, GENERATORS)
-    taken = world.all_or_none(lambda: _take(items, generators, called, world, allow_pickle))
+    taken = world.all_or_none(lambda: take_alone(items, generators, called, world, allow_pickle))
     copies_digest = digest_bytes(json.dumps(taken.copies, sort_keys=True).encode())
     said = world.all_gather((taken.digests, copies_digest))
-    differing = _differing(taken.digests, [digests for digests, _ in said])
+    differing = differing_names(taken.digests, [digests for digests, _ in said])
     is_even = len({copies for _, copies in said}) == 1
-    uneven = [] if is_even else sorted(_differing(taken.copies, world.all_gather(taken.copies)))
+    uneven = [] if is_even else sorted(differing_names(taken.copies, world.all_gather(taken.copies)))
     tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
     own: set[str] = set() if shares_generators else set(taken.drawn.tensors)
     shared: dict[str, Json] = {GENERATORS: taken.drawn.skeleton} if shares_generators else {}
@@ -84,7 +84,7 @@ def capture(
             continue
         if isinstance(item, ObjectItem):
             is_allowed = name in allow_pickle
-            mine = split(name, taken.states[name], allow_pickle=is_allowed, called=_own_unless_sharded(world.rank))
+            mine = split(name, taken.states[name], allow_pickle=is_allowed, called=own_unless_sharded(world.rank))
             own |= {each for each, tensor in mine.tensors.items() if not is_sharded(tensor)}
         ranked[name] = mine.skeleton
         tensors.update(mine.tensors)
@@ -97,7 +97,7 @@ def capture(
 
 
 @dataclass(frozen=True)
-class _Taken:
+class Taken:
     """What one rank finds by itself: every state, in two; digests to compare; and what the generators drew so far."""
 
     states: Mapping[str, State]
@@ -107,9 +107,16 @@ class _Taken:
     drawn: Split
 
 
-def _take(
+def take_alone(
     items: Sequence[Item], generators: Callable[[], State], called: str, world: World, allow_pickle: Collection[str]
-) -> _Taken:
+) -> Taken:
+    """Take the state of every item as this rank has it; asks no other rank, unless a model is of the older FSDP.
+
+    Raises:
+        NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
+        TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
+        NoMemory: there is no memory to look at it.
+    """
     # All states before anything can be refused: the older FSDP speaks to the other ranks when it is asked for one.
     states = {item.name: item.take() for item in items}
     # Behind them: an object may draw when it is asked, and a resume goes on from the draw after that one.
@@ -119,7 +126,7 @@ def _take(
     with asking_for_memory():
         digests = {item.name: _digest(item, splits[item.name]) for item in items}
         copies = _local_prints(_copies(items, splits)) if world.size > 1 else {}
-    return _Taken(states, splits, digests, copies, drawn)
+    return Taken(states, splits, digests, copies, drawn)
 
 
 def _require_supported(splits: Iterable[Split]) -> None:
@@ -166,7 +173,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(cast("bytes", flat.view(torch.uint8).numpy()))
 
 
-def _own_unless_sharded(rank: int) -> Callable[[str, torch.Tensor], str]:
+def own_unless_sharded(rank: int) -> Callable[[str, torch.Tensor], str]:
     """Names for an object that differs by rank: what its ranks hold together keeps one name."""
     return lambda path, tensor: path if is_sharded(tensor) else own_prefix(rank, path)
 
@@ -176,7 +183,8 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor | ShardedTensor)
 
 
-def _differing(digests: Mapping[str, str], everybody: Sequence[Mapping[str, str]]) -> set[str]:
+def differing_names(digests: Mapping[str, str], everybody: Sequence[Mapping[str, str]]) -> set[str]:
+    """The names of which not all ranks have the same."""
     return {name for name in digests if len({said.get(name) for said in everybody}) > 1}
 
 

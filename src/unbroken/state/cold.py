@@ -43,9 +43,13 @@ class Cold:
         self.names |= {name for name in saved if owner_of(item, name) in found}
         return found
 
+    def tensors(self) -> list[str]:
+        """The tensors that start anew, by name."""
+        return [f"{item}.{key}" for item in sorted(self.keys) for key in sorted(self.keys[item])]
+
     def notes(self) -> list[str]:
         """What is to be said of it, once."""
-        return [f"accepted: {item}.{key}: starts cold" for item in sorted(self.keys) for key in sorted(self.keys[item])]
+        return [f"accepted: {name}: starts cold" for name in self.tensors()]
 
     def settle(self, item: Item, state: State) -> State:
         """The state to hand back: what starts anew keeps the value it has now, or is left out."""

@@ -8,7 +8,7 @@ as torch's does, and costs the time of those batches. A ``Positioned`` loader, s
 one position for all ranks: nothing is kept beside it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -43,6 +43,13 @@ class Positioned(Stateful, Protocol):
 
         What is returned may be called later and in another thread: it compares all that was served up to now with what
         the function says, and tells ``samples``, ``digest`` and ``agrees``.
+        """
+
+    def settled_state(self, state: dict[str, Any], shares: Sequence[Any]) -> dict[str, Any]:
+        """A state with the shares of all ranks, as ``as_json`` gave them, taken into its account.
+
+        Raises:
+            ValueError: a share is no account.
         """
 
 

@@ -87,6 +87,23 @@ def contribution(name: str, tensor: torch.Tensor, *, rank: int = 0, size: int = 
     return first, second
 
 
+@torch.no_grad()
+def box_sums(name: str, box: torch.Tensor, offsets: Sequence[int], whole: Sequence[int]) -> tuple[int, int]:
+    """What one box of a tensor adds to its two sums, whoever holds it; ``print_of`` puts them together."""
+    total = torch.zeros(2, dtype=torch.int64, device=box.device)
+    keys = keys_of(name, box.dtype, whole)
+    add_box(total, box, whole=whole, offsets=offsets, keys=keys, add=arithmetic(box.device))
+    first, second = total.tolist()
+    return first, second
+
+
+def print_of(name: str, dtype: torch.dtype, shape: Sequence[int], boxes: Iterable[Sequence[int]]) -> str:
+    """The fingerprint of a tensor from the sums of the boxes that fill it."""
+    keys = keys_of(name, dtype, shape)
+    sums = [(keys.first, keys.second), *boxes]
+    return _text([sum(first for first, _ in sums), sum(second for _, second in sums)])
+
+
 def combine(prints: Mapping[str, str]) -> str:
     """One digest over the fingerprints of all tensors, in whatever order they are given."""
     return _digest(sorted(prints.items()), 16).hex()

@@ -37,6 +37,7 @@ from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Part
 
 __all__ = [
+    "INDEX_PART",
     "METADATA_PART",
     "Place",
     "SavePlan",
@@ -46,7 +47,9 @@ __all__ = [
     "planned_parts",
     "read",
     "read_index",
+    "share_out",
     "write",
+    "write_bundles",
 ]
 
 METADATA_PART: Final = "state/.metadata"
@@ -85,6 +88,15 @@ def write(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> Written
     if files < 1:
         raise ValueError(f"a rank writes into at least one file, not {files}")
     staged.wait()
+    return write_bundles(share_out(staged.pieces, files), draft, rank)
+
+
+def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: int) -> Written:
+    """Write each bundle into a file of its own, all at the same time.
+
+    Raises:
+        StorageFailed: the system refused; the draft can be given up.
+    """
     places: dict[tuple[str, Box], Place] = {}
 
     def write_one(number: int, pieces: Sequence[StagedPiece]) -> Part:
@@ -92,7 +104,6 @@ def write(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> Written
         # crash here: a draft with some of its parts; it is torn.
         return draft.write_part(name, _at_blocks(_blobs(pieces, name, places)))
 
-    bundles = _share_out(staged.pieces, files)
     if len(bundles) < 2:
         parts = [write_one(number, pieces) for number, pieces in enumerate(bundles)]
     else:
@@ -101,7 +112,7 @@ def write(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> Written
     return Written(tuple(parts), places)
 
 
-def _share_out(pieces: Sequence[StagedPiece], files: int) -> list[list[StagedPiece]]:
+def share_out(pieces: Sequence[StagedPiece], files: int) -> list[list[StagedPiece]]:
     """As many bundles as there are files, of about the same size, each in the order of the plan."""
     bundles: list[list[int]] = [[] for _ in range(min(files, len(pieces)))]
     load = [0] * len(bundles)

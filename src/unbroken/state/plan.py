@@ -108,7 +108,7 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
         if not world.start_vote([is_stale]).read()[0]:
             return cached
     try:
-        mine: list[Held] | TensorUnsupported = _held(tensors)
+        mine: list[Held] | TensorUnsupported = held_by(tensors)
     except TensorUnsupported as refused:
         mine = refused
     told = world.all_gather(mine)
@@ -117,7 +117,7 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
         if isinstance(said, TensorUnsupported):
             raise said if rank == world.rank else TensorUnsupported(name=said.name, reason=said.reason, rank=rank)
         held.append(said)
-    planned = _agree(held)
+    planned = agree_on(held)
     return SavePlan(world.rank, planned, _assign(held, planned), structure)
 
 
@@ -138,7 +138,12 @@ def local_piece(tensors: Mapping[str, torch.Tensor], name: str, box: Box) -> tor
     return found.detach()
 
 
-def _held(tensors: Mapping[str, torch.Tensor]) -> list[Held]:
+def held_by(tensors: Mapping[str, torch.Tensor]) -> list[Held]:
+    """What this rank holds of each tensor.
+
+    Raises:
+        TensorUnsupported: a tensor is of a kind that cannot be kept.
+    """
     first = _first_names(tensors)
     held = []
     for name, tensor in tensors.items():
@@ -217,7 +222,12 @@ def _memory(tensor: torch.Tensor) -> object | None:
     return (where, tensor.dtype, tensor.shape, _placement(tensor))
 
 
-def _agree(held: Sequence[Sequence[Held]]) -> dict[str, Planned]:
+def agree_on(held: Sequence[Sequence[Held]]) -> dict[str, Planned]:
+    """The tensors that all ranks together hold, by what each of them says.
+
+    Raises:
+        TensorUnsupported: the ranks do not agree on what a tensor is, or do not hold all of it.
+    """
     by_name: dict[str, dict[int, Held]] = {}
     for rank, mine in enumerate(held):
         for one in mine:

@@ -31,10 +31,9 @@ from unbroken.errors import DamagedCheckpoint, NotRestored, StateDiffers
 from unbroken.state.index import INDEX_PART, Chunk, Index, decode, dtype_name
 from unbroken.state.plan import local_tensors
 from unbroken.state.stage import as_bits
-from unbroken.store.digest import digest_bytes
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest, Part
-from unbroken.store.parts import BlockReader, read_part
+from unbroken.store.parts import BlockReader, read_part, require_block
 from unbroken.store.place import Store
 from unbroken.world import World
 
@@ -225,9 +224,7 @@ def _bring_in(store: Store, directory: Path, manifest: Manifest, arrivals: Itera
 
     def bring(block: _Block) -> None:
         data = reader.read(directory / block.part, block.start, block.end)
-        if len(data) != block.end - block.start or digest_bytes(data) != block.digest:
-            finding = f"{block.part}: bytes {block.start:,} to {block.end:,} are not the bytes that were written"
-            raise DamagedCheckpoint(path=directory, findings=(finding,))
+        require_block(directory, block.part, (block.start, block.end), data, block.digest)
         proven = torch.frombuffer(data, dtype=torch.uint8)
         # A thread has its own idea of whether gradients are recorded.
         with torch.no_grad():

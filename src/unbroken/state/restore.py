@@ -34,6 +34,7 @@ from unbroken.state.places import Looked, find_places
 from unbroken.state.plan import local_tensors
 from unbroken.state.records import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.state.tree import join, split
+from unbroken.state.unread import prove_unread
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest
 from unbroken.store.place import Store
@@ -44,13 +45,17 @@ _SENTINEL = 0xA5
 
 @dataclass(frozen=True)
 class Restored:
-    """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it."""
+    """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it.
+
+    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them.
+    """
 
     step: int
     counters: Mapping[str, object]
     generators: State
     notes: tuple[str, ...]
     world: int = 1
+    accepted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ def restore(
     # reading, comes before.
     record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
     plan = world.all_or_none(lambda: _plan(source, record, world, accept))
+    prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
     for tensor in plan.places.values():
         _fill(tensor)
     try:
@@ -97,7 +103,8 @@ def restore(
     generators = join(plan.skeletons[GENERATORS], plan.places, item=GENERATORS, allow_pickle=False)
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
-    return Restored(trainer.step, counters, cast("State", generators), plan.notes, trainer.world)
+    accepted = (*record.accepted, *plan.cold.tensors())
+    return Restored(trainer.step, counters, cast("State", generators), plan.notes, trainer.world, accepted)
 
 
 def _half_loaded(refused: Exception) -> Exception:
@@ -138,13 +145,15 @@ class _Record:
     looked: Mapping[str, Looked]
     index: Index
     notes: tuple[str, ...]
+    accepted: tuple[str, ...]
 
 
 def _read_record(
     source: Source, items: Sequence[Item], world: World, accept: Collection[str], allow_pickle: Collection[str]
 ) -> _Record:
     trainer = read_trainer_state(source.store, source.name, source.manifest)
-    skeletons, notes = _skeletons(source, trainer, items, world, accept)
+    skeletons, differences, notes = _skeletons(source, trainer, items, world, accept)
+    notes += [f"accepted: {name}: {what}" for name, what in differences]
     wanted = tuple(item for item in items if item.name in skeletons)
     index = payload.read_index(source.store, source.name, source.manifest)
     try:
@@ -156,7 +165,8 @@ def _read_record(
     notes += [f"{name}: was switched off in the checkpoint, starts fresh" for name in sorted(unscaled)]
     wanted = tuple(item for item in wanted if item.name not in unscaled)
     notes += _bucket_notes(wanted, world)
-    return _Record(trainer, wanted, skeletons, looked, index, tuple(notes))
+    accepted = tuple(name for name, _ in differences)
+    return _Record(trainer, wanted, skeletons, looked, index, tuple(notes), accepted)
 
 
 def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
@@ -247,8 +257,8 @@ def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
 
 def _skeletons(
     source: Source, trainer: TrainerState, items: Sequence[Item], world: World, accept: Collection[str]
-) -> tuple[dict[str, Json], list[str]]:
-    """Each item's values for this rank, after every difference was accepted or refused."""
+) -> tuple[dict[str, Json], list[tuple[str, str]], list[str]]:
+    """Each item's values for this rank, after every difference was accepted or refused; and the accepted ones."""
     here = {item.name: item for item in items}
     differences, notes = _item_differences(trainer, here)
     found: dict[str, Json] = {
@@ -273,7 +283,7 @@ def _skeletons(
     refused = tuple((name, what) for name, what in differences if name not in accept)
     if refused:
         raise NotExact(differences=refused)
-    return found, [*notes, *(f"accepted: {name}: {what}" for name, what in differences)]
+    return found, differences, notes
 
 
 def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -95,11 +95,13 @@ def commit(
     parts: Collection[Part],
     record: Record,
     fence: Callable[[], None] | None = None,
+    called: str | None = None,
 ) -> str:
     """Turn a draft into a checkpoint if the evidence bears it out; returns the checkpoint's name.
 
     ``plan`` is what must be there, ``parts`` what the writers report. ``fence`` is called last and raises if this job
-    has been taken for dead meanwhile, so that a job that slept through its successor's start cannot commit.
+    has been taken for dead meanwhile, so that a job that slept through its successor's start cannot commit. ``called``
+    is another stem for its name than the one that its kind gives it.
 
     Raises:
         EvidenceMissing: a planned part was not reported or is not on disk with its size, or there are others.
@@ -108,6 +110,7 @@ def commit(
         StorageFailed: the system refused; the old state is intact.
     """
     store, files = draft.store, draft.store.files
+    stem = called or checkpoint_name(draft.name.step, record.kind)
     problems = list(_contradictions(draft, plan, parts))
     if problems:
         raise EvidenceMissing(path=draft.path, missing=tuple(problems))
@@ -136,7 +139,7 @@ def commit(
     files.sync_directory(draft.path)
     if fence is not None:
         fence()
-    return _publish(store, draft, record.kind)
+    return _publish(store, draft, stem)
 
 
 def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]) -> Iterator[str]:
@@ -185,11 +188,12 @@ def _directories(root: Path, plan: Collection[str]) -> list[Path]:
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
 
-def _publish(store: Store, draft: Draft, kind: str) -> str:
+def _publish(store: Store, draft: Draft, stem: str) -> str:
     taken = {node.name for node in store.files.list_directory(store.root)}
-    copy = 1
-    while (name := checkpoint_name(draft.name.step, kind, copy)) in taken:
+    name, copy = stem, 1
+    while name in taken:
         copy += 1
+        name = f"{stem}.{copy}"
     # crash here: the draft's name or the final one; the rename is the commit.
     store.files.publish(draft.path, store.path(name))
     return name

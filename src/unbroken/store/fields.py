@@ -55,6 +55,10 @@ class Table:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    def has_value(self, key: str) -> bool:
+        """Whether a member that must be there is anything but null."""
+        return self._get(key) is not None
+
     def only(self, keys: Set[str]) -> None:
         """Pass if there is no member but these."""
         if unknown := sorted(self._values.keys() - keys):

@@ -27,7 +27,9 @@ PERIODIC: Final = "periodic"
 SHUTDOWN: Final = "shutdown"
 FINAL: Final = "final"
 SEALED: Final = "sealed"
-KINDS: Final = (PERIODIC, SHUTDOWN, FINAL, SEALED)
+# What one rank alone writes in an emergency; only outside the run's own store.
+EMERGENCY: Final = "emergency"
+KINDS: Final = (PERIODIC, SHUTDOWN, FINAL, SEALED, EMERGENCY)
 
 _CHECKPOINT: Final = re.compile(
     r"checkpoint-(?P<step>0|[1-9][0-9]*)(?P<shutdown>-shutdown)?(?:\.(?P<copy>[1-9][0-9]*))?"

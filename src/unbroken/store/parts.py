@@ -4,7 +4,7 @@ What is digested is the very buffer that is handed to the kernel, and a reader g
 proven: there is no moment at which unproven bytes can be used.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from threading import local
 from typing import TYPE_CHECKING, Final
@@ -74,7 +74,7 @@ class BlockReader:
             return buffer[: source.fill(start, buffer[: end - start])]
 
 
-def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> Iterator[memoryview]:
+def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> Generator[memoryview, None, None]:
     """The bytes of one part, block by block, each proven before it is handed out.
 
     The buffer is reused: a block is valid until the next one is asked for.
@@ -90,7 +90,17 @@ def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> 
             block_ranges(part.size_bytes, manifest.block_bytes), part.digest.blocks, strict=True
         ):
             block = buffer[: source.fill(start, buffer[: end - start])]
-            if len(block) != end - start or digest_bytes(block) != expected:
-                finding = f"{part.name}: bytes {start:,} to {end:,} are not the bytes that were written"
-                raise DamagedCheckpoint(path=directory, findings=(finding,))
+            require_block(directory, part.name, (start, end), block, expected)
             yield block
+
+
+def require_block(directory: Path, part: str, place: tuple[int, int], block: memoryview, expected: bytes) -> None:
+    """Pass if a block of a part, which stands from one byte to another, is what was written.
+
+    Raises:
+        DamagedCheckpoint: it is not.
+    """
+    start, end = place
+    if len(block) != end - start or digest_bytes(block) != expected:
+        finding = f"{part}: bytes {start:,} to {end:,} are not the bytes that were written"
+        raise DamagedCheckpoint(path=directory, findings=(finding,))

@@ -73,6 +73,7 @@ class Ranks:
         self._processes = list(processes)
         self._directory = directory
         self._late: set[int] = set()
+        self._ended_groups: set[int] = set()
 
     @property
     def pids(self) -> list[int]:
@@ -91,6 +92,10 @@ class Ranks:
         """Whether every rank has ended."""
         return not any(process.is_alive() for process in self._processes)
 
+    def is_any_killed(self) -> bool:
+        """Whether a signal ended some rank."""
+        return any((process.exitcode or 0) < 0 for process in self._processes)
+
     def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Ended]:
         """Wait until every rank has ended, at most so long; the late ones write where they stand and are killed."""
         ends_at = time.monotonic() + timeout_s
@@ -101,16 +106,21 @@ class Ranks:
         return [self._ended(rank) for rank in range(len(self._processes))]
 
     def end(self) -> None:
-        """End what still runs."""
-        if self.is_over():
-            return
-        self.send(signal.SIGABRT)
-        ends_at = time.monotonic() + _TRACE_WAIT_S
-        for process in self._processes:
-            process.join(max(0.0, ends_at - time.monotonic()))
-        self.send(signal.SIGKILL)
-        for process in self._processes:
+        """End what still runs, and what the ranks have left behind."""
+        if not self.is_over():
+            self.send(signal.SIGABRT)
+            ends_at = time.monotonic() + _TRACE_WAIT_S
+            for process in self._processes:
+                process.join(max(0.0, ends_at - time.monotonic()))
+            self.send(signal.SIGKILL)
+        for rank, process in enumerate(self._processes):
             process.join()
+            if process.pid is None or rank in self._ended_groups:
+                continue
+            self._ended_groups.add(rank)
+            # A rank that was killed leaves its loader's workers, which do not see it: their parent is a fork server.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _ended(self, rank: int) -> Ended:
         log_path, told_path = _log_path(self._directory, rank), _told_path(self._directory, rank)
@@ -137,6 +147,7 @@ def spawn(
     *args: object,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
+    is_plain: bool = False,
 ) -> list[Ended]:
     """Run a function on every rank of a world and tell how each ended, by rank.
 
@@ -146,12 +157,19 @@ def spawn(
         args: what it is given, the same on every rank.
         timeout_s: when a rank that has not ended is killed.
         env: variables that the ranks see beside those of this process.
+        is_plain: make no process group and set no variables of one, as for a script that is started by itself.
     """
-    with start(size, function, *args, env=env) as ranks:
+    with start(size, function, *args, env=env, is_plain=is_plain) as ranks:
         return ranks.wait(timeout_s)
 
 
-def start(size: int, function: Callable[..., object], *args: object, env: Mapping[str, str] | None = None) -> Ranks:
+def start(
+    size: int,
+    function: Callable[..., object],
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    is_plain: bool = False,
+) -> Ranks:
     """Start a world and return while it runs, to send it signals and to wait for it; use it as a context manager."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
@@ -163,7 +181,8 @@ def start(size: int, function: Callable[..., object], *args: object, env: Mappin
     ranks = Ranks(processes, directory)
     try:
         for rank in range(size):
-            told = (rank, size, str(directory), {**os.environ, **_ENVIRONMENT, **(env or {})}, function, args)
+            seen = {**os.environ, **_ENVIRONMENT, **(env or {})}
+            told = (rank, None if is_plain else size, str(directory), seen, function, args)
             process = context.Process(target=_run_rank, args=told, name=f"rank-{rank}", daemon=True)
             process.start()
             ranks._processes.append(process)
@@ -203,20 +222,25 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 def _run_rank(
     rank: int,
-    size: int,
+    size: int | None,
     directory: str,
     environment: Mapping[str, str],
     function: Callable[..., object],
     args: tuple[object, ...],
 ) -> None:
+    # A group of its own, by which all that a rank has started is found when it is gone.
+    os.setsid()
     log = os.open(_log_path(Path(directory), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(all_threads=True)
     os.environ.clear()
-    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.update(environment)
+    # Ours end with the test that started them; a loader's workers, which end with their rank, it may have.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
-        told: tuple[object, BaseException | None] = (_in_group(rank, size, directory, function, args), None)
+        value = function(*args) if size is None else _in_group(rank, size, directory, function, args)
+        told: tuple[object, BaseException | None] = (value, None)
     except BaseException as error:  # noqa: BLE001 - a process's top: whatever it is, the test is to hear it
         traceback.print_exc()
         told = (None, error)
@@ -233,6 +257,7 @@ def _in_group(
     import torch
     import torch.distributed as dist
 
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     torch.set_num_threads(1)
     # A child of the server has the server's generator, so that all ranks would draw alike by accident.
     torch.manual_seed(rank)

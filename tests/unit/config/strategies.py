@@ -83,6 +83,8 @@ def configs(draw: st.DrawFn, text: st.SearchStrategy[str] = TEXT) -> Config:
     values["training.keep_best"] = draw(st.sampled_from([None, "val_loss:min", "a:b:max"]))
     values["training.max_runtime_seconds"] = draw(st.none() | st.floats(100, 1e9))
     values["training.walltime_reserve_seconds"] = draw(st.none() | st.floats(0, 99))
+    if values["training.emergency_dir"] is None:
+        values["training.persistent_dir"] = None
     return _built(values)
 
 

@@ -117,3 +117,14 @@ def test_both_ways_of_the_activations_are_told_whichever_is_set() -> None:
     kept, recomputed = estimate(config_of(every=False), ROWS, 1), estimate(config_of(every=True), ROWS, 1)
     assert kept.activations == kept.activations_kept == recomputed.activations_kept
     assert recomputed.activations == recomputed.activations_recomputed < kept.activations
+
+
+@pytest.mark.parametrize(("sharding", "share"), [("replicated", 1), ("fsdp2", 2)])
+def test_an_average_is_four_bytes_for_each_weight_that_a_rank_holds(sharding: str, share: int) -> None:
+    plain = config_of()
+    plain = replace(plain, training=replace(plain.training, sharding=sharding))  # type: ignore[arg-type]
+    kept = replace(plain, training=replace(plain.training, ema_decay=0.999))
+    without, with_average = (estimate(each, ROWS, 2) for each in (plain, kept))
+    assert without.average == 0
+    assert with_average.average == 4 * -(-plain.model.parameters(ROWS) // share)
+    assert with_average.total == without.total + with_average.average

@@ -77,3 +77,18 @@ def test_a_wrong_override_is_told_as_from_the_command_line(
     (found,) = caught.value.problems
     assert (found.source, found.line, found.field) == ("command line", None, field)
     assert complaint in found.complaint
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run.yaml", "--data.tokenizer", "run.yaml", "training.seed=1"],
+        ["--data.tokenizer", "run.yaml", "training.seed=1", "run.yaml"],
+    ],
+    ids=["before", "behind"],
+)
+def test_an_override_whose_value_is_the_path_of_the_config_is_kept(arguments: list[str]) -> None:
+    taken = take_apart(arguments)
+    assert taken.rest == ("run.yaml",)
+    words = taken.written
+    assert take_apart(words).overrides == taken.overrides and take_apart(words).rest == ()

@@ -31,6 +31,7 @@ BROKEN = {
         "training.walltime_reserve_seconds",
         "below training.max_runtime_seconds (300), is 300",
     ),
+    "copies": (["training.persistent_dir=/shared"], "training.persistent_dir", "training.emergency_dir, and that is"),
 }
 
 KEPT = [
@@ -46,6 +47,7 @@ KEPT = [
     ["training.gradient_checkpointing=true", "model.n_layer=1"],
     ["training.keep_best=val/loss:max"],
     ["training.max_runtime_seconds=100"],
+    ["training.emergency_dir=/scratch", "training.persistent_dir=/shared"],
 ]
 
 

@@ -1,6 +1,8 @@
 """The reducer of one process: ordinary accumulation, and clear words where a loop uses it wrongly."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -239,6 +241,36 @@ def test_opting_out_says_what_is_no_longer_promised(caplog: pytest.LogCaptureFix
     assert float(stock.clip(0.1)) == pytest.approx(float(folded.clip(0.1)), rel=1e-6)
     with pytest.raises(ArithmeticDiffers, match="reduction"):
         stock.load_state_dict(folded.state_dict())
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_closed_it_lets_the_model_go_and_gradients_are_torchs_own_again(stock: bool) -> None:
+    net, plain = model().eval(), model().eval()
+    reducer = exact.Reducer(net, lanes=LANES, seed=3, stock=stock)
+    for lane in reducer.lanes(0):
+        lane.backward(loss_of(net, 0, lane.number))
+    held = weakref.ref(reducer)
+    reducer.close()
+    reducer.close()
+    del reducer, lane
+    gc.collect()
+    assert held() is None
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in net.parameters())
+    net.zero_grad()
+    for each in (net, plain):
+        loss_of(each, 0, 0).backward()  # type: ignore[no-untyped-call]
+    assert are_equal(gradients(net), gradients(plain))
+
+
+def test_closed_in_the_middle_of_a_step_it_gives_back_what_it_had_lent() -> None:
+    net = model()
+    before = torch.get_rng_state()
+    reducer = exact.Reducer(net, lanes=LANES, seed=3, compute_dtype=torch.bfloat16)
+    lanes = reducer.lanes(0)
+    next(lanes)
+    reducer.close()
+    assert all(parameter.dtype == torch.float32 for parameter in net.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_scale_that_is_left_to_the_optimizer_is_the_one_that_would_have_been_applied() -> None:

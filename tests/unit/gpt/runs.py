@@ -8,6 +8,7 @@ import torch
 
 from unbroken.config import Config, DataConfig, ModelConfig, TrainingConfig
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder
+from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.initialization import initialize
 from unbroken.gpt.model import GPT
 from unbroken.loop import Run
@@ -56,6 +57,19 @@ def save_run(
     if keeps_tokenizer:
         _keep(run / "tokenizer", file)
     return model.eval()
+
+
+def save_averaged(run: Path) -> dict[str, torch.Tensor]:
+    """A run that keeps an average of its weights, far from them; returns it."""
+    model = save_run(run, steps=1)
+    average = WeightAverage(model, 0.5)
+    settings = Settings(save_steps=1, keep_last_k=None, accept=("ema",))
+    with Run(run, settings=settings, model=model, ema=average) as saved:
+        for _ in saved.steps(2):
+            with torch.no_grad():
+                model.norm.weight.add_(1.0)
+            average.update()
+    return dict(average.state_dict())
 
 
 def _keep(folder: Path, file: TokenizerFile) -> None:

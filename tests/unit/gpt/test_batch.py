@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.gpt.runs import damage, save_run
+from tests.unit.gpt.runs import damage, save_averaged, save_run
 from unbroken.errors import BatchInvalid, LogitsNotFinite, NoUsableCheckpoint
 from unbroken.gpt.batch import Batch, ModelChoice, read_batch
 from unbroken.gpt.load import Found, find_model
@@ -172,4 +172,16 @@ def test_weights_that_are_damaged_are_the_error_of_those_who_asked_for_them(tmp_
     damage(find_model(str(tmp_path / "run")).path)
     sound, bad = batch.answers(CPU)
     assert sound.error is None
-    assert bad.error is not None and bad.error.kind == "damaged-checkpoint" and bad.error.exit_code == 3
+    assert bad.error is not None and bad.error.kind == "no-usable-checkpoint" and bad.error.exit_code == 5
+
+
+def test_a_record_may_ask_for_the_average_of_the_weights(tmp_path: Path, runs: Path) -> None:
+    save_averaged(tmp_path / "averaged")
+    own, averaged = ({"output_dir": str(tmp_path / "averaged"), "ema": ema} for ema in (False, True))
+    batch = read([{"prompt": "x", "model": own}, {"prompt": "x", "model": averaged}], runs / "a")
+    assert len(batch.groups(CPU)) == 2
+    assert [answer.source.found.is_averaged for answer in batch.answers(CPU)] == [False, True]
+    with pytest.raises(BatchInvalid) as caught:
+        read([{"prompt": "x", "model": {"ema": 1}}, {"prompt": "x", "model": {"ema": True}}], runs / "a")
+    first, second = caught.value.problems
+    assert "model.ema: it must be true or false" in first and "(no-average)" in second

@@ -28,6 +28,15 @@ def test_on_a_cpu_it_is_the_kernel_whose_bits_do_not_depend_on_the_shard() -> No
     assert all(group["foreach"] and not group["fused"] for group in optimizer.param_groups)
 
 
+def test_a_checkpoint_of_another_device_does_not_bring_its_kernel_along() -> None:
+    _, optimizer = made()
+    for group in optimizer.param_groups:
+        # As a checkpoint of a GPU gives it back.
+        group.update(fused=True, foreach=False)
+    follow(optimizer, OptimizerConfig())
+    assert [(group["fused"], group["foreach"]) for group in optimizer.param_groups] == [(False, True)] * 2
+
+
 def test_the_rate_is_set_for_all_and_changed_options_are_followed() -> None:
     _, optimizer = made()
     set_rate(optimizer, 0.125)

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.gpt.runs import CONFIG, damage, save_run, train_bpe
+from tests.unit.gpt.runs import CONFIG, damage, save_averaged, save_run, train_bpe
 from unbroken.errors import (
     CheckpointUnknown,
     DamagedCheckpoint,
     DeviceFull,
     DeviceMissing,
     GenerationInvalid,
+    NoAverage,
     NoUsableCheckpoint,
     PathMissing,
     SequenceTooLong,
@@ -137,7 +138,38 @@ def test_a_byte_that_is_not_what_was_written_is_found_when_it_is_read(tmp_path: 
     found = find_model(str(tmp_path / "run"))
     damage(found.path)
     with pytest.raises(DamagedCheckpoint, match="is damaged in 1 place"):
+        TextModel.open(str(found.path))
+
+
+def test_where_none_is_named_the_next_older_one_is_taken_in_place_of_one_that_is_damaged(tmp_path: Path) -> None:
+    save_run(tmp_path / "run")
+    newest = find_model(str(tmp_path / "run"))
+    damage(newest.path)
+    opened = TextModel.open(str(tmp_path / "run"))
+    [over] = opened.source.found.passed_over
+    assert over.name == newest.name and "are not the bytes that were written" in over.reason
+    assert (opened.loaded.name, opened.loaded.step) == ("checkpoint-1", 1)
+    said = opened.continue_text("def ", Generation(greedy=True))
+    assert said == TextModel.open(f"{tmp_path / 'run'}@1").continue_text("def ", Generation(greedy=True))
+    assert newest.path.exists(), "only the job that holds the run moves it aside"
+    damage(opened.loaded.found.path)
+    with pytest.raises(NoUsableCheckpoint) as caught:
         TextModel.open(str(tmp_path / "run"))
+    assert [name for name, _ in caught.value.passed_over] == [newest.name, "checkpoint-1"]
+
+
+def test_the_average_of_the_weights_is_taken_where_it_is_asked_for_and_refused_where_there_is_none(
+    tmp_path: Path,
+) -> None:
+    average = save_averaged(tmp_path / "averaged")
+    opened = TextModel.open(str(tmp_path / "averaged"), ema=True)
+    held = opened.loaded.model.state_dict()
+    assert held.keys() == dict(average).keys() and all(torch.equal(held[name], average[name]) for name in held)
+    own = TextModel.open(str(tmp_path / "averaged")).loaded.model.state_dict()
+    assert not torch.equal(own["norm.weight"], held["norm.weight"])
+    save_run(tmp_path / "run")
+    with pytest.raises(NoAverage):
+        TextModel.open(str(tmp_path / "run"), ema=True)
 
 
 def test_another_tokenizer_is_refused_by_contents_and_the_same_one_taken_under_any_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.exact.gpt_world import Job, tiny, tokenize_text, train, write_text
+from tests.exact.gpt_world import tiny, tokenize_text, write_text
 from unbroken import exact
 from unbroken.config import Config
 from unbroken.errors import ArithmeticDiffers, ConfigInvalid, DataMissing, DataUnfit, NonFiniteLoss
@@ -26,7 +26,6 @@ from unbroken.gpt.records import IDENTITY, TOKENIZER
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.metrics import read_metrics
-from unbroken.state.tree import join
 from unbroken.store.place import Store
 from unbroken.store.scan import scan
 from unbroken.testing.worlds import logs, spawn
@@ -59,6 +58,13 @@ def test_a_line_says_step_share_loss_rate_time_speed_and_what_is_left() -> None:
     line = progress.wording(20, 2.5, 3e-4, 1.25, each_s, measured)
     assert line.startswith("step    20/1,000    2.0 %  loss 2.5000  lr 3.00e-04  norm 1.25  100 ms  500 k tokens/s")
     assert line.endswith("  MFU 500.0 %  1 min 38 s left")
+
+
+def test_a_line_counts_the_steps_that_moved_no_weight(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress(10, Speed(1, 1, None), is_first=True)
+    with caplog.at_level("INFO", "unbroken"):
+        progress.line(10, 2.5, 3e-4, 1.0, {"overflowed": 3, "skipped": 1})
+    assert caplog.messages[0].endswith("done  3 overflowed  1 skipped")
 
 
 def test_where_no_peak_is_known_no_share_of_it_is_told() -> None:
@@ -209,37 +215,6 @@ def test_a_step_that_is_skipped_is_counted_journalled_and_moves_nothing(config: 
     rows = read_metrics(layout).kept
     assert rows[3].values["skipped_steps"] == 1
     assert math.isfinite(rows[4].values["loss"]), "the weights are still numbers"
-
-
-@pytest.mark.promise("C15")
-def test_in_fp16_scale_and_growth_tracker_after_a_kill_and_a_stop_are_those_of_one_job(
-    config: Config, tmp_path: Path
-) -> None:
-    low = replace(config, training=replace(config.training, mixed_precision="fp16", max_steps=12, save_steps=3))
-    assert done(low).is_completed
-    chained = replace(low, training=replace(low.training, output_dir=str(tmp_path / "chained")))
-    for each in (Job(kill_in=6), Job(stop_at=9), Job()):
-        ended = spawn(1, train, chained, each)
-        assert each.kill_in is not None or ended[0].is_good, logs(ended)
-    alone, together = (Layout(Path(each.training.output_dir)) for each in (low, chained))
-    scaler = scaler_of(alone)
-    assert scaler["scale"] < 2**16, "it has overflowed, and the scale was halved"
-    assert scaler["_growth_tracker"] > 0, "and steps were made since"
-    assert scaler_of(together) == scaler
-    assert losses(together) == losses(alone) and len(losses(alone)) == 12
-    final = [Store(each.checkpoints).read_manifest("final").fingerprint for each in (alone, together)]
-    assert final[0] is not None and final[0] == final[1]
-
-
-def scaler_of(layout: Layout) -> dict[str, Any]:
-    """What the last checkpoint holds of the scaler."""
-    state = json.loads((layout.checkpoints / "final" / "trainer_state.json").read_text())
-    held: Any = join(state["values"]["scaler"], {}, item="scaler", allow_pickle=False)
-    return dict(held["state"])
-
-
-def losses(layout: Layout) -> dict[int, str]:
-    return {step: row.bits["loss"] for step, row in read_metrics(layout).kept.items()}
 
 
 def test_the_best_by_validation_is_kept_and_saved_when_it_is_met(config: Config) -> None:

@@ -5,18 +5,28 @@ import signal
 import pytest
 
 from unbroken.launch.outcome_file import JobOutcome
-from unbroken.launch.restarts import LONGEST_DELAY_S, Again, Attempt, Enough, decide
+from unbroken.launch.restarts import LONGEST_DELAY_S, Again, Attempt, Enough, Policy, decide
 from unbroken.launch.verdict import Ended, judge
 
 STORAGE = JobOutcome("runs/a", "error", 74, "again", "storage failed")
 
 
-def crash(step: int | None, code: int = 1, outcome: JobOutcome | None = None) -> Attempt:
-    return Attempt(code, outcome, was_asked=False, resumable_step=step, is_run_known=True)
+def crash(step: int | None, code: int = 1, outcome: JobOutcome | None = None, *, reached: int | None = None) -> Attempt:
+    return Attempt(code, outcome, was_asked=False, resumable_step=step, is_run_known=True, reached=reached)
 
 
 def after(*attempts: Attempt, max_restarts: int = 9) -> Again | Enough:
-    return decide(attempts, max_restarts=max_restarts, first_delay_s=1.0)
+    return decide(attempts, Policy(max_restarts))
+
+
+def stopped(by: str | None, step: int = 5) -> Attempt:
+    """A clean stop, for a reason of this kind."""
+    outcome = JobOutcome("r", "stopped", 0, "again", "")
+    return Attempt(0, outcome, was_asked=False, resumable_step=step, is_run_known=True, stopped_by=by)
+
+
+def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocation: bool = False) -> Again | Enough:
+    return decide(attempts, Policy(max_restarts, until_done=True, is_in_allocation=in_allocation))
 
 
 @pytest.mark.parametrize(
@@ -77,21 +87,78 @@ def test_the_delay_doubles_while_nothing_is_gained_and_starts_anew_with_progress
     assert after(crash(5), crash(5), crash(6)) == Again(1.0)
 
 
-def code_of(ended: Ended, outcome: JobOutcome | None = None, *, torchrun: bool = False, stopped: int = 0) -> int:
-    return judge(ended, outcome, through_torchrun=torchrun, stopped_exit_code=stopped).exit_code
+@pytest.mark.parametrize("reached", [12, 1_203])
+def test_a_step_that_every_job_died_in_is_named(reached: int) -> None:
+    stuck = after(*[crash(5, 137, reached=reached)] * 4)
+    assert isinstance(stuck, Enough) and stuck.reason is not None
+    assert stuck.reason.startswith(f"3 restarts in a row ended at step {reached + 1:,}, which was never completed")
+    assert stuck.reason.endswith("the run resumes from step 5")
+
+
+def test_jobs_that_died_in_different_steps_blame_none() -> None:
+    stuck = after(*[crash(5, 137, reached=reached) for reached in (9, 8, 9, 6)])
+    said = "no progress in 3 restarts: the run still resumes from step 5; the jobs completed step 9, 8, 9 and 6"
+    assert stuck == Enough(said)
+    one_unknown = after(crash(5), *[crash(5, 137, reached=9)] * 3)
+    assert isinstance(one_unknown, Enough) and "never completed" not in str(one_unknown.reason)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "goes_on"),
+    [
+        (stopped("walltime"), True),
+        (stopped("asked"), True),
+        (stopped("signal"), False),
+        (stopped("flag"), False),
+        (stopped("spot"), False),
+        (stopped(None), False),
+        (crash(5, 137), True),
+        (crash(5, 2), False),
+        (crash(5, 0), False),
+        (crash(5, 74, STORAGE), True),
+        (crash(5, 1, JobOutcome("r", "error", 1, "again", "peer-lost")), True),
+        (crash(5, 1, JobOutcome("r", "error", 1, "look", "ValueError: boom")), False),
+        (crash(5, 4, JobOutcome("r", "halted", 4, "look", "")), False),
+        (crash(5, 7, JobOutcome("r", "error", 7, "held", "")), False),
+        (crash(5, 0, JobOutcome("r", "completed", 0, "done", "")), False),
+    ],
+)
+def test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one(
+    attempt: Attempt, goes_on: bool
+) -> None:
+    assert isinstance(until_done(attempt), Again) == goes_on
+
+
+def test_inside_an_allocation_a_job_whose_time_is_over_is_left_to_the_scheduler() -> None:
+    assert until_done(stopped("walltime"), in_allocation=True) == Enough()
+    assert until_done(crash(5, 137), in_allocation=True) == Again(1.0)
+
+
+def test_until_done_there_is_no_limit_while_the_run_gets_further_and_no_endless_loop_while_it_does_not() -> None:
+    assert until_done(*[stopped("walltime", step) for step in range(50)]) == Again(1.0)
+    assert isinstance(until_done(*[stopped("walltime", 7)] * 4), Enough)
+    nameless = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
+    assert until_done(*[nameless] * 4) == Enough("no progress in 3 restarts: no job came as far as naming its run")
+    assert until_done(*[stopped("walltime", step) for step in range(3)], max_restarts=2) == Enough(
+        "2 of 2 restarts are spent"
+    )
+
+
+def code_of(ended: Ended, outcome: JobOutcome | None = None, *, stopped: int = 0) -> int:
+    return judge(ended, outcome, stopped_exit_code=stopped).exit_code
 
 
 def test_the_outcome_decides_whatever_the_process_says() -> None:
-    assert code_of(Ended(1), STORAGE, torchrun=True) == 74
+    assert code_of(Ended(1), STORAGE) == 74
     assert code_of(Ended(-9), JobOutcome("r", "completed", 0, "done", "")) == 0
 
 
 def test_what_broke_after_a_run_was_complete_is_said() -> None:
     completed = JobOutcome("r", "completed", 0, "done", "")
     for returncode, said in ((3, "exit code 3"), (-11, "SIGSEGV")):
-        verdict = judge(Ended(returncode), completed, through_torchrun=False, stopped_exit_code=0)
+        verdict = judge(Ended(returncode), completed, stopped_exit_code=0)
         assert verdict.line == f"completed; what came after it ended badly: {said}"
-    assert judge(Ended(0), completed, through_torchrun=False, stopped_exit_code=0).line == "completed"
+    assert judge(Ended(0), completed, stopped_exit_code=0).line == "completed"
 
 
 def test_a_clean_stop_and_nothing_else_gets_the_code_asked_for() -> None:
@@ -107,20 +174,15 @@ def test_without_an_outcome_the_process_decides() -> None:
         assert code_of(Ended(5), outcome) == 5
         assert code_of(Ended(-9), outcome) == 137
         assert code_of(Ended(-64), outcome) == 192
-    assert judge(Ended(5), begun, through_torchrun=False, stopped_exit_code=0).run == "runs/a"
+    assert judge(Ended(5), begun, stopped_exit_code=0).run == "runs/a"
 
 
-def test_a_rank_that_ended_without_a_word_under_torchrun_counts_as_killed() -> None:
+def test_a_code_above_128_is_told_as_the_signal_it_stands_for() -> None:
     begun = JobOutcome("runs/a", "running", 0, "held", "")
-    assert code_of(Ended(1), begun, torchrun=True) == 137
-    assert code_of(Ended(1), begun) == 1
-    assert code_of(Ended(1), None, torchrun=True) == 1
-
-
-def test_torchruns_one_after_a_signal_is_that_signals_code() -> None:
-    assert code_of(Ended(1, signal.SIGUSR1), torchrun=True) == 128 + signal.SIGUSR1
+    assert judge(Ended(137), begun, stopped_exit_code=0).line.endswith("SIGKILL ended it")
+    assert judge(Ended(250), begun, stopped_exit_code=0).line.endswith("its own exit code stands")
+    assert code_of(Ended(1), begun) == 1, "nobody guesses what a rank that says 1 died of"
     assert code_of(Ended(1, signal.SIGUSR1)) == 1
-    assert code_of(Ended(1), torchrun=True) == 1
 
 
 def test_two_interrupts_are_130_whatever_was_told() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.launch.outcome_file import JobOutcome
-from unbroken.launch.records import last_job, recorded_outcome, resumable_step
+from unbroken.launch.records import last_job, recorded_outcome, resumable_step, stop_kind
 from unbroken.run.journal import Journal
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder, acquire, release
@@ -51,3 +51,13 @@ def test_of_an_unknown_or_unreadable_run_nothing_is_known(tmp_path: Path) -> Non
     assert resumable_step(tmp_path) is None
     (tmp_path / "checkpoints").write_text("no directory")
     assert resumable_step(tmp_path) is None
+
+
+def test_why_the_last_job_stopped_is_asked_of_that_job_alone(tmp_path: Path) -> None:
+    assert stop_kind(None) is None
+    assert stop_kind(tmp_path) is None
+    first = job(tmp_path, "stopped")
+    Journal(Layout(tmp_path), first, clock=lambda: NOW_S).write("stop", step=3, reason="why", by="walltime")
+    assert stop_kind(tmp_path) == "walltime"
+    job(tmp_path, "stopped")
+    assert stop_kind(tmp_path) is None

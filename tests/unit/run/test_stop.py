@@ -249,3 +249,12 @@ def test_the_deadline_stops_the_job_with_the_reserve_to_spare(tmp_path: Path) ->
     assert sources.look() is None
     clock.now_s = 1070.0
     assert sources.look() == StopReason("walltime", "30 s left, 30 s kept for a last save")
+
+
+def test_a_deadline_says_when_the_kill_comes_until_it_is_over(tmp_path: Path) -> None:
+    clock = Clock(1000.0)
+    sources = _sources(tmp_path, clock, deadline_s=1100.0)
+    assert sources.left_s(30.0) == 100.0
+    clock.now_s = 1101.0
+    # Nobody was killed, so that there is time nobody knows the end of.
+    assert sources.left_s(30.0) is None

@@ -84,6 +84,19 @@ def test_a_tensor_that_fits_is_loaded_though_it_was_accepted(run: Path) -> None:
     assert bits(fresh["model"]) == bits(saved)
 
 
+def test_an_accepted_name_that_met_no_difference_is_said_and_journalled_and_others_are_not(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh = things(6, seed=1)
+    accept = ("model.router", "model.load", "model.experts", "model.ruoter", "trunk", "generators")
+    with caplog.at_level("WARNING"), Run(run, settings=quietly(accept=accept), **fresh):
+        pass
+    fact = next(fact for fact in read_journal(Layout(run)) if fact.kind == "accept")
+    assert fact.values == {"names": list(accept), "without_difference": ["model.ruoter", "trunk"]}
+    said = [text.rpartition(": ")[2] for text in caplog.messages if "nothing of that name differs" in text]
+    assert said == ["model.ruoter", "trunk"]
+
+
 @pytest.mark.promise("M19")
 def test_a_checkpoint_that_is_not_ours_has_nothing_to_reshard_and_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "other" / "step_5"

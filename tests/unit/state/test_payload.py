@@ -19,6 +19,7 @@ from unbroken import errors
 from unbroken.state import read as read_module
 from unbroken.state.payload import Written, finish, plan_save, read_index, write
 from unbroken.state.stage import Buffers, stage
+from unbroken.store import parts
 from unbroken.store.commit import begin
 from unbroken.store.digest import digest_bytes
 from unbroken.store.place import Store
@@ -134,7 +135,7 @@ def test_every_block_is_read_once_however_many_tensors_lie_in_it(store: Store, m
         digested.append(len(data))
         return digest_bytes(data)
 
-    monkeypatch.setattr(read_module, "digest_bytes", counting)
+    monkeypatch.setattr(parts, "digest_bytes", counting)
     read_module.read(store, name, manifest, index, poisoned(tensors), ALONE)
     assert digested == [manifest.parts[1].size_bytes]
 

@@ -112,6 +112,19 @@ def test_a_named_checkpoint_that_is_damaged_is_an_error_and_no_other_is_taken(tm
 
 
 @pytest.mark.promise("K4")
+@pytest.mark.parametrize("part", ["state/.metadata", "state/index.json", "state/__0_0.distcp", "trainer_state.json"])
+def test_one_bit_of_any_part_is_seen_even_where_no_job_has_a_use_for_it(tmp_path: Path, part: str) -> None:
+    run = tmp_path / "run"
+    job(run, 5, **tiny())
+    path = run / "checkpoints" / "final" / part
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert began(run) == 4
+    assert (run / "checkpoints" / "quarantine" / "final").is_dir()
+
+
+@pytest.mark.promise("K4")
 def test_a_run_whose_every_checkpoint_is_damaged_never_begins_anew_unasked(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job(run, 2, **tiny())

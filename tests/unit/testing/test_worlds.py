@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def wait_for_ever(place: str) -> None:
     import torch.distributed as dist
 
     (Path(place) / str(dist.get_rank())).touch()
+    time.sleep(600)
+
+
+def wait_with_a_process_of_its_own(place: str) -> None:
+    # As a loader's worker under a fork server: its parent lives on when this rank is killed.
+    child = subprocess.Popen(["sleep", "600"])
+    (Path(place) / str(child.pid)).touch()
     time.sleep(600)
 
 
@@ -81,6 +89,25 @@ def test_leaving_the_block_ends_every_rank(tmp_path: Path) -> None:
         wait_until(tmp_path, 2)
         pids = ranks.pids
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_a_killed_rank_has_started_does_not_outlive_its_world(tmp_path: Path) -> None:
+    with start(1, wait_with_a_process_of_its_own, str(tmp_path)) as ranks:
+        wait_until(tmp_path, 1)
+        (child,) = tmp_path.iterdir()
+        ranks.send(signal.SIGKILL)
+        ranks.wait(30)
+    until_s = time.monotonic() + 30
+    while (Path("/proc") / child.name).exists() and _state(child.name) != "Z":
+        assert time.monotonic() < until_s, "it still runs"
+        time.sleep(0.01)
+
+
+def _state(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
 
 
 def test_what_cannot_travel_is_told_as_text() -> None:

@@ -1,0 +1,94 @@
+"""What a job writes down and says when it begins: where it goes on from, what it passed over, when it will end."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from unbroken import amounts
+from unbroken.pace import SaveClock
+from unbroken.recorder import SilentRecorder
+from unbroken.run.clocks import skew_sentence
+from unbroken.run.deadline import Deadline
+from unbroken.run.layout import Layout
+from unbroken.run.lease import Lease
+from unbroken.run.process import host_name
+from unbroken.settings import Settings
+from unbroken.state.accepted import without_difference
+from unbroken.state.capture import GENERATORS
+from unbroken.state.resume import Resumed
+from unbroken.world import World
+
+_log = logging.getLogger(__name__)
+
+
+def record_resume(found: Resumed, recorder: SilentRecorder, settings: Settings, world: World) -> None:
+    """Write down where the job goes on from and what it passed over, and begin its metrics."""
+    for name, reason in found.passed_over:
+        recorder.fact("passed-over", name=name, reason=reason)
+        if world.is_first:
+            _log.warning("passed over %s: %s", name, reason)
+    step = found.restored.step if found.restored else 0
+    notes = found.restored.notes if found.restored else ()
+    recorder.fact(
+        "resume",
+        step=step,
+        name=found.target.name if found.target else None,
+        notes=list(notes),
+        set_aside=found.set_aside,
+    )
+    is_comparable = not settings.accept and not notes and not found.set_aside
+    recorder.begin_metrics(step, is_comparable=is_comparable)
+
+
+def tell_accepted(
+    found: Resumed, things: Iterable[object], settings: Settings, recorder: SilentRecorder, world: World
+) -> None:
+    """Write down what a person accepted, and say which names met no difference: they may be mistyped."""
+    if not settings.accept:
+        return
+    unmet: list[str] = []
+    if found.restored is not None:
+        # Whether generators differ is told when they are set, after everything else.
+        differed = (*found.restored.accepted, GENERATORS)
+        unmet = without_difference(settings.accept, differed, list(things))
+    recorder.fact("accept", names=list(settings.accept), without_difference=unmet)
+    for name in unmet if world.is_first else ():
+        _log.warning("accepted, and nothing of that name differs: %s", name)
+
+
+def tell_data(notices: Sequence[str], recorder: SilentRecorder, world: World) -> None:
+    """Write down and say what the loader noticed about its data when it was put where it stood."""
+    recorder.fact("data", notices=list(notices))
+    for notice in notices if world.is_first else ():
+        _log.warning("data: %s", notice)
+
+
+def say_clocks(world: World) -> None:
+    """Say it where the ranks' clocks differ so much that a lease or a deadline is misread. Collective."""
+    shown = world.all_gather((time.time(), host_name()))
+    said = skew_sentence([now_s for now_s, _ in shown], [host for _, host in shown])
+    if said is not None and world.is_first:
+        _log.warning("%s", said)
+
+
+def say_first_lines(
+    layout: Layout, world: World, lease: Lease, found: Resumed, clock: SaveClock, deadline: Deadline | None
+) -> None:
+    """Tell people what a job begins with, always in the same order; the first rank speaks."""
+    if not world.is_first:
+        return
+    ranks = amounts.plural(world.size, "rank")
+    before = found.restored.world if found.restored else world.size
+    was = "" if before == world.size else f" (saved by {amounts.plural(before, 'rank')})"
+    _log.info("run %s, job %d, %s%s", layout.run, lease.number, ranks, was)
+    if found.restored is None or found.target is None:
+        _log.info("starts at step 0")
+    else:
+        _log.info("goes on from step %s (%s, every byte proven)", f"{found.restored.step:,}", found.target.name)
+        for note in found.restored.notes:
+            _log.warning("not exact: %s", note)
+    if deadline is not None:
+        left = amounts.duration(deadline.at_s - time.time())
+        kept = amounts.duration(clock.reserve.seconds(deadline.runtime_s))
+        _log.info("ends in %s (%s), keeps %s for a last save", left, deadline.source, kept)
+    _log.info("saves %s", clock.describe())

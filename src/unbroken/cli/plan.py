@@ -1,0 +1,172 @@
+"""``unbroken plan``: how often to save, how much failures will cost, how many jobs, and when it will be done."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from unbroken import amounts
+from unbroken.cli.facts import instant
+from unbroken.cli.output import Output, as_command
+from unbroken.cli.runs import named_store
+from unbroken.config import Config
+from unbroken.config.decode import decode
+from unbroken.config.source import read
+from unbroken.errors import BadPlan
+from unbroken.files import LOCAL
+from unbroken.report.style import Style
+from unbroken.run.journal import read_journal
+from unbroken.run.layout import Layout, run_of
+from unbroken.run.plan import UNMEASURED_MTBF_S, Numbers, Plan, make_plan, measured, problems
+from unbroken.run.summary import summarize
+from unbroken.store.place import Store
+
+
+def _seconds(option: str, meaning: str) -> Callable[[Any], Any]:
+    return click.option(option, type=float, metavar="SECONDS", help=meaning)
+
+
+@as_command("plan")
+@click.argument("place", metavar="CONFIG|RUN", required=False)
+@click.option("--steps", type=int, metavar="N", help="Steps still to be done.")
+@_seconds("--step-seconds", "What a step takes.")
+@_seconds("--save-seconds", "What a save takes, and how long the loop stands still for it.")
+@_seconds("--mtbf", "Mean time between failures.")
+@_seconds("--walltime", "What one job gets.")
+@_seconds("--reserve", "What a job keeps of it for its last save.")
+@_seconds("--restart-seconds", "From a failure until training goes on.")
+def command(
+    output: Output,
+    place: str | None,
+    steps: int | None,
+    step_seconds: float | None,
+    save_seconds: float | None,
+    mtbf: float | None,
+    walltime: float | None,
+    reserve: float | None,
+    restart_seconds: float | None,
+) -> None:
+    """Say how often to save, and when a run will be done: what failures cost, how many jobs it takes.
+
+    What a run has measured is taken from its journal; options win over it, and with enough of them neither CONFIG nor
+    RUN is needed. What is neither measured nor given is said as an assumption.
+    """
+    numbers, assumed, save_steps = _known(place)
+    given = {
+        "steps": steps,
+        "step_s": step_seconds,
+        "save_s": save_seconds,
+        "blocked_s": save_seconds,
+        "mtbf_s": mtbf,
+        "walltime_s": walltime,
+        "reserve_s": reserve,
+        "restart_s": restart_seconds,
+    }
+    numbers = replace(numbers, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if found := problems(numbers):
+        raise BadPlan(problems=tuple(found))
+    now_s = time.time()
+    plan = make_plan(numbers, now_s=now_s)
+    as_set = _as_set(numbers, save_steps, now_s)
+    said = [*([] if mtbf is not None else assumed), *_assumptions(numbers)]
+    facts = {
+        "given": asdict(numbers),
+        "plan": _plan_facts(plan),
+        "as_configured": None if as_set is None else _plan_facts(as_set),
+        "assumptions": said,
+    }
+    output.document("unbroken.plan/1", facts, lambda: _text(numbers, plan, as_set, said, output.style))
+
+
+def _known(place: str | None) -> tuple[Numbers, list[str], int | None]:
+    """What a config and the run it belongs to say; nothing where none is named."""
+    if place is None:
+        return Numbers(), [], None
+    if not Path(place).is_file():
+        store = named_store("plan", place, None)
+        return *_of_run(store, None), None
+    config = decode(read(Path(place)), (), source=place).config
+    training = config.training
+    numbers, assumed = _of_run(Store(Layout(Path(training.output_dir)).checkpoints), config)
+    save_steps = training.save_steps if isinstance(training.save_steps, int) else None
+    return numbers, assumed, save_steps
+
+
+def _of_run(store: Store, config: Config | None) -> tuple[Numbers, list[str]]:
+    layout = run_of(store)
+    is_there = LOCAL.find(layout.run) is not None
+    numbers, assumed = measured(read_journal(layout)) if is_there else (Numbers(), [])
+    summary = summarize(store, now_s=time.time()) if is_there else None
+    done = summary.newest_usable.step if summary is not None and summary.newest_usable is not None else 0
+    target = summary.state.max_steps if summary is not None and summary.state is not None else None
+    if config is not None:
+        training = config.training
+        target = training.max_steps
+        numbers = replace(
+            numbers,
+            walltime_s=training.max_runtime_seconds,
+            reserve_s=training.walltime_reserve_seconds
+            if training.walltime_reserve_seconds is not None
+            else numbers.reserve_s,
+        )
+    return replace(numbers, steps=None if target is None else max(0, target - done)), assumed
+
+
+def _as_set(numbers: Numbers, save_steps: int | None, now_s: float) -> Plan | None:
+    """The plan with the cadence that a config sets, where it sets one."""
+    if save_steps is None or numbers.step_s is None:
+        return None
+    return make_plan(numbers, now_s=now_s, interval_s=save_steps * numbers.step_s)
+
+
+def _assumptions(numbers: Numbers) -> list[str]:
+    found = []
+    if numbers.mtbf_s is None:
+        found.append(
+            f"mean time between failures: {amounts.duration(UNMEASURED_MTBF_S)}, as for a run that never failed"
+        )
+    if numbers.restart_s == 0:
+        found.append("a failed job is started again at once, and goes on at once")
+    if numbers.walltime_s is None:
+        found.append("a job may run as long as it likes")
+    else:
+        found.append("no job waits in a queue")
+        if numbers.reserve_s is None:
+            found.append("kept for a last save: twice what one takes, a step, and 5 s")
+    return found
+
+
+def _plan_facts(plan: Plan) -> dict[str, Any]:
+    facts = asdict(plan)
+    ends_at_s = facts.pop("ends_at_s")
+    return {**facts, "lost_share": plan.lost_share, "ends_at": instant(int(ends_at_s * 1e9))}
+
+
+def _text(numbers: Numbers, plan: Plan, as_set: Plan | None, said: list[str], style: Style) -> str:
+    each = amounts.duration(plan.interval_s)
+    lines = [
+        ("save", f"every {each}, {amounts.plural(plan.interval_steps, 'step')}"),
+        ("lost", f"{amounts.duration(plan.lost_per_failure_s)} a failure, {_failures(plan)}"),
+        ("time", f"{amounts.duration(plan.total_s)} for {amounts.plural(numbers.steps or 0, 'step')}, {_shares(plan)}"),
+    ]
+    if plan.usable_s is not None:
+        job = f"of {amounts.duration(numbers.walltime_s or 0)}, {amounts.duration(plan.usable_s)} of them for steps"
+        lines.append(("jobs", f"{amounts.plural(plan.jobs, 'job')} {job}"))
+    lines.append(("done", instant(int(plan.ends_at_s * 1e9)) or ""))
+    if as_set is not None:
+        steps = amounts.plural(as_set.interval_steps, "step")
+        lines.append(("as set", f"every {steps}: {amounts.duration(as_set.total_s)}, {_shares(as_set)}"))
+    lines += [("assumed", sentence) for sentence in said]
+    return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+
+
+def _failures(plan: Plan) -> str:
+    times = f"{plan.failures:.1f}" if plan.failures < 10 else f"{plan.failures:,.0f}"
+    return f"{times} of them expected, {amounts.duration(plan.losing_s)} in all"
+
+
+def _shares(plan: Plan) -> str:
+    return f"{100 * plan.lost_share:.1f} % of it not for training ({amounts.duration(plan.saving_s)} for saves)"

@@ -1,0 +1,353 @@
+"""The emergency path of one job: when to take it, the dump itself, its copy, and what is left of it afterwards.
+
+``Emergency`` is held by every rank and asks none of the others, but for ``bring_in``, which is for a job's start.
+What storage refuses here is said and never raised: whoever is in an emergency has nothing better to do than to go on.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unbroken import amounts
+from unbroken.errors import (
+    CheckpointError,
+    EvidenceMissing,
+    RankFailed,
+    StorageError,
+    TensorUnsupported,
+    UnbrokenError,
+)
+from unbroken.files import LOCAL
+from unbroken.pace import SaveClock
+from unbroken.recorder import SilentRecorder
+from unbroken.run.grace import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
+from unbroken.run.layout import Layout
+from unbroken.run.lease import Lease, number_of, require_held
+from unbroken.run.process import host_name
+from unbroken.run.stop import StopSources
+from unbroken.settings import Settings
+from unbroken.state.adopt import Adopting, adopt
+from unbroken.state.emergency import Dumped, Whose, dump
+from unbroken.state.items import Item
+from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.store.check import Level, verify
+from unbroken.store.choose import choose
+from unbroken.store.dumps import mirror, sweep_dumps
+from unbroken.store.emergency import (
+    Area,
+    Choice,
+    Moment,
+    Pointer,
+    choose_dumps,
+    look,
+    make_area,
+    point,
+    read_area,
+    read_pointers,
+)
+from unbroken.store.place import Store
+from unbroken.store.scan import newest_first, scan
+from unbroken.world import Vote, World
+
+_log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 0.0005
+
+
+def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) -> Area | None:
+    """Where this run's dumps stand; None where it never had any and wants none. Collective.
+
+    Raises:
+        RecordDamaged: the record of the area cannot be read.
+        StorageFailed: the system refused.
+    """
+    local, persistent = _absolute(settings.emergency_dir), _absolute(settings.persistent_dir)
+
+    def decide() -> Area | None:
+        # Who goes back, or begins anew, leaves the dumps behind that were made on the way he gives up.
+        is_new = settings.resume != "auto"
+        if local is None and read_area(layout.run) is None:
+            return None
+        return make_area(layout.run, job=lease.job, is_new=is_new)
+
+    found = world.from_first(decide)
+    if found is None:
+        return None
+    refusals = world.all_gather(None if local is None else _refusal(local))
+    return replace(found, local=local, persistent=persistent, takes_dumps=_are_taken(refusals, local, world))
+
+
+def _refusal(directory: Path) -> str | None:
+    """Why this process cannot write there; None where it can."""
+    probe = directory / f".scratch-probe-{host_name().replace('/', '-')}-{os.getpid()}"
+    try:
+        LOCAL.make_directory(directory)
+        # Killed in between it leaves one byte under a name that nobody reads.
+        LOCAL.write_new(probe, [b"?"], durable=False)
+        LOCAL.remove_file(probe)
+    except StorageError as refused:
+        return refused.headline()
+    return None
+
+
+def _are_taken(refusals: Sequence[str | None], local: Path | None, world: World) -> bool:
+    """Whether every rank can dump; the first that cannot is named, now and not when there is no time left."""
+    for rank, reason in enumerate(refusals):
+        if reason is not None:
+            if world.is_first:
+                so = "a stop makes an ordinary save, if its window allows one"
+                _log.warning("no dump can be made in %s by rank %s: %s; %s", local, rank, reason, so)
+            return False
+    return True
+
+
+def _absolute(path: str | None) -> Path | None:
+    return None if path is None else Path(path).absolute()
+
+
+def _reason(refused: UnbrokenError) -> str:
+    """Why dumps that looked whole are none after all; a refusal of the run's own storage is raised again."""
+    cause = refused.cause if isinstance(refused, RankFailed) else refused
+    if not isinstance(cause, CheckpointError | TensorUnsupported | EvidenceMissing) or isinstance(cause, StorageError):
+        raise refused
+    return next(iter(cause.details()), cause.headline())
+
+
+def _ahead(store: Store) -> Callable[[Moment], bool]:
+    """Whether dumps are ahead of the newest usable checkpoint, and made by a job no older than it."""
+    found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, Level.QUICK))
+    newest = found.chosen.manifest if found.chosen is not None else None
+    if newest is None:
+        return lambda moment: True
+    step, number = newest.step, number_of(newest.job) or 0
+    return lambda moment: moment.step > step and (number_of(moment.job) or 0) >= number
+
+
+class Emergency:
+    """What one rank does in an emergency."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        world: World,
+        lease: Lease,
+        items: Sequence[Item],
+        settings: Settings,
+        *,
+        area: Area | None,
+        learned: Costs,
+        clock: SaveClock,
+        stops: StopSources,
+        recorder: SilentRecorder,
+    ) -> None:
+        self._layout, self._world, self._lease, self._items = layout, world, lease, items
+        self._settings, self._area = settings, area
+        self._stops, self._recorder = stops, recorder
+        self._learned, self._clock = learned, clock
+        self.is_leaving = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a directory for dumps."""
+        return self._area is not None and self._area.local is not None
+
+    @property
+    def _is_usable(self) -> bool:
+        """Whether every rank can dump there, so that a window is better used for a dump than for a save."""
+        return self._area is not None and self._area.local is not None and self._area.takes_dumps
+
+    # ---- a job's start ----
+
+    def bring_in(self) -> list[tuple[str, str]]:
+        """Make an ordinary checkpoint of the newest complete dumps, where they are ahead of all others. Collective.
+
+        Returns what was passed over, with the reasons.
+
+        Raises:
+            StorageFailed: the run's own storage refused; dumps and checkpoints are as they were.
+            RankFailed: the same, on another rank.
+        """
+        if (area := self._area) is None or self._settings.resume != "auto":
+            return []
+        world, lease, run = self._world, self._lease, self._layout.run
+        store = Store(self._layout.checkpoints)
+        sights = world.gather_or_none(lambda: look(area, host_name(), read_pointers(run)))
+        into = Adopting(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
+        failed: dict[Moment, str] = {}
+        while True:
+            choice = world.from_first(
+                lambda: choose_dumps(sights, read_pointers(run), is_newer=_ahead(store), failed=failed)
+            )
+            if choice.moment is None:
+                return list(choice.passed_over)
+            try:
+                name = adopt(choice.moment, choice.copies, self._items, world, into)
+            except UnbrokenError as refused:
+                failed[choice.moment] = _reason(refused)
+                continue
+            self._tell_adopted(choice, name)
+            return list(choice.passed_over)
+
+    def _tell_adopted(self, choice: Choice, name: str) -> None:
+        moment = choice.moment
+        assert moment is not None
+        hosts = sorted({copies[0][1].host.partition("/")[0] for copies in choice.copies.values()})
+        self._recorder.fact("emergency-resume", step=moment.step, name=name, job=moment.job, hosts=hosts)
+        if self._world.is_first:
+            ranks = amounts.plural(moment.world, "rank")
+            where = ", ".join(hosts)
+            _log.info("made %s of the emergency dumps of step %s by %s on %s", name, f"{moment.step:,}", ranks, where)
+
+    def say_windows(self) -> None:
+        """Warn at the start of a window that no save fits into; the first rank speaks."""
+        left_s = self._stops.left_s(None)
+        reserve_s = self._clock.reserve.seconds(left_s)
+        said = (
+            window_warning(self._settings.grace_s, self.costs, has_area=self._is_usable),
+            deadline_warning(left_s, reserve_s),
+        )
+        for sentence in said if self._world.is_first else ():
+            if sentence is not None:
+                _log.warning("%s", sentence)
+
+    # ---- deciding ----
+
+    @property
+    def costs(self) -> Costs:
+        """What was measured by this job; by earlier ones where it has measured nothing yet."""
+        reserve = self._clock.reserve
+        save_s = max(reserve.saves_s, default=self._learned.save_s)
+        return replace(self._learned, save_s=save_s, step_s=max(reserve.steps_s, default=0.0))
+
+    def left_s(self) -> float | None:
+        """Seconds until this process is killed, as far as anybody said; None if nobody did."""
+        return self._stops.left_s(self._settings.grace_s)
+
+    def answer(self) -> Answer:
+        """What to do with what is left of the grace window."""
+        if not self._is_usable and self._settings.grace_s is None:
+            # Nobody said how long it has, and there is nowhere else to go.
+            return Answer.SAVE
+        left_s = self.left_s()
+        edges = 1 if self._world.size > 1 and not self.is_leaving else 0
+        return answer(left_s, self.costs, edges=edges, has_area=self._is_usable)
+
+    def is_hurried(self) -> bool:
+        """Whether this rank has no time for an ordinary save."""
+        return self.answer() is not Answer.SAVE
+
+    def read(self, vote: Vote) -> list[bool] | None:
+        """The ranks' answer; None if they do not give one and the window is nearly over: one of them hangs.
+
+        Raises:
+            PeerLost: one of them is gone.
+        """
+        # While a rank waits inside the exchange no signal is heard, so that with an area it waits outside.
+        while self._is_usable and not vote.is_answered():
+            if self._is_patience_over():
+                return None
+            time.sleep(_LOOK_EVERY_S)
+        return vote.read()
+
+    def _is_patience_over(self) -> bool:
+        # A deadline that is near makes no window by itself: as long as nobody is to end, others may take their time.
+        is_over = is_patience_over(self.left_s(), self._settings.grace_s, self.costs)
+        return is_over and self._stops.look() is not None
+
+    # ---- dumping ----
+
+    def leave(self, step: int, counters: Mapping[str, Any]) -> None:
+        """Do what the rest of the window allows; ``is_leaving`` is set before."""
+        chosen = self.answer()
+        if self._is_usable and chosen is not Answer.LET_GO:
+            self.dump(step, counters, why="the grace window is too small for a save")
+        elif self._world.is_first:
+            _log.warning("no time for a save: the run is let go, and the last commit counts")
+            self._recorder.fact("let-go", step=step, left_s=self.left_s())
+
+    def dump(self, step: int, counters: Mapping[str, Any], *, why: str) -> bool:
+        """Write what this rank holds to local disk, point at it, copy it; says whether it is durable."""
+        area, local, began = self._area, self._area.local if self._area is not None else None, time.monotonic()
+        if area is None or local is None:
+            return False
+        try:
+            dumped = dump(
+                self._items,
+                lambda: capture_generators(generator_devices()),
+                self._world,
+                area.store(local, self._world.rank),
+                step=step,
+                counters=counters,
+                whose=Whose(area.key, self._lease.job, host_name()),
+                at_ns=time.time_ns(),
+                allow_pickle=self._settings.allow_pickle,
+                shares_generators=self._settings.shared_generators,
+                files_per_rank=self._settings.files_per_rank,
+            )
+        except UnbrokenError as refused:
+            _log.error("the emergency dump of step %s was refused: %s", f"{step:,}", refused)
+            self._recorder.fact("emergency-failed", what="dump", step=step, error=refused.kind, reason=str(refused))
+            return False
+        seconds = time.monotonic() - began
+        self._learned = self._learned.after_dump(seconds)
+        path = dumped.store.path(dumped.name)
+        _log.warning("emergency dump of step %s in %s: %s", f"{step:,}", amounts.duration(seconds), path)
+        self._tell(dumped, seconds, why)
+        return True
+
+    def _tell(self, dumped: Dumped, seconds: float, why: str) -> None:
+        """Point at the dump from the run's own directory, then copy it, then say where the copy stands."""
+        manifest, world = dumped.manifest, self._world
+        path = str(dumped.store.path(dumped.name))
+        pointer = Pointer(world.rank, world.size, manifest.step, manifest.job, host_name(), path)
+        self._point(pointer)
+        size_bytes = manifest.size_bytes
+        self._recorder.fact(
+            "emergency-save",
+            step=manifest.step,
+            seconds=seconds,
+            bytes=size_bytes,
+            host=pointer.host,
+            path=path,
+            why=why,
+        )
+        if (copy := self._mirror(dumped)) is not None:
+            self._point(replace(pointer, copy=copy))
+            self._recorder.fact("emergency-mirror", step=manifest.step, path=copy)
+
+    def _point(self, pointer: Pointer) -> None:
+        try:
+            point(self._layout.run, pointer)
+        except UnbrokenError as refused:
+            _log.warning("the dump is not pointed at from %s: %s", self._layout.run, refused)
+
+    def _mirror(self, dumped: Dumped) -> str | None:
+        """The path of a copy whose every byte was read back; None if there is none."""
+        assert self._area is not None
+        if (shared := self._area.persistent) is None or shared == self._area.local:
+            return str(dumped.store.path(dumped.name)) if shared is not None else None
+        target = self._area.store(shared, self._world.rank)
+        try:
+            return str(target.path(mirror(dumped.store, dumped.name, target)))
+        except UnbrokenError as refused:
+            _log.error("the dump of step %s is not copied to %s: %s", f"{dumped.manifest.step:,}", shared, refused)
+            self._recorder.fact("emergency-failed", what="copy", error=refused.kind, reason=str(refused))
+            return None
+
+    # ---- afterwards ----
+
+    def sweep(self, step: int) -> None:
+        """Remove what a commit of this step has made useless; what cannot be removed now is removed next time."""
+        if self._area is None:
+            return
+        try:
+            share = (self._world.rank, self._world.size)
+            gone = sweep_dumps(self._layout.run, self._area, up_to_step=step, share=share)
+        except UnbrokenError as refused:
+            _log.warning("emergency dumps could not be swept: %s", refused)
+            return
+        if gone:
+            self._recorder.fact("emergency-sweep", step=step, removed=gone)

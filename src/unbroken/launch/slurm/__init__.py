@@ -1,0 +1,1 @@
+"""SLURM: a script whose warning reaches the ranks, jobs that queue themselves again, chains where they may not."""

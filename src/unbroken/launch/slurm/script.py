@@ -1,0 +1,253 @@
+"""The text of a batch script: pure, from what was asked for. What it does at run time is ``unbroken slurm job``."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from unbroken.errors import BadUsage
+
+COMMAND: Final = "unbroken slurm init"
+# A line by which `submit` and `chain` know whose saves to learn the lead time from.
+LEARNS_FROM: Final = "#UNBROKEN learns from "
+MOST_LEAD_S: Final = 65_535
+# Ranks of other nodes end within a save's time of each other; one that hangs longer is ended.
+_WAIT_FOR_NODES_S: Final = 600
+_TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_ARRAY_INDEX: Final = '"$SLURM_ARRAY_TASK_ID"'
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job starts: ``train`` by configs, each a run of its own, or one script, a run by itself.
+
+    Attributes:
+        runs: the run directories; several are the tasks of an array.
+        configs: their configs, in the same order; empty for a script.
+        words: overrides of the configs, or the script and its arguments.
+    """
+
+    runs: tuple[str, ...]
+    configs: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the script asks SLURM for; ``further`` is handed to sbatch as it is."""
+
+    name: str
+    folder: Path
+    python: str
+    lead_s: int
+    learns_lead: bool = True
+    time: str | None = None
+    nodes: str = "1"
+    ranks_per_node: str | None = None
+    gpus_per_node: str | None = None
+    cpus_per_task: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    output: str | None = None
+    array: str | None = None
+    master_address: str | None = None
+    may_requeue: bool = True
+    further: tuple[tuple[str, str], ...] = ()
+
+
+def time_limit_s(text: str) -> float | None:
+    """A limit as sbatch takes it, ``90``, ``04:00:00``, ``1-12``, in seconds; None for ``UNLIMITED``.
+
+    Raises:
+        BadUsage: it is no such limit.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    found = _TIME.fullmatch(text)
+    if found is None:
+        complaint = (
+            f"--time {text} is no limit of SLURM's: minutes, minutes:seconds, hours:minutes:seconds or days-hours"
+        )
+        raise BadUsage(command=COMMAND, complaint=complaint)
+    parts = [int(part) for part in found["rest"].split(":")]
+    if found["days"] is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    if len(parts) == 1:
+        return parts[0] * 60.0
+    hours, minutes, seconds = (0, *parts)[-3:]
+    return (hours * 60 + minutes) * 60.0 + seconds
+
+
+def script_text(work: Work, request: Request, path: Path) -> str:
+    """The whole script, which will lie at ``path``.
+
+    Raises:
+        BadUsage: a value cannot stand in a script.
+    """
+    header = [f"#SBATCH --{name}={_directive(name, value)}" for name, value in _directives(work, request)]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"# Written by `{COMMAND}`. Submit it: unbroken slurm submit {shlex.quote(path.name)}",
+            *header,
+            *_signal_lines(work, request),
+            "",
+            f"cd {shlex.quote(str(request.folder))} || exit",
+            *_surroundings(request),
+            *_chosen_run(work),
+            "",
+            *_start_lines(work, request, path),
+            "",
+        ]
+    )
+
+
+def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
+    is_array = len(work.runs) > 1 or request.array is not None
+    log = request.output or f"slurm-{request.name}-{'%A_%a' if is_array else '%j'}.out"
+    asked = [
+        ("job-name", request.name),
+        ("nodes", request.nodes),
+        # One launcher a node, which starts the node's ranks: SLURM need not know how many they are.
+        ("ntasks-per-node", "1"),
+        ("gpus-per-node", request.gpus_per_node),
+        ("cpus-per-task", None if request.cpus_per_task is None else str(request.cpus_per_task)),
+        ("time", request.time),
+        ("partition", request.partition),
+        ("account", request.account),
+        ("array", request.array or (f"0-{len(work.runs) - 1}" if len(work.runs) > 1 else None)),
+        ("chdir", str(request.folder)),
+        ("output", log),
+        # A job that is queued again has its number again: its lines follow those of before.
+        ("open-mode", "append"),
+    ]
+    given = {name for name, _ in request.further}
+    return [*((name, value) for name, value in asked if value is not None and name not in given), *request.further]
+
+
+def _directive(name: str, value: str) -> str:
+    if any(each in value for each in '\n\r\0"'):
+        raise BadUsage(command=COMMAND, complaint=f"--{name} {value!r} cannot stand in a line of a batch script")
+    return f'"{value}"' if re.search(r"[\s#']", value) else value
+
+
+def _signal_lines(work: Work, request: Request) -> list[str]:
+    learns = request.learns_lead and request.array is None
+    learned = [f"{LEARNS_FROM}{request.folder / run}" for run in work.runs if learns]
+    return [
+        f"#SBATCH --{'requeue' if request.may_requeue else 'no-requeue'}",
+        "# The warning comes to this script alone (B:), which asks the run to save and end through its directory.",
+        "# Sent to the steps it would hit every process in them, also data workers, which know no SIGUSR1 and die.",
+        f"#SBATCH --signal=B:USR1@{request.lead_s}",
+        *learned,
+    ]
+
+
+def _surroundings(request: Request) -> list[str]:
+    lines = [
+        "# srun does not take this over from sbatch by itself.",
+        'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
+    ]
+    if not _is_one_node(request):
+        address = (
+            shlex.quote(request.master_address)
+            if request.master_address
+            else '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        )
+        lines += [
+            "# Where the nodes meet: the first one, at a port that no other job has at the same time.",
+            f"export MASTER_ADDR={address}",
+            "export MASTER_PORT=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))",
+        ]
+    return lines
+
+
+def _is_one_node(request: Request) -> bool:
+    return request.nodes == "1"
+
+
+def _chosen_run(work: Work) -> list[str]:
+    if len(work.runs) == 1:
+        return [f"run={_with_index(work.runs[0])}"]
+    return [
+        f"runs=({_quoted(work.runs)})",
+        f"configs=({_quoted(work.configs)})",
+        "run=${runs[SLURM_ARRAY_TASK_ID]}",
+        "config=${configs[SLURM_ARRAY_TASK_ID]}",
+    ]
+
+
+def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
+    unbroken = f"{shlex.quote(request.python)} -m unbroken"
+    # Said anew: a job that was given fewer nodes finds the tasks of before in its environment. A rank that fails first
+    # must not end the one that tells the outcome, so bad exits kill nobody.
+    step = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
+    step += f" --kill-on-bad-exit=0 --wait={_WAIT_FOR_NODES_S}"
+    verb, words = _program(work)
+    ranks = [] if request.ranks_per_node is None else ["--nproc-per-node", request.ranks_per_node]
+    options = f"{_quoted(ranks)} {words}".strip()
+    start = f"{unbroken} {verb} {options}"
+    if not _is_one_node(request):
+        meeting = '--nnodes "$SLURM_JOB_NUM_NODES" --node-rank "$SLURM_NODEID"'
+        meeting += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+        # A node's number is known only where srun has started its task.
+        start = f"""bash -c 'exec "$0" -m unbroken {verb} {meeting} "$@"' {shlex.quote(request.python)} {options}"""
+    return [
+        "# Starts the step, passes the warning on, and queues this job again if the run is to go on: class `again` of",
+        "# `unbroken outcome`. Never after done, look or held. With --link a run that needs nobody is left alone.",
+        f'exec {unbroken} slurm job "$run" --script {shlex.quote(str(path))} "$@" -- \\',
+        f"    {step} \\",
+        f"    {start}",
+    ]
+
+
+def _program(work: Work) -> tuple[str, str]:
+    if not work.configs:
+        words = " ".join(map(_with_index, work.words))
+        return "run", f'--run-dir "$run" -- {words}'
+    config = '"$config"' if len(work.configs) > 1 else shlex.quote(work.configs[0])
+    return "train", " ".join([config, *map(shlex.quote, work.words)])
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return " ".join(map(shlex.quote, words))
+
+
+def _with_index(word: str) -> str:
+    """A word as bash takes it; ``%a`` in it is the index of the array's task."""
+    pieces = [shlex.quote(piece) if piece else "" for piece in word.split("%a")]
+    return _ARRAY_INDEX.join(pieces) or "''"
+
+
+def learned_runs(text: str) -> list[Path]:
+    """The runs that a script's lead time is learned from; none where a person gave it."""
+    return [Path(line.removeprefix(LEARNS_FROM)) for line in text.splitlines() if line.startswith(LEARNS_FROM)]
+
+
+def whole_lead(seconds: float, least_s: int) -> int:
+    """A lead time as sbatch takes it."""
+    return min(MOST_LEAD_S, max(least_s, math.ceil(seconds)))
+
+
+def further_options(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """``KEY=VALUE`` words for sbatch, with or without leading dashes.
+
+    Raises:
+        BadUsage: one of them is no such word.
+    """
+    pairs = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.lstrip("-")
+        if not equals or not re.fullmatch(r"[a-z][a-z-]*", key):
+            complaint = f"--sbatch takes KEY=VALUE, as in --sbatch qos=long, not '{word}'"
+            raise BadUsage(command=COMMAND, complaint=complaint)
+        if key == "signal":
+            complaint = "--sbatch signal would take away the warning; --lead S moves it"
+            raise BadUsage(command=COMMAND, complaint=complaint)
+        pairs.append((key, value))
+    return tuple(pairs)

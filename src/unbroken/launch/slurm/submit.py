@@ -1,0 +1,91 @@
+"""Submitting a script once, or as a chain of jobs for sites that let no job be queued again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.errors import PathMissing, SlurmRefused
+from unbroken.files import LOCAL
+from unbroken.launch.slurm.ask import Ask, ask_to_submit, submitted
+from unbroken.launch.slurm.lead import lead_s
+from unbroken.launch.slurm.script import further_options, learned_runs
+from unbroken.run.layout import Layout
+
+_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that SLURM has taken; ``lead_s`` is how long before its end it will be warned, None: as the script says."""
+
+    job: str
+    lead_s: int | None
+
+
+def submit(
+    script: Path,
+    *,
+    after: str | None = None,
+    is_link: bool = False,
+    is_chained: bool = False,
+    in_vain: int = 0,
+    options: Sequence[str] = (),
+    asked: Ask = ask_to_submit,
+) -> Submitted:
+    """Submit a script; the warning comes as early as the saves of its run have taught by now.
+
+    Args:
+        script: the file; it is read here, and by sbatch.
+        asked: how sbatch is called.
+        after: the job that must have ended before, however it did.
+        is_link: the job does nothing if the run needs nobody: it is done, held, or for a person to look at.
+        is_chained: the job is not queued again by itself, since another one follows.
+        in_vain: how many jobs in a row, up to the one before it, never took their run.
+        options: further ``KEY=VALUE`` words for sbatch.
+
+    Raises:
+        PathMissing: there is no such script.
+        SlurmMissing: there is no sbatch here.
+        SlurmRefused: sbatch said no.
+        BadUsage: an option is no option.
+    """
+    if LOCAL.find(script) is None:
+        raise PathMissing(path=script, purpose="script")
+    text = LOCAL.read_bytes(script, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace")
+    runs = learned_runs(text)
+    lead = lead_s(runs, None) if _have_saved(runs) else None
+    command = ["sbatch", "--parsable"]
+    command += [f"--signal=B:USR1@{lead}"] if lead is not None else []
+    command += [f"--dependency=afterany:{after}"] if after else []
+    command += ["--no-requeue"] if is_chained else []
+    command += [f"--{key}={value}" for key, value in further_options(options)]
+    words = ["--link"] * is_link + ["--chained"] * is_chained
+    words += ["--in-vain", str(in_vain)] if in_vain else []
+    return Submitted(submitted([*command, str(script), *words], asked), lead)
+
+
+def _have_saved(runs: Sequence[Path]) -> bool:
+    return any(LOCAL.find(Layout(run).journal) is not None for run in runs)
+
+
+def chain(
+    script: Path, links: int, *, after: str | None = None, options: Sequence[str] = (), asked: Ask = ask_to_submit
+) -> tuple[Submitted, ...]:
+    """Submit a script so many times, each link waiting for the end of the one before, whatever that was.
+
+    Raises:
+        SlurmRefused: a link was refused; those before it stand, and are named.
+    """
+    jobs: list[Submitted] = []
+    for number in range(links):
+        last = jobs[-1].job if jobs else after
+        try:
+            jobs.append(submit(script, after=last, is_link=number > 0, is_chained=True, options=options, asked=asked))
+        except SlurmRefused as refusal:
+            raise SlurmRefused(
+                command=refusal.command,
+                code=refusal.code,
+                words=refusal.words,
+                before=tuple(each.job for each in jobs),
+            ) from refusal
+    return tuple(jobs)

@@ -1,0 +1,100 @@
+"""A run that a job holds, as its loop sees it, and how it is let go."""
+
+import logging
+from dataclasses import dataclass
+
+from unbroken.drilled import Drilled
+from unbroken.emergency import Emergency
+from unbroken.errors import StorageFailed
+from unbroken.pace import SaveClock
+from unbroken.recorder import SilentRecorder
+from unbroken.run.layout import Layout
+from unbroken.run.lease import Lease
+from unbroken.run.outcome import Outcome
+from unbroken.run.renewal import Renewal
+from unbroken.run.stop import StopReason, StopSources, end_requests
+from unbroken.settings import Settings
+from unbroken.state.restore import Restored
+from unbroken.state.save import Saver
+from unbroken.world import World
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Opened:
+    """A run that this job holds, on one rank."""
+
+    layout: Layout
+    world: World
+    lease: Lease
+    renewal: Renewal | None
+    recorder: SilentRecorder
+    stops: StopSources
+    clock: SaveClock
+    saver: Saver
+    restored: Restored | None
+    resumed_from: str | None
+    settings: Settings
+    emergency: Emergency
+    drilled: Drilled | None = None
+    noticed: StopReason | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another job has taken the run, as far as this rank knows; only the first one does."""
+        return self.renewal is not None and self.renewal.lost is not None
+
+    def require_held(self) -> None:
+        """Pass if no other job has taken the run. Collective.
+
+        Raises:
+            LeaseLost: one has.
+        """
+        self.world.from_first(self._require_held)
+
+    def _require_held(self) -> None:
+        if self.renewal is not None and self.renewal.lost is not None:
+            raise self.renewal.lost
+
+    def is_stop_asked(self) -> bool:
+        """Whether anybody asked this rank to stop, now or before."""
+        # Kept: the flag file is looked at once a second, and would not be seen again when the reason is to be told.
+        self.noticed = self.noticed or self.stops.look()
+        return self.noticed is not None
+
+    def is_drill_over(self, step: int) -> bool:
+        """Whether a drill, which may strike at this edge, ends the job here."""
+        if self.drilled is None or not self.drilled.is_over_at(step):
+            return False
+        self.noticed = self.noticed or StopReason("asked", "by a drill")
+        return True
+
+    def agree_on_reason(self) -> StopReason:
+        """Why all ranks stop: the first reason that any of them has. Collective."""
+        reasons = [reason for reason in self.world.all_gather(self.noticed) if reason is not None]
+        return reasons[0] if reasons else StopReason("asked", "another rank")
+
+    def close(self, outcome: Outcome) -> None:
+        """Write how the job ended and let the run go."""
+        try:
+            # Signals are caught until the outcome stands: torchrun sends one as soon as any rank has failed.
+            self.recorder.end(outcome)
+        finally:
+            self.stops.restore()
+            if self.renewal is not None:
+                let_go(self.layout, self.renewal, is_followed=outcome.status in ("stopped", "completed"))
+
+
+def let_go(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:
+    """Release the run; ``is_followed`` says that a request to stop, if there was one, has been followed."""
+    # The job is over and what counts is committed: a refusal here is told, and time heals it.
+    try:
+        if is_followed:
+            end_requests(layout)
+    except StorageFailed as refused:
+        _log.warning("the request to stop could not be removed: %s", refused)
+    try:
+        renewal.end()
+    except StorageFailed as refused:
+        _log.warning("the run could not be let go, its lease expires by itself: %s", refused)

@@ -1,0 +1,133 @@
+"""The uninterrupted run that all others are held against, made twice: a script that differs from itself proves nothing.
+
+The second one saves often, as the chains will; so that the two also show whether saving changes anything.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from unbroken import amounts
+from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
+from unbroken.prove.bench import LOG_LINES, Bench
+from unbroken.prove.causes import likely_causes, script_text
+from unbroken.prove.jobs import Ended, Job
+from unbroken.run.drill import Drill
+from unbroken.run.journal import Fact, read_history
+from unbroken.run.layout import Layout
+from unbroken.store.place import Store
+from unbroken.store.scan import read_quietly, scan
+from unbroken.testing.exactness import Comparison, compare_runs
+
+FEWEST_STEPS: Final = 4
+_SAVES: Final = 12
+_MOST_DIFFERENCES: Final = 6
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The uninterrupted run: its steps, how long it took, and how often chains are to save so that each sees several.
+
+    ``ranks`` is how many processes it really had; ``checkpoint_bytes`` what one save of it holds; ``idle`` are the
+    generators that differ from one such run to the next, since nobody seeds or uses them.
+    """
+
+    run: Path
+    steps: int
+    seconds: float
+    step_s: float
+    ranks: int
+    checkpoint_bytes: int
+    idle: tuple[str, ...] = ()
+
+    @property
+    def save_steps(self) -> int:
+        """The cadence of chains."""
+        return max(1, self.steps // _SAVES)
+
+
+def run_alone(bench: Bench, name: str, *, save_steps: int | None, ranks: int | None) -> Baseline:
+    """Run the command to its end, interrupted by nothing.
+
+    Raises:
+        NothingToProve: it makes no run, more than one, one too short, or one that is not completed.
+        BaselineFails: it fails by itself.
+        StorageFailed: the folder could not be written.
+    """
+    run = bench.run(name)
+    with bench.start(run, Drill(save_steps=save_steps), ranks) as job:
+        ended = bench.wait(job)
+    _require_completed(bench, job, ended, run)
+    history = read_history(Layout(run))
+    start, end = history.last("job-start"), history.last("job-end")
+    steps = (end.whole("step") if end else None) or 0
+    sizes = _sizes(run)
+    if steps < FEWEST_STEPS or not sizes:
+        said = f"its run has {amounts.plural(steps, 'step')}" if sizes else "its run ends before the first save"
+        raise NothingToProve(
+            command=_shown(bench), reason=said, remedy=f"let it train {FEWEST_STEPS} steps or more", log=()
+        )
+    took_s = _seconds_between(start, end)
+    ranks_seen = (start.whole("world") if start else None) or 1
+    return Baseline(run, steps, took_s, took_s / steps, ranks_seen, max(sizes))
+
+
+def _require_completed(bench: Bench, job: Job, ended: Ended | None, run: Path) -> None:
+    log = job.said(LOG_LINES)
+    if ended is None:
+        limit = amounts.duration(bench.limit_s)
+        reason = f"the uninterrupted run is not over after {limit}"
+        remedy = "let it train fewer steps, or give it more time with --minutes"
+        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
+    jobs = read_history(Layout(run)).jobs
+    outcome = ended.outcome
+    if ended.code and (outcome is None or outcome.status != "stopped"):
+        how = f"exit code {ended.code}" + (f", {outcome.reason}" if outcome and outcome.reason else "")
+        raise BaselineFails(command=_shown(bench), how=how, log=log)
+    if outcome is None:
+        reason = "the command never entered an unbroken.Run"
+        remedy = "put the training loop into `with unbroken.Run(...)`; see docs/run.md"
+        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
+    if len(jobs) > 1:
+        reason = f"the command entered {len(jobs)} runs, which a drill sends to one directory"
+        remedy = "prove a command that enters one of them"
+        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=())
+    if outcome.status != "completed":
+        at = f" at step {amounts.count(outcome.step)}" if outcome.step is not None else ""
+        saved = "" if _sizes(run) else ", before the first save"
+        reason = f"the run ended{at}{saved}, and did not reach its target: {outcome.reason}"
+        remedy = "`run.steps(N)` must come to its end when nobody interrupts it"
+        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
+
+
+def require_same(bench: Bench, first: Baseline, second: Baseline) -> Comparison:
+    """Pass if two uninterrupted runs are the same, bit for bit; returns what was compared.
+
+    Raises:
+        NotDeterministic: they are not.
+        UnbrokenError: one of them cannot be read.
+    """
+    found = compare_runs(first.run, second.run)
+    if found.is_equal:
+        return found
+    step = found.first.step if found.first else None
+    causes = likely_causes(script_text(bench.command.words, bench.cwd), bench.environ, first_step=step)
+    said = tuple(found.lines())[:_MOST_DIFFERENCES]
+    raise NotDeterministic(command=_shown(bench), differences=said, causes=causes)
+
+
+def _sizes(run: Path) -> list[int]:
+    store = Store(Layout(run).checkpoints)
+    found = [read_quietly(store, name) for name in scan(store).committed]
+    return [manifest.size_bytes for manifest in found if manifest is not None]
+
+
+def _seconds_between(start: Fact | None, end: Fact | None) -> float:
+    if start is None or end is None or start.at_s is None or end.at_s is None:
+        return 0.0
+    return max(0.0, end.at_s - start.at_s)
+
+
+def _shown(bench: Bench) -> str:
+    return shlex.join(bench.command.given)

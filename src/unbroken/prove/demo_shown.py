@@ -1,0 +1,151 @@
+"""What the demo shows when all jobs have ended: a row for each job, the verdict, and what to try next.
+
+Everything is read from the records of the two runs, so that the table says what happened and not what was planned.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from unbroken import amounts
+from unbroken.errors.tree import quoted
+from unbroken.prove.demo import Played
+from unbroken.prove.demo_plan import CHAIN, Act
+from unbroken.report.style import Style
+from unbroken.report.table import Column, table
+from unbroken.run.journal import History, read_history
+from unbroken.run.layout import Layout
+from unbroken.run.metrics import read_metrics
+from unbroken.run.recomputed import Recomputed
+from unbroken.store.place import Store
+from unbroken.store.scan import newest_first, scan
+from unbroken.testing.exactness import Comparison, compare_runs
+
+EXIT_DIFFERS: Final = 3
+_LABEL: Final = 9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job of the chained run: the steps it computed, on how many ranks, and how it ended."""
+
+    job: int
+    ranks: int
+    workers: int
+    start: int
+    end: int
+    ending: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The comparison of the two runs, and of the steps that the chained one computed twice."""
+
+    comparison: Comparison
+    recomputed: Recomputed
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both runs are one, bit for bit."""
+        return self.comparison.is_equal
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of states that differ."""
+        return 0 if self.is_equal else EXIT_DIFFERS
+
+    def text(self, style: Style) -> str:
+        """The verdict, and what it rests on."""
+        verdict = style.good("equal, bit for bit") if self.is_equal else style.bad("NOT EQUAL")
+        lines = [("verdict", f"the run left alone and the chain of jobs are {verdict}")]
+        lines += [("", line) for line in self.comparison.lines("the run left alone", "the chain")]
+        if sentence := self.recomputed.sentence():
+            lines.append(("crashes", sentence))
+        return labelled(lines, style)
+
+
+def prove(alone: Path, chained: Path) -> Proof:
+    """Compare the run that was left alone with the chained one.
+
+    Raises:
+        CheckpointError: a checkpoint of the two is damaged.
+        StorageFailed: the system refused.
+    """
+    return Proof(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
+
+
+def rows(run: Path, acts: Sequence[Act] = CHAIN) -> list[Row]:
+    """The jobs of the chained run, from its records; how each was ended is known only to who ended it.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    history, metrics = read_history(Layout(run)), read_metrics(Layout(run))
+    ends: dict[int, int] = {}
+    for row in (*metrics.lost, *metrics.kept.values()):
+        ends[row.job] = max(ends.get(row.job, 0), row.step)
+    return [_row(history, job, act, ends) for job, act in zip(history.jobs, acts, strict=False)]
+
+
+def _row(history: History, job: int, act: Act, ends: Mapping[int, int]) -> Row:
+    started, resumed = history.last("job-start", job=job), history.last("resume", job=job)
+    start = (resumed.whole("step") if resumed is not None else None) or 0
+    ranks = (started.whole("world") if started is not None else None) or act.ranks
+    passed = [str(fact.text("name")) for fact in history.of_kind("passed-over") if fact.job == job]
+    ending = f"{act.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else act.ending()
+    return Row(job, ranks, act.workers, start, ends.get(job, start), ending)
+
+
+def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
+    """Lines behind a column of labels."""
+    return "\n".join(f"{style.dim(label.ljust(_LABEL))}  {line}".rstrip() for label, line in lines)
+
+
+def facts(played: Played, found: Sequence[Row], proof: Proof) -> dict[str, Any]:
+    """The demo as one document."""
+    return {
+        "folder": played.places.folder,
+        "alone": played.places.alone,
+        "chained": played.places.chained,
+        "seconds": round(played.seconds, 1),
+        "jobs": [asdict(row) for row in found],
+        "torn": asdict(played.torn),
+        "damage": asdict(played.damage),
+        "comparison": proof.comparison.facts(),
+        "recomputed": {"compared": proof.recomputed.compared, "agreeing": proof.recomputed.agreeing},
+    }
+
+
+def jobs_table(found: Sequence[Row], style: Style) -> str:
+    """The jobs under their headings."""
+    columns = [
+        Column("job", is_number=True),
+        Column("ranks", is_number=True),
+        Column("workers", is_number=True),
+        Column("from step", is_number=True),
+        Column("to step", is_number=True),
+        Column("how it ended"),
+    ]
+    cells = [[*map(amounts.count, (row.job, row.ranks, row.workers, row.start, row.end)), row.ending] for row in found]
+    return table(columns, cells, style=style)
+
+
+def next_steps(played: Played, program: str, style: Style) -> str:
+    """Commands that work when pasted, each with what it shows."""
+    places = played.places
+    run = quoted(places.chained.relative_to(places.folder))
+    store = Store(Layout(places.chained).checkpoints)
+    last, before = newest_first(store, scan(store).committed)[:2]
+    commands = [
+        (f"ls {run}", "its checkpoints"),
+        (f"verify {run} --full", "every byte of them against its digest"),
+        (f"replay {run} {before} {last}", "compute its last steps again"),
+        (f"generate {run} --prompt 'def ' --seed 1", "what it says after a minute of training"),
+        (f"prove --minutes 1 -- {program} train {quoted(places.config.name)}", "chance instead of a plan"),
+    ]
+    lines = [("try next", f"cd {quoted(places.folder)}")]
+    for each, why in commands:
+        # Behind the command it would be torn by a narrow window; above it, both can be read, and pasted.
+        lines += [("", style.dim(f"# {why}")), ("", f"{program} {each}")]
+    return labelled(lines, style)

@@ -1,0 +1,81 @@
+"""What a loop tells at its edges: how a save ended, what the live snapshot shows, how long a last save may take."""
+
+import logging
+from typing import Final
+
+from unbroken.errors import RankFailed, UnbrokenError
+from unbroken.measures import Measures
+from unbroken.opened import Opened
+from unbroken.state.save import Saved
+
+_log = logging.getLogger(__name__)
+# After an error the other ranks may be gone, and a save that needs them would never end.
+LAST_SAVE_WAIT_S: Final = 60.0
+
+
+def last_wait_s(opened: Opened, error: BaseException | None) -> float | None:
+    """How long to wait for the save in flight: to its end, but not for ever after an error, nor when told to go."""
+    if isinstance(error, KeyboardInterrupt) or opened.emergency.is_leaving:
+        return 0.0
+    return None if error is None else LAST_SAVE_WAIT_S
+
+
+def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
+    """Write down how a save ended; one that failed is told and left behind, for training goes on."""
+    step = saved.request.step
+    if saved.error is None:
+        _note_commit(opened, saved)
+        return None
+    rank, cause = _whose(saved.error, opened.world.rank)
+    opened.recorder.fact(
+        "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
+    )
+    _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
+    return saved.error
+
+
+def _note_commit(opened: Opened, saved: Saved) -> None:
+    step = saved.request.step
+    opened.clock.save_ended(saved.blocked_s, saved.total_s)
+    opened.recorder.fact(
+        "commit",
+        step=step,
+        name=saved.name,
+        bytes=saved.size_bytes,
+        seconds=saved.total_s,
+        blocked_s=saved.blocked_s,
+        removed=list(saved.removed),
+        data=saved.account,
+    )
+    if saved.account is not None and not saved.account["agrees"]:
+        _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
+    opened.recorder.snapshot(latest_checkpoint=saved.name)
+    _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
+    # After the commit, never before.
+    opened.emergency.sweep(step)
+
+
+def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:
+    """The rank that an error came from, and its kind there."""
+    return (error.rank, error.cause.kind) if isinstance(error, RankFailed) else (here, error.kind)
+
+
+def shown(measures: Measures) -> dict[str, object]:
+    """What the live snapshot tells of the metrics that were read last, where the loop logs them."""
+    tokens = measures.latest.get("tokens")
+    return {
+        "loss": measures.number("loss"),
+        "learning_rate": measures.number("lr"),
+        "tokens_per_s": measures.number("tokens_per_s"),
+        "tokens": tokens if isinstance(tokens, int) else None,
+    }
+
+
+def require_target(total: object) -> None:
+    """Refuse a target at the call: a float never reached would train for ever, a negative one would end at once.
+
+    Raises:
+        ValueError: it is no whole number of steps.
+    """
+    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        raise ValueError(f"steps({total!r}): the target is a whole number of steps, 0 or more")

@@ -1,0 +1,262 @@
+"""The exactness of a trainer in one line of a test: left alone, and killed on the way, it must leave the same bits.
+
+    def train(directory):                          # at the top of a module
+        with unbroken.Run(directory, model=model, optimizer=optimizer, data=loader) as run:
+            for step in run.steps(20):
+                ...
+
+    def test_my_trainer_survives_kills(tmp_path):
+        assert_exact(train, tmp_path)              # or: kills=[7, "manifest"], stops=[12], ranks=[2, 1, 3]
+
+Every job is a process of its own, or several; kills are SIGKILLs. The trainer is not changed: a drill tells its ``Run``
+where to end.
+"""
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from unbroken import amounts
+from unbroken.files import LOCAL
+from unbroken.run.drill import ENVIRONMENT, PHASES, Drill, Fault, write_drill
+from unbroken.run.journal import read_history
+from unbroken.run.layout import Layout
+from unbroken.store.place import Store
+from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.testing.exactness import Comparison, compare_runs
+from unbroken.testing.worlds import DEFAULT_TIMEOUT_S, Ended, Ranks, logs, start
+
+UNDISTURBED: Final = "undisturbed"
+INTERRUPTED: Final = "interrupted"
+_AGAIN: Final = "undisturbed-again"
+_SAVES: Final = 6
+# A rank whose peer was killed hears of it at once; one that does not is not waited for.
+_PEERS_WAIT_S: Final = 10.0
+_POLL_S: Final = 0.02
+
+Train = Callable[..., object]
+"""A trainer: given a run's directory, it starts the run or goes on with it."""
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """How one job of the chain is ended: killed at a step's edge or in a phase of a save, or stopped at a step."""
+
+    kill: int | str | None = None
+    stop: int | None = None
+
+    def __str__(self) -> str:
+        if self.stop is not None:
+            return f"stopped at step {amounts.count(self.stop)}"
+        if isinstance(self.kill, int):
+            return f"killed at step {amounts.count(self.kill)}"
+        return f"killed in a save's phase {self.kill}" if self.kill else "left alone to the end"
+
+    def drill(self, save_steps: int | None, resumed: int) -> Drill:
+        """The drill that ends a job so, which goes on from step ``resumed``."""
+        if self.stop is not None:
+            return Drill(save_steps=save_steps, stop_at=self.stop)
+        if isinstance(self.kill, int):
+            # Edges are counted from the job's first one; every rank meets the same.
+            return Drill(save_steps=save_steps, faults=(Fault("edge", "kill", max(1, self.kill - resumed), rank=None),))
+        faults = (Fault(self.kill, "kill"),) if self.kill is not None else ()
+        return Drill(save_steps=save_steps, faults=faults)
+
+
+@dataclass
+class Exactness:
+    """What was tried and what it showed: the jobs in words, and the comparison of the two runs."""
+
+    undisturbed: Path
+    interrupted: Path
+    jobs: list[str] = field(default_factory=list)
+    comparison: Comparison | None = None
+    resumed_steps: tuple[int, ...] = ()
+    is_deterministic: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the interrupted run has the bits of the undisturbed one, and really was resumed."""
+        return self.comparison is not None and self.comparison.is_equal and any(self.resumed_steps)
+
+    def lines(self) -> list[str]:
+        """All of it, in words."""
+        said = [f"job {number}: {words}" for number, words in enumerate(self.jobs, start=1)]
+        said += self.comparison.lines("the run left alone", "the chain") if self.comparison else []
+        if not any(self.resumed_steps):
+            said.append("no job went on from a checkpoint, so nothing was tried: save more often, or end jobs later")
+        if not self.is_deterministic:
+            said.append(
+                "left alone a second time the trainer gives other bits too: it is not deterministic, so look at its "
+                "seeds and at torch.use_deterministic_algorithms before you look at its resume"
+            )
+        return said
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def assert_exact(
+    train: Train,
+    directory: Path | str,
+    *args: object,
+    kills: Sequence[int | str] | None = None,
+    stops: Sequence[int] = (),
+    ranks: int | Sequence[int] = 1,
+    save_steps: int | None = None,
+    ignore: Sequence[str] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Exactness:
+    """Assert that a trainer, killed and stopped on the way, leaves the bits it leaves when it is left alone.
+
+    Args:
+        train: a function at the top of a module, called as ``train(run_directory, *args)`` on every rank of every job.
+            With more than one rank the process group (gloo) is made before.
+        directory: an empty directory, such as pytest's ``tmp_path``.
+        args: what else it is given.
+        kills: where jobs are killed, one after the other: a number is a step, a word is a phase of a save (``parts``,
+            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.run.drill.PHASES``). By default a step at a third
+            of the way, a save, and a step at two thirds.
+        stops: steps at which further jobs are asked to save and end.
+        ranks: how many ranks; several numbers are taken in turn by the jobs, the first by the undisturbed run too.
+        save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the way. Saves go on
+            beside the training, so a kill may lose the last one; it is sure to be there when the next one has begun.
+        ignore: metrics that need not be equal, beside those whose names say that they are measured.
+        timeout_s: when a job that has not ended is killed, and the assertion fails.
+
+    Returns:
+        What was tried and compared, for those who want to look at more.
+
+    Raises:
+        AssertionError: the runs differ; or a job did not end as planned, with the end of its log.
+        ValueError: the directory is not empty, a phase is unknown, or a number of ranks is none.
+        TypeError: the trainer cannot be found by another process.
+    """
+    found = check_exact(
+        train, directory, *args, kills=kills, stops=stops, ranks=ranks, save_steps=save_steps, ignore=ignore,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+    if not found.is_exact:
+        raise AssertionError(f"not exact\n{found}")
+    return found
+
+
+def check_exact(
+    train: Train,
+    directory: Path | str,
+    *args: object,
+    kills: Sequence[int | str] | None = None,
+    stops: Sequence[int] = (),
+    ranks: int | Sequence[int] = 1,
+    save_steps: int | None = None,
+    ignore: Sequence[str] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Exactness:
+    """The same without the assertion: what was found, whatever it is. Arguments as of ``assert_exact``.
+
+    Raises:
+        AssertionError: a job did not end as planned.
+        ValueError: the directory is not empty, a phase is unknown, or a number of ranks is none.
+        TypeError: the trainer cannot be found by another process.
+    """
+    root = Path(directory)
+    sizes = (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    _require_usable(train, root, sizes, kills or ())
+    trial = _Trial(train, args, root, timeout_s)
+    steps = trial.left_alone(UNDISTURBED, sizes[0])
+    asked = kills if kills is not None else () if stops else _usual(steps)
+    endings = [*(Interruption(kill=kill) for kill in asked), *(Interruption(stop=stop) for stop in stops)]
+    cadence = save_steps or max(1, steps // _SAVES)
+    found = Exactness(root / UNDISTURBED, root / INTERRUPTED)
+    for number, ending in enumerate([*endings, Interruption()]):
+        found.jobs.append(trial.interrupted(number, ending, sizes[number % len(sizes)], cadence))
+    resumes = read_history(Layout(found.interrupted)).of_kind("resume")
+    found.resumed_steps = tuple(int(fact.number("step") or 0) for fact in resumes)
+    found.comparison = compare_runs(found.undisturbed, found.interrupted, ignore=ignore)
+    if not found.comparison.is_equal:
+        # Told apart only where it matters: a trainer that does not repeat itself cannot be resumed exactly.
+        trial.left_alone(_AGAIN, sizes[0])
+        found.is_deterministic = compare_runs(found.undisturbed, root / _AGAIN, ignore=ignore).is_equal
+    return found
+
+
+def _usual(steps: int) -> tuple[int | str, ...]:
+    return (max(1, steps // 3), "manifest", max(1, 2 * steps // 3))
+
+
+def _require_usable(train: Train, root: Path, sizes: Sequence[int], kills: Sequence[int | str]) -> None:
+    if root.exists() and (not root.is_dir() or any((root / name).exists() for name in (UNDISTURBED, INTERRUPTED))):
+        raise ValueError(f"{root} holds runs of an earlier check; give every check a directory of its own")
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"a job has one rank or more, not {list(sizes)}")
+    unknown = [kill for kill in kills if isinstance(kill, str) and kill not in PHASES]
+    if unknown:
+        raise ValueError(f"a save has no phase {unknown[0]!r}; it has {', '.join(PHASES)}")
+    try:
+        pickle.dumps(train)
+    except (pickle.PicklingError, AttributeError, TypeError) as refused:
+        raise TypeError(
+            f"{train!r} cannot be found by another process: give a function at the top of a module"
+        ) from refused
+
+
+@dataclass
+class _Trial:
+    train: Train
+    args: tuple[object, ...]
+    root: Path
+    timeout_s: float
+
+    def left_alone(self, name: str, size: int) -> int:
+        """A run that nobody interrupts; returns its last step."""
+        ended = self._job(self.root / name, size, None)
+        if not all(each.is_good for each in ended):
+            raise AssertionError(f"left alone, the trainer did not end well\n{logs(ended)}")
+        step = _newest_step(self.root / name)
+        if not step:
+            raise AssertionError(f"left alone, the trainer left no checkpoint in {self.root / name}")
+        return step
+
+    def interrupted(self, number: int, ending: Interruption, size: int, save_steps: int) -> str:
+        """One job of the chain; returns what it was, in words."""
+        run = self.root / INTERRUPTED
+        resumed = _newest_step(run)
+        LOCAL.make_directory(self.root)
+        path = self.root / f"drill-{number + 1}.json"
+        write_drill(path, ending.drill(save_steps, resumed))
+        ended = self._job(run, size, path)
+        on = f"on {amounts.plural(size, 'rank')}, from step {amounts.count(resumed)}, {ending}"
+        is_killed = any(each.exit_code < 0 and not each.is_late for each in ended)
+        is_as_planned = is_killed if ending.kill is not None else all(each.is_good for each in ended)
+        if not is_as_planned:
+            was = "ended by itself" if all(each.is_good for each in ended) else "did not end well"
+            raise AssertionError(f"job {number + 1}, {on}: it {was}\n{logs(ended)}")
+        return on
+
+    def _job(self, run: Path, size: int, drill: Path | None) -> list[Ended]:
+        env = {} if drill is None else {ENVIRONMENT: str(drill.absolute())}
+        with start(size, self.train, str(run), *self.args, env=env, is_plain=size == 1) as ranks:
+            return _waited(ranks, self.timeout_s)
+
+
+def _waited(ranks: Ranks, timeout_s: float) -> list[Ended]:
+    """Wait for all ranks; but once one was killed, not long for the others, which may be waiting for it."""
+    ends_at = time.monotonic() + timeout_s
+    while not ranks.is_over() and time.monotonic() < ends_at:
+        if ranks.is_any_killed():
+            ends_at = min(ends_at, time.monotonic() + _PEERS_WAIT_S)
+        time.sleep(_POLL_S)
+    return ranks.wait(0.0)
+
+
+def _newest_step(run: Path) -> int:
+    """The step a job will go on from."""
+    store = Store(Layout(run).checkpoints)
+    for name in newest_first(store, scan(store).committed):
+        manifest = read_quietly(store, name)
+        if manifest is not None:
+            return manifest.step
+    return 0

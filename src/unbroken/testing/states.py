@@ -1,0 +1,260 @@
+"""Whether two checkpoints hold the same state: every tensor by its fingerprint, every value by its words.
+
+Which ranks wrote them, when, and into how many files does not count. What each rank keeps for itself can be compared
+only between worlds of one size; elsewhere it is left out, and named. Reads manifests and records, needs no torch.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unbroken import amounts
+from unbroken.errors import ManifestDamaged
+from unbroken.store.manifest import Manifest
+from unbroken.store.parts import read_part
+from unbroken.store.place import Store
+
+TRAINER_STATE: Final = "trainer_state.json"
+_BY_RANK: Final = "ranks"
+_OWN_TENSOR: Final = re.compile(rf"{_BY_RANK}\.[0-9]+\.(?P<item>[^.]+)")
+_GENERATORS: Final = "generators"
+# A generator's state, and the one from which a loader began its epoch; what stands behind the name is its inside.
+_GENERATOR: Final = re.compile(
+    rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_GENERATORS}|began)\.(?P<name>[a-z]+)(?:\..*)?"
+)
+_LONGEST_VALUE: Final = 40
+_MOST_NAMED: Final = 8
+
+
+@dataclass(frozen=True)
+class StateComparison:
+    """What two checkpoints have in common.
+
+    Attributes:
+        a: the first checkpoint's name.
+        b: the second one's.
+        step: the step of the first.
+        tensors: how many were compared and are equal.
+        values: how many items' values were compared and are equal.
+        tensors_differing: each tensor that is not the same, by name.
+        values_differing: each value that is not, as ``item.path: this and that``.
+        by_rank: what each rank keeps for itself and was not compared, since the worlds are of different sizes.
+        idle: generators that differ and were left out, since nobody drew from them.
+    """
+
+    a: str
+    b: str
+    step: int
+    tensors: int
+    values: int
+    tensors_differing: tuple[str, ...] = ()
+    values_differing: tuple[str, ...] = ()
+    by_rank: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither a tensor nor a value was compared, which proves nothing."""
+        return self.is_equal and not (self.tensors or self.values)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing that was compared differs."""
+        return not (self.tensors_differing or self.values_differing)
+
+    def lines(self) -> list[str]:
+        """What was found, in words."""
+        if self.is_equal:
+            which = f"of {self.a}" if self.a == self.b else f"of {self.a} and {self.b}"
+            said = [f"{_all(self.tensors, 'tensor')} and {_all(self.values, 'value')} {which} are equal"]
+        else:
+            said = [f"tensor {name} of {self.b} differs" for name in self.tensors_differing[:_MOST_NAMED]]
+            said += [f"value {each}" for each in self.values_differing[:_MOST_NAMED]]
+            named = min(len(self.tensors_differing), _MOST_NAMED) + min(len(self.values_differing), _MOST_NAMED)
+            more = len(self.tensors_differing) + len(self.values_differing) - named
+            said += [f"and {amounts.count(more)} more"] if more else []
+        if self.idle:
+            said.append(f"never seeded and never drawn from, so not counted: {', '.join(self.idle)}")
+        if self.by_rank:
+            said.append(f"kept by each rank for itself, so not compared between two worlds: {', '.join(self.by_rank)}")
+        return said
+
+
+def _all(number: int, noun: str) -> str:
+    return f"all {amounts.plural(number, noun)}" if number > 1 else amounts.plural(number, noun)
+
+
+def compare_checkpoints(
+    a: Store,
+    name_a: str,
+    b: Store,
+    name_b: str,
+    *,
+    drawn: Collection[str] | None = None,
+    idle: Collection[str] | None = None,
+) -> StateComparison:
+    """Compare two checkpoints of any two runs; nothing is loaded, and what is read is proven.
+
+    Args:
+        a: the store of the first.
+        name_a: its name there.
+        b: the store of the second.
+        name_b: its name there.
+        drawn: the generators that count, as ``drawn_generators`` names them; all, if not given.
+        idle: those that may be left out, if it is known; all others count.
+
+    Raises:
+        ManifestDamaged: one is not what a commit wrote.
+        DamagedCheckpoint: the bytes of its record are not what was written.
+        FormatUnknown: another version wrote it.
+        StorageFailed: the system refused to read.
+    """
+    first, second = a.read_manifest(name_a), b.read_manifest(name_b)
+    record_a, record_b = _record(a, name_a, first), _record(b, name_b, second)
+    is_one_size = record_a.get("world") == record_b.get("world")
+    ranked = set() if is_one_size else {*record_a.get("ranked", ()), *record_b.get("ranked", ())}
+    tensors_a, own_a = _told_tensors(first, is_one_size=is_one_size)
+    tensors_b, own_b = _told_tensors(second, is_one_size=is_one_size)
+    values_a, values_b = _values(record_a, ranked), _values(record_b, ranked)
+    if is_one_size:
+        values_a |= _rank_values(a, name_a, first)
+        values_b |= _rank_values(b, name_b, second)
+    names = sorted({*tensors_a, *tensors_b})
+    tensors = [name for name in names if tensors_a.get(name) != tensors_b.get(name)]
+    items = sorted({*values_a, *values_b})
+    changed = {name: list(_places((name,), values_a.get(name), values_b.get(name))) for name in items}
+    paths = [*tensors, *(path for places in changed.values() for path, _ in places)]
+    unused = {path for path in paths if _is_idle(path, drawn, idle)}
+    said = {name: [how for path, how in places if path not in unused] for name, places in changed.items()}
+    return StateComparison(
+        a=name_a,
+        b=name_b,
+        step=first.step,
+        tensors=len(names) - len(tensors),
+        values=sum(not places for places in said.values()),
+        tensors_differing=tuple(name for name in tensors if name not in unused),
+        values_differing=tuple(places[0] for places in said.values() if places),
+        by_rank=tuple(sorted(ranked | own_a | own_b)),
+        idle=tuple(sorted({found["name"] for path in unused if (found := _GENERATOR.match(path))})),
+    )
+
+
+def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:
+    """The generators that somebody drew from between some of a run's checkpoints: their states are not all the same.
+
+    A process begins with generators that nobody has seeded, so two runs that never use one of them differ in it, and
+    in nothing that could ever matter.
+
+    Raises:
+        CheckpointError: one of them is damaged.
+        StorageFailed: the system refused to read.
+    """
+    states: dict[tuple[str, type], set[str]] = {}
+    for name in names:
+        manifest = store.read_manifest(name)
+        record = _record(store, name, manifest)
+        values = {**_values(record, set()), **_rank_values(store, name, manifest)}
+        # Both, under one name: where a generator's state is a tensor, its value only says so.
+        for path, state in (*manifest.tensors.items(), *values.items()):
+            if (found := _GENERATOR.match(path)) and found["at"] == _GENERATORS:
+                states.setdefault((path, type(state)), set()).add(repr(state))
+    return {_GENERATOR.sub(r"\g<name>", path) for (path, _), seen in states.items() if len(seen) > 1}
+
+
+def _is_idle(path: str, drawn: Collection[str] | None, idle: Collection[str] | None) -> bool:
+    found = _GENERATOR.match(path)
+    if found is None or drawn is None or found["name"] in drawn:
+        return False
+    return idle is None or found["name"] in idle
+
+
+def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, object], set[str]]:
+    """What stands for each tensor, and the items that each rank keeps for itself; parts, where no tensor is named."""
+    if not manifest.tensors:
+        return {part.name: part.digest.whole for part in manifest.parts if part.name != TRAINER_STATE}, set()
+    told: dict[str, object] = {}
+    own: set[str] = set()
+    for name, tensor in manifest.tensors.items():
+        owner = _OWN_TENSOR.match(name)
+        if owner and not is_one_size:
+            own.add(owner["item"])
+        else:
+            told[name] = tensor
+    return told, own
+
+
+def _record(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
+    """What all ranks agreed on; nothing for a folder of another tool, which has no such record."""
+    return _json_part(store, name, manifest, TRAINER_STATE) or {}
+
+
+def _values(record: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
+    found = _by_generator({name: value for name, value in record.get("values", {}).items() if name not in left_out})
+    return {**found, "counters": record["counters"]} if "counters" in record else found
+
+
+def _rank_values(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in manifest.parts:
+        if part.name.startswith(f"{_BY_RANK}/"):
+            record = _json_part(store, name, manifest, part.name) or {}
+            own = _by_generator(record.get("values", {}))
+            found |= {f"{_BY_RANK}.{record.get('rank')}.{item}": each for item, each in own.items()}
+    return found
+
+
+def _by_generator(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Items by name, the generators one by one: each is drawn from by somebody else."""
+    found = {name: value for name, value in values.items() if name != _GENERATORS}
+    generators = _opened(values.get(_GENERATORS))
+    if isinstance(generators, dict):
+        found |= {f"{_GENERATORS}.{name}": state for name, state in generators.items()}
+    return found
+
+
+def _json_part(store: Store, name: str, manifest: Manifest, part_name: str) -> dict[str, Any] | None:
+    part = next((each for each in manifest.parts if each.name == part_name), None)
+    if part is None:
+        return None
+    data = b"".join(map(bytes, read_part(store.files, store.path(name), manifest, part)))
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as wrong:
+        raise ManifestDamaged(path=store.path(name) / part_name, complaint=f"it does not decode: {wrong}") from wrong
+    return found if isinstance(found, dict) else {}
+
+
+def _places(path: tuple[str, ...], a: Any, b: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 -- any JSON
+    """Every place at which two values differ: its path, and the words that say both."""
+    a, b = _opened(a), _opened(b)
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        for key in a:
+            yield from _places((*path, key), a[key], b[key])
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for index, (one, other) in enumerate(zip(a, b, strict=True)):
+            yield from _places((*path, str(index)), one, other)
+    elif _spelled(a) != _spelled(b):
+        name = ".".join(path)
+        yield name, f"{name}: {_short(a)} and {_short(b)}"
+
+
+def _opened(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON held
+    """A table or a sequence without the word that says which it is."""
+    match value:
+        case {"dict": [*pairs]} if len(value) == 1 and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            return {json.dumps(key).strip('"'): each for key, each in pairs}
+        case {"tuple": [*items]} if len(value) == 1:
+            return items
+    return value
+
+
+def _spelled(value: object) -> str:
+    # By its words: 1 and 1.0 and true are equal to Python, and other values to whoever loads them.
+    return json.dumps(value, sort_keys=True)
+
+
+def _short(value: object) -> str:
+    text = _spelled(value) if value is not None else "nothing"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."

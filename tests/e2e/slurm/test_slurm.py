@@ -1,0 +1,268 @@
+"""Jobs on a real SLURM: warned, queued again, preempted, cancelled, robbed of a node; in the end the same bits.
+
+One module, so that SLURM comes up once: two emulated nodes on this machine, on a clock that runs tenfold.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.slurm.cluster import Cluster, cluster, wait_for
+from tests.e2e.slurm.training import TRAIN, bits, step_of, train_alone
+from tests.exact.gpt_world import tokenize_text, write_text
+from unbroken.run.journal import read_history
+from unbroken.run.layout import Layout
+
+pytestmark = [pytest.mark.needs("root", "slurm", "faketime"), pytest.mark.timeout(900)]
+
+TINY = (
+    *(
+        "model.n_layer=1",
+        "model.n_embd=32",
+        "model.n_head=2",
+        "training.max_steps=150",
+        "training.global_batch_size=16",
+        "optimizer.warmup_steps=2",
+    ),
+    *("training.save_steps=5", "training.logging_steps=1", "training.eval_steps=1000", "data.epochs=null"),
+)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    # Sockets have short names only, and pytest's directories have long ones.
+    directory = Path(tempfile.mkdtemp(prefix="slurm-"))
+    directory.chmod(0o755)
+    try:
+        with cluster(directory) as up:
+            yield up
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return bits(train_alone(tmp_path_factory.mktemp("alone") / "it", 7))
+
+
+@dataclass
+class Place:
+    """A fresh folder in which a person works with the tool."""
+
+    slurm: Cluster
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        return self.path / "runs" / "a"
+
+    def init(self, *options: str) -> None:
+        words = ("--run-dir", "runs/a", *options, "--", "train.py", "runs/a", "7")
+        self.slurm.tool(self.path, "slurm", "init", "-o", "a.sbatch", *words)
+
+    def submit(self, *options: str) -> str:
+        told = json.loads(self.slurm.tool(self.path, "slurm", "submit", "a.sbatch", *options, "--json"))
+        return str(told["job"])
+
+    def go(self) -> None:
+        (self.path / "go").touch()
+
+    def told(self) -> str:
+        """What the jobs have said, for an assertion that fails."""
+        return "".join(path.read_text() for path in sorted(self.path.glob("slurm-*.out")))
+
+    def wait_for_step(self, step: int) -> None:
+        wait_for(f"step {step}", lambda: step_of(self.run) >= step, self.told)
+
+    def wait_for_requeue(self, job: str) -> None:
+        wait_for("a requeue", lambda: self.slurm.facts(job)["Restarts"] != "0", self.told)
+
+    def facts(self, kind: str) -> list[dict[str, Any]]:
+        return [dict(fact.values) for fact in read_history(Layout(self.run)).of_kind(kind)]
+
+
+@pytest.fixture
+def place(slurm: Cluster, tmp_path: Path) -> Place:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return Place(slurm, tmp_path)
+
+
+@pytest.mark.promise("G23", "K6")
+def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_job(
+    place: Place, undisturbed: dict[str, Any]
+) -> None:
+    # Six minutes of a tenfold clock are 36 s; the warning comes when two of them are left. Three jobs that do not come
+    # as far as their run in the 24 s before are left to a person, so a busy machine needs the room.
+    place.init("--time", "6", "--lead", "120")
+    job = place.submit()
+    place.wait_for_requeue(job)
+    place.go()
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert bits(place.run) == undisturbed
+    stops = place.facts("stop")
+    assert stops and all(stop["by"] == "flag" and f"SLURM job {job}" in stop["reason"] for stop in stops), place.told()
+    # No end time in the environment of this SLURM, so squeue was asked, beside the training.
+    deadlines = [fact["at_s"] for fact in place.facts("deadline")]
+    assert len(deadlines) >= 2 and all(at_s is not None for at_s in deadlines)
+    status = json.loads(place.slurm.tool(place.path, "status", "runs/a", "--json"))
+    assert [(each["id"], each["requeues"]) for each in status["placements"]] == [
+        (job, number) for number in range(len(status["placements"]))
+    ]
+    assert f"{job} on n1 -> {job} on n1, requeued once" in place.slurm.tool(place.path, "status", "runs/a")
+    assert place.told().count("queued again: stopped") == len(stops)
+
+
+def test_a_job_that_an_administrator_requeues_goes_on_with_the_same_bits(
+    place: Place, undisturbed: dict[str, Any]
+) -> None:
+    place.init("--time", "60")
+    job = place.submit()
+    place.wait_for_step(5)
+    place.slurm.said("scontrol", "requeue", job)
+    place.wait_for_requeue(job)
+    place.go()
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert bits(place.run) == undisturbed
+    assert len(place.facts("job-start")) == 2
+
+
+@pytest.mark.promise("K6")
+def test_a_preempted_job_saves_makes_room_and_goes_on_with_the_same_bits(
+    place: Place, undisturbed: dict[str, Any]
+) -> None:
+    place.init("--time", "60", "--sbatch", "exclusive=user", "--sbatch", "nodelist=n1")
+    job = place.submit()
+    place.wait_for_step(5)
+    urgent = place.slurm.said(
+        *("sbatch", "--parsable", "-p", "high", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "true")
+    )
+    assert place.slurm.wait_for_end(urgent, place.told) == "COMPLETED"
+    place.go()
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert bits(place.run) == undisturbed
+    first, *_ = place.facts("stop")
+    assert "SIGUSR1" in first["reason"], "the warning of the preemption, not a kill, ended the first job"
+
+
+@pytest.mark.promise("G10")
+def test_a_cancelled_job_saves_and_is_not_queued_again_until_somebody_submits_it(
+    place: Place, undisturbed: dict[str, Any]
+) -> None:
+    place.init("--time", "60")
+    job = place.submit()
+    place.wait_for_step(5)
+    place.slurm.said("scancel", job)
+    assert place.slurm.wait_for_end(job, place.told) == "CANCELLED"
+    assert place.slurm.facts(job)["Restarts"] == "0"
+    assert place.slurm.said("squeue", "-h", "-n", "a", "-o", "%i") == ""
+    assert len(place.facts("stop")) == 1, "it was asked to stop by SIGTERM, and did"
+    place.go()
+    again = place.submit()
+    assert place.slurm.wait_for_end(again, place.told) == "COMPLETED", place.told()
+    assert bits(place.run) == undisturbed
+
+
+@pytest.mark.promise("G10", "G23")
+def test_a_halted_run_is_not_queued_again(place: Place) -> None:
+    place.init("--time", "60")
+    (place.path / "halt").touch()
+    job = place.submit()
+    assert place.slurm.wait_for_end(job, place.told) == "FAILED"
+    assert place.slurm.facts(job)["Restarts"] == "0"
+    assert "not queued again: a person must look at it: halted" in place.told()
+
+
+def test_a_run_that_a_person_stops_is_not_queued_again(place: Place) -> None:
+    place.init("--time", "60")
+    job = place.submit()
+    place.wait_for_step(5)
+    place.slurm.tool(place.path, "stop", "runs/a")
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert place.slurm.facts(job)["Restarts"] == "0"
+    assert "somebody asked it to stop" in place.told()
+
+
+@pytest.mark.promise("G23")
+def test_a_chain_of_links_completes_the_run_and_the_rest_of_it_does_nothing(
+    place: Place, undisturbed: dict[str, Any]
+) -> None:
+    place.init("--time", "60")
+    said = place.slurm.tool(place.path, "slurm", "chain", "a.sbatch", "--links", "3", "--json")
+    first, second, third = (link["job"] for link in json.loads(said)["jobs"])
+    place.wait_for_step(5)
+    place.slurm.said("scancel", "--signal=USR1", "--batch", first)
+    assert place.slurm.wait_for_end(first, place.told) == "COMPLETED"
+    place.go()
+    assert place.slurm.wait_for_end(third, place.told) == "COMPLETED", place.told()
+    assert bits(place.run) == undisturbed
+    assert [start["placement"]["id"] for start in place.facts("job-start")] == [first, second]
+    assert "nothing is started: the run is complete" in place.told()
+
+
+def test_where_no_job_may_be_queued_again_a_follower_is_submitted(place: Place, undisturbed: dict[str, Any]) -> None:
+    place.init("--time", "60", "--no-requeue")
+    job = place.submit()
+    place.wait_for_step(5)
+    place.slurm.said("scancel", "--signal=USR1", "--batch", job)
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    place.go()
+    wait_for("the follower", lambda: len(place.facts("job-start")) == 2, place.told)
+    follower = place.facts("job-start")[-1]["placement"]["id"]
+    assert follower != job
+    assert place.slurm.wait_for_end(follower, place.told) == "COMPLETED", place.told()
+    assert bits(place.run) == undisturbed
+
+
+def test_each_task_of_an_array_is_a_run_that_goes_on_by_itself(
+    place: Place, undisturbed: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ("--run-dir", "runs/s%a", "--array", "7-8", "--time", "60", "--", "train.py", "runs/s%a", "%a")
+    place.slurm.tool(place.path, "slurm", "init", "-o", "a.sbatch", *words)
+    job = place.submit()
+    runs = [place.path / "runs" / "s7", place.path / "runs" / "s8"]
+    wait_for("both", lambda: all(step_of(run) >= 5 for run in runs), place.told)
+    place.slurm.said("scancel", "--signal=USR1", "--batch", f"{job}_7")
+    wait_for("a requeue", lambda: place.slurm.facts(f"{job}_7")["Restarts"] == "1", place.told)
+    place.go()
+    for task in ("7", "8"):
+        assert place.slurm.wait_for_end(f"{job}_{task}", place.told) == "COMPLETED", place.told()
+    assert place.slurm.facts(f"{job}_8")["Restarts"] == "0", "the other task was left alone"
+    assert bits(runs[0]) == undisturbed
+    assert bits(runs[1]) == bits(train_alone(tmp_path_factory.mktemp("alone") / "other", 8))
+
+
+@pytest.mark.promise("G23")
+def test_two_nodes_train_and_when_one_fails_the_other_goes_on_alone_with_the_same_bits(place: Place) -> None:
+    tokenize_text(write_text(place.path / "text"), place.path / "data")
+    place.slurm.tool(place.path, "init", "--preset", "tiny", "-o", "run.yaml")
+    place.slurm.tool(place.path, "train", "run.yaml", *TINY, "training.output_dir=alone")
+    words = ("run.yaml", *TINY, "training.output_dir=runs/a", "--nodes", "2", "--nproc-per-node", "1", "--time", "60")
+    place.slurm.tool(place.path, "slurm", "init", "-o", "a.sbatch", *words, "--master-addr", "127.0.0.1")
+    job = place.submit()
+    place.wait_for_step(6)
+    place.slurm.fail_node("n2")
+    try:
+        place.wait_for_requeue(job)
+        # It waits for two nodes, and there is one; a person says that one is enough.
+        fewer = ("scontrol", "update", f"JobId={job}", "NumTasks=1", "NumNodes=1-1", "NumCPUs=1")
+        wait_for("SLURM to take it", lambda: place.slurm.call(*fewer).returncode == 0, place.told)
+        assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    finally:
+        place.slurm.repair_node("n2")
+    assert bits(place.run) == bits(place.path / "alone")
+    worlds = [(start["world"], start["placement"]["nodes"]) for start in place.facts("job-start")]
+    assert worlds[0] == (2, "n[1-2]") and worlds[-1] == (1, "n1"), worlds
+
+
+def test_a_partition_that_is_not_there_is_told_in_sbatchs_own_words(place: Place) -> None:
+    place.init("--time", "60", "--partition", "nowhere")
+    ended = place.slurm.call(sys.executable, "-m", "unbroken", "slurm", "submit", "a.sbatch", cwd=place.path)
+    assert ended.returncode == 2
+    assert "error[slurm-refused]" in ended.stderr and "invalid partition specified: nowhere" in ended.stderr

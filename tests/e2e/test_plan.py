@@ -1,0 +1,62 @@
+"""``unbroken plan`` on a run that has measured itself, on a config, on numbers alone, and on nonsense."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import unbroken as library
+from tests.conftest import Tool
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of twelve steps that stopped after six, with a save every second step."""
+    place = tmp_path_factory.mktemp("plan") / "run"
+    with library.Run(place, settings=library.Settings(save_steps=2, audit="off"), model=torch.nn.Linear(1, 1)) as held:
+        for step in held.steps(12):
+            if step == 5:
+                held.stop()
+    return place
+
+
+def test_a_run_is_planned_from_what_it_has_measured(unbroken: Tool, run: Path) -> None:
+    told = json.loads(unbroken("plan", str(run), "--walltime", "3600", "--json").stdout)
+    assert told["schema"] == "unbroken.plan/1"
+    assert told["given"]["steps"] == 6
+    assert told["given"]["step_s"] > 0
+    assert told["given"]["save_s"] > 0
+    assert told["plan"]["jobs"] == 1
+    assert told["plan"]["training_s"] == 6 * told["given"]["step_s"]
+    assert any("one failure a day" in each for each in told["assumptions"])
+
+
+def test_an_option_wins_over_what_was_measured(unbroken: Tool, run: Path) -> None:
+    told = json.loads(unbroken("plan", str(run), "--steps", "1000", "--step-seconds", "2", "--json").stdout)
+    assert told["plan"]["training_s"] == 2_000
+
+
+def test_a_config_adds_target_wall_time_and_what_its_own_cadence_would_cost(unbroken: Tool, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "data: {path: data, tokenizer: gpt2}\n"
+        f"training: {{output_dir: {tmp_path / 'none'}, max_steps: 5000, max_runtime_seconds: 7200, save_steps: 10}}\n"
+    )
+    options = ("--step-seconds", "3", "--save-seconds", "20", "--mtbf", "40000")
+    told = json.loads(unbroken("plan", str(config), *options, "--json").stdout)
+    assert told["given"]["steps"] == 5_000
+    assert told["given"]["walltime_s"] == 7_200
+    assert told["plan"]["jobs"] == 3
+    assert told["as_configured"]["interval_steps"] == 10
+    assert told["as_configured"]["total_s"] > told["plan"]["total_s"]
+    assert "as set   every 10 steps" in unbroken("plan", str(config), *options).stdout
+
+
+def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(unbroken: Tool) -> None:
+    bad = unbroken("plan", "--steps", "-1", "--mtbf", "nan")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("error[bad-plan]: no plan can be made: 4 problems\n")
+    for option in ("--steps", "--step-seconds", "--save-seconds", "--mtbf"):
+        assert f"  {option} is " in bad.stderr
+    assert unbroken("plan", "nowhere").returncode == 2

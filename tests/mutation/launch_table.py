@@ -1,0 +1,155 @@
+"""The mutations of launching: what is started, how an end is judged, and when a job is started again."""
+
+from tests.mutation.table import Mutation, one
+
+_KUBERNETES = "tests/unit/launch/test_kubernetes.py::"
+_NOTICES = "tests/unit/launch/test_spot_notices.py::"
+_WATCH = "tests/unit/launch/test_spot_watch.py::"
+_POLICY = f"{_KUBERNETES}test_a_clean_stop_goes_on_a_crash_is_counted_and_what_a_person_decides_ends_it[job]"
+
+_DECISIONS = "tests/unit/launch/test_decisions.py::"
+_COMMAND = "tests/unit/launch/test_command.py::"
+_TAKEOVER = "tests/unit/run/test_takeover.py::"
+
+HERE = (
+    # ---- job after job ----
+    one("a run that somebody stopped started again", "launch/restarts.py",
+         'FOLLOWED: Final = frozenset({"walltime", "asked"})',
+         'FOLLOWED: Final = frozenset({"walltime", "asked", "flag"})',
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+    one("a run that a person must look at started again", "launch/restarts.py",
+         '    if outcome.outcome_class != "again":\n        return False\n', "",
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+    one("a job that dies before it names its run started for ever", "launch/restarts.py",
+         " and (last.is_run_known or most is None)", " and last.is_run_known",
+         f"{_DECISIONS}test_until_done_there_is_no_limit_while_the_run_gets_further"
+         "_and_no_endless_loop_while_it_does_not"),
+    one("the step before the deadly one blamed", "launch/restarts.py",
+         "{reached[0] + 1:,}", "{reached[0]:,}", f"{_DECISIONS}test_a_step_that_every_job_died_in_is_named"),
+    one("a step that was cut taken for a whole one", "launch/steps_file.py",
+         '.split(b"\\n")[:-1]', '.split(b"\\n")',
+         "tests/unit/launch/test_steps_file.py::test_the_last_whole_line_counts"),
+    # ---- torchrun ----
+    one("a rank that torchrun ended itself blamed", "launch/agent.py",
+         "    if failure.code == -signal.SIGTERM:\n        return 2\n", "",
+         "tests/unit/launch/test_agent.py::test_what_torchrun_did_itself_is_never_the_cause"),
+    one("ranks of a new world meet in the store of the old one", "launch/command.py",
+         '{OWN_STORE: "1", takeover.ENVIRONMENT: "1"}', '{takeover.ENVIRONMENT: "1"}',
+         f"{_COMMAND}test_agents_that_meet_restart_by_themselves_and_look_for_no_key_of_an_earlier_world"),
+    one("a run taken from a holder elsewhere that lives", "run/takeover.py",
+         "            if is_alive or clock() >= end_s:\n", "            if clock() >= end_s:\n",
+         f"{_TAKEOVER}test_a_holder_that_gives_a_sign_of_life_keeps_its_run"),
+)  # fmt: skip
+
+CLUSTERS = (
+    # ---- Kubernetes ----
+    one("a halted run started again by its cluster", "launch/kubernetes/kinds.py",
+         "LEFT_TO_A_PERSON: Final = (2, 3, 4, 5, 6, 8)", "LEFT_TO_A_PERSON: Final = (2, 3, 5, 8)", _POLICY),
+    one("a halt forgiven because its machine was drained", "launch/kubernetes/kinds.py",
+         '"values": sorted(codes)}\n', '"values": sorted(codes)}\n\n\n_rules = lambda rules=_rules: rules()[::-1]\n',
+         _POLICY),
+    one("a clean stop counted as a crash", "launch/kubernetes/kinds.py",
+         '{"action": "Ignore", "onExitCodes"', '{"action": "Count", "onExitCodes"', _POLICY),
+    one("a run that would be lost with its pod", "launch/kubernetes/wanted.py",
+         "posixpath.normpath(posixpath.join(mount, run))", "posixpath.join(mount, run)",
+         f"{_KUBERNETES}test_a_run_that_would_be_lost_with_its_pod_is_refused"),
+    # ---- spot notices ----
+    one("a notice that stops nothing", "run/stop.py",
+         "(notice := self._notices.look()) is not None", "(notice := self._notices.look()) is None",
+         f"{_WATCH}test_a_job_stops_by_a_notice_and_knows_when_the_machine_goes"),
+    one("the metadata service asked without its token", "launch/spot/services.py",
+         'headers={"X-aws-ec2-metadata-token": self._token}', "headers={}",
+         f"{_WATCH}test_a_service_that_has_no_notice_gives_none_and_one_that_has_gives_it[aws]"),
+    one("a token that has expired kept", "launch/spot/services.py",
+         "            self._token = None\n            answer", "            answer",
+         f"{_WATCH}test_a_token_that_has_expired_is_replaced_and_the_notice_is_heard"),
+    one("a neighbour's notice taken for this machine's", "launch/spot/notices.py",
+         " and machine in _resources(event)", "", f"{_NOTICES}test_azure_tells_of_neighbours_and_of_pauses_too"
+         "_and_they_are_no_notice"),
+    one("only the first rank of the world listens", "launch/spot/chosen.py",
+         '_LOCAL_RANKS: Final = ("LOCAL_RANK", ', '_LOCAL_RANKS: Final = ("RANK", "LOCAL_RANK", ',
+         f"{_NOTICES}test_the_first_process_of_each_node_listens_and_its_neighbours_do_not"),
+    one("whatever address is named asked for notices", "launch/spot/metadata.py",
+         "    if not found.is_loopback and str(found) != STANDARD:\n", "    if False:\n",
+         f"{_NOTICES}test_no_other_address_is_ever_asked"),
+)  # fmt: skip
+
+_SLURM_JOB = "tests/e2e/test_slurm_job.py::"
+_SLURM_DECIDE = "tests/unit/launch/slurm/test_decide.py::"
+
+SLURM = (
+    one("a halted run queued again", "launch/slurm/decide.py",
+         '    if outcome.verdict != "again":\n', '    if outcome.verdict not in ("again", "look"):\n',
+         f"{_SLURM_DECIDE}test_only_again_is_queued_again"),
+    one("a job queued again for an outcome that is not its own", "launch/slurm/decide.py",
+         "outcome.job is None or outcome.job <= job_before", "outcome.job is None",
+         f"{_SLURM_DECIDE}test_an_outcome_of_an_earlier_job_says_nothing_of_this_one"),
+    one("the warning kept to itself", "launch/slurm/job.py",
+         "                self._warn(child, number)\n", "",
+         f"{_SLURM_JOB}test_the_warning_reaches_the_run_through_its_directory_and_the_job_is_queued_again"),
+    one("all tasks of an array queued again", "run/scheduler.py",
+         'name = f"{array}_{task}" if array and task else job', "name = job",
+         f"{_SLURM_JOB}test_of_an_array_only_the_task_itself_is_queued_again"),
+    one("a job whose last save outlasts its limit left alone", "launch/slurm/job.py",
+         " and reason != _OUT_OF_TIME", "",
+         f"{_SLURM_JOB}test_a_job_whose_last_save_outlasts_its_time_limit_is_queued_again"),
+    one("jobs that only dump taken for jobs in vain", "launch/slurm/decide.py",
+         '("commit", "emergency-resume")', '("commit",)',
+         f"{_SLURM_DECIDE}test_jobs_that_only_dump_bring_the_run_further_and_are_queued_again"),
+    one("what saves have taught forgotten", "launch/slurm/lead.py",
+         "learned_reserve(facts)", "learned_reserve(())",
+         "tests/unit/launch/slurm/test_script.py::test_the_lead_is_learned_from_the_slowest_save_of_any_run"),
+    one("a limit that was moved not noticed", "launch/slurm/end_time.py",
+         "        if answer != self._known_s:\n", "        if self._known_s is None:\n",
+         "tests/unit/launch/slurm/test_end_time.py::test_a_limit_that_is_moved_is_told_and_one_that_stays_is_not"),
+)  # fmt: skip
+
+_DUMPS = "tests/unit/store/test_emergency.py::"
+_EMERGENCY = "tests/unit/test_emergency.py::"
+_DUMP_CRASHES = "tests/crash/test_emergency.py::"
+
+EMERGENCY = (
+    one("an emergency save of some ranks accepted", "store/emergency.py",
+         "        lacking = sorted(set(range(moment.world)) - ranks.keys())\n", "        lacking: list[int] = []\n",
+         f"{_DUMPS}test_a_step_of_which_one_rank_has_none_is_passed_over_with_the_reason"),
+    one("dumps of two jobs put together", "store/emergency.py",
+         "        return Moment(self.step, self.job, self.world)\n\n    def store",
+         '        return Moment(self.step, "", self.world)\n\n    def store',
+         f"{_DUMPS}test_dumps_of_two_jobs_or_of_two_worlds_are_never_put_together"),
+    one("a dump of another host accepted", "store/emergency.py",
+         "            elif is_shared or same_host(found.host, host):\n", "            elif True:\n",
+         f"{_DUMPS}test_a_dump_of_another_host_is_refused_with_its_host_and_its_path"),
+    one("a copy called one before it is proven", "store/dumps.py",
+         "        _require_same(draft, manifest)\n", "",
+         f"{_DUMP_CRASHES}test_a_copy_that_is_not_what_was_written_is_never_called_one"),
+    one("a refused copy called one", "emergency.py",
+         'what="copy", error=refused.kind, reason=str(refused))\n            return None\n',
+         'what="copy", error=refused.kind, reason=str(refused))\n            return str(shared)\n',
+         f"{_EMERGENCY}test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the_same[a file]"),
+    one("a pointer that a power cut takes back", "store/emergency.py",
+         "scratch=scratch(pointer.job, path.stem))\n", "scratch=scratch(pointer.job, path.stem), durable=False)\n",
+         f"{_DUMP_CRASHES}test_after_every_crash_there_is_the_old_dump_or_the_new_one_and_each_is_whole"),
+    one("a dump from before the run went back accepted", "emergency.py",
+         'is_new = settings.resume != "auto"', "is_new = False",
+         f"{_EMERGENCY}test_a_run_that_goes_back_leaves_its_dumps_behind"),
+    one("a dump of a job that was left behind accepted", "emergency.py",
+         "    return lambda moment: moment.step > step and (number_of(moment.job) or 0) >= number\n",
+         "    return lambda moment: moment.step > step\n",
+         f"{_EMERGENCY}test_the_dump_of_a_job_that_a_later_one_has_left_behind_is_not_used"),
+    one("a window too small for a save used for one", "run/grace.py",
+         "left_s >= (UNMEASURED_S if costs.save_s is None else _LONGER * costs.save_s + _OUTCOME_S):", "True:",
+         "tests/unit/run/test_grace.py"),
+    one("a rank that leaves because its deadline is known", "run/grace.py",
+         "unmeasured_s = (UNMEASURED_S if grace_s is None else grace_s) / 2\n",
+         "unmeasured_s = left_s if grace_s is None else grace_s / 2\n",
+         "tests/unit/run/test_grace.py::test_the_ranks_are_waited_for_until_a_dump_would_no_longer_fit"),
+    one("a rank that leaves though nobody is to end", "emergency.py",
+         "return is_over and self._stops.look() is not None\n", "return is_over\n",
+         "tests/distributed/test_emergency.py"
+         "::test_a_deadline_that_is_far_away_lets_no_rank_leave_while_it_waits_for_another"),
+    one("a halt that a small window makes a job to be queued again", "loop.py",
+         "        if self._halting is not None:\n            # Not", "        if False:\n            # Not",
+         f"{_EMERGENCY}test_a_halt_in_a_window_too_small_for_a_save_is_dumped_and_stays_a_halt"),
+)  # fmt: skip
+
+LAUNCH: tuple[Mutation, ...] = (*HERE, *CLUSTERS, *SLURM, *EMERGENCY)

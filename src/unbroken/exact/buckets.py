@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from unbroken.errors import LaneBroken
+from unbroken.exact.sums import Room
 
 BUCKET_BYTES = 25 << 20  # as DDP
 
@@ -96,6 +97,12 @@ class Filling:
             bucket.missing.clear()
         self._hand_on()
         self._is_open = False
+
+    def hand_out(self, sums: Sequence[Room]) -> None:
+        """Let every parameter's ``grad`` be its part of the sums, which are as many as the buckets."""
+        for bucket, total in zip(self.buckets, sums, strict=True):
+            for place, parameter in enumerate(bucket.parameters):
+                parameter.grad = bucket.view(total.tensor, place)
 
     def abandon(self) -> None:
         """Forget a lane that was left in the middle."""

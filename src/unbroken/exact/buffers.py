@@ -1,4 +1,4 @@
-"""Host memory for what travels, kept from lane to lane.
+"""Host memory for what travels and for sums, kept from lane to lane and from step to step.
 
 The system hands out fresh pages only after clearing them, which for a sum that is one pass over memory is a good part
 of its cost. Pieces of all sizes share the memory, so that there is as much of it as ever travels at one time, and no

@@ -1,5 +1,7 @@
-"""The sum of squares of each row in one pass on CUDA, with bits that follow from the row alone.
+"""Sums on CUDA in one pass over memory.
 
+``put_widened_`` adds a lane's gradient to its sum; torch does the same with half of the memory's speed.
+``row_squares`` is the sum of squares of each row, with bits that follow from the row alone:
 torch's own sum over a dimension may cut a row in another way when there are more rows, as on another sharding. Here one
 program adds one row, in blocks from left to right, each by a fixed tree. This module needs Triton; nobody imports it
 without a CUDA device.
@@ -14,11 +16,36 @@ from torch import Tensor
 
 BLOCK: Final = 2048
 WARPS: Final = 4
+PUT_BLOCK: Final = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _put_widened(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    total,  # noqa: ANN001 -- Triton reads these as pointers and numbers
+    part,  # noqa: ANN001
+    count,  # noqa: ANN001
+    IS_FIRST: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = places < count
+    values = tl.load(part + places, mask=is_inside).to(tl.float32)
+    if not IS_FIRST:
+        values = tl.load(total + places, mask=is_inside) + values
+    tl.store(total + places, values, mask=is_inside)
+
+
+def put_widened_(total: Tensor, part: Tensor, *, is_first: bool) -> None:
+    """Add a part of a narrower type to a contiguous float32 sum; the first one is copied."""
+    if count := total.numel():
+        blocks = (triton.cdiv(count, PUT_BLOCK),)
+        _put_widened[blocks](total, part.contiguous(), count, IS_FIRST=is_first, BLOCK=PUT_BLOCK, num_warps=WARPS)
+
+
+# Where a shard begins in memory says nothing about its rows: a kernel made for aligned ones would add in another order.
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _row_squares(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    rows,  # noqa: ANN001 -- Triton reads these as pointers and numbers
+    rows,  # noqa: ANN001
     sums,  # noqa: ANN001
     width,  # noqa: ANN001
     BLOCK: tl.constexpr,  # noqa: N803

@@ -17,6 +17,7 @@ from torch import nn
 from unbroken.exact.buckets import BUCKET_BYTES, Bucket, Filling
 from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
+from unbroken.exact.sums import Accumulator, put
 
 # Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.
 _IN_FLIGHT = 2
@@ -44,33 +45,6 @@ class Reduction(Protocol):
         """Leave the parameters as they were before there was a reduction."""
 
 
-def copy(into: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Take a gradient of any type over as it is."""
-    # A plain copy that casts takes twice the time of this one on a GPU.
-    torch._foreach_copy_([into], [gradient])
-
-
-class Accumulator:
-    """A slice of the sum, fed with lanes in increasing order."""
-
-    def __init__(self, numel: int, device: torch.device) -> None:
-        self.total = torch.empty(numel, dtype=torch.float32, device=device)
-        self._is_fresh = True
-
-    def reset(self) -> None:
-        """Forget the step before."""
-        self._is_fresh = True
-
-    def add(self, part: torch.Tensor) -> None:
-        """Add the next lane's part, of any type."""
-        # The first is copied, not added to zero: -0.0 would become +0.0.
-        if self._is_fresh:
-            copy(self.total, part)
-            self._is_fresh = False
-        else:
-            self.total.add_(part)
-
-
 @dataclass(frozen=True)
 class _Flight:
     number: int
@@ -95,14 +69,12 @@ class ReplicatedFold:
         self._ranks = ranks
         self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
         self._buckets = self._filling.buckets
-        size = ranks.size
-        self._slices = [Accumulator(each.padded(size) // size, each.device) for each in self._buckets]
-        # With one rank the slice is the whole.
-        self._whole = [
-            mine.total if size == 1 else torch.empty(each.padded(size), dtype=torch.float32, device=each.device)
-            for each, mine in zip(self._buckets, self._slices, strict=True)
-        ]
         self._buffers = Buffers()
+        kept = Buffers()
+        self._sums = [
+            Accumulator(each.padded(ranks.size), each.device, kept, pieces=ranks.size, piece=ranks.rank)
+            for each in self._buckets
+        ]
         self._sending: dict[int, torch.Tensor] = {}
         self._flying: deque[_Flight] = deque()
         self._gathering: list[Arrival] = []
@@ -111,8 +83,8 @@ class ReplicatedFold:
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
         """A round begins in which the first ``present`` ranks have a lane."""
         self._present, self._is_first, self._is_last = present, is_first, is_last
-        for mine in self._slices if is_first else ():
-            mine.reset()
+        for total in self._sums if is_first else ():
+            total.give_up()
         self._filling.open()
 
     def end_round(self) -> None:
@@ -126,9 +98,7 @@ class ReplicatedFold:
         for arrival in self._gathering:
             arrival.wait()
         self._gathering.clear()
-        for bucket, whole in zip(self._buckets, self._whole, strict=True):
-            for place, parameter in enumerate(bucket.parameters):
-                parameter.grad = bucket.view(whole, place)
+        self._filling.hand_out(self._sums)
 
     def abandon(self) -> None:
         """Forget what was under way; the process group itself may be broken by now."""
@@ -146,7 +116,8 @@ class ReplicatedFold:
     def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
         bucket = self._buckets[number]
         if self._ranks.size == 1:
-            self._accumulate(bucket.view(self._whole[number], place), gradient)
+            room = bucket.view(self._sums[number].tensor, place)
+            put(room, torch.zeros_like(room) if gradient is None else gradient, is_first=self._is_first)
             return
         if number not in self._sending:
             self._sending[number] = self._empty(bucket)
@@ -155,14 +126,6 @@ class ReplicatedFold:
             room.zero_()
         else:
             room.copy_(gradient)
-
-    def _accumulate(self, sum_so_far: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        if not self._is_first:
-            sum_so_far.add_(0.0 if gradient is None else gradient)
-        elif gradient is None:
-            sum_so_far.zero_()
-        else:
-            copy(sum_so_far, gradient)
 
     def _empty(self, bucket: Bucket) -> torch.Tensor:
         flat = self._buffers.take(bucket.padded(self._ranks.size), bucket.dtype, bucket.device)
@@ -181,10 +144,10 @@ class ReplicatedFold:
     def _land(self) -> None:
         flight = self._flying.popleft()
         flight.arrival.wait()
-        mine = self._slices[flight.number]
+        total = self._sums[flight.number]
         # A rank without a lane sent zeros; adding them would change the sign of a zero.
         for part in flight.received.view(self._ranks.size, -1)[: self._present]:
-            mine.add(part)
+            total.add(part)
         self._buffers.give(flight.sent, flight.received)
         if self._is_last:
-            self._gathering.append(self._ranks.gather(self._whole[flight.number], mine.total))
+            self._gathering.append(self._ranks.gather(total.tensor, total.mine))

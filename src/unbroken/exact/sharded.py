@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from unbroken.errors import CannotFold, LaneBroken
 from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Ranks
-from unbroken.exact.reduction import Accumulator
+from unbroken.exact.sums import Accumulator
 
 
 def shards_of(model: nn.Module) -> list[FSDPModule]:
@@ -106,10 +106,10 @@ class LaneReduceScatter(ReduceScatter):
             return torch.empty(size, dtype=torch.float32, device=device)
         numel = math.prod(map(int, size))
         if self._sum is None:
-            self._sum = Accumulator(numel, device)
-        if self._sum.total.numel() != numel:
+            self._sum = Accumulator(numel, device, Buffers())
+        if self._sum.numel != numel:
             raise LaneBroken(complaint="a lane has gradients for other parameters than the lanes before it")
-        return self._sum.total
+        return self._sum.tensor
 
     def __call__(
         self,

@@ -13,8 +13,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from unbroken.exact.buckets import BUCKET_BYTES, Filling
+from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
 from unbroken.exact.sharded import give_back, shards_of
+from unbroken.exact.sums import Room, put
 
 NOT_PROMISED: Final = (
     "stock reductions: no longer promised are equal bits on another number of ranks, equal bits of a replicated and a "
@@ -37,17 +39,16 @@ class ReplicatedStock:
     ) -> None:
         self._ranks = ranks
         self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
-        self._sums = [
-            torch.empty(each.numel, dtype=torch.float32, device=each.device) for each in self._filling.buckets
-        ]
+        kept = Buffers()
+        self._sums = [Room(each.numel, each.device, kept) for each in self._filling.buckets]
         self._arrivals: list[Arrival] = []
-        self._is_last = False
+        self._is_first, self._is_last = True, False
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
         """A round begins in which the first ``present`` ranks have a lane."""
-        self._is_last = is_last
+        self._is_first, self._is_last = is_first, is_last
         for each in self._sums if is_first else ():
-            each.zero_()
+            each.give_up()
         self._filling.open()
 
     def end_round(self) -> None:
@@ -59,9 +60,7 @@ class ReplicatedStock:
         for arrival in self._arrivals:
             arrival.wait()
         self._arrivals.clear()
-        for bucket, total in zip(self._filling.buckets, self._sums, strict=True):
-            for place, parameter in enumerate(bucket.parameters):
-                parameter.grad = bucket.view(total, place)
+        self._filling.hand_out(self._sums)
 
     def abandon(self) -> None:
         """Forget what was under way."""
@@ -74,12 +73,12 @@ class ReplicatedStock:
         self._filling.release()
 
     def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:
-            self._filling.buckets[number].view(self._sums[number], place).add_(gradient)
+        total = self._filling.buckets[number].view(self._sums[number].tensor, place)
+        put(total, torch.zeros_like(total) if gradient is None else gradient, is_first=self._is_first)
 
     def _full(self, number: int) -> None:
         if self._is_last and self._ranks.size > 1:
-            self._arrivals.append(self._ranks.add_up_as_stock(self._sums[number]))
+            self._arrivals.append(self._ranks.add_up_as_stock(self._sums[number].tensor))
 
 
 class ShardedStock:

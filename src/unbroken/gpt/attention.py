@@ -20,13 +20,17 @@ from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
 from unbroken.gpt.rope import Angles, rotate
 
 Kernel = Literal["sdpa", "flex"]
-# Tiles of flex attention's backward by width of a head, where others than its own choice were measured to be faster.
+# Tiles of flex attention by width of a head, where others than its own choice were measured to be faster.
 TILES: Final[Mapping[int, Mapping[str, int]]] = {
     64: {
+        "fwd_BLOCK_M": 64,
+        "fwd_BLOCK_N": 64,
+        "fwd_num_warps": 4,
+        "fwd_num_stages": 3,
         "bwd_BLOCK_M1": 32,
-        "bwd_BLOCK_N1": 64,
-        "bwd_BLOCK_M2": 64,
-        "bwd_BLOCK_N2": 32,
+        "bwd_BLOCK_N1": 128,
+        "bwd_BLOCK_M2": 128,
+        "bwd_BLOCK_N2": 64,
         "bwd_num_warps": 4,
         "bwd_num_stages": 3,
     }
@@ -57,10 +61,8 @@ def kernel_for(config: ModelConfig, device: torch.device) -> Kernel:
     return "flex" if config.attention_mode == "flex" or torch.are_deterministic_algorithms_enabled() else "sdpa"
 
 
-def mask_for(config: ModelConfig, kernel: Kernel, tokens: Tensor, doc_ids: Tensor | None) -> Tensor | BlockMask | None:
-    """The mask of one forward pass; None is plainly causal. The mode ``causal`` looks across documents."""
-    if config.attention_mode == "causal":
-        doc_ids = None
+def mask_for(kernel: Kernel, tokens: Tensor, doc_ids: Tensor | None) -> Tensor | BlockMask | None:
+    """The mask of one forward pass; None is plainly causal."""
     if kernel == "flex":
         return block_mask(tokens, doc_ids)
     return None if doc_ids is None else dense_mask(doc_ids)
@@ -117,9 +119,11 @@ class Attention(nn.Module):
 
 
 def _kernel_options(head_width: int, context: Context) -> dict[str, int | bool]:
-    # Every token looks at itself, so that no row is empty. Blocks that are looked at whole follow one another, and so
-    # do those that are looked at in part, unless documents begin in the middle of them.
-    known = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": not context.keeps_documents_apart}
+    # Of a mask that is plainly causal: the blocks that are looked at follow one another, and a row finds something in
+    # the first of them. Documents leave rows for which a whole block is hidden, and a softmax that is told otherwise
+    # divides nothing by nothing.
+    is_plain = not context.keeps_documents_apart
+    known = {"ROWS_GUARANTEED_SAFE": is_plain, "BLOCKS_ARE_CONTIGUOUS": is_plain}
     return {**known, **TILES.get(head_width, {})}
 
 

@@ -192,4 +192,7 @@ def adamw_step_(
         HAS_FACTOR=factor is not None,
         BLOCK=STEP_BLOCK,
         num_warps=STEP_WARPS,
+        # Which products are fused into sums is the compiler's choice, made anew for each way the kernel is called: an
+        # element's bits would follow from its neighbours' number.
+        enable_fp_fusion=False,
     )

@@ -131,7 +131,9 @@ class GPT(nn.Module):
             SequenceTooLong: there are more tokens than the model has positions.
         """
         kernel = self.kernel or kernel_for(self.config, tokens.device)
-        mask = mask_for(self.config, kernel, tokens, doc_ids)
+        if self.config.attention_mode == "causal":
+            doc_ids = None  # this mode looks across documents
+        mask = mask_for(kernel, tokens, doc_ids)
         angles = self._angles(tokens.shape[1], 0, positions)
         context = Context(angles, mask, keeps_documents_apart=doc_ids is not None)
         hidden = self._embedded(tokens)

@@ -83,3 +83,11 @@ def test_on_a_gpu_a_rows_sum_is_the_same_wherever_the_row_stands(width: int) -> 
     whole = norms._row_sums([matrix])[0]
     assert torch.equal(torch.cat([norms._row_sums([piece])[0] for piece in torch.split(matrix, 7)]), whole)
     torch.testing.assert_close(whole, matrix.double().square().sum(1), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("width", [16, 2_048, 4_096])
+def test_on_a_gpu_a_rows_sum_is_the_same_wherever_its_shard_begins(width: int) -> None:
+    aligned = torch.randn(64, width, generator=torch.Generator().manual_seed(4)).cuda()
+    shifted = torch.empty(aligned.numel() + 1, device="cuda")[1:].view_as(aligned).copy_(aligned)
+    assert torch.equal(norms._row_sums([aligned])[0], norms._row_sums([shifted])[0])

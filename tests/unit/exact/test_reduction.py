@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
-from unbroken.exact.reduction import Accumulator, ReplicatedFold
+from unbroken.exact.reduction import ReplicatedFold
+from unbroken.exact.sums import _AT_ONCE, Accumulator, put
 
 Say = Callable[[torch.Tensor], torch.Tensor]
 BIG, SMALL = 2.0**24, 1.0  # in float32, BIG + SMALL is BIG: another order is another sum
@@ -28,7 +30,7 @@ class TwoRanks(Ranks):
         return Arrival(None)
 
     def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Arrival:
-        whole.view(2, -1).copy_(part)
+        whole.view(2, -1).copy_(part.clone())
         return Arrival(None)
 
 
@@ -67,10 +69,45 @@ def test_a_rank_without_a_lane_adds_nothing_not_even_a_zero() -> None:
 
 
 def test_the_first_lane_is_taken_as_it_is_and_a_new_step_begins_afresh() -> None:
-    total = Accumulator(1, torch.device("cpu"))
+    total = Accumulator(1, torch.device("cpu"), Buffers())
     for _ in range(2):
         total.add(torch.tensor([-0.0]))
-        assert str(total.total.item()) == "-0.0"
+        assert str(total.tensor.item()) == "-0.0"
         total.add(torch.tensor([3.0], dtype=torch.bfloat16))
-        assert total.total.tolist() == [3.0]
-        total.reset()
+        assert total.tensor.tolist() == [3.0]
+        total.give_up()
+
+
+def test_a_narrow_part_is_added_piece_by_piece_as_if_at_once() -> None:
+    part, start = torch.randn(_AT_ONCE * 2 + 5).bfloat16(), torch.randn(_AT_ONCE * 2 + 5)
+    total = start.clone()
+    put(total, part, is_first=False)
+    assert torch.equal(total, start + part.float())
+
+
+def test_no_sum_outlives_its_step() -> None:
+    parameter = nn.Parameter(torch.zeros(1000))
+    fold = ReplicatedFold([parameter], lambda each: each.dtype, Ranks(0, 1))
+    for _ in range(2):
+        nn.ParameterList([parameter]).zero_grad()
+        fold.begin_round(1, is_first=True, is_last=True)
+        assert not any(room.is_made for room in fold._sums)
+        (parameter * 2.0).sum().backward()  # type: ignore[no-untyped-call]
+        fold.end_round()
+        fold.finish()
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [2.0] * 1000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 1_000, 1_024, 5_003])
+def test_on_a_gpu_a_narrow_part_is_widened_and_added(dtype: torch.dtype, count: int) -> None:
+    first, second = (torch.randn(count + 1).to(dtype).cuda()[1:] for _ in range(2))
+    first[0] = -0.0
+    total = torch.full((count,), torch.nan, device="cuda")
+    put(total, first, is_first=True)
+    assert torch.equal(total, first.float())
+    assert torch.signbit(total[0])
+    put(total, second, is_first=False)
+    assert torch.equal(total, first.float() + second.float())

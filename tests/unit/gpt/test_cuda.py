@@ -13,7 +13,11 @@ from unbroken.gpt.loss import IGNORED, loss_sum
 from unbroken.gpt.mlp import ACTIVATIONS
 from unbroken.gpt.model import GPT
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # The compiler of some versions of torch warns of what it does itself.
+    pytest.mark.filterwarnings("ignore"),
+]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 CONFIG = ModelConfig(vocab_size=1000, n_embd=256, n_layer=2, n_head=4, n_kv_head=2, n_positions=512)
 

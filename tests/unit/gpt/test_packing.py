@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.gpt.models import config_of, error, model_of, tokens_of
-from unbroken.gpt.attention import Kernel
+from unbroken.gpt.attention import Context, Kernel, _kernel_options
 from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
 
 EDGES = (0, 5, 6, 19, 22)
@@ -39,6 +39,21 @@ def test_a_packed_document_has_the_logits_it_has_alone(mode: str, kernel: Kernel
             assert error(packed[:1, first:last], alone) < 3e-6
         assert error(packed[1:], model(tokens[1:])) < 3e-6
     assert bool(packed.isfinite().all())
+
+
+@pytest.mark.promise("G16")
+@pytest.mark.parametrize(("mode", "has_documents", "is_plain"), [
+    ("causal", True, True), ("causal", False, True), ("flex", True, False), ("flex", False, True)
+])  # fmt: skip
+def test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal(
+    mode: str, has_documents: bool, is_plain: bool
+) -> None:
+    model = model_of(config_of(attention_mode=mode)).eval()
+    seen: list[Context] = []
+    model.blocks[0].register_forward_pre_hook(lambda _module, given: seen.append(given[1]))
+    model(tokens_of(length=PADDED), documents() if has_documents else None)
+    options = _kernel_options(64, seen[0])
+    assert options["ROWS_GUARANTEED_SAFE"] == options["BLOCKS_ARE_CONTIGUOUS"] == is_plain
 
 
 @pytest.mark.promise("G16")

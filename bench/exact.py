@@ -1,6 +1,7 @@
 """What the exact sum costs: whole steps of it beside stock DDP and stock FSDP2, on gloo ranks of this machine.
 
-    python -m bench.exact [--ranks 2] [--width 256] [--layers 4] [--repeats 9] [--worlds 3] [--only time|memory]
+    python -m bench.exact [--only time|memory] [--ranks 2] [--width 256] [--layers 4] [--length 256] [--repeats 9]
+        [--worlds 3]
 
 Ratios are to the stock peer that holds the model in the same way. Times are taken in rounds: each round computes one
 step of every variant, in an order that turns from round to round, and a ratio is that of two steps of one round, so
@@ -13,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence; a lane has four of them")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--worlds", type=int, default=3)
     parser.add_argument("--only", choices=("time", "memory"))
@@ -144,7 +146,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.device_count() >= asked.ranks else "cpu"
     kinds = {
         f"{'bf16' if is_low else 'fp32'}, {plural(rounds, 'lane')} a rank": Options(
-            asked.width, asked.layers, rounds, asked.repeats, is_low
+            asked.width, asked.layers, asked.length, rounds, asked.repeats, is_low
         )
         for is_low in (False, True)
         for rounds in (1, 4)
@@ -152,9 +154,7 @@ def main() -> None:
     if asked.only != "memory":
         print(write_results("exact", times(asked, kinds)))
     if asked.only != "time":
-        on_device = {
-            kind: Options(each.width, each.layers, each.rounds, 0, each.is_low, device) for kind, each in kinds.items()
-        }
+        on_device = {kind: replace(each, repeats=0, device=device) for kind, each in kinds.items()}
         print(write_results("exact_memory", memory(asked, on_device)))
 
 

@@ -4,20 +4,23 @@ Every variant has a world of its own, so that nothing of another is counted. The
 and moments; what is measured above it are activations, gradients, and whatever travels.
 """
 
-import ctypes
-import gc
+import json
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.exact_variants import VARIANTS, Options
+from bench.exact_variants import VARIANTS, Exact, Options, Stock
 from unbroken import exact
 from unbroken.testing.worlds import logs, spawn
 
 STEPS = 3
+Made = Exact | Stock
 
 
 @dataclass(frozen=True)
@@ -32,18 +35,12 @@ def peak(options: Options, name: str) -> Peak:
     """One rank of a world that computes steps of one variant."""
     exact.pin(options.device)
     torch.manual_seed(0)
-    _settle()
-    before = _held(options.device)
-    variant = VARIANTS[name](options)
-    _settle()
-    # Building a model makes all of it before it is cut into shards; only steps are of interest.
-    _reset(options.device)
-    for _ in range(STEPS):
-        variant.step()
+    count = _on_device if options.device == "cuda" else _on_host
+    variant, highest = count(lambda: VARIANTS[name](options))
     parameters = list(variant.model.parameters())
     moments = [each for kept in variant.optimizer.state.values() for each in kept.values()]
     state = sum(_local(each).nbytes for each in (*parameters, *moments) if isinstance(each, torch.Tensor))
-    return Peak(state, _highest(options.device) - before - state)
+    return Peak(state, highest - state)
 
 
 def peaks(options: Options, ranks: int) -> dict[str, tuple[Peak, ...]]:
@@ -59,32 +56,36 @@ def peaks(options: Options, ranks: int) -> dict[str, tuple[Peak, ...]]:
     return found
 
 
-def _settle() -> None:
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    dist.barrier()
+def _on_host(make: Callable[[], Made]) -> tuple[Made, int]:
+    """The most bytes that torch holds during the steps, as it counts them itself.
+
+    What the system says of a process is mostly about what its allocator keeps, and is another number each time.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+        made = make()
+        with record_function("steps"):
+            for _ in range(STEPS):
+                made.step()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        told.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    # Building a model makes all of it before it is cut into shards; only steps are of interest.
+    begun = next(event["ts"] for event in events if event["name"] == "steps")
+    return made, max(event["args"]["Total Allocated"] for event in events if _counts(event) and event["ts"] >= begun)
+
+
+def _counts(event: dict[str, Any]) -> bool:
+    return bool(event["name"] == "[memory]" and event["args"]["Device Type"] == 0)
+
+
+def _on_device(make: Callable[[], Made]) -> tuple[Made, int]:
+    made = make()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(STEPS):
+        made.step()
+    return made, torch.cuda.max_memory_allocated()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _held(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else _status("VmRSS")
-
-
-def _highest(device: str) -> int:
-    return torch.cuda.max_memory_allocated() if device == "cuda" else _status("VmHWM")
-
-
-def _reset(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        # As the kernel is told to forget the high-water mark of this process.
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from unbroken import exact
 
 VOCABULARY = 2048
-LENGTH = 64
 BATCH = 4
 SEED = 1
 MAX_NORM = 1.0
@@ -27,6 +26,7 @@ class Options:
 
     width: int
     layers: int
+    length: int
     rounds: int
     repeats: int
     is_low: bool
@@ -58,9 +58,9 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def batch(step: int, lane: int) -> torch.Tensor:
+def batch(options: Options, step: int, lane: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1_000 * step + lane)
-    return torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
+    return torch.randint(0, VOCABULARY, (BATCH, options.length), generator=generator).to(options.device)
 
 
 def mesh_of(device: str) -> DeviceMesh:
@@ -70,13 +70,13 @@ def mesh_of(device: str) -> DeviceMesh:
     return DeviceMesh.from_group(dist.new_group(backend="nccl"), "cuda")
 
 
-def make(options: Options, *, is_sharded: bool) -> Model:
+def make(options: Options, *, is_sharded: bool, reduce_dtype: torch.dtype | None = None) -> Model:
     torch.manual_seed(0)
     model = Model(options).to(options.device)
     if is_sharded:
         mesh = mesh_of(options.device)
         for module in (*model.blocks, model):
-            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=options.dtype))
+            fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(options.dtype, reduce_dtype))
     return model
 
 
@@ -97,21 +97,26 @@ class Exact:
             seed=SEED,
             compute_dtype=None if is_sharded else options.dtype,
         )
-        self.number, self.device = 0, options.device
+        self.options, self.number = options, 0
 
     def step(self) -> None:
         for lane in self.reducer.lanes(self.number):
-            lane.backward(self.model(batch(self.number, lane.number).to(self.device)))
+            lane.backward(self.model(batch(self.options, self.number, lane.number)))
         self.reducer.clip(MAX_NORM)
         self.optimizer.step()
         self.number += 1
 
 
 class Stock:
-    """The peers' step: gradients are kept back until the last round, as their manuals say."""
+    """The peers' step, summed in float32 as ours is.
 
-    def __init__(self, options: Options, *, is_sharded: bool) -> None:
-        inner = make(options, is_sharded=is_sharded)
+    Either gradients are kept back until the last round, which needs room for all of them unsharded; or every round is
+    reduced, as ours is, and no rank ever holds them all.
+    """
+
+    def __init__(self, options: Options, *, is_sharded: bool, is_held_back: bool = True) -> None:
+        inner = make(options, is_sharded=is_sharded, reduce_dtype=torch.float32 if options.is_low else None)
+        self.is_held_back = is_held_back
         self.model: nn.Module = inner if is_sharded else DistributedDataParallel(inner)
         self.optimizer = adamw(self.model.parameters())
         self.options, self.number = options, 0
@@ -119,14 +124,14 @@ class Stock:
     def step(self) -> None:
         rounds, size = self.options.rounds, dist.get_world_size()
         for round_number in range(rounds):
-            is_last = round_number == rounds - 1
+            is_last = round_number == rounds - 1 or not self.is_held_back
             held: object = nullcontext()
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(is_last)
                 self.model.set_is_last_backward(is_last)
             elif isinstance(self.model, DistributedDataParallel) and not is_last:
                 held = self.model.no_sync()
-            tokens = batch(self.number, round_number * size + dist.get_rank()).to(self.options.device)
+            tokens = batch(self.options, self.number, round_number * size + dist.get_rank())
             with held, torch.autocast("cpu", torch.bfloat16, enabled=self._is_autocast):  # type: ignore[attr-defined]
                 (self.model(tokens) / rounds).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
@@ -143,6 +148,7 @@ VARIANTS: dict[str, Callable[[Options], Exact | Stock]] = {
     "DDP": lambda options: Stock(options, is_sharded=False),
     "exact, replicated": lambda options: Exact(options, is_sharded=False),
     "FSDP2": lambda options: Stock(options, is_sharded=True),
+    "FSDP2, every round": lambda options: Stock(options, is_sharded=True, is_held_back=False),
     "exact, FSDP2": lambda options: Exact(options, is_sharded=True),
 }
-PAIRS = (("exact, replicated", "DDP"), ("exact, FSDP2", "FSDP2"))
+PAIRS = (("exact, replicated", "DDP"), ("exact, FSDP2", "FSDP2"), ("exact, FSDP2", "FSDP2, every round"))

@@ -212,29 +212,36 @@ def serve(size: str, name: str, steps: int, peers: str | None, room: Semaphore, 
 
 
 def measure(sizes: list[str], names: list[str], rounds: int, steps: int, peers: str | None) -> None:
-    """All sizes and variants prepared at once; then, one size after the other, the variants take turns."""
+    """One size after the other: its variants are prepared, then take turns."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    for size in sizes:
+        facts[size] = measure_size(size, names, rounds, steps, peers)
+        # Kept after each size: whoever stops a long measurement has what was measured until then.
+        write_results("gpt", facts)
+
+
+def measure_size(size: str, names: list[str], rounds: int, steps: int, peers: str | None) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     room = context.Semaphore(2 if len(names) == 2 else 1)
-    links: dict[tuple[str, str], Connection] = {}
+    links: dict[str, Connection] = {}
     processes = []
-    for place in [(size, name) for size in sizes for name in names]:
-        links[place], theirs = context.Pipe()
-        processes.append(context.Process(target=serve, args=(*place, steps, peers, room, theirs), daemon=True))
+    for name in names:
+        links[name], theirs = context.Pipe()
+        processes.append(context.Process(target=serve, args=(size, name, steps, peers, room, theirs), daemon=True))
         processes[-1].start()
-    facts: dict[str, Any] = {size: {} for size in sizes}
-    for size in sizes:
-        for name in names:
-            facts[size][name] = links[size, name].recv()
-            print(size, name, facts[size][name], flush=True)
-    for size in sizes:
-        for name, samples in interleaved({name: turn(links[size, name]) for name in names}, rounds).items():
-            facts[size][name] |= told(preset(size).model, samples, facts[size][name]["parameters"])
-            print(f"{size:6} {name:30} {facts[size][name]}", flush=True)
-        # Kept after each size: whoever stops a long measurement has what was measured until then.
-        write_results("gpt", {"torch": torch.__version__, "device": torch.cuda.get_device_name(), **facts})
+        # Held by its process alone: when that ends, whoever waits for its word is told so.
+        theirs.close()
+    facts: dict[str, Any] = {}
+    for name in names:
+        facts[name] = links[name].recv()
+        print(size, name, facts[name], flush=True)
+    for name, samples in interleaved({name: turn(links[name]) for name in names}, rounds).items():
+        facts[name] |= told(preset(size).model, samples, facts[name]["parameters"])
+        print(f"{size:6} {name:30} {facts[name]}", flush=True)
     for link, process in zip(links.values(), processes, strict=True):
         link.send(False)
         process.join()
+    return facts
 
 
 def turn(link: Connection) -> Callable[[], float]:

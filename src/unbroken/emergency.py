@@ -49,6 +49,7 @@ from unbroken.store.emergency import (
     read_area,
     read_pointers,
 )
+from unbroken.store.hosts import machine_of
 from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.world import Vote, World
@@ -194,7 +195,7 @@ class Emergency:
     def _tell_adopted(self, choice: Choice, name: str) -> None:
         moment = choice.moment
         assert moment is not None
-        hosts = sorted({copies[0][1].host.partition("/")[0] for copies in choice.copies.values()})
+        hosts = sorted({machine_of(copies[0][1].host) for copies in choice.copies.values()})
         self._recorder.fact("emergency-resume", step=moment.step, name=name, job=moment.job, hosts=hosts)
         if self._world.is_first:
             ranks = amounts.plural(moment.world, "rank")

@@ -40,7 +40,7 @@ from unbroken.state.audit import calling_frame
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.state.save import Request, Saved
-from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
+from unbroken.store.names import FINAL, PERIODIC
 
 _log = logging.getLogger(__name__)
 _WORTH_TELLING_S = 1.0
@@ -262,7 +262,7 @@ class Run:
             self._ending = opened.agree_on_reason()
             opened.recorder.fact("stop", step=self.step, reason=self._ending.sentence(), by=self._ending.kind)
             _log.info("stopping at step %s: %s", f"{self.step:,}", self._ending.sentence())
-            self._save_and_wait(opened, SHUTDOWN)
+            self._save_and_wait(opened, opened.kind_of_stop(self.step))
             self._raise_if_halted(opened)
         elif is_due or is_agreed or opened.clock.is_due_by_step(self.step):
             self._save(PERIODIC)

@@ -16,6 +16,7 @@ from unbroken.run.stop import StopReason, StopSources, end_requests
 from unbroken.settings import Settings
 from unbroken.state.restore import Restored
 from unbroken.state.save import Saver
+from unbroken.store.names import SHUTDOWN
 from unbroken.world import World
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,11 @@ class Opened:
             return False
         self.noticed = self.noticed or StopReason("asked", "by a drill")
         return True
+
+    def kind_of_stop(self, step: int) -> str:
+        """What the save of a stop at this edge is called: a drill may end where the script would only have saved."""
+        drill = None if self.drilled is None else self.drilled.drill
+        return SHUTDOWN if drill is None or drill.stop_at != step else drill.stops_as
 
     def agree_on_reason(self) -> StopReason:
         """Why all ranks stop: the first reason that any of them has. Collective."""

@@ -16,7 +16,8 @@ from unbroken.store.scan import scan
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points
 
 PLACE = Path("/proof/drill.json")
-BEFORE, AFTER = Drill(save_steps=3), Drill(Path("/proof/run"), 5, None, (Fault("manifest", "kill", 2),))
+BEFORE = Drill(save_steps=3)
+AFTER = Drill(Path("/proof/run"), save_steps=5, faults=(Fault("manifest", "kill", 2),))
 DAMAGES = ("flip", "truncate", "torn")
 
 

@@ -88,12 +88,14 @@ def test_stock_load_in_a_single_process_reads_what_a_world_wrote(payload: Path) 
     require_gathered(found)
 
 
+@pytest.mark.promise("M25")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_stock_conversion_to_one_file_gives_the_gathered_tensors(payload: Path, tmp_path: Path) -> None:
     dcp_to_torch_save(payload, tmp_path / "whole.pt")
     require_gathered(torch.load(tmp_path / "whole.pt", weights_only=True))
 
 
+@pytest.mark.promise("M25")
 def test_the_stock_command_converts_too(payload: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch"]
     subprocess.run([*command, str(payload), str(tmp_path / "whole.pt")], check=True, env=ENVIRONMENT, timeout=120)

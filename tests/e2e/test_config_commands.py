@@ -32,12 +32,14 @@ def test_init_prints_to_standard_output_by_default_and_leaves_no_file(unbroken: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_init_never_replaces_a_file_and_leaves_nothing_beside_it(unbroken: Tool, tmp_path: Path) -> None:
+def test_init_replaces_a_file_only_by_force_and_leaves_nothing_beside_it(unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("mine")
     ended = unbroken("init", "-o", "run.yaml")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error[would-overwrite]")
+    assert ended.stderr.startswith("error[would-overwrite]") and "--force replaces it" in ended.stderr
     assert (tmp_path / "run.yaml").read_text() == "mine"
+    assert unbroken("init", "-o", "run.yaml", "--force").returncode == 0
+    assert (tmp_path / "run.yaml").read_text() == unbroken("init").stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
@@ -84,7 +86,7 @@ def test_validate_names_every_problem_with_its_line(unbroken: Tool, tmp_path: Pa
     assert ended.returncode == 2
     assert "the config has 3 problems" in ended.stderr
     assert "run.yaml:2  model.n_heads: is no field of model; did you mean model.n_head?" in ended.stderr
-    assert "run.yaml:3  model.n_layer: must be at least 1, is 0" in ended.stderr
+    assert "run.yaml:3  model.n_layer: must be at least 1, at most 10,000, is 0" in ended.stderr
     assert "command line  training.sed: is no field of training; did you mean training.seed?" in ended.stderr
 
 

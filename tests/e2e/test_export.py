@@ -22,7 +22,7 @@ print(json.dumps({name: [str(t.dtype), float(t.double().sum())] for name, t in s
 """
 
 
-@pytest.mark.promise("G22", "G5")
+@pytest.mark.promise("G22", "G5", "M7")
 def test_a_pt_file_loads_in_a_process_that_knows_nothing_of_us(unbroken: Tool, tmp_path: Path) -> None:
     model = save_run(tmp_path / "run")
     ended = unbroken("export", "run", "--to", "weights.pt")
@@ -91,8 +91,28 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
     )
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    assert unbroken("export", "run", "--to", "thesis", "--force").returncode == 2
+    for words in (("--to", "thesis"), ("-o", "thesis", "--force")):
+        refused = unbroken("export", "run", *words)
+        assert refused.returncode == 2 and refused.stderr.splitlines() == [
+            "error[would-overwrite]: a folder that no export wrote (it holds chapter.txt) already exists",
+            "  at   thesis",
+            "  so   nothing was touched; this is never replaced, also not with --force",
+            "  help unbroken export run --to thesis/export   write to a path that is free",
+        ]
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+    # A folder and a file do not take each other's place, and what would be refused is refused before a model is read.
+    (tmp_path / "empty.pt").mkdir()
+    (tmp_path / "export-empty.pt").touch()
+    refused = unbroken("export", "nothing", "--to", "empty.pt", "--force")
+    assert "an empty folder, where a file is to be written, already exists" in refused.stderr
+    assert "unbroken export nothing --to export-empty-2.pt" in refused.stderr
+    (tmp_path / "notes").write_text("mine")
+    refused = unbroken("export", "run", "--to", "notes", "--force")
+    assert "a file with this name, where a folder is to be written, already exists" in refused.stderr
+    assert (tmp_path / "notes").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    assert "error[would-overwrite]: an empty folder already exists" in unbroken("export", "run", "-o", "empty").stderr
+    assert unbroken("export", "run", "-o", "empty", "--force").returncode == 0
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 

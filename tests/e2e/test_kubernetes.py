@@ -83,7 +83,7 @@ def test_the_pods_of_a_job_stop_go_on_halt_and_complete_as_its_policy_says(unbro
     assert (outcome["class"], outcome["job"]) == ("done", 3)
 
 
-def test_a_config_travels_in_the_manifest_and_a_file_that_is_there_is_never_replaced(
+def test_a_config_travels_in_the_manifest_and_a_file_that_is_there_is_replaced_only_by_force(
     unbroken: Tool, tmp_path: Path
 ) -> None:
     assert unbroken("init", "-o", "run.yaml").returncode == 0
@@ -101,8 +101,14 @@ def test_a_config_travels_in_the_manifest_and_a_file_that_is_there_is_never_repl
     before = (tmp_path / "job.yaml").read_text()
     assert list(yaml.safe_load_all(before)) == list(yaml.safe_load_all(printed.stdout))
     again = unbroken(*words, "-o", "job.yaml")
-    assert again.returncode == 2 and "would-overwrite" in again.stderr
+    assert again.returncode == 2 and "would-overwrite" in again.stderr and "--force replaces it" in again.stderr
     assert (tmp_path / "job.yaml").read_text() == before
+    assert unbroken(*words, "-o", "job.yaml", "--force", "--name", "c").returncode == 0
+    replaced = {each["kind"]: each for each in yaml.safe_load_all((tmp_path / "job.yaml").read_text())}
+    assert replaced["Job"]["metadata"]["name"] == "c"
+    (tmp_path / "folder").mkdir()
+    assert "'folder' is a directory" in unbroken(*words, "-o", "folder", "--force").stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "job.yaml", "run.yaml"]
 
 
 def test_the_time_to_save_is_that_of_the_run_where_its_records_can_be_read(unbroken: Tool, tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
     assert again.returncode == 2 and "error[would-overwrite]" in again.stderr
     assert unbroken(*words, "--force", "--", "train.py").returncode == 0
     assert (tmp_path / "a.sbatch").read_text().rstrip().endswith("train.py")
+    assert "is a directory" in unbroken(*words, "--force", "-o", ".", "--", "train.py").stderr
     for mistake, complaint in (
         ((), "the argument CONFIG is missing"),
         (("missing.yaml",), "missing.yaml"),
@@ -284,6 +285,34 @@ def test_without_slurm_nothing_is_submitted_and_what_helps_is_said(tmp_path: Pat
     assert unbroken("slurm", "chain", "no.sbatch", "--links", "2").returncode == 2
     outside = unbroken("slurm", "job", "r", "--", "true", env={"SLURM_JOB_ID": ""})
     assert outside.returncode == 2 and "SLURM_JOB_ID is not set" in outside.stderr
+
+
+def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, unbroken: Tool) -> None:
+    (site.path / "train.py").touch()
+    script = site.path / "a.sbatch"
+    words = ("slurm", "init", "--run-dir", "runs/a", "-o", "a.sbatch")
+    longer = unbroken(*words, "--time", "3:00", "--sbatch", "time=1:00", "--", "train.py")
+    assert longer.returncode == 2 and "a job of 1 min cannot be warned 1 min before its end" in longer.stderr
+    assert unbroken(*words, "--time", "3:00", "--", "train.py").returncode == 0
+    assert unbroken(*words, "--time", "0", "--force", "--", "train.py").returncode == 0, "0 is no limit"
+    assert unbroken(*words, "--time", "3:00", "--force", "--", "train.py").returncode == 0
+    # One save of 88 s is on record: twice that and a margin, which is more than the three minutes of a job.
+    (site.path / "runs/a/journal").mkdir(parents=True)
+    saved = {"kind": "commit", "at": time.time(), "seconds": 88.0}
+    (site.path / "runs/a/journal/job-0001.jsonl").write_text(json.dumps(saved) + "\n")
+    complaint = "a job of 3 min cannot be warned 3 min 1 s before its end"
+    for verb in (("submit", "a.sbatch"), ("chain", "a.sbatch", "--links", "2")):
+        refused = unbroken("slurm", *verb, env=site.environ())
+        assert refused.returncode == 2 and complaint in refused.stderr, refused.stderr
+        assert f"at   unbroken slurm {verb[0]}" in refused.stderr
+    assert site.calls == []
+    assert unbroken("slurm", "submit", "a.sbatch", "--sbatch", "time=30", env=site.environ()).returncode == 0
+    assert unbroken("slurm", "submit", "a.sbatch", env=site.environ(SBATCH_TIMELIMIT="30")).returncode == 0
+    # What the script itself says counts too, however it came there.
+    script.write_text("#!/bin/bash\n#SBATCH -t 1\n\n#SBATCH --signal=B:USR1@90\ntrue\n#SBATCH --time=60\n")
+    refused = unbroken("slurm", "submit", "a.sbatch", env=site.environ())
+    assert refused.returncode == 2 and "a job of 1 min cannot be warned 1 min 30 s before its end" in refused.stderr
+    assert len(site.calls) == 2
 
 
 def test_a_chain_that_breaks_names_the_links_that_stand(site: Site, unbroken: Tool) -> None:

@@ -66,6 +66,11 @@ def test_a_tokenizer_of_ones_own_is_trained_and_used_with_and_without_the_engine
     assert tree(folder / "fast") == tree(folder / "slow")
 
 
+def test_the_report_says_how_many_documents_were_empty(folder: Path) -> None:
+    (folder / "text" / "web" / "c.jsonl").write_bytes(lines(["", "x", ""]))
+    assert "skipped    2 empty of 48 documents\n" in unbroken(folder, *BYTES).stdout
+
+
 def test_a_split_is_made_of_documents_and_both_sides_open(folder: Path) -> None:
     options = ("--output-dir", "data", "--tokenizer-path", "bytes", "--val-fraction", "0.2")
     facts = document(unbroken(folder, "tokenize", "--input-dir", "text", *options, "--json"))
@@ -93,12 +98,15 @@ def test_a_share_that_is_none_is_refused(value: str, folder: Path) -> None:
 def test_bad_input_is_told_with_what_helps_and_never_with_a_traceback(folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "text" / "web" / "c.jsonl").write_bytes(b'{"txt": "x"}\n')
+    (folder / "blank").mkdir()
+    (folder / "blank" / "a.jsonl").write_bytes(lines(["", ""]))
     (folder / "cut").mkdir()
     (folder / "cut" / "a.jsonl.gz").write_bytes(gzip.compress(lines(DOCUMENTS))[:-9])
     into = ("--output_dir", "out", "--tokenizer_path")
     cases = {
         ("--input_dir", "absent", *into, "bytes"): (2, "path-missing"),
         ("--input_dir", "empty", *into, "bytes"): (4, "no-text-found"),
+        ("--input_dir", "blank", *into, "bytes"): (4, "no-tokens"),
         ("--input_dir", "cut", *into, "bytes"): (4, "source-broken"),
         ("--input_dir", "text", *into, "absent/tokenizer.json"): (2, "tokenizer-unknown"),
         ("--input_dir", "text", *into, "notes.md"): (2, "tokenizer-unknown"),

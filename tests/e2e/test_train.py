@@ -115,6 +115,13 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     assert "step 8/8" not in said, "a run that is complete computes nothing more"
 
 
+def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder) -> None:
+    code, said = folder.call("train", "run.yaml", "model.n_embd=400000", "model.n_head=4")
+    assert code == 2, said
+    assert "error[device-full]: the memory of cpu is not enough for this training" in said
+    assert "Traceback" not in said and len(said.splitlines()) < 12
+
+
 @pytest.mark.promise("G2", "G8")
 def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on_with_another_number_of_ranks(folder: Folder) -> None:
     command = ("train", "run.yaml", *LONG, "--stopped-exit-code", "75")

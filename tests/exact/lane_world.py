@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.exact.small_gpt import Shape, SmallGpt, batch, make
 from tests.exact.staged import StagedAllGather
@@ -122,6 +123,7 @@ def refused_each() -> dict[str, str]:
         ("half sharded", half, None),
         ("ddp", torch.nn.parallel.DistributedDataParallel(model()), None),
         ("type said twice", whole, torch.bfloat16),
+        ("tensor parallel", parallelize_module(model(), flat, {"0": ColwiseParallel()}), None),
     ):
         try:
             exact.Reducer(refused, lanes=2, seed=0, compute_dtype=dtype)

@@ -85,7 +85,8 @@ def test_a_checkpoint_of_another_seed_in_the_place_of_the_true_one_is_found_out(
     assert found["metrics"]["first"] is None, "the losses are still those of the true history"
     assert any(name.startswith("model.") for name in found["state"]["tensors_differing"])
     assert any("data" in each for each in found["state"]["values_differing"])
-    # What was recomputed is kept to be looked at.
+    # What was recomputed is kept to be looked at, under the name that the run has for it.
+    assert (tmp_path / "again/run/checkpoints/checkpoint-4").is_dir()
     assert unbroken("diff", copied / "checkpoints" / "checkpoint-4", f"{tmp_path / 'again' / 'run'}@4").returncode == 3
 
 

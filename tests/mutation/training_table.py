@@ -4,6 +4,8 @@ from tests.mutation.table import one
 
 _PACKING = "tests/unit/gpt/test_packing.py::"
 _FOLD = "tests/unit/exact/test_reduction.py::"
+_MISUSE = "tests/unit/exact/test_misuse.py::"
+_LOST = "tests/exact/test_lost_steps.py::"
 _FP16 = "tests/unit/gpt/test_fp16.py::"
 _AVERAGE = "tests/unit/gpt/test_average.py::"
 _SMALL_WORLD = "tests/exact/test_small_world.py::test_three_ranks_give_the_bits_of_one"
@@ -32,6 +34,30 @@ TRAINING = (
          "            total.give_up()\n", "            pass\n", _SMALL_WORLD),
     one("sum kept until the next step has come", "exact/sums.py",
          "            self._tensor = None\n", "            pass\n", f"{_FOLD}test_no_sum_outlives_its_step"),
+    one("memory of an abandoned step used again", "exact/reduction.py",
+         "            total.abandon()\n", "            pass\n",
+         f"{_FOLD}test_what_arrives_after_its_step_was_abandoned_is_in_no_sum"),
+    one("a gradient that is held overwritten", "exact/sums.py",
+         "            if self._buffers.is_seen(self._tensor):\n", "            if False:\n",
+         f"{_MISUSE}test_a_gradient_that_somebody_holds_keeps_its_bits_when_the_next_step_comes"),
+    one("a lane counted whose backward failed", "exact/reducer.py",
+         "        self._has_begun = True\n", "        self._has_begun, self.told = True, (loss.detach(), count)\n",
+         f"{_MISUSE}test_a_lane_whose_error_was_caught_inside_the_loop_does_not_count_as_computed"),
+    one("gradients of other parameters added to a shard", "exact/sharded.py",
+         "        if self._used not in (None, used):\n", "        if False:\n",
+         f"{_LOST}test_lanes_that_use_different_parameters_of_a_sharded_model_are_refused_by_name"),
+    one("gradients of another rank's parameters added", "exact/reducer.py",
+         "        if not bool((used == used[0]).all()):\n", "        if False:\n",
+         f"{_LOST}test_lanes_that_use_different_parameters_of_a_sharded_model_are_refused_by_name"),
+    one("the model left to a reducer that was replaced", "exact/sharded.py",
+         "            if not _asks(module, hook):\n", "            if False:\n",
+         f"{_LOST}test_a_parameter_that_no_lane_uses_has_a_gradient_of_zero_however_the_model_is_held"),
+    one("a shard that no lane uses left without a gradient", "exact/sharded.py",
+         "                parameter.grad = torch.zeros_like(parameter)\n", "                pass\n",
+         f"{_LOST}test_a_parameter_that_no_lane_uses_has_a_gradient_of_zero_however_the_model_is_held"),
+    one("a lost pass kept by FSDP2", "exact/sharded.py",
+         "            module.reset_iter_state()\n", "            pass\n",
+         f"{_LOST}test_after_an_error_in_any_lane_the_next_step_is_as_if_there_had_been_none"),
     one("lane seeded by rank", "exact/reducer.py",
          "            generators.enter(at)\n", "            generators.enter(plan.rank)\n", _SMALL_WORLD),
     one("lane seeded without its step", "exact/generators.py",

@@ -27,6 +27,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     ),
     errors.ControlToken(place="web/a.jsonl:17", token=0, tokenizer="gpt2"),
     errors.NoEodToken(tokenizer="own", asked=None, tried=("<|endoftext|>", "</s>")),
+    errors.NoTokens(path=Path("text"), left_out=(("empty", 3), ("short", 1))),
     errors.NoTextFound(path=Path("text"), known=(".jsonl", ".txt"), unknown=("a.csv",)),
     errors.PackageMissing(package="pyarrow", purpose="reading .parquet"),
     errors.ShardsExist(output=Path("data/train"), found="00000-000.bin"),

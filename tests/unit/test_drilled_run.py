@@ -76,6 +76,17 @@ def test_a_drill_saves_as_often_as_it_says_and_stops_where_it_says(
     assert (end.text("status"), end.whole("step")) == ("stopped", 7)
 
 
+def test_a_drill_that_ends_where_the_script_goes_on_calls_its_last_save_as_the_script_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drilled(tmp_path, Drill(save_steps=3, stop_at=6, stops_as="periodic"), monkeypatch)
+    assert job(tmp_path / "run", 20, quietly(save_steps=None), **tiny()).is_stopped
+    assert names(tmp_path / "run") == {"checkpoint-3", "checkpoint-6"}
+    # Stopped by somebody else at another step, it is a shutdown all the same.
+    job(tmp_path / "other", 20, quietly(save_steps=None), lambda run, step: run.stop() if step == 4 else None, **tiny())
+    assert names(tmp_path / "other") == {"checkpoint-3", "checkpoint-5-shutdown"}
+
+
 def test_a_drill_writes_the_metrics_of_every_step_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 

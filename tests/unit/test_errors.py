@@ -92,3 +92,40 @@ def test_no_error_says_please_or_failed_to(error: UnbrokenError) -> None:
 def test_a_path_with_a_space_can_be_pasted() -> None:
     error = errors.RunHeld(path=Path("my runs/a"), holder="job 1", age_s=1)
     assert error.help()[0].command == "unbroken status 'my runs/a'"
+
+
+def test_a_data_folder_without_val_is_not_told_to_be_a_split_of_one(tmp_path: Path) -> None:
+    error = errors.DataMissing(path=tmp_path, lacks="it has no folder val/", has_shards=True)
+    assert error.help()[0].command.startswith("mv ")
+    (tmp_path / "train").mkdir()
+    assert f"--output-dir {tmp_path / 'val'}" in error.help()[0].command
+    assert "its train/ is there" in str(error.so())
+
+
+def test_a_file_in_the_place_of_data_is_called_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.touch()
+    error = errors.DataMissing(path=path, lacks="the folder that data.path names does not exist")
+    assert error.headline() == "there is no data here: it is a file, and data stands in a folder"
+
+
+def test_one_checkpoint_that_is_in_the_way_is_one(tmp_path: Path) -> None:
+    said = [errors.CheckpointsExist(store=tmp_path, count=count, newest="final").headline() for count in (1, 2)]
+    assert [text.partition(", and ")[2] for text in said] == ["there is 1 checkpoint", "there are 2 checkpoints"]
+
+
+def test_where_no_checkpoint_is_the_status_of_the_run_helps_before_a_look_for_bad_parts(tmp_path: Path) -> None:
+    for store in (tmp_path / "checkpoints", tmp_path):
+        assert errors.NoUsableCheckpoint(store=store).help()[0].command == f"unbroken status {tmp_path}"
+    damaged = errors.NoUsableCheckpoint(store=tmp_path / "checkpoints", passed_over=(("final", "torn"),))
+    assert damaged.help()[0].command.startswith("unbroken verify ") and "--resume scratch --force" in str(damaged.so())
+
+
+def test_a_traceback_is_explained_once_and_beside_what_others_noted() -> None:
+    error = errors.BadUsage(command="unbroken train", complaint="it is wrong")
+    error.add_note("seen on the way")
+    errors.explain_in_traceback(error)
+    errors.explain_in_traceback(error)
+    assert error.__notes__[0] == "seen on the way"
+    assert [note for note in error.__notes__ if "unbroken train --help" in note] == error.__notes__[1:]
+    assert len(error.__notes__) == 2

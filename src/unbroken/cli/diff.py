@@ -5,8 +5,8 @@ import click
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.report.style import Style, printable
+from unbroken.run.refer import resolve_checkpoint
 from unbroken.store.compare import Difference, compare
-from unbroken.store.refer import resolve_checkpoint
 
 EXIT_DIFFER = 3
 

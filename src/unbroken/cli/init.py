@@ -24,18 +24,19 @@ from unbroken.errors.tree import quoted
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write this file instead of standard output."
 )
-def command(output: Output, name: str, target: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def command(output: Output, name: str, target: Path | None, force: bool) -> None:
     """Write a commented config to start from.
 
-    Without -o the config goes to standard output. A file that exists is never replaced.
+    Without -o the config goes to standard output. A file that exists is replaced only with --force.
     """
     text = commented(preset(name), f"A config for unbroken, preset {name}: {PRESETS[name]}.")
     facts = {"preset": name, "path": None if target is None else str(target), "text": text}
     if target is None or str(target) == "-":
         output.document("unbroken.init/1", facts, lambda: text)
         return
-    remedy = Help(f"unbroken validate {quoted(target)}", "check the one that is there")
-    write_new("unbroken init", target, text, remedy)
+    remedy = Help(f"unbroken validate {quoted(target)}", "check the one that is there; --force replaces it")
+    write_new("unbroken init", target, text, remedy, is_replacing=force)
 
     def said() -> str:
         return f"wrote {target}  (preset {name}: {PRESETS[name]})\nnext: unbroken validate {quoted(target)}"

@@ -52,6 +52,7 @@ _LIMIT_BYTES: Final = 1 << 20
 @click.option("--user", type=click.IntRange(1), default=1000, metavar="UID", help="The user in the pod. 1000.")
 @click.option("--run-dir", metavar="RUN", help="A script's run directory; a config names its own.")
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write this file.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
 def command(
     output: Output,
     words: tuple[str, ...],
@@ -74,6 +75,7 @@ def command(
     user: int,
     run_dir: str | None,
     target: Path | None,
+    force: bool,
 ) -> None:
     """Print a Kubernetes manifest for a run.
 
@@ -102,10 +104,10 @@ def command(
         user=user,
     )
     require_fit(wanted)
-    _say(output, wanted, target)
+    _say(output, wanted, target, is_replacing=force)
 
 
-def _say(output: Output, wanted: Wanted, target: Path | None) -> None:
+def _say(output: Output, wanted: Wanted, target: Path | None, *, is_replacing: bool) -> None:
     text = manifest(wanted, _made_by(sys.argv[1:]))
     is_file = target is not None and str(target) != "-"
     facts = {
@@ -118,8 +120,9 @@ def _say(output: Output, wanted: Wanted, target: Path | None) -> None:
         "text": text,
     }
     if target is not None and is_file:
-        remedy = Help(f"kubectl diff -f {quoted(target)}", "see what the one that is there would change")
-        write_new(PROGRAM, target, text, remedy)
+        look = f"kubectl diff -f {quoted(target)}"
+        remedy = Help(look, "see what the one that is there would change; --force replaces it")
+        write_new(PROGRAM, target, text, remedy, is_replacing=is_replacing)
         output.document("unbroken.kubernetes/1", facts, lambda: _wrote(wanted, target))
         return
     output.document("unbroken.kubernetes/1", facts, lambda: text)

@@ -10,8 +10,8 @@ from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
 from unbroken.report.style import Style, printable
 from unbroken.report.table import Column, table
+from unbroken.run.refer import resolve
 from unbroken.run.summary import Line, checkpoint_lines
-from unbroken.store.refer import resolve
 
 _MISSING = "-"
 

@@ -1,4 +1,4 @@
-"""A file that a command makes and never replaces."""
+"""A file that a command makes, and replaces only when it is told to."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from unbroken.errors import BadUsage, Help, PathMissing, WouldOverwrite
 from unbroken.files import LOCAL
 
 
-def write_new(command: str, target: Path, text: str, remedy: Help) -> None:
-    """Write a file that is not there yet; ``remedy`` is what helps if it is.
+def write_new(command: str, target: Path, text: str, remedy: Help, *, is_replacing: bool) -> None:
+    """Write a file that is not there yet, or in the place of one; ``remedy`` is what helps if it may not be replaced.
 
     Raises:
         BadUsage: the path is a directory.
         PathMissing: there is no directory for it.
-        WouldOverwrite: it is there.
+        WouldOverwrite: it is there, and is not to be replaced.
         StorageFailed: the system refused.
     """
     if target.is_dir():
@@ -21,5 +21,8 @@ def write_new(command: str, target: Path, text: str, remedy: Help) -> None:
     if not target.parent.is_dir():
         raise PathMissing(path=target.parent, purpose="directory")
     # The process id keeps two commands beside each other from sharing a scratch file.
-    if not LOCAL.create_once(target, text.encode(), scratch=f".{target.name}.{os.getpid()}.tmp"):
+    scratch = f".{target.name}.{os.getpid()}.tmp"
+    if is_replacing:
+        LOCAL.replace(target, text.encode(), scratch=scratch)
+    elif not LOCAL.create_once(target, text.encode(), scratch=scratch):
         raise WouldOverwrite(path=target, remedy=remedy)

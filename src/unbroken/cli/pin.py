@@ -5,8 +5,8 @@ import time
 import click
 
 from unbroken.cli.output import Output, as_command
+from unbroken.run.refer import resolve_checkpoint
 from unbroken.store import pins
-from unbroken.store.refer import resolve_checkpoint
 
 _JOB = "cli"
 

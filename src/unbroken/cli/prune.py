@@ -15,11 +15,11 @@ from unbroken.report.style import Style, printable
 from unbroken.run.layout import run_of
 from unbroken.run.lease import draft_judge, read_current
 from unbroken.run.process import process_of
+from unbroken.run.refer import resolve
 from unbroken.store.check import Level, verify
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
 from unbroken.store.place import Store
-from unbroken.store.refer import resolve
 from unbroken.store.scan import scan
 from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
 

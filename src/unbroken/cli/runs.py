@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from unbroken.errors import BadUsage
-from unbroken.files import LOCAL
 from unbroken.run.layout import Layout, run_of
-from unbroken.run.lease import DIRECTORY as LEASES
+from unbroken.run.refer import is_run
 from unbroken.store.place import Store
 from unbroken.store.refer import find_store
 
@@ -25,10 +24,7 @@ def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
     if named is None:
         raise BadUsage(command=f"unbroken {command}", complaint="the argument RUN is missing")
     layout = Layout(Path(named))
-    # A run that has not saved yet has no checkpoints, and a status all the same.
-    records = (layout.run_state, layout.journal, layout.run / LEASES)
-    is_run = any(LOCAL.find(record) is not None for record in records)
-    return Store(layout.checkpoints) if is_run else find_store(layout.run)
+    return Store(layout.checkpoints) if is_run(layout) else find_store(layout.run)
 
 
 def named_run(command: str, run: str | None, output_dir: str | None) -> Layout:

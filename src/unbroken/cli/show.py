@@ -9,8 +9,8 @@ from unbroken.cli.facts import instant, manifest_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.report.style import Style, printable
 from unbroken.report.table import Column, table
+from unbroken.run.refer import resolve_checkpoint
 from unbroken.store.manifest import Manifest
-from unbroken.store.refer import resolve_checkpoint
 
 
 @as_command("show")

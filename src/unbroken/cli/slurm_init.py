@@ -1,6 +1,5 @@
 """``unbroken slurm init``: a batch script for a config, for several as an array, or for any training script."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +14,8 @@ from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
 from unbroken.errors import BadUsage, Help
 from unbroken.errors.tree import quoted
-from unbroken.files import LOCAL
 from unbroken.launch.command import require_target, target_of
-from unbroken.launch.slurm.lead import lead_s
+from unbroken.launch.slurm.lead import lead_s, require_lead
 from unbroken.launch.slurm.script import COMMAND, MOST_LEAD_S, Request, Work, further_options, script_text, time_limit_s
 
 _RANKS: Final = ("gpu", "cpu", "auto")
@@ -64,11 +62,8 @@ def command(
     path = (target or Path(f"{called}.sbatch")).absolute()
     request = _request(work, called, array, asked)
     text = script_text(work, request, path)
-    if force:
-        LOCAL.replace(path, text.encode(), scratch=f".{path.name}.{os.getpid()}.tmp")
-    else:
-        remedy = Help(f"unbroken slurm submit {quoted(path)}", "submit the one that is there; --force replaces it")
-        write_new(COMMAND, path, text, remedy)
+    remedy = Help(f"unbroken slurm submit {quoted(path)}", "submit the one that is there; --force replaces it")
+    write_new(COMMAND, path, text, remedy, is_replacing=force)
     facts = {"path": str(path), "runs": list(work.runs), "lead_s": request.lead_s, "text": text}
     output.document("unbroken.slurm-init/1", facts, lambda: _said(path, request))
 
@@ -125,11 +120,12 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
         raise BadUsage(
             command=COMMAND, complaint=f"--nodes {asked['nodes']} is no number of nodes, nor a range: 2, 1-4"
         )
-    limit_s = time_limit_s(asked["time"]) if asked["time"] else None
+    further = further_options(asked["options"])
+    # An option of sbatch replaces ours in the script.
+    time = dict(further).get("time", asked["time"])
+    limit_s = time_limit_s(time) if time else None
     lead = asked["lead"] or lead_s([Path(run) for run in work.runs], limit_s)
-    if limit_s is not None and lead >= limit_s:
-        complaint = f"a job of {amounts.duration(limit_s)} cannot be warned {amounts.duration(lead)} before its end"
-        raise BadUsage(command=COMMAND, complaint=f"{complaint}; give it more --time, or less --lead")
+    require_lead(lead, limit_s, command=COMMAND)
     return Request(
         name=name,
         folder=Path.cwd(),
@@ -147,7 +143,7 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
         array=array,
         master_address=asked["master_addr"],
         may_requeue=not asked["no_requeue"],
-        further=further_options(asked["options"]),
+        further=further,
     )
 
 

@@ -104,7 +104,7 @@ def summary_text(summary: RunSummary, style: Style) -> str:
         where = f"step {amounts.count(newest.step)}  ({summary.newest_usable_name}, {size}, {age})"
         lines.append(("resumes", where))
     else:
-        lines.append(("resumes", "from nothing: no usable checkpoint"))
+        lines.append(("resumes", _without_checkpoint(summary)))
     lines += [("dumped", f"step {amounts.count(each.step)}  ({each.sentence()})") for each in summary.emergencies]
     lines += [("passed", f"{name}: {reason}") for name, reason in summary.passed_over]
     if (account := summary.account) is not None:
@@ -117,6 +117,14 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     if state and state.error:
         lines.append(("error", state.error))
     return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+
+
+def _without_checkpoint(summary: RunSummary) -> str:
+    """What a run goes on from that has no usable checkpoint; ranks that have dumped may have left one all the same."""
+    complete = next((each for each in summary.emergencies if each.is_complete), None)
+    if complete is None:
+        return "from nothing: no usable checkpoint"
+    return f"from the dumps of step {amounts.count(complete.step)}, if they can be used; no usable checkpoint yet"
 
 
 def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ The parent of the job: it checks the config, and what the run was started with, 
 neither torch nor numpy for it.
 """
 
-import difflib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 
 import click
 
+from unbroken.cli.config_words import allowance_options, allowance_overrides, config_arguments, config_path
 from unbroken.cli.launching import Asked, launch_options, launched
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config
@@ -24,22 +24,14 @@ from unbroken.launch.started import settle
 
 PROGRAM: Final = "unbroken train"
 MODULE: Final = "unbroken.gpt"
-_OPTIONS: Final = (
-    *("--config", "--accept", "--resume", "--force", "--allow-bucket-exhaustion", "--allow-budget-mismatch"),
-    *("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts"),
-    *("--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--until-done"),
-    *("--restart-delay", "--shutdown-timeout", "--stopped-exit-code", "--json", "--quiet", "--help"),
-)
 
 
 @as_command("train", context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", metavar="CONFIG [OVERRIDE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--config", "named", metavar="FILE", help="The config, where it is not the first argument.")
+@config_arguments
 @click.option("--accept", multiple=True, metavar="NAME", help="Go on though this differs from the run; repeatable.")
 @click.option("--resume", metavar="WHAT", help="As training.resume: auto, scratch, or a checkpoint to go back to.")
 @click.option("--force", is_flag=True, help="With --resume scratch: set the checkpoints that are there aside.")
-@click.option("--allow-bucket-exhaustion", is_flag=True, help="As data.allow_bucket_exhaustion=true.")
-@click.option("--allow-budget-mismatch", is_flag=True, help="As data.allow_budget_mismatch=true.")
+@allowance_options
 @click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")
 @click.option("--until-done", is_flag=True, help="Job after job until the target is reached, as unbroken launch.")
 @launch_options(PROGRAM)
@@ -50,22 +42,20 @@ def command(
     accept: tuple[str, ...],
     resume: str | None,
     force: bool,
-    allow_bucket_exhaustion: bool,
-    allow_budget_mismatch: bool,
     skip_runtime_probe: bool,
     until_done: bool,
     asked: Asked,
+    **allowed: bool,
 ) -> int:
     """Start a run, or go on with it: the same command does both.
 
     CONFIG is a YAML or JSON file. OVERRIDE is --section.field value, --section.field=value or section.field=value.
     Problems of the config are all told before anything is started. Exit codes: unbroken explain exit-codes.
     """
-    flags = ["data.allow_bucket_exhaustion=true"] * allow_bucket_exhaustion
-    flags += ["data.allow_budget_mismatch=true"] * allow_budget_mismatch
+    flags = allowance_overrides(allowed)
     flags += [] if resume is None else [f"training.resume={resume}"]
     taken = take_apart((*arguments, *flags))
-    path = _config_path(taken.rest, named)
+    path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
     config = decode(read(path), taken.overrides, source=str(path)).config
     if (asked.max_restarts or until_done) and config.training.resume != "auto":
         option = "--max-restarts" if asked.max_restarts else "--until-done"
@@ -93,17 +83,3 @@ def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, f
     lanes = settled.global_batch_size(ranks) // settled.training.per_device_batch_size
     if ranks > lanes:
         raise TooManyRanks(ranks=ranks, lanes=lanes)
-
-
-def _config_path(rest: Sequence[str], named: str | None) -> Path:
-    for option in (each for each in rest if each.startswith("-") and each != "-"):
-        close = difflib.get_close_matches(option.partition("=")[0], _OPTIONS, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise BadUsage(command=PROGRAM, complaint=f"there is no option '{option}'{meant}")
-    paths = [*([named] if named is not None else []), *rest]
-    if not paths:
-        raise BadUsage(command=PROGRAM, complaint="the argument CONFIG is missing")
-    if len(paths) > 1:
-        complaint = f"a run has one config; '{paths[1]}' is neither an option nor section.field=value"
-        raise BadUsage(command=PROGRAM, complaint=complaint)
-    return Path(paths[0])

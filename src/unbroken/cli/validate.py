@@ -1,13 +1,13 @@
 """``unbroken validate``: is this config sound, and where does each value come from."""
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from unbroken import amounts
+from unbroken.cli.config_words import allowance_options, allowance_overrides, config_arguments, config_path
 from unbroken.cli.data_section import NEEDED, data_facts, data_text
 from unbroken.cli.model_section import memory_facts, memory_text, walltime_facts, walltime_text
 from unbroken.cli.output import Output, as_command
@@ -18,25 +18,17 @@ from unbroken.config.derived import derived
 from unbroken.config.document import all_fields
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
-from unbroken.errors import BadUsage
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
-_OPTIONS = (
-    *("--config", "--print-config", "--world-size", "--no-data", "--strict"),
-    *("--allow-bucket-exhaustion", "--allow-budget-mismatch", "--json", "--quiet", "--help"),
-)
-
 
 @as_command("validate", context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", metavar="CONFIG [OVERRIDE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--config", "named", metavar="FILE", help="The config, where it is not the first argument.")
+@config_arguments
 @click.option("--print-config", is_flag=True, help="Print every value and where it came from.")
 @click.option("--world-size", type=click.IntRange(1), default=1, metavar="N", help="Ranks of the first job; 1.")
 @click.option("--no-data", is_flag=True, help="Check the config alone.")
 @click.option("--strict", is_flag=True, help="Take every warning about the data for a problem.")
-@click.option("--allow-bucket-exhaustion", is_flag=True, help="As data.allow_bucket_exhaustion=true.")
-@click.option("--allow-budget-mismatch", is_flag=True, help="As data.allow_budget_mismatch=true.")
+@allowance_options
 def command(
     output: Output,
     arguments: tuple[str, ...],
@@ -54,9 +46,8 @@ def command(
     not looked at; where a wall time is set, the number of jobs is. Exit code 0: sound; 2: the config has problems; 4:
     the data is missing, damaged or does not fit.
     """
-    flags = [f"data.{name}=true" for name, is_set in allowed.items() if is_set]
-    taken = take_apart((*arguments, *flags))
-    path = _config_path(taken.rest, named)
+    taken = take_apart((*arguments, *allowance_overrides(allowed)))
+    path = config_path("unbroken validate", taken.rest, named, one="one config is checked at a time")
     resolved = decode(read(path), taken.overrides, source=str(path))
     data = None if no_data else data_facts(resolved.config, world_size, output, is_strict=strict)
     memory = memory_facts(resolved.config, world_size, data["vocabulary"] if data else None)
@@ -78,20 +69,6 @@ def _looked_at(data: dict[str, Any] | None, *, no_data: bool) -> str:
         return "checked: the config file; the data's sizes, indexes and order; not looked at: devices, disk"
     why = "" if no_data else f" ({NEEDED} is not installed)"
     return f"checked: the config file; not looked at: data{why}, devices, disk"
-
-
-def _config_path(rest: Sequence[str], named: str | None) -> Path:
-    for option in (each for each in rest if each.startswith("-") and each != "-"):
-        close = difflib.get_close_matches(option.partition("=")[0], _OPTIONS, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise BadUsage(command="unbroken validate", complaint=f"there is no option '{option}'{meant}")
-    paths = [*([named] if named is not None else []), *rest]
-    if not paths:
-        raise BadUsage(command="unbroken validate", complaint="the argument CONFIG is missing")
-    if len(paths) > 1:
-        complaint = f"one config is checked at a time; '{paths[1]}' is neither an option nor section.field=value"
-        raise BadUsage(command="unbroken validate", complaint=complaint)
-    return Path(paths[0])
 
 
 def _facts(path: Path, resolved: Resolved) -> dict[str, Any]:
@@ -147,7 +124,8 @@ def _model_line(config: Config) -> str:
     model = config.model
     parameters = _parameters(config)
     if parameters is not None:
-        return f"{_short(parameters)} parameters ({amounts.count(parameters)})"
+        short, exact = _short(parameters), amounts.count(parameters)
+        return f"{exact} parameters" if short == exact else f"{short} parameters ({exact})"
     blocks, per_row = model.block_parameters(), model.embedding_parameters(1)
     return f"{_short(blocks)} parameters + {amounts.count(per_row)} for each token of the vocabulary"
 

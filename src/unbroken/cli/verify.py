@@ -9,9 +9,9 @@ from unbroken.cli.facts import verdict_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
 from unbroken.report.style import Style, printable
+from unbroken.run.refer import resolve
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.place import Store
-from unbroken.store.refer import resolve
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 
 EXIT_DAMAGED = 3

@@ -9,9 +9,8 @@ import click
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.commands.text_options import (
-    generation_of,
+    Asked,
     json_line,
-    named_model,
     note_passed_over,
     read_text,
     require_writable,
@@ -26,25 +25,11 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @as_command("batch-generate")
-@click.argument("run", metavar="[RUN[@STEP]]", required=False)
 @click.option("--input", "source", required=True, metavar="FILE", type=_PATH, help="One JSON object a line.")
 @click.option("--output", "target", metavar="FILE", type=_PATH, help="The answers; printed where it is left out.")
 @click.option("--dry-run", is_flag=True, help="Check everything and load no model.")
-@text_options
-def command(
-    output: Output,
-    run: str | None,
-    source: Path,
-    target: Path | None,
-    dry_run: bool,
-    checkpoint: str | None,
-    output_dir: str | None,
-    tokenizer: str | None,
-    ema: bool,
-    device: str | None,
-    dtype: str | None,
-    **asked: Any,  # noqa: ANN401 -- the options of Generation, by its names
-) -> int | None:
+@text_options(_COMMAND)
+def command(output: Output, asked: Asked, source: Path, target: Path | None, dry_run: bool) -> int | None:
     """Continue the prompts of a file.
 
     A line is {"prompt": ...} and, if wanted, "id", "model" {checkpoint or output_dir, dtype, tokenizer, ema} and
@@ -52,12 +37,11 @@ def command(
     options are their defaults. Answers come in the order of the prompts, each with text or with its error. Exit code:
     0, or that of the first record that has an error.
     """
-    defaults = generation_of(asked)
-    reference = named_model(_COMMAND, run=run, checkpoint=checkpoint, output_dir=output_dir)
     require_writable(_COMMAND, target, source)
-    place = chosen_device(device)
+    place = chosen_device(asked.device)
     text = read_text(source, "file of prompts")
-    batch = read_batch(source, text, ModelChoice(reference, dtype, tokenizer, ema), defaults)
+    model = ModelChoice(asked.reference, asked.dtype, asked.tokenizer, asked.is_averaged)
+    batch = read_batch(source, text, model, asked.generation)
     for found in batch.sources.values():
         note_passed_over(output, found.found)
     models = len(batch.groups(place))

@@ -8,7 +8,7 @@ import click
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.commands.text_options import note_passed_over, passed_over_facts
+from unbroken.commands.text_options import device_option, ema_option, note_passed_over, passed_over_facts
 from unbroken.gpt.device import chosen_device
 from unbroken.gpt.evaluate import Evaluation
 from unbroken.gpt.load import find_model
@@ -22,8 +22,8 @@ from unbroken.world import World
 @click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
 @click.option("--max-batches", type=click.IntRange(1), metavar="N", help="So many batches at most; all of val/ else.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences of a batch; as in training else.")
-@click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
-@click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one.")
+@ema_option
+@device_option
 def command(
     output: Output,
     reference: str,

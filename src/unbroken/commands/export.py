@@ -1,5 +1,6 @@
 """``unbroken export``: a checkpoint's weights as files that other programs read."""
 
+import itertools
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,19 +9,22 @@ import torch
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.commands.text_options import note_passed_over, passed_over_facts
+from unbroken.commands.text_options import ema_option, note_passed_over, passed_over_facts
 from unbroken.data.listing import TokenizerIdentity
+from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.gpt.device import DTYPES
-from unbroken.gpt.export import to_safetensors, to_torch
+from unbroken.gpt.export import is_export, to_safetensors, to_torch
 from unbroken.gpt.huggingface import require_expressible, to_huggingface
 from unbroken.gpt.load import Found, Loaded, find_model
 from unbroken.gpt.vocabulary import vocabulary_of
+from unbroken.report.style import printable
 
 _COMMAND: Final = "unbroken export"
 _SUFFIXES: Final = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
+_SHOWN: Final = 3
 _FORMATS: Final = ("torch", "safetensors", "huggingface")
 # Its file, what its ids mean, and why there is none in the folder; each None where there is no such thing.
 KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
@@ -29,6 +33,7 @@ KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 @as_command("export")
 @click.argument("reference", metavar="RUN[@STEP]")
 @click.option(
+    "-o",
     "--to",
     "target",
     required=True,
@@ -39,7 +44,7 @@ KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 @click.option("--format", "asked", type=click.Choice(_FORMATS), help="Where the name of PATH does not tell it.")
 @click.option("--dtype", type=click.Choice([*DTYPES]), help="Of the weights; as they were trained else, fp32.")
 @click.option("--tokenizer", metavar="TOKENIZER", help="For a folder, where it is not the one that the run kept.")
-@click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
+@ema_option
 @click.option("--force", is_flag=True, help="Replace a file, or a folder that an export wrote.")
 def command(
     output: Output,
@@ -58,7 +63,7 @@ def command(
     that is read is proven.
     """
     form = _form(target, asked)
-    _require_free(target, reference, force=force)
+    _require_free(target, reference, is_folder=form == "huggingface", force=force)
     looked_at = find_model(reference, is_averaged=ema)
     note_passed_over(output, looked_at)
     kept = _tokenizer(looked_at, tokenizer) if form == "huggingface" else None
@@ -101,13 +106,40 @@ def _form(target: Path, asked: str | None) -> str:
     return asked
 
 
-def _require_free(target: Path, reference: str, *, force: bool) -> None:
+def _require_free(target: Path, reference: str, *, is_folder: bool, force: bool) -> None:
     # Looked at first: what would be refused in the end should not take the time of reading a model.
-    if not force and LOCAL.find(target) is not None:
-        remedy = Help(
-            f"{_COMMAND} {quoted(reference)} --to {quoted(target)} --force", "replace it, if an export wrote it"
-        )
-        raise WouldOverwrite(path=target, remedy=remedy)
+    there = LOCAL.find(target)
+    if there is None:
+        return
+    again = f"{_COMMAND} {quoted(reference)} --to"
+    stands_folder = there.kind is NodeKind.DIRECTORY
+    found, is_ours = _looked_into(target) if stands_folder else ("a file with this name", True)
+    if is_ours and stands_folder == is_folder:
+        if not force:
+            remedy = Help(f"{again} {quoted(target)} --force", f"replace this {'folder' if is_folder else 'file'}")
+            raise WouldOverwrite(path=target, remedy=remedy, found=found)
+        return
+    if stands_folder != is_folder:
+        found += f", where a {'folder' if is_folder else 'file'} is to be written,"
+    free = _free_name(target / "export" if stands_folder and is_folder else target.with_name(f"export-{target.name}"))
+    remedy = Help(f"{again} {quoted(free)}", "write to a path that is free")
+    raise WouldOverwrite(path=target, remedy=remedy, found=found, is_replaceable=False)
+
+
+def _looked_into(folder: Path) -> tuple[str, bool]:
+    """What a folder holds, in words, and whether it may be replaced, as ``gpt.export`` decides it at the end."""
+    names = sorted(node.name for node in LOCAL.list_directory(folder))
+    if not names:
+        return "an empty folder", True
+    if is_export(LOCAL, folder):
+        return "a folder that an export wrote", True
+    more = f" and {amounts.count(len(names) - _SHOWN)} more" if len(names) > _SHOWN else ""
+    return f"a folder that no export wrote (it holds {', '.join(map(printable, names[:_SHOWN]))}{more})", False
+
+
+def _free_name(wanted: Path) -> Path:
+    others = (wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}") for number in itertools.count(2))
+    return next(path for path in (wanted, *itertools.islice(others, 98)) if LOCAL.find(path) is None)
 
 
 def _write_folder(

@@ -9,8 +9,7 @@ import click
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.commands.text_options import (
-    generation_of,
-    named_model,
+    Asked,
     note_passed_over,
     passed_over_facts,
     read_text,
@@ -27,48 +26,32 @@ _PATH: Final = click.Path(path_type=Path)
 
 
 @as_command("generate")
-@click.argument("run", metavar="[RUN[@STEP]]", required=False)
 @click.option("--prompt", metavar="TEXT", help="The text to be continued.")
 @click.option("--prompts-file", metavar="FILE", type=_PATH, help="One prompt a line, each continued by itself.")
 @click.option("--output", "target", metavar="FILE", type=_PATH, help="Write one JSON object a line instead.")
-@text_options
-def command(
-    output: Output,
-    run: str | None,
-    prompt: str | None,
-    prompts_file: Path | None,
-    target: Path | None,
-    checkpoint: str | None,
-    output_dir: str | None,
-    tokenizer: str | None,
-    ema: bool,
-    device: str | None,
-    dtype: str | None,
-    **asked: Any,  # noqa: ANN401 -- the options of Generation, by its names
-) -> None:
+@text_options(_COMMAND)
+def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path | None, target: Path | None) -> None:
     """Continue a prompt with a run's model.
 
     RUN is a run's directory or a checkpoint; the newest usable checkpoint is taken unless a step is named. Nothing of
     the run is changed. The same prompt, options and seed give the same text on the same device.
     """
-    generation = generation_of(asked)
-    reference = named_model(_COMMAND, run=run, checkpoint=checkpoint, output_dir=output_dir)
-    if reference is None:
+    if asked.reference is None:
         raise BadUsage(command=_COMMAND, complaint="the argument RUN is missing")
     prompts = _prompts(prompt, prompts_file)
     require_writable(_COMMAND, target, prompts_file)
-    place = chosen_device(device)
-    source = TextSource.find(reference, tokenizer, is_averaged=ema)
+    place = chosen_device(asked.device)
+    source = TextSource.find(asked.reference, asked.tokenizer, is_averaged=asked.is_averaged)
     note_passed_over(output, source.found)
     for each in prompts:
         # Before the weights are read, which takes longer than anything else that can go wrong.
-        source.encode(each, generation)
-    model = source.load(place, chosen_dtype(dtype, place))
+        source.encode(each, asked.generation)
+    model = source.load(place, chosen_dtype(asked.dtype, place))
     note_passed_over(output, model.source.found, before=source.found)
     with output.progress("generate", len(prompts)) as advance:
         records = []
         for each in prompts:
-            records.append(_record(each, model.continue_text(each, generation)))
+            records.append(_record(each, model.continue_text(each, asked.generation)))
             advance(1)
     if target is not None:
         write_lines(target, records)

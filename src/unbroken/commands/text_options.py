@@ -1,9 +1,11 @@
-"""The options that ``generate`` and ``batch-generate`` share: which model, how it is asked, where the answers go."""
+"""What the commands that ask a model share: which one, how it is asked, where the answers go."""
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -16,14 +18,19 @@ from unbroken.gpt.text import Generation
 
 INPUT_LIMIT_BYTES: Final = 1 << 30
 _DEFAULTS: Final = Generation()
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = Callable[..., int | None]
 
+ema_option: Final = click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
+device_option: Final = click.option(
+    "--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one."
+)
 _MODEL: Final = (
+    click.argument("run", metavar="[RUN[@STEP]]", required=False),
     click.option("--checkpoint", metavar="DIR", help="One checkpoint, where it is not named by RUN."),
     click.option("--output-dir", metavar="RUN", help="The run, where it is not named by RUN."),
     click.option("--tokenizer", metavar="TOKENIZER", help="Where it is not the one that the run kept."),
-    click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one."),
-    click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one."),
+    ema_option,
+    device_option,
     click.option("--dtype", type=click.Choice([*DTYPES]), help="To compute in; bf16 on a GPU else, fp32 on a CPU."),
 )
 _GENERATION: Final = (
@@ -42,29 +49,54 @@ _GENERATION: Final = (
 )
 
 
-def text_options(function: _Function) -> _Function:
-    """The options for the model and for how it is asked."""
-    for option in reversed((*_MODEL, *_GENERATION)):
-        function = option(function)
-    return function
+@dataclass(frozen=True)
+class Asked:
+    """Which model was named, if any; what it is read with, where and in what it computes; and how it is asked."""
+
+    reference: str | None
+    tokenizer: str | None
+    is_averaged: bool
+    device: str | None
+    dtype: str | None
+    generation: Generation
 
 
-def generation_of(asked: Mapping[str, Any]) -> Generation:
-    """How a model is asked, by the options of the command.
+def text_options(command: str) -> Callable[[_Function], _Function]:
+    """RUN and the options for the model and for how it is asked; the function gets all of them as ``asked: Asked``.
 
-    Raises:
+    The command then raises:
         GenerationInvalid: values are out of their ranges; all of them are named.
+        BadUsage: two different models were named.
     """
-    return Generation(**asked)
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def gathered(
+            *,
+            run: str | None,
+            checkpoint: str | None,
+            output_dir: str | None,
+            tokenizer: str | None,
+            ema: bool,
+            device: str | None,
+            dtype: str | None,
+            **others: Any,  # noqa: ANN401 -- the options of Generation, by its names, and the command's own
+        ) -> int | None:
+            generation = Generation(**{field.name: others.pop(field.name) for field in fields(Generation)})
+            reference = _named_model(command, run, checkpoint, output_dir)
+            return function(asked=Asked(reference, tokenizer, ema, device, dtype, generation), **others)
+
+        options: _Function = gathered
+        for option in reversed((*_MODEL, *_GENERATION)):
+            options = option(options)
+        return options
+
+    return decorate
 
 
-def named_model(command: str, *, run: str | None, checkpoint: str | None, output_dir: str | None) -> str | None:
-    """The one model that was named; None if none was.
-
-    Raises:
-        BadUsage: two different ones were named.
-    """
-    named = sorted({each for each in (run, checkpoint, output_dir) if each is not None})
+def _named_model(command: str, *names: str | None) -> str | None:
+    """The one model that was named; None if none was."""
+    named = sorted({each for each in names if each is not None})
     if len(named) > 1:
         raise BadUsage(command=command, complaint=f"two models are named: {named[0]} and {named[1]}")
     return named[0] if named else None

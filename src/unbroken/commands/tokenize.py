@@ -177,7 +177,9 @@ def _text(request: Request, report: Report, took_s: float) -> str:
         return f"nothing to do  {request.output_dir}  {held}"
     lines = [f"tokenized  {request.output_dir}  {held}"]
     if totals.skipped:
-        lines.append("skipped    " + ", ".join(f"{amounts.count(n)} {why}" for why, n in totals.skipped.items()))
+        read = totals.documents + sum(totals.skipped.values())
+        why = ", ".join(f"{amounts.count(n)} {why}" for why, n in totals.skipped.items())
+        lines.append(f"skipped    {why} of {amounts.plural(read, 'document')}")
     if report.unknown:
         shown = ", ".join(report.unknown[:5]) + (" and more" if len(report.unknown) > 5 else "")
         lines.append(f"not read   {amounts.plural(len(report.unknown), 'file')} of other kinds: {shown}")

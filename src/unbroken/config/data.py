@@ -1,11 +1,14 @@
 """The section ``data``: what is read, and how documents become sequences."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from unbroken.config.fields import ResumeClass, field
+from unbroken.config.model import MOST_POSITIONS
 
 FIXED, DECLARED, FREE = ResumeClass.FIXED, ResumeClass.DECLARED, ResumeClass.FREE
+# More would take a machine down before the first step, with everything else on it.
+_MOST_WORKERS: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class DataConfig:
         "pretokenized", "Token shards (.bin, .idx), or text tokenized on the fly.", FIXED
     )
     max_length: int = field(
-        2048, "Sequence length, in tokens; at most model.n_positions.", FIXED, minimum=2, maximum=1 << 24
+        2048, "Sequence length, in tokens; at most model.n_positions.", FIXED, minimum=2, maximum=MOST_POSITIONS
     )
     overlap_size: int = field(
         256, "Tokens that the windows of a long document share; at most half of max_length.", FIXED, minimum=0
@@ -59,7 +62,13 @@ class DataConfig:
     cache_dir: str | None = field(
         None, "Where packing plans are kept.", FREE, null_means=".unbroken in data.path", example="/scratch/plans"
     )
-    num_workers: int = field(4, "Processes per rank that prepare batches; 0 does it in the trainer.", FREE, minimum=0)
+    num_workers: int = field(
+        4,
+        "Processes per rank that prepare batches; 0 does it in the trainer.",
+        FREE,
+        minimum=0,
+        maximum=_MOST_WORKERS,
+    )
     curriculum: tuple[CurriculumPhase, ...] | None = field(
         None,
         "Phases, each with duration_tokens and a mix of bucket weights.",

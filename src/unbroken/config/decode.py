@@ -14,9 +14,9 @@ from typing import Any, Final
 from unbroken.config import scalars
 from unbroken.config.data import CurriculumPhase
 from unbroken.config.document import SCHEMA, SECTIONS, Config, all_fields
-from unbroken.config.fields import Field
+from unbroken.config.fields import Field, ResumeClass
 from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar, described, shown
-from unbroken.config.rules import complaints
+from unbroken.config.rules import Complaint, complaints
 from unbroken.config.scalars import Refused
 from unbroken.errors import ConfigInvalid, Problem
 
@@ -45,8 +45,11 @@ def decode(
     start: Config | None = None,
     start_place: Place = DEFAULT,
     source: str = "config",
+    is_record: bool = False,
 ) -> Resolved:
     """Lay a file's nodes and then the overrides over ``start``; ``source`` is named where a needed value is missing.
+
+    What every job may choose anew is no part of what a run is: of a record, rules about such fields say nothing.
 
     Raises:
         ConfigInvalid: something does not fit; all problems are in it.
@@ -58,7 +61,10 @@ def decode(
         decoder.take_override(name, node)
     config = _built(start or Config(), decoder.values)
     origins = dict.fromkeys(all_fields(), start_place) | decoder.origins
-    decoder.take_rules(config, origins, start_place, source)
+    for complaint in complaints(config):
+        # An older version had fewer rules, and its runs are still read.
+        if not (is_record and _is_of_a_job(complaint)):
+            decoder.take_complaint(complaint, origins, start_place, source)
     if decoder.problems:
         raise ConfigInvalid(problems=tuple(sorted(decoder.problems, key=_reading_order)))
     return Resolved(config, origins)
@@ -218,14 +224,17 @@ class _Decoder:
             self.complain(node.place, name, "must have a weight above 0; all are 0", topic=CURRICULUM)
         return tuple(sorted(weights.items()))
 
-    def take_rules(self, config: Config, origins: dict[str, Place], start_place: Place, source: str) -> None:
-        """Check what holds between fields; a rule about a field that could not be decoded has nothing to say."""
-        for complaint in complaints(config):
-            if self.failed.isdisjoint(complaint.fields):
-                changed = [name for name in complaint.fields if origins[name] != start_place]
-                blamed = complaint.fields[0] if complaint.fields[0] in changed or not changed else changed[0]
-                place = origins[blamed] if changed else Place(source)
-                self.complain(place, complaint.fields[0], complaint.text, topic=complaint.fields[0])
+    def take_complaint(self, complaint: Complaint, origins: dict[str, Place], start_place: Place, source: str) -> None:
+        """A broken rule between fields; one about a field that could not be decoded has nothing to say."""
+        if self.failed.isdisjoint(complaint.fields):
+            changed = [name for name in complaint.fields if origins[name] != start_place]
+            blamed = complaint.fields[0] if complaint.fields[0] in changed or not changed else changed[0]
+            place = origins[blamed] if changed else Place(source)
+            self.complain(place, complaint.fields[0], complaint.text, topic=complaint.fields[0])
+
+
+def _is_of_a_job(complaint: Complaint) -> bool:
+    return all_fields()[complaint.fields[0]].declaration.resume is ResumeClass.FREE
 
 
 def _weight(bucket: str, node: Node) -> float:

@@ -12,6 +12,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
+from unbroken.amounts import count
+
 _KEY: Final = "unbroken"
 _T = TypeVar("_T")
 
@@ -100,7 +102,11 @@ class Field:
         """The bounds in words, or an empty text."""
         said = self.declaration
         pairs = (("at least", said.minimum), ("above", said.above), ("at most", said.maximum), ("below", said.below))
-        return ", ".join(f"{word} {limit:g}" for word, limit in pairs if limit is not None)
+        return ", ".join(f"{word} {_digits(limit)}" for word, limit in pairs if limit is not None)
+
+
+def _digits(limit: float) -> str:
+    return count(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def field(

@@ -8,6 +8,11 @@ from unbroken.config.fields import ResumeClass, field
 FIXED, DECLARED = ResumeClass.FIXED, ResumeClass.DECLARED
 # What matrix products are cut into on a GPU.
 _ROWS_MULTIPLE: Final = 128
+# Far above any model there is; a digit too many is told before torch is asked for more than it can count.
+_WIDEST: Final = 1 << 20
+_MOST_ROWS: Final = 1 << 24
+MOST_POSITIONS: Final = 1 << 24
+_DEEPEST: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +24,12 @@ class ModelConfig:
         "Rows of the embedding; not smaller than the tokenizer's vocabulary.",
         FIXED,
         minimum=1,
+        maximum=_MOST_ROWS,
         null_means="the tokenizer's vocabulary, rounded up to a multiple of 128",
         example=50304,
     )
-    n_embd: int = field(768, "Width of the residual stream.", FIXED, minimum=1)
-    n_layer: int = field(12, "Number of blocks.", FIXED, minimum=1)
+    n_embd: int = field(768, "Width of the residual stream.", FIXED, minimum=1, maximum=_WIDEST)
+    n_layer: int = field(12, "Number of blocks.", FIXED, minimum=1, maximum=_DEEPEST)
     n_head: int = field(12, "Attention heads; divides n_embd.", FIXED, minimum=1)
     n_kv_head: int | None = field(
         None,
@@ -33,7 +39,9 @@ class ModelConfig:
         null_means="as many as n_head",
         example=4,
     )
-    n_positions: int = field(2048, "Longest sequence the model takes, in tokens.", FIXED, minimum=1)
+    n_positions: int = field(
+        2048, "Longest sequence the model takes, in tokens.", FIXED, minimum=1, maximum=MOST_POSITIONS
+    )
     dropout: float = field(0.0, "Dropout probability.", DECLARED, minimum=0, below=1)
     use_bias: bool = field(False, "Biases in all linear layers, unless a group below says otherwise.", FIXED)
     qkv_bias: bool | None = field(
@@ -52,6 +60,7 @@ class ModelConfig:
         "Hidden width of the MLP.",
         FIXED,
         minimum=1,
+        maximum=_MOST_ROWS,
         null_means="8/3 of n_embd rounded up to a multiple of 256 if gated, else 4 times n_embd",
         example=2048,
     )

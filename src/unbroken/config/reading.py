@@ -11,7 +11,7 @@ from unbroken.config.document import SCHEMA, SECTIONS, Config, digest_of
 from unbroken.config.nodes import Mapping, Node, Place, Scalar, from_document
 from unbroken.config.overrides import COMMAND_LINE, take_apart
 from unbroken.config.presets import preset
-from unbroken.errors import ConfigInvalid, ConfigUnreadable, Problem
+from unbroken.errors import ConfigInvalid, ConfigUnreadable, Problem, explain_in_traceback
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
@@ -22,7 +22,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
         ConfigUnreadable: it is no readable mapping.
         ConfigInvalid: values do not fit; all problems are in it.
     """
-    return decode(sources.read(path), _only_overrides(overrides), source=str(path))
+    try:
+        return decode(sources.read(path), _only_overrides(overrides), source=str(path))
+    except ConfigInvalid as refused:
+        # A script that does not catch it would show how many problems there are, and none of them.
+        explain_in_traceback(refused)
+        raise
 
 
 def from_preset(name: str, overrides: Sequence[str] = ()) -> Resolved:
@@ -57,7 +62,7 @@ def from_json(text: str, source: str) -> Resolved:
     except (ValueError, RecursionError) as refusal:
         raise ConfigUnreadable(path=Path(source), complaint="it is no JSON document") from refusal
     assert isinstance(root, Mapping)
-    return decode(root, source=source)
+    return decode(root, source=source, is_record=True)
 
 
 def require_sound(config: Config) -> None:
@@ -73,7 +78,11 @@ def require_sound(config: Config) -> None:
         problem = Problem(place.source, None, "config", f"holds a value of the wrong type: {refusal}")
         raise ConfigInvalid(problems=(problem,)) from refusal
     assert isinstance(root, Mapping)
-    decode(root, source=place.source)
+    try:
+        decode(root, source=place.source)
+    except ConfigInvalid as refused:
+        explain_in_traceback(refused)
+        raise
 
 
 def _only_overrides(arguments: Sequence[str]) -> tuple[tuple[Scalar, Node], ...]:

@@ -7,6 +7,14 @@ from typing import Final
 from unbroken.config.document import Config
 from unbroken.config.nodes import shown
 
+# What a checkpoint can be the best by. A name that is never logged would keep none, and nobody would notice.
+METRICS: Final = ("loss", "grad_norm", "val_loss", "ema_val_loss")
+# Evaluations make these, and the fields that ask for them.
+_MEASURED_BY: Final = {
+    "val_loss": ("training.eval_steps",),
+    "ema_val_loss": ("training.eval_steps", "training.ema_decay"),
+}
+
 
 @dataclass(frozen=True)
 class Complaint:
@@ -84,12 +92,22 @@ def _checkpointed_blocks_exist(config: Config) -> Iterator[Complaint]:
         yield Complaint(("training.gradient_checkpointing", "model.n_layer"), text)
 
 
-def _best_names_a_direction(config: Config) -> Iterator[Complaint]:
+def _best_names_a_metric(config: Config) -> Iterator[Complaint]:
     best = config.training.keep_best
     if best is not None:
         metric, _, direction = best.rpartition(":")
         if not metric.strip() or direction not in ("min", "max"):
             yield Complaint(("training.keep_best",), f"must be name:min or name:max, is {shown(best)}")
+        elif metric not in METRICS:
+            text = f"names the metric {shown(metric)}; the trainer has {', '.join(METRICS)}"
+            yield Complaint(("training.keep_best",), text)
+
+
+def _best_is_measured(config: Config) -> Iterator[Complaint]:
+    metric = (config.training.keep_best or "").rpartition(":")[0]
+    for name in _MEASURED_BY.get(metric, ()):
+        if config.value(name) is None:
+            yield Complaint(("training.keep_best", name), f"names {metric}, and {name} is null: there is no such loss")
 
 
 def _reserve_leaves_time(config: Config) -> Iterator[Complaint]:
@@ -112,7 +130,8 @@ RULES: Final[tuple[Callable[[Config], Iterator[Complaint]], ...]] = (
     _schedule_fits,
     _batch_is_whole_lanes,
     _checkpointed_blocks_exist,
-    _best_names_a_direction,
+    _best_names_a_metric,
+    _best_is_measured,
     _reserve_leaves_time,
     _copies_have_an_original,
 )

@@ -1,26 +1,36 @@
 """The section ``training``: batch, length, saving, keeping, stopping, precision."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from unbroken.config.fields import ResumeClass, field
 
 FIXED, DECLARED, FREE = ResumeClass.FIXED, ResumeClass.DECLARED, ResumeClass.FREE
+# Samples are counted in 63 bits over all steps; no step comes near these.
+_LARGEST_LANE: Final = 1 << 20
+_LARGEST_BATCH: Final = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """How a run is trained, saved and stopped."""
 
-    per_device_batch_size: int = field(4, "Sequences in one lane, the micro-batch of fixed shape.", FIXED, minimum=1)
+    per_device_batch_size: int = field(
+        4, "Sequences in one lane, the micro-batch of fixed shape.", FIXED, minimum=1, maximum=_LARGEST_LANE
+    )
     gradient_accumulation_steps: int = field(
-        4, "Lanes per rank and step when the run starts; later jobs derive it from the global batch.", FIXED, minimum=1
+        4,
+        "Lanes per rank and step when the run starts; later jobs derive it from the global batch.",
+        FIXED,
+        minimum=1,
+        maximum=_LARGEST_LANE,
     )
     global_batch_size: int | None = field(
         None,
         "Sequences per step on any world size; a multiple of per_device_batch_size.",
         FIXED,
         minimum=1,
+        maximum=_LARGEST_BATCH,
         null_means="per_device_batch_size x gradient_accumulation_steps x ranks of the first job",
         example=512,
     )
@@ -84,7 +94,7 @@ class TrainingConfig:
     )
     keep_best: str | None = field(
         None,
-        "Keep the best checkpoint by a metric: name:min or name:max.",
+        "Keep the best checkpoint by loss, grad_norm, val_loss or ema_val_loss: name:min or name:max.",
         FREE,
         null_means="none by metric",
         example="val_loss:min",

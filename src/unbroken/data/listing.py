@@ -5,7 +5,6 @@ sources they came, and publishes the list last. Decoding treats the file as host
 in it can only lead to a file below its own folder.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any, Final
 from unbroken.data.shards import MOST_ENTRIES, ShardRecord
 from unbroken.errors import ShardDamaged, UnsafeName
 from unbroken.files import LOCAL, Files
-from unbroken.store.digest import ALGORITHM, digest_bytes
+from unbroken.store.digest import ALGORITHM
+from unbroken.store.envelope import canonical, from_canonical, opened, sealed
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.names import require_safe
 
@@ -23,9 +23,6 @@ LISTING: Final = "shards.json"
 FORMAT: Final = "unbroken.shards/1"
 LIMIT_BYTES: Final = 1 << 30
 _SCRATCH: Final = ".writing-shards.json"
-_ENVELOPE: Final = re.compile(
-    rb'\{"body":(.*),"digest":"([a-z0-9-]{1,32}):([0-9a-f]{1,256})","format":"([!#-\[\]-~]{1,64})"\}\n', re.DOTALL
-)
 _HEX: Final = re.compile(r"[0-9a-f]{32}")
 _DIGEST: Final = re.compile(r"[0-9A-Za-z:._-]{1,256}")
 _MOST_TOKENS: Final = 1 << 62
@@ -81,7 +78,7 @@ class Listing:
 def encode_listing(listing: Listing) -> bytes:
     """The bytes of ``shards.json``, the same for the same listing."""
     tokenizer, baked = listing.tokenizer, listing.baked
-    body = _canonical(
+    body = canonical(
         {
             "digest": ALGORITHM,
             "options": baked and {"max_length": baked.max_length, "overlap_size": baked.overlap_size},
@@ -90,8 +87,7 @@ def encode_listing(listing: Listing) -> bytes:
             "tokenizer": tokenizer and identity_to_json(tokenizer),
         }
     )
-    proof = f"{ALGORITHM}:{digest_bytes(body).hex()}".encode()
-    return b'{"body":%s,"digest":"%s","format":"%s"}\n' % (body, proof, FORMAT.encode())
+    return sealed(body, FORMAT)
 
 
 def write_listing(files: Files, directory: Path, listing: Listing) -> None:
@@ -128,11 +124,7 @@ def decode_listing(data: bytes) -> Listing:
         ValueError: the body is no JSON.
         UnsafeName: a shard's name leads out of the folder.
     """
-    body = _proven_body(data)
-    found = json.loads(body)
-    # Two readers must never see two lists in the same bytes: no key twice, one order, one spelling.
-    if _canonical(found) != body:
-        raise Malformed("it is not canonical")
+    found = from_canonical(_proven_body(data))
     table = Table(found, "the list")
     table.only(_BODY)
     table.one_of("digest", (ALGORITHM,))
@@ -172,15 +164,14 @@ def identity_from_json(value: Mapping[str, Any]) -> TokenizerIdentity:
 
 
 def _proven_body(data: bytes) -> bytes:
-    envelope = _ENVELOPE.fullmatch(data)
-    if envelope is None:
+    found = opened(data)
+    if found is None:
         raise Malformed(f"its {len(data):,} bytes have not the form of a list of shards")
-    body, algorithm, proof, form = envelope.groups()
-    if form != FORMAT.encode():
-        raise Malformed(f"it is of the format {form.decode()}; {FORMAT} is read")
-    if algorithm != ALGORITHM.encode() or digest_bytes(body).hex().encode() != proof:
+    if found.form != FORMAT:
+        raise Malformed(f"it is of the format {found.form}; {FORMAT} is read")
+    if found.algorithm != ALGORITHM or not found.is_proven:
         raise Malformed("its bytes do not match its own digest")
-    return bytes(body)
+    return found.body
 
 
 def _shard_to_json(shard: ShardRecord) -> dict[str, Any]:
@@ -252,7 +243,3 @@ def _source(row: Table) -> SourceRecord:
         tokens=row.whole("tokens"),
         skipped={reason: skipped.whole(reason) for reason in row.table("skipped")},
     )
-
-
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

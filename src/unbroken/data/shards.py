@@ -49,8 +49,26 @@ def bin_beside(idx_path: Path) -> Path:
     return idx_path.with_name(idx_path.name.removesuffix(IDX_SUFFIX) + BIN_SUFFIX)
 
 
+class _Counted:
+    """A shard whose counts are known, and so how many bytes its files must have."""
+
+    token_bytes: int
+    entries: int
+    tokens: int
+
+    @property
+    def bin_bytes(self) -> int:
+        """The bytes of the ``.bin``."""
+        return self.tokens * self.token_bytes
+
+    @property
+    def idx_bytes(self) -> int:
+        """The bytes of the ``.idx``."""
+        return _index_bytes(self.entries)
+
+
 @dataclass(frozen=True)
-class Index:
+class Index(_Counted):
     """One ``.idx`` whose header and size are proven; its numbers are read in ranges, never all at once."""
 
     path: Path
@@ -62,16 +80,6 @@ class Index:
     def dtype(self) -> np.dtype[Any]:
         """The type of the tokens in the ``.bin``."""
         return _TOKENS[self.token_bytes]
-
-    @property
-    def bin_bytes(self) -> int:
-        """How many bytes the ``.bin`` must have."""
-        return self.tokens * self.token_bytes
-
-    @property
-    def idx_bytes(self) -> int:
-        """How many bytes the ``.idx`` has."""
-        return _index_bytes(self.entries)
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Where the entries ``first`` to ``last`` begin, counted in tokens; the last of the numbers is an end.
@@ -254,7 +262,7 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class ShardRecord:
+class ShardRecord(_Counted):
     """What a written shard is: its name and counts, and size and digest of both files."""
 
     name: str
@@ -263,16 +271,6 @@ class ShardRecord:
     token_bytes: int
     bin_digest: str
     index_digest: str
-
-    @property
-    def bin_bytes(self) -> int:
-        """The bytes of the ``.bin``."""
-        return self.tokens * self.token_bytes
-
-    @property
-    def idx_bytes(self) -> int:
-        """The bytes of the ``.idx``."""
-        return _index_bytes(self.entries)
 
 
 def write_shard(

@@ -175,14 +175,22 @@ class NoUsableCheckpoint(CheckpointError):
     def so(self) -> str | None:
         if not self.passed_over:
             return None
-        return "nothing begins anew unasked; a training script does with Settings(resume='scratch', force=True)"
+        return (
+            "nothing begins anew unasked; unbroken train does with --resume scratch --force, "
+            "a script with Settings(resume='scratch', force=True)"
+        )
 
     def details(self) -> Iterator[str]:
         for name, reason in self.passed_over[:_MOST_SHOWN]:
             yield f"{name}: {reason}"
 
     def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken verify {quoted(self.store)} --full", "name every bad part"),)
+        verified = Help(f"unbroken verify {quoted(self.store)} --full", "name every bad part")
+        if self.passed_over:
+            return (verified,)
+        # Mostly nothing was saved yet, and there is no part to be bad.
+        run = self.store.parent if self.store.name == "checkpoints" else self.store
+        return Help(f"unbroken status {quoted(run)}", "how far the run is, and how its last job ended"), verified
 
 
 @dataclass(eq=False, kw_only=True)

@@ -171,20 +171,24 @@ class NoAverage(UsageError):
 
 @dataclass(eq=False, kw_only=True)
 class DeviceFull(UsageError):
-    """A device without room for a model, or for a text."""
+    """A device without room for a model, for a text, or for a training."""
 
     kind = "device-full"
     device: str
     doing: str
+    is_training: bool = False
 
     def headline(self) -> str:
         return f"the memory of {self.device} is not enough for {self.doing}"
 
     def so(self) -> str | None:
+        if self.is_training:
+            return "checkpoints that were saved are whole; smaller lanes, recomputed blocks or shards need less"
         return "a narrower dtype halves what weights and cache need; a CPU has another memory"
 
     def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken explain {self.kind}", "what needs how much"),)
+        counted = (Help("unbroken validate CONFIG", "count the memory of a rank"),) if self.is_training else ()
+        return (*counted, Help(f"unbroken explain {self.kind}", "what needs how much"))
 
 
 @dataclass(eq=False, kw_only=True)

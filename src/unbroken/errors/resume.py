@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.amounts import plural
 from unbroken.errors.tree import (
     DataError,
     ExactnessError,
@@ -248,7 +249,8 @@ class CheckpointsExist(UsageError):
     newest: str
 
     def headline(self) -> str:
-        return f"a start from scratch was asked for, and there are {self.count} checkpoints"
+        are = "is" if self.count == 1 else "are"
+        return f"a start from scratch was asked for, and there {are} {plural(self.count, 'checkpoint')}"
 
     def at(self) -> str | None:
         return f"{self.store}  (newest {self.newest})"

@@ -65,17 +65,28 @@ class DataMissing(DataError):
     has_shards: bool = False
 
     def headline(self) -> str:
-        return f"there is no data here: {self.lacks}"
+        lacks = "it is a file, and data stands in a folder" if self.path.is_file() else self.lacks
+        return f"there is no data here: {lacks}"
 
     def at(self) -> str | None:
         return str(self.path)
 
+    @property
+    def _has_train(self) -> bool:
+        """Whether it is a data folder, and only its other split is missing."""
+        return self.has_shards and self.path.joinpath("train").is_dir()
+
     def so(self) -> str | None:
+        if self._has_train:
+            return "its train/ is there; shards of another split stand beside it, in PATH/val/, in the same buckets"
         if self.has_shards:
             return "the shards in it are those of one split: they belong into PATH/train/, and PATH is what is named"
         return "shards stand in PATH/train/BUCKET/, or in PATH/train/ for one bucket called default"
 
     def help(self) -> tuple[Help, ...]:
+        if self._has_train:
+            made = f"unbroken tokenize --input-dir TEXT --output-dir {quoted(self.path / 'val')} --tokenizer-path NAME"
+            return (Help(made, "make it, with the tokenizer of train/"),)
         if self.has_shards and self.path.name in ("train", "val"):
             return (Help(f"unbroken data inspect {quoted(self.path.parent)}", "look at the folder it is a split of"),)
         if self.has_shards:

@@ -34,6 +34,32 @@ class NoTextFound(DataError):
 
 
 @dataclass(eq=False, kw_only=True)
+class NoTokens(DataError):
+    """Documents of which not one gave a token; ``left_out`` counts them by reason."""
+
+    kind = "no-tokens"
+    path: Path
+    left_out: tuple[tuple[str, int], ...] = ()
+
+    def headline(self) -> str:
+        if not self.left_out:
+            return "the files of this folder hold no document"
+        return f"{plural(sum(number for _, number in self.left_out), 'document')} read, and none has a token"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "no data set was made"
+
+    def details(self) -> Iterator[str]:
+        yield from (f"{plural(number, 'document')} left out: {reason}" for reason, number in self.left_out)
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain no-tokens", "what the reasons mean, and what the ways out are"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class BadDocuments(DataError):
     """Documents that cannot be read, each with its place and what is wrong with it."""
 

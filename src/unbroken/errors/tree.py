@@ -74,9 +74,10 @@ def render(error: UnbrokenError) -> str:
 
 def explain_in_traceback(error: UnbrokenError) -> None:
     """Let the traceback of a script that does not catch it say all that a command would: where, so what, what helps."""
-    lines = render(error).splitlines()[1:]
-    if lines and not getattr(error, "__notes__", None):
-        error.add_note("\n".join(lines))
+    note = "\n".join(render(error).splitlines()[1:])
+    # Said once, though every layer on its way may ask for it; notes of others stay beside it.
+    if note and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def as_json(error: UnbrokenError) -> dict[str, Any]:

@@ -133,19 +133,23 @@ class CheckpointUnknown(UsageError):
 
 @dataclass(eq=False, kw_only=True)
 class WouldOverwrite(UsageError):
-    """A command would replace a file that it did not write."""
+    """A command would replace what stands at a path; ``found`` says what that is, where it is no plain file."""
 
     kind = "would-overwrite"
     path: Path
     remedy: Help | None = None
+    found: str | None = None
+    is_replaceable: bool = True
 
     def headline(self) -> str:
-        return "a file with this name already exists"
+        return f"{self.found or 'a file with this name'} already exists"
 
     def at(self) -> str | None:
         return str(self.path)
 
     def so(self) -> str | None:
+        if not self.is_replaceable:
+            return "nothing was touched; this is never replaced, also not with --force"
         return "nothing was written; what is already there is never replaced unasked"
 
     def help(self) -> tuple[Help, ...]:

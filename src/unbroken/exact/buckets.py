@@ -124,6 +124,8 @@ class Filling:
             if place not in bucket.missing:
                 raise LaneBroken(complaint="a gradient came twice: one backward a lane, and no reentrant checkpointing")
             gradient, parameter.grad = parameter.grad, None
+            if gradient is not None and gradient.layout != torch.strided:
+                raise LaneBroken(complaint="a gradient is sparse; the sum takes dense ones: sparse=False")
             self._put(number, place, gradient)
             bucket.missing.discard(place)
             self._hand_on()

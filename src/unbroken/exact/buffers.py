@@ -5,7 +5,12 @@ of its cost. Pieces of all sizes share the memory, so that there is as much of i
 more. Devices need none of this: torch keeps their memory by itself.
 """
 
+from typing import Any
+
 import torch
+
+# torch tells it to nobody else; its own CUDA graphs ask in the same way whether a result is still looked at.
+_use_count: Any = torch._C._storage_Use_Count
 
 
 class Buffers:
@@ -22,7 +27,8 @@ class Buffers:
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A flat tensor with anything in it."""
-        if device.type != "cpu":
+        # An empty one has no address by which it could be known when it is given back.
+        if device.type != "cpu" or not numel:
             return torch.empty(numel, dtype=dtype, device=device)
         alike = sorted((each for each in self._free if each.dtype == dtype), key=torch.Tensor.numel)
         chosen = next((each for each in alike if each.numel() >= numel), None)
@@ -40,6 +46,17 @@ class Buffers:
         for each in used:
             if each.is_cpu and (whole := self._lent.pop(each.data_ptr(), None)) is not None:
                 self._free.append(whole)
+
+    def leave(self, *used: torch.Tensor) -> None:
+        """Somebody may still look at these, or write into them: the memory is theirs."""
+        for each in used:
+            self._lent.pop(each.data_ptr(), None)
+
+    def is_seen(self, lent: torch.Tensor) -> bool:
+        """Whether anybody holds a view of this tensor beside the one it was lent to."""
+        # The memory that is kept here, the tensor that was lent, and the object that is asked.
+        own = 3
+        return lent.data_ptr() in self._lent and _use_count(lent.untyped_storage()._cdata) > own
 
     def clear(self) -> None:
         """Forget all, those too that were never given back."""

@@ -21,8 +21,8 @@ class LanePlan:
 
     def __post_init__(self) -> None:
         """Refuse a world in which some rank would never have a lane."""
-        if self.lanes < 1:
-            raise ValueError(f"a step has {self.lanes} lanes; it needs one or more")
+        if self.lanes != int(self.lanes) or self.lanes < 1:
+            raise ValueError(f"a step has {self.lanes} lanes; it needs a whole number of them, one or more")
         if self.size > self.lanes:
             raise TooManyRanks(ranks=self.size, lanes=self.lanes)
 

@@ -1,8 +1,8 @@
 """Computing a replicated model in a lower precision than it is kept in.
 
-As FSDP2's mixed precision does for shards: inside a step's lanes every trainable parameter *is* its rounded copy, so
-that activations and gradients have that type; outside, it is the float32 one that the optimizer moves. The parameter
-stays the same object, so optimizers, tied weights and hooks notice nothing.
+As FSDP2's mixed precision does for shards: inside a step's lanes every parameter, frozen ones too, *is* its rounded
+copy, so that activations and gradients have that type; outside, it is the float32 one that the optimizer moves. The
+parameter stays the same object, so optimizers, tied weights and hooks notice nothing.
 """
 
 from collections.abc import Iterator, Sequence

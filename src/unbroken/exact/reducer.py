@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from unbroken.errors import ArithmeticDiffers, CannotFold, LaneBroken, NoProcessGroup
 from unbroken.exact.buckets import BUCKET_BYTES
@@ -46,6 +47,7 @@ class Lane:
     def __init__(self, number: int, *, is_spare: bool, is_silenced: bool) -> None:
         self.number, self.is_spare = number, is_spare
         self._is_silenced = is_silenced
+        self._has_begun = False
         self.told: tuple[torch.Tensor, int | torch.Tensor] | None = None
 
     def backward(
@@ -63,11 +65,13 @@ class Lane:
         Raises:
             LaneBroken: it was called before in this lane.
         """
-        if self.told is not None:
+        if self._has_begun:
             raise LaneBroken(complaint=f"lane {self.number} called backward twice; a lane is one micro-batch")
-        self.told = (loss.detach(), count)
+        self._has_begun = True
         goal = loss if scaled is None else scaled
         (goal * 0.0 if self._is_silenced else goal).backward()  # type: ignore[no-untyped-call]
+        # Last: a lane whose error was caught by the loop is not a lane that was computed.
+        self.told = (loss.detach(), count)
 
 
 class Reducer:
@@ -107,14 +111,17 @@ class Reducer:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         _require_foldable(model, named, optimizer, compute_dtype)
         self._parameters = [parameter for _, parameter in named]
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._is_sharded = bool(shards_of(model))
         self._ranks = ranks_of(named) if self._is_sharded else _all_ranks()
         self._plan = LanePlan(lanes, self._ranks.size, self._ranks.rank)
         self._seed, self._is_stock = seed, stock
         self._dtype = compute_dtype_of(model) if self._is_sharded else compute_dtype
-        self._precision = Lowered(self._parameters, compute_dtype)
+        self._precision = Lowered(list(model.parameters()), compute_dtype)
         self._reduction = self._make_reduction(model, bucket_bytes)
         self._open: Callable[[], Generator[Lane, None, None] | None] = lambda: None
+        self._is_closed = False
+        self._are_alike = False
         self._losses: torch.Tensor | None = None
         self._count: torch.Tensor | None = None
         self._defers = defer_scale
@@ -139,14 +146,24 @@ class Reducer:
         the loop has ended, gradients, ``loss`` and ``count`` are those of all lanes.
 
         Raises:
-            LaneBroken: a lane was left without ``backward``.
+            LaneBroken: a lane was left without ``backward``, or the reducer cannot sum this model any more.
         """
+        self._require_in_charge()
         if (left_open := self._open()) is not None:
             # An error left it, and while its traceback is held, parameters and generators are still lent out.
             left_open.close()
         lanes = self._lanes(step)
         self._open = weakref.ref(lanes)
         return lanes
+
+    def _require_in_charge(self) -> None:
+        if self._is_closed:
+            raise LaneBroken(complaint="the reducer is closed, and has let go of the model")
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise LaneBroken(
+                    complaint=f"{name!r} was frozen when the reducer was made, and is trained now: make a new reducer"
+                )
 
     def _lanes(self, step: int) -> Generator[Lane, None, None]:
         self._losses = self._count = self.pending_scale = None
@@ -157,11 +174,11 @@ class Reducer:
                     parameter.grad = None
                 for round_number in range(self._plan.rounds):
                     yield from self._round(round_number, generators, told)
+            self._reduction.finish()
+            self._fold_told([lane for lane in told if not lane.is_spare])
         except BaseException:
             self._reduction.abandon()
             raise
-        self._reduction.finish()
-        self._fold_told([lane for lane in told if not lane.is_spare])
         self._multiply(1.0 / self.count.clamp(min=1))
 
     def _multiply(self, factor: torch.Tensor) -> None:
@@ -189,15 +206,28 @@ class Reducer:
     def _fold_told(self, told: list[Lane]) -> None:
         """Losses and counts of all lanes, in lane order, on every rank."""
         device = self._parameters[0].device
-        mine = torch.zeros((self._plan.rounds, 2), dtype=torch.float64, device=device)
+        used = self._reduction.used()
+        mine = torch.zeros((self._plan.rounds, 3), dtype=torch.float64, device=device)
+        mine[:, 2] = used or 0
         for row, lane in zip(mine, told, strict=False):
             assert lane.told is not None
             loss, count = lane.told
             row[0] = loss.double()
             row[1] = count
         said = self._plan.in_lane_order(self._ranks.gathered(mine))
+        if used is not None:
+            self._require_alike(said[:, 2])
         self._losses = said[:, 0]
         self._count = fold(said[:, 1])
+
+    def _require_alike(self, used: torch.Tensor) -> None:
+        if used.is_cuda and self._are_alike:
+            return  # to look waits for the device: there it is done once
+        if not bool((used == used[0]).all()):
+            raise LaneBroken(
+                complaint="the lanes of some ranks use other parameters; under FSDP2 all lanes use the same ones"
+            )
+        self._are_alike = True
 
     # ---- what came out ----
 
@@ -225,13 +255,29 @@ class Reducer:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def norm(self) -> torch.Tensor:
-        """The 2-norm of all gradients together. Collective where they are sharded."""
+        """The 2-norm of all gradients together. Collective where they are sharded.
+
+        Raises:
+            LaneBroken: there are none.
+        """
         gradients = self.gradients()
+        if not gradients:
+            raise LaneBroken(
+                complaint="there are no gradients yet: the norm is that of a step whose lanes are computed"
+            )
         norm = stock_norm(gradients) if self._is_stock else gradient_norm(gradients, self._ranks)
         return norm if self.pending_scale is None else norm * self.pending_scale
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm is at most ``max_norm``; returns what it was. Collective."""
+        """Scale the gradients so that their norm is at most ``max_norm``; returns what it was. Collective.
+
+        Raises:
+            ValueError: ``max_norm`` is not above 0.
+            LaneBroken: there are no gradients.
+        """
+        # Written as "not above": what is no number is above nothing.
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be above 0, is {max_norm}")
         norm = self.norm()
         self._multiply(clip_factor(norm, max_norm))
         return norm
@@ -248,6 +294,7 @@ class Reducer:
         if (left_open := self._open()) is not None:
             left_open.close()
         self._reduction.release()
+        self._is_closed = True
 
     # ---- what a checkpoint keeps of it ----
 
@@ -299,6 +346,8 @@ def _require_foldable(
         if parameter.dtype != torch.float32:
             told = str(parameter.dtype).removeprefix("torch.")
             raise CannotFold(name=name, reason=f"it is kept in {told}; keep float32 and compute in a lower precision")
+        if isinstance(parameter.data, DTensor) and not shards_of(model):
+            raise CannotFold(name=name, reason="it is a DTensor, and no part of the model is under fully_shard")
     for group in optimizer.param_groups if optimizer is not None else ():
         if group.get("fused") and any(not parameter.is_cuda for parameter in group["params"]):
             raise CannotFold(

@@ -38,6 +38,12 @@ class Reduction(Protocol):
     def finish(self) -> None:
         """After the last round: every parameter's ``grad`` is the sum over all lanes."""
 
+    def used(self) -> int | None:
+        """A number for the parameters that this rank's lanes used, where the sums are right only if it is every rank's.
+
+        None where each parameter has a place of its own.
+        """
+
     def abandon(self) -> None:
         """A step was left in the middle; the next one begins afresh."""
 
@@ -100,6 +106,9 @@ class ReplicatedFold:
         self._gathering.clear()
         self._filling.hand_out(self._sums)
 
+    def used(self) -> None:
+        """Each parameter has its place in a bucket, whether a lane uses it or not."""
+
     def abandon(self) -> None:
         """Forget what was under way; the process group itself may be broken by now."""
         self._filling.abandon()
@@ -107,6 +116,8 @@ class ReplicatedFold:
         self._sending.clear()
         self._flying.clear()
         self._gathering.clear()
+        for total in self._sums:
+            total.abandon()
 
     def release(self) -> None:
         """Take the hooks off the parameters."""
@@ -116,8 +127,7 @@ class ReplicatedFold:
     def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
         bucket = self._buckets[number]
         if self._ranks.size == 1:
-            room = bucket.view(self._sums[number].tensor, place)
-            put(room, torch.zeros_like(room) if gradient is None else gradient, is_first=self._is_first)
+            put(bucket.view(self._sums[number].tensor, place), gradient, is_first=self._is_first)
             return
         if number not in self._sending:
             self._sending[number] = self._empty(bucket)

@@ -5,9 +5,11 @@ shard adds them in lane order into one float32 buffer, which is accumulator and 
 runs its own, beside backward, and sends as many bytes.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
-from typing import cast
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -63,13 +65,104 @@ def _are_same(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> bool:
     return other is not None and dist.get_process_group_ranks(one) == dist.get_process_group_ranks(other)
 
 
-def give_back(shards: Sequence[FSDPModule]) -> None:
-    """Let FSDP2 sum and divide the gradients of these as it does unasked."""
-    for module in shards:
-        module.set_custom_reduce_scatter(DefaultReduceScatter())
-        module.set_gradient_divide_factor(cast("float", None))  # as FSDP2 has it before anybody sets one
-        module.set_force_sum_reduction_for_comms(False)
-        module.set_requires_gradient_sync(True, recurse=False)
+Hook = TypeVar("Hook", bound=ReduceScatter)
+
+
+class Held(Generic[Hook]):
+    """The sharded parts of a model, each with a reduce-scatter that we know in it, and told to do nothing but sum.
+
+    Args:
+        model: the model.
+        make: the reduce-scatter of a part, given what it would have without us.
+    """
+
+    def __init__(self, model: nn.Module, make: Callable[[ReduceScatter], Hook]) -> None:
+        self._parts: list[tuple[FSDPModule, Hook]] = []
+        self._before: list[ReduceScatter] = []
+        self._is_abandoned = False
+        for module in shards_of(model):
+            self._before.append(_without_us(module))
+            hook = make(self._before[-1])
+            module.set_custom_reduce_scatter(hook)
+            # The division by the count of all lanes comes once, at the end.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            self._parts.append((module, hook))
+
+    @property
+    def modules(self) -> list[FSDPModule]:
+        """The parts themselves."""
+        return [module for module, _ in self._parts]
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """What was put into them."""
+        return [hook for _, hook in self._parts]
+
+    def begin_round(self) -> None:
+        """Pass if every part still asks the reduce-scatter that was put into it, and nothing of a lost step is left.
+
+        Raises:
+            LaneBroken: another reducer has the model by now; or a step was left in the middle, and torch is older than
+                2.13, whose FSDP2 cannot forget it.
+        """
+        if not all(_asks(module, hook) for module, hook in self._parts):
+            raise LaneBroken(complaint="the model was handed to another reducer; under FSDP2 it has one at a time")
+        if self._is_abandoned:
+            self._forget()
+
+    def abandon(self) -> None:
+        """A forward or backward pass was left in the middle: the parameters are shards again, and it is forgotten."""
+        self._is_abandoned = True
+        # What is wrong here is told when the next step begins: now another error is on its way.
+        with contextlib.suppress(RuntimeError, LaneBroken):
+            self._forget()
+
+    def _forget(self) -> None:
+        for module in self.modules:
+            if not module._get_fsdp_state()._is_root:
+                continue
+            if not hasattr(module, "reset_iter_state"):
+                raise LaneBroken(complaint="after an error inside a lane, FSDP2 goes on only with torch 2.13 or newer")
+            module.reset_iter_state()
+        for parameter in (each for module in self.modules for group in _groups(module) for each in group.fsdp_params):
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+        self._is_abandoned = False
+
+    def give_back(self) -> None:
+        """Let FSDP2 sum and divide the gradients as it does unasked, unless another reducer has them by now."""
+        for (module, hook), before in zip(self._parts, self._before, strict=True):
+            if not _asks(module, hook):
+                continue
+            module.set_custom_reduce_scatter(before)
+            module.set_gradient_divide_factor(cast("float", None))  # as FSDP2 has it before anybody sets one
+            module.set_force_sum_reduction_for_comms(False)
+            module.set_requires_gradient_sync(True, recurse=False)
+            module.set_is_last_backward(True)
+        self._parts.clear()
+        self._before.clear()
+
+
+def _groups(module: FSDPModule) -> list[Any]:
+    # FSDP2 tells them to nobody. In older versions of torch a module has one, or None.
+    state: Any = module._get_fsdp_state()
+    found = getattr(state, "_fsdp_param_groups", None)
+    return list(found) if found is not None else [each for each in (state._fsdp_param_group,) if each is not None]
+
+
+def _without_us(module: FSDPModule) -> ReduceScatter:
+    """What a part would ask if no reducer had it: torch's own, which holds no state, or one that a user has set."""
+    for group in _groups(module):
+        asked: ReduceScatter = group._reduce_scatter_comm
+        if not isinstance(asked, LaneReduceScatter | DefaultReduceScatter):
+            return asked
+    return DefaultReduceScatter()
+
+
+def _asks(module: FSDPModule, hook: ReduceScatter) -> bool:
+    return all(group._reduce_scatter_comm is hook for group in _groups(module))
 
 
 class _Round:
@@ -87,6 +180,7 @@ class LaneReduceScatter(ReduceScatter):
     def __init__(self, ranks: Ranks, round_: _Round) -> None:
         self._ranks, self._round = ranks, round_
         self._sum: Accumulator | None = None
+        self._numel: int | None = None
         self._has_sent = False
 
     def begin_round(self, *, is_first: bool) -> None:
@@ -94,21 +188,22 @@ class LaneReduceScatter(ReduceScatter):
         self._has_sent = False
         if is_first:
             # Freed like any gradient: forward and backward need the memory before the next sum does.
-            self._sum = None
+            self._sum = self._numel = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The send buffer in the lane's type, then the output in float32: a narrow wire and a wide sum."""
         self._has_sent = not self._has_sent
         if self._has_sent:
             return torch.empty(size, dtype=dtype, device=device)
+        numel = math.prod(map(int, size))
+        if self._numel not in (None, numel):
+            raise LaneBroken(complaint="a lane has gradients for other parameters than the lanes before it")
+        self._numel = numel
         if self._ranks.size == 1:
             # FSDP2 copies the gradient in here by itself and adds it to ``grad``: with one rank that is the fold.
             return torch.empty(size, dtype=torch.float32, device=device)
-        numel = math.prod(map(int, size))
         if self._sum is None:
             self._sum = Accumulator(numel, device, Buffers())
-        if self._sum.numel != numel:
-            raise LaneBroken(complaint="a lane has gradients for other parameters than the lanes before it")
         return self._sum.tensor
 
     def __call__(
@@ -138,39 +233,57 @@ class ShardedFold:
     runs_spare_lanes = True
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
-        self._parameters, self._ranks = list(parameters), ranks
+        self._model, self._parameters, self._ranks = model, list(parameters), ranks
         self._round = _Round()
-        self._shards = shards_of(model)
-        self._hooks: list[LaneReduceScatter] = []
-        for module in self._shards:
-            hook = LaneReduceScatter(ranks, self._round)
-            module.set_custom_reduce_scatter(hook)
-            # Nothing but a sum: the division by the count of all lanes comes once, at the end.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-            self._hooks.append(hook)
+        self._held = Held(model, lambda _: LaneReduceScatter(ranks, self._round))
+        self._used: list[bool] | None = None
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
         """A round begins in which the first ``present`` ranks have a lane."""
+        self._held.begin_round()
         self._round.present = present
-        for hook in self._hooks:
+        for hook in self._held.hooks:
             hook.begin_round(is_first=is_first)
+        if is_first:
+            self._used = None
         if is_first or self._ranks.size > 1:
             # The sum so far is in the hooks; FSDP2 would add it to itself. With one rank, FSDP2 keeps it.
             for parameter in self._parameters:
                 parameter.grad = None
 
     def end_round(self) -> None:
-        """FSDP2 has waited for its reductions when backward returns."""
+        """FSDP2 has waited for its reductions when backward returns.
+
+        Raises:
+            LaneBroken: this lane and those before it have gradients for different parameters.
+        """
+        # FSDP2 sends what a lane has, one parameter after the other: others than before would be added to the wrong
+        # sums, and the sums of those that did not come again would be handed to nobody.
+        used = [parameter.grad is not None for parameter in self._parameters]
+        if self._used not in (None, used):
+            place = next(place for place, (one, two) in enumerate(zip(self._used, used, strict=True)) if one != two)
+            named = {id(parameter): name for name, parameter in self._model.named_parameters()}
+            name = named.get(id(self._parameters[place]), "?")
+            raise LaneBroken(
+                complaint=f"some lanes use {name!r} and others do not; under FSDP2 all lanes use the same parameters"
+            )
+        self._used = used
 
     def finish(self) -> None:
-        """The gradients are the hooks' accumulators already."""
+        """The gradients are the hooks' accumulators already; one that no lane has is zero, as in a plain model."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def used(self) -> int:
+        """FSDP2 sends what a lane has: of ranks that use different parameters, the sums of one go to another."""
+        return zlib.crc32(bytes(self._used or ()))
 
     def abandon(self) -> None:
         """The next step's first round begins with new sums."""
         self._round.buffers.clear()
+        self._held.abandon()
 
     def release(self) -> None:
         """Let FSDP2 reduce as it does by itself."""
-        give_back(self._shards)
-        self._hooks.clear()
+        self._held.give_back()

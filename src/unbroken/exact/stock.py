@@ -9,13 +9,12 @@ from typing import Final
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from unbroken.exact.buckets import BUCKET_BYTES, Filling
 from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
-from unbroken.exact.sharded import give_back, shards_of
+from unbroken.exact.sharded import Held
 from unbroken.exact.sums import Room, put
 
 NOT_PROMISED: Final = (
@@ -62,10 +61,15 @@ class ReplicatedStock:
         self._arrivals.clear()
         self._filling.hand_out(self._sums)
 
+    def used(self) -> None:
+        """Each parameter has its place in a bucket, whether a lane uses it or not."""
+
     def abandon(self) -> None:
         """Forget what was under way."""
         self._filling.abandon()
         self._arrivals.clear()
+        for each in self._sums:
+            each.abandon()
 
     def release(self) -> None:
         """Take the hooks off the parameters."""
@@ -74,7 +78,7 @@ class ReplicatedStock:
 
     def _put(self, number: int, place: int, gradient: torch.Tensor | None) -> None:
         total = self._filling.buckets[number].view(self._sums[number].tensor, place)
-        put(total, torch.zeros_like(total) if gradient is None else gradient, is_first=self._is_first)
+        put(total, gradient, is_first=self._is_first)
 
     def _full(self, number: int) -> None:
         if self._is_last and self._ranks.size > 1:
@@ -87,17 +91,15 @@ class ShardedStock:
     runs_spare_lanes = True
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        self._shards: list[FSDPModule] = shards_of(model)
+        self._held = Held(model, lambda before: before)
         self._parameters = list(parameters)
-        for module in self._shards:
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
         """A round begins; only the last one speaks to the other ranks."""
+        self._held.begin_round()
         for parameter in self._parameters if is_first else ():
             parameter.grad = None
-        for module in self._shards:
+        for module in self._held.modules:
             module.set_requires_gradient_sync(is_last, recurse=False)
             module.set_is_last_backward(is_last)
 
@@ -107,12 +109,16 @@ class ShardedStock:
     def finish(self) -> None:
         """FSDP2 has put the sums into the gradients."""
 
+    def used(self) -> None:
+        """What FSDP2 makes of it by itself is not looked at."""
+
     def abandon(self) -> None:
-        """Nothing is kept here."""
+        """FSDP2 has kept the sum of lanes so far, and forgets it."""
+        self._held.abandon()
 
     def release(self) -> None:
         """Let FSDP2 divide as it does by itself."""
-        give_back(self._shards)
+        self._held.give_back()
 
 
 def stock_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

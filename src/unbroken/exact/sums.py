@@ -9,9 +9,14 @@ _AT_ONCE = 1 << 18
 
 
 @torch.no_grad()
-def put(total: torch.Tensor, part: torch.Tensor, *, is_first: bool) -> None:
-    """Add a part of any type to a float32 sum; the first one is copied, for -0.0 added to zero would become +0.0."""
-    if part.dtype == total.dtype:
+def put(total: torch.Tensor, part: torch.Tensor | None, *, is_first: bool) -> None:
+    """Add a part of any type to a float32 sum, None being zeros.
+
+    The first one is copied, for -0.0 added to zero would become +0.0.
+    """
+    if part is None:
+        total.zero_() if is_first else total.add_(0.0)
+    elif part.dtype == total.dtype:
         total.copy_(part) if is_first else total.add_(part)
     elif part.is_cuda:
         # Imported here: it needs Triton, which a build of torch for CPUs does not have.
@@ -51,10 +56,18 @@ class Room:
         return self._tensor
 
     def give_up(self) -> None:
-        """Nobody looks at it any more."""
+        """The step is over. The memory is used again, unless somebody still holds a gradient that lies in it."""
         if self._tensor is not None:
+            if self._buffers.is_seen(self._tensor):
+                self._buffers.leave(self._tensor)
             self._buffers.give(self._tensor)
             self._tensor = None
+
+    def abandon(self) -> None:
+        """The step was left in the middle. What is still under way may write into the memory: it is not used again."""
+        if self._tensor is not None:
+            self._buffers.leave(self._tensor)
+        self.give_up()
 
 
 class Accumulator(Room):

@@ -3,7 +3,9 @@
 Names are loaded when they are first used.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -52,12 +54,20 @@ _PLACES: Final = {
 }
 
 
+class _Package(ModuleType):
+    """This package. Importing a module puts it here under its own name; a function of that name is meant instead."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_hidden = isinstance(value, ModuleType) and _PLACES.get(name) == name
+        super().__setattr__(name, getattr(value, name) if is_hidden else value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = import_module(f"{__name__}.{_PLACES[name]}")
-    # Importing a module has put it in this place under its own name: where a function has that name too, it is meant,
-    # whichever name of the module was asked for first.
-    for each in {name, _PLACES[name]} & _PLACES.keys():
-        globals()[each] = getattr(place, each)
-    return getattr(place, name)
+    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         taken = take_apart(words)
         paths = [*([options.config] if options.config else []), *taken.rest]
+        if unknown := [path for path in paths if path.startswith("-")]:
+            parser.error(f"there is no option {' '.join(unknown)}")
         if len(paths) != 1:
             parser.error(f"one config is needed, not {len(paths)}: {' '.join(paths)}")
         overrides = taken.written

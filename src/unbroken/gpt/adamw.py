@@ -30,19 +30,22 @@ class AdamW(torch.optim.AdamW):
         """Move the weights by their gradients.
 
         Raises:
-            ValueError: a closure is given; the gradients are there already.
+            ValueError: a closure is given, though the gradients are there already; or the weights are in two kinds of
+                memory.
         """
         if closure is not None:
             raise ValueError("the gradients are computed before the step; there is nothing to call")
         factor, self._factor = self._factor, None
-        for group in self.param_groups:
-            parameters = [each for each in group["params"] if each.grad is not None]
-            if parameters and parameters[0].is_cuda:
+        moved = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        if all(each.is_cuda for each in moved):
+            for group in self.param_groups:
                 self._step_on_cuda(group, factor)
-            elif factor is not None:
-                scale([each.grad for each in parameters], factor)
-        if not all(each.is_cuda for group in self.param_groups for each in group["params"]):
-            super().step()
+            return
+        if any(each.is_cuda for each in moved):
+            raise ValueError("some weights are on a GPU and others are not; their steps are not the same arithmetic")
+        if factor is not None:
+            scale([each.grad for each in moved if each.grad is not None], factor)
+        super().step()
 
     def _step_on_cuda(self, group: dict[str, Any], factor: Tensor | None) -> None:
         # Imported here: it needs Triton, which a build of torch for CPUs does not have.

@@ -20,7 +20,8 @@ from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
 from unbroken.gpt.rope import Angles, rotate
 
 Kernel = Literal["sdpa", "flex"]
-# Tiles of flex attention by width of a head, where others than its own choice were measured to be faster.
+# Tiles of flex attention by width of a head, where others than its own choice were measured to be faster. Of 16 bits:
+# elements twice as wide would need more of a multiprocessor's memory than most devices have.
 TILES: Final[Mapping[int, Mapping[str, int]]] = {
     64: {
         "fwd_BLOCK_M": 64,
@@ -99,7 +100,7 @@ class Attention(nn.Module):
         is_grouped = self.heads != self.kv_heads
         if isinstance(context.mask, BlockMask):
             attend = flex_attention if _needs_no_compiler(query) else _compiled_flex()
-            options = _kernel_options(query.shape[3], context) if query.is_cuda else None
+            options = _kernel_options(query, context) if query.is_cuda else None
             mixed: Tensor = attend(
                 query, key, value, block_mask=context.mask, enable_gqa=is_grouped, kernel_options=options
             )
@@ -118,13 +119,14 @@ class Attention(nn.Module):
         )
 
 
-def _kernel_options(head_width: int, context: Context) -> dict[str, int | bool]:
+def _kernel_options(query: Tensor, context: Context) -> dict[str, int | bool]:
     # Of a mask that is plainly causal: the blocks that are looked at follow one another, and a row finds something in
     # the first of them. Documents leave rows for which a whole block is hidden, and a softmax that is told otherwise
     # divides nothing by nothing.
     is_plain = not context.keeps_documents_apart
     known = {"ROWS_GUARANTEED_SAFE": is_plain, "BLOCKS_ARE_CONTIGUOUS": is_plain}
-    return {**known, **TILES.get(head_width, {})}
+    is_narrow = query.dtype in (torch.bfloat16, torch.float16)
+    return {**known, **(TILES.get(query.shape[3], {}) if is_narrow else {})}
 
 
 def _needs_no_compiler(query: Tensor) -> bool:

@@ -1,10 +1,12 @@
 """Which device a model is asked on: the one that is named, if it is there, or the GPU, where there is one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 
-from unbroken.errors import DeviceMissing
+from unbroken.errors import DeviceFull, DeviceMissing
 
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -33,6 +35,23 @@ def chosen_dtype(asked: str | None, device: torch.device) -> torch.dtype:
         return DTYPES[asked]
     is_wide = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if is_wide else torch.float32
+
+
+@contextmanager
+def noticing_full(device: torch.device, doing: str, *, is_training: bool = False) -> Iterator[None]:
+    """Say what a device had no room for.
+
+    Raises:
+        DeviceFull: an allocation inside was refused.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as refused:
+        # A CPU's allocator has no error of its own.
+        is_full = isinstance(refused, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(refused)
+        if not is_full:
+            raise
+        raise DeviceFull(device=str(device), doing=doing, is_training=is_training) from refused
 
 
 def _devices() -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def _require_replaceable(files: Files, path: Path, scratch: Path, *, is_replacin
     if files.find(path) is None:
         return
     is_alike = _is_folder(files, path) == _is_folder(files, scratch)
-    if not is_replacing or not is_alike or (_is_folder(files, path) and not _is_export(files, path)):
+    if not is_replacing or not is_alike or (_is_folder(files, path) and not is_export(files, path)):
         raise WouldOverwrite(path=path)
 
 
@@ -114,7 +114,8 @@ def _is_folder(files: Files, path: Path) -> bool:
     return found is not None and found.kind is NodeKind.DIRECTORY
 
 
-def _is_export(files: Files, folder: Path) -> bool:
+def is_export(files: Files, folder: Path) -> bool:
+    """Whether a folder holds an export and nothing beside it, or nothing at all."""
     nodes = files.list_directory(folder)
     names = {node.name for node in nodes}
     return all(node.kind is NodeKind.FILE for node in nodes) and (not names or names >= EXPORTED_NAMES)

@@ -143,11 +143,13 @@ def say_first_lines(
     _log.info("batch %s in %s, %s a step", batch, amounts.plural(batch // lane, "lane"), tokens)
     end = "without end" if data.train.end is None else f"of {amounts.count(data.train.end)}"
     _log.info("data %s, at sample %s %s", config.data.path, amounts.count(step * batch), end)
-    if training.exact and accepted:
+    if training.exact and accepted and step:
         # What a person let pass may have changed the bits: one long job is no longer what this run can be held to.
         _log.info("exact from step %s on: accepted by name: %s", amounts.count(step), ", ".join(accepted))
     elif training.exact:
         _log.info("exact: the same bits on any number of ranks and over any number of jobs")
+    else:
+        _log.info("not exact: torch's own sums, with other bits on another number of ranks")
     if training.sharding == "fsdp2" and place.world.size == 1:
         _log.info("sharding fsdp2 on one rank: it holds the whole model, with the same bits")
     if training.wandb_project is not None:

@@ -14,13 +14,13 @@ from unbroken.errors import DamagedCheckpoint, NoAverage, PathMissing
 from unbroken.files import LOCAL
 from unbroken.gpt.model import GPT
 from unbroken.run.layout import Layout, run_of
+from unbroken.run.refer import resolve
 from unbroken.state import payload
 from unbroken.state.index import Index
 from unbroken.store.check import Finding, Level, Verdict, verify
 from unbroken.store.choose import Choice, PassedOver, choose
 from unbroken.store.manifest import Manifest
 from unbroken.store.place import Store
-from unbroken.store.refer import resolve
 from unbroken.store.scan import newest_first, scan
 from unbroken.world import World
 

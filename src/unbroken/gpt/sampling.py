@@ -37,7 +37,7 @@ class Sampling:
         if not 0 < self.temperature < float("inf"):
             yield f"temperature must be above 0, is {self.temperature}; greedy takes the most likely token"
         if self.top_k is not None and self.top_k < 1:
-            yield f"top_k must be at least 1, is {self.top_k}"
+            yield f"top_k must be at least 1, is {self.top_k}; None, on the command line 0, takes all"
         if self.top_p is not None and not 0 < self.top_p <= 1:
             yield f"top_p must be above 0 and at most 1, is {self.top_p}"
         if not 0 < self.repetition_penalty < float("inf"):
@@ -50,13 +50,22 @@ def choose(logits: Tensor, seen: Collection[int], sampling: Sampling, generator:
     if sampling.is_greedy:
         return int(logits.argmax())
     # Stable, so that equal logits keep the order of their tokens on every machine.
-    ranked, tokens = torch.sort(logits / sampling.temperature, descending=True, stable=True)
+    ranked, tokens = torch.sort(_sharpened(logits, sampling.temperature), descending=True, stable=True)
     probabilities = torch.softmax(ranked[: sampling.top_k], dim=0)
     if sampling.top_p is not None:
-        # What stands before a token decides, so the most likely one always stays.
-        before = probabilities.cumsum(0) - probabilities
-        probabilities = torch.where(before < sampling.top_p, probabilities, 0.0)
+        # What stands before a token decides, so the most likely one stays, even where fp32 takes top_p for zero.
+        is_kept = probabilities.cumsum(0) - probabilities < sampling.top_p
+        is_kept[0] = True
+        probabilities = torch.where(is_kept, probabilities, 0.0)
     return int(tokens[torch.multinomial(probabilities, 1, generator=generator)])
+
+
+def _sharpened(logits: Tensor, temperature: float) -> Tensor:
+    sharp = logits / temperature
+    if bool(sharp.isfinite().all()):
+        return sharp
+    # So low that the likeliest cannot be said in fp32: below it, all of them can.
+    return ((logits.double() - logits.max()) / temperature).float()
 
 
 def _penalized(logits: Tensor, seen: Collection[int], penalty: float) -> Tensor:
@@ -66,5 +75,6 @@ def _penalized(logits: Tensor, seen: Collection[int], penalty: float) -> Tensor:
     places = torch.tensor(sorted(set(seen)))
     logits = logits.clone()
     chosen = logits[places]
-    logits[places] = torch.where(chosen < 0, chosen * penalty, chosen / penalty)
+    # A penalty out of all proportion gives the largest number there is, never one that is none.
+    logits[places] = torch.nan_to_num(torch.where(chosen < 0, chosen * penalty, chosen / penalty))
     return logits

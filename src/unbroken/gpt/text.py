@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
-from unbroken.errors import DeviceFull, GenerationInvalid, SequenceTooLong
-from unbroken.gpt.device import chosen_device, chosen_dtype
+from unbroken.errors import GenerationInvalid, SequenceTooLong
+from unbroken.gpt.device import chosen_device, chosen_dtype, noticing_full
 from unbroken.gpt.generation import generate
 from unbroken.gpt.load import Found, Loaded, find_model
 from unbroken.gpt.sampling import Sampling
@@ -125,11 +125,9 @@ class TextSource:
             DeviceFull: the device has no room for them.
             StorageFailed: the system refused to read.
         """
-        try:
+        with noticing_full(device, "the weights"):
             loaded = self.found.load(device, dtype)
-            return TextModel(replace(self, found=loaded.found), loaded)
-        except torch.OutOfMemoryError as full:
-            raise DeviceFull(device=str(device), doing="the weights") from full
+        return TextModel(replace(self, found=loaded.found), loaded)
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class TextModel:
         vocabulary = self.source.vocabulary
         model = self.loaded.model
         most = wanted.new_tokens(len(ids), model.config.n_positions)
-        try:
+        with noticing_full(model.embedding.weight.device, "the text"):
             new = generate(
                 model,
                 ids,
@@ -189,8 +187,6 @@ class TextModel:
                 stop_tokens=(vocabulary.identity.eod_id,),
                 known_tokens=vocabulary.identity.vocab_size,
             )
-        except torch.OutOfMemoryError as full:
-            raise DeviceFull(device=str(model.embedding.weight.device), doing="the text") from full
         text = vocabulary.decode_after(ids, new)
         shown = prompt + text if wanted.return_full_text else text
         return Continued(shown, len(ids), len(new), is_ended=len(new) < most)

@@ -25,6 +25,7 @@ from unbroken.gpt.adamw import AdamW
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
+from unbroken.gpt.device import noticing_full
 from unbroken.gpt.evaluate import Evaluated, Evaluation
 from unbroken.gpt.lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
@@ -78,6 +79,7 @@ def train(
         ConfigInvalid: the config has problems; all of them are in it.
         ConfigDiffers: the run was started with another config.
         AcceptUnknown: a name is accepted that nothing has which could differ.
+        DeviceFull: a device has no room for it.
         DataError: the data is missing, changed, exhausted or does not fit the config.
         UnbrokenError: as ``Run`` raises it.
     """
@@ -87,7 +89,7 @@ def train(
         require_sound(config)
     else:
         config = load(Path(config), overrides).config
-    with joined() as place:
+    with joined() as place, noticing_full(place.device, "this training", is_training=True):
         return _train(config, place, tuple(accept), force=force)
 
 

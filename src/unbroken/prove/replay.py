@@ -24,6 +24,7 @@ from unbroken.run.layout import Layout, run_of
 from unbroken.run.metrics import Stitched, read_metrics
 from unbroken.store.check import Level, verify
 from unbroken.store.manifest import Manifest
+from unbroken.store.names import PERIODIC, SHUTDOWN
 from unbroken.store.place import Store
 from unbroken.store.refer import named_in
 from unbroken.testing.exactness import MetricsComparison, StateComparison, compare_checkpoints, compare_metrics
@@ -228,7 +229,10 @@ def replay(
     again = Layout(place.run)
     target = Store(again.checkpoints)
     copy_checkpoint(span.store, span.a.name, span.a.manifest, target, job=JOB)
-    write_drill(place.root / DRILL, Drill(directory=place.run.absolute(), stop_at=span.b.step))
+    # Called as the run calls it: nothing was shut down where B is one save among others.
+    stops_as = SHUTDOWN if span.b.manifest.kind == SHUTDOWN else PERIODIC
+    drill = Drill(directory=place.run.absolute(), stop_at=span.b.step, stops_as=stops_as)
+    write_drill(place.root / DRILL, drill)
     ended, said = _run(span, command, place, {**environ, ENVIRONMENT: str((place.root / DRILL).absolute())}, advance)
     try:
         name = named_in(target, str(span.b.step))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from unbroken.errors import DrillUnreadable, StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.store.fields import Malformed, Table
+from unbroken.store.names import PERIODIC, SHUTDOWN
 
 ENVIRONMENT: Final = "UNBROKEN_DRILL"
 # Where a fault can strike, in the order a step's edge meets them; each is reached once a save, but for the last two.
@@ -83,6 +84,7 @@ class Drill:
         directory: where the run really writes; None for where the script says.
         save_steps: steps between two checkpoints; None for what the script says.
         stop_at: save and stop at the edge of this step.
+        stops_as: the kind of that save; periodic where the script would have gone on.
         faults: what goes wrong.
         marks: a folder in which each fault leaves a mark when it strikes; None for no marks.
     """
@@ -90,6 +92,7 @@ class Drill:
     directory: Path | None = None
     save_steps: int | None = None
     stop_at: int | None = None
+    stops_as: str = SHUTDOWN
     faults: tuple[Fault, ...] = ()
     marks: Path | None = None
 
@@ -160,6 +163,7 @@ def _decoded(value: object) -> Drill:
         marks=None if marks is None else Path(marks),
         save_steps=_counted(table, "save_steps"),
         stop_at=_counted(table, "stop_at"),
+        stops_as=table.one_of("stops_as", (PERIODIC, SHUTDOWN)),
         faults=tuple(_fault(row) for row in table.rows("faults")),
     )
 

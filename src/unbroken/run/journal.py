@@ -13,6 +13,7 @@ from typing import Any, Final
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
 from unbroken.run.lines import LineWriter, Torn, job_file, jobs_in, plain, read_lines
+from unbroken.store.fields import as_number
 
 # What a fact of each kind says; a reader meets kinds it does not know and passes them by.
 KINDS: Final[Mapping[str, str]] = {
@@ -65,13 +66,7 @@ class Fact:
 
     def number(self, name: str) -> float | None:
         """A number, or None where there is none."""
-        value = self.values.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return None
-        try:
-            return float(value)
-        except OverflowError:
-            return None
+        return as_number(self.values.get(name))
 
     def text(self, name: str) -> str | None:
         """A text, or None where there is none."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder
+from unbroken.store.hosts import boot_of, host_of, same_host
 
 _START_TIME_FIELD: Final = 19
 
@@ -22,7 +23,7 @@ def this_holder() -> Holder:
 def host_name() -> str:
     """This machine and this boot of it: after a restart no process of before is alive."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}" if boot.exists() else socket.gethostname()
+    return host_of(socket.gethostname(), boot.read_text().strip()[:8] if boot.exists() else None)
 
 
 def process_started(pid: int) -> str:
@@ -45,8 +46,7 @@ def process_of(host: str, pid: int) -> str | None:
     here = host_name()
     if host == here:
         return process_started(pid)
-    same_machine = host.partition("/")[0] == here.partition("/")[0]
-    return "" if same_machine and "/" in host and "/" in here else None
+    return "" if same_host(host, here) and None not in (boot_of(host), boot_of(here)) else None
 
 
 def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
+from unbroken.store.fields import as_number
 
 STATUSES: Final = ("running", "completed", "stopped", "halted", "error")
 WRITE_EVERY_S: Final = 1.0
@@ -123,8 +124,8 @@ def read_run_state(layout: Layout, files: Files = LOCAL) -> RunState | None:
         error=_text(found.get("error")),
         updated_at_s=_instant(found.get("updated_at")),
         started_at_s=_instant(found.get("started_at")),
-        learning_rate=_number(found.get("learning_rate")),
-        tokens_per_s=_number(found.get("tokens_per_sec")),
+        learning_rate=as_number(found.get("learning_rate")),
+        tokens_per_s=as_number(found.get("tokens_per_sec")),
         latest_checkpoint=_text(found.get("latest_checkpoint")),
         config_path=_text(found.get("config_path")),
         job=_whole(found.get("job")),
@@ -134,7 +135,7 @@ def read_run_state(layout: Layout, files: Files = LOCAL) -> RunState | None:
 
 def _loss(found: dict[str, Any]) -> float | None:
     named = found.get("loss_text")
-    return float(named) if named in ("nan", "inf", "-inf") else _number(found.get("loss"))
+    return float(named) if named in ("nan", "inf", "-inf") else as_number(found.get("loss"))
 
 
 def _finite(value: float | None) -> float | None:
@@ -149,15 +150,6 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _number(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
-
-
 def _iso(at_s: float | None) -> str | None:
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
@@ -169,4 +161,4 @@ def _instant(value: object) -> float | None:
         except ValueError:
             return None
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    return _number(value)
+    return as_number(value)

@@ -30,6 +30,7 @@ from unbroken.state.records import TRAINER_STATE, TrainerState, encode_rank, ran
 from unbroken.store.commit import Draft, Record, begin, commit
 from unbroken.store.emergency import FACTS, Dump, Moment
 from unbroken.store.fields import Malformed
+from unbroken.store.hosts import machine_of
 from unbroken.store.manifest import Manifest, Part, Tensor
 from unbroken.store.names import SHUTDOWN
 from unbroken.store.parts import read_part
@@ -334,7 +335,7 @@ def _commit(
     )
     parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
     described = _described(merged, {key: sums for each in everything for key, sums in each.sums.items()})
-    hosts = sorted({dump.host.partition("/")[0] for found in copies.values() for _, dump in found[:1]})
+    hosts = sorted({machine_of(dump.host) for found in copies.values() for _, dump in found[:1]})
     record = Record(
         kind=SHUTDOWN,
         saved_at_ns=into.at_ns,

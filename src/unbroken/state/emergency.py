@@ -25,7 +25,7 @@ from unbroken.state.items import Item, ObjectItem, State
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.payload import Place, share_out, write_bundles
 from unbroken.state.plan import Held, Piece, held_by, local_piece
-from unbroken.state.records import encode_counters
+from unbroken.state.records import encode_counters, json_part, read_record
 from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.tree import split
 from unbroken.store.commit import Record, begin, commit, point_latest
@@ -33,7 +33,6 @@ from unbroken.store.emergency import FACTS, dump_name
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
-from unbroken.store.parts import read_part
 from unbroken.store.place import Store
 from unbroken.world import World
 
@@ -298,7 +297,7 @@ def _encode(view: View) -> bytes:
         "share": view.share or {},
         "shares_generators": view.shares_generators,
     }
-    return (json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()
+    return json_part(body)
 
 
 def _box_out(box: Box) -> list[list[int]]:
@@ -314,10 +313,7 @@ def read_view(store: Store, name: str, manifest: Manifest) -> View:
         StorageFailed: the system refused.
     """
     path = store.path(name) / RECORD_PART
-    part = next((part for part in manifest.parts if part.name == RECORD_PART), None)
-    if part is None:
-        raise ManifestDamaged(path=path, complaint="the manifest does not name it")
-    data = b"".join(map(bytes, read_part(store.files, store.path(name), manifest, part)))
+    data = read_record(store, name, manifest, RECORD_PART)
     try:
         said = json.loads(data)
         body = Table(said, RECORD_PART)

@@ -5,7 +5,6 @@ at which its elements begin, row by row. Decoding treats the file as hostile: ev
 two may overlap, together they must fill it, and every byte range must lie inside its part. Nothing here is code.
 """
 
-import json
 import math
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import Final
 
 import torch
 
+from unbroken.store.envelope import canonical, from_canonical
 from unbroken.store.fields import Malformed, Table
 
 FORMAT: Final = "unbroken.index/1"
@@ -110,7 +110,7 @@ def encode(index: Index) -> bytes:
             for name, entry in index.tensors.items()
         },
     }
-    return _canonical(body)
+    return canonical(body)
 
 
 def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
@@ -120,10 +120,7 @@ def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
         Malformed: it is not what a save wrote.
     """
     try:
-        found = json.loads(data)
-        # Two readers must never see two indexes in the same bytes.
-        if _canonical(found) != data:
-            raise Malformed("it is not canonical")
+        found = from_canonical(data)
     except (ValueError, RecursionError) as wrong:
         raise Malformed(f"it is no JSON: {' '.join(str(wrong).split())[:120]}") from wrong
     body = Table(found, "index")
@@ -211,7 +208,3 @@ def _overlaps(boxes: Sequence[Box]) -> Iterator[tuple[Box, Box]]:
             ):
                 yield other, box
         open_boxes.append(box)
-
-
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

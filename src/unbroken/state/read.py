@@ -33,7 +33,7 @@ from unbroken.state.plan import local_tensors
 from unbroken.state.stage import as_bits
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest, Part
-from unbroken.store.parts import BlockReader, read_part, require_block
+from unbroken.store.parts import BlockReader, read_whole, require_block
 from unbroken.store.place import Store
 from unbroken.world import World
 
@@ -48,10 +48,9 @@ def read_index(store: Store, name: str, manifest: Manifest) -> Index:
         StorageFailed: the system refused.
     """
     directory = store.path(name)
-    part = next((part for part in manifest.parts if part.name == INDEX_PART), None)
-    if part is None:
+    data = read_whole(store.files, directory, manifest, INDEX_PART)
+    if data is None:
         raise DamagedCheckpoint(path=directory, findings=(f"{INDEX_PART}: the manifest does not name it",))
-    data = b"".join(bytes(block) for block in read_part(store.files, directory, manifest, part))
     try:
         return decode(data, {part.name: part.size_bytes for part in manifest.parts})
     except Malformed as wrong:

@@ -11,7 +11,7 @@ from unbroken.errors import ManifestDamaged, NeedsPickle
 from unbroken.state.encode import Json, decode, encode
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.manifest import Manifest
-from unbroken.store.parts import read_part
+from unbroken.store.parts import read_whole
 from unbroken.store.place import Store
 
 COUNTERS: Final = "counters"
@@ -42,7 +42,7 @@ class TrainerState:
             "ranked": list(self.ranked),
             "counters": self.counters,
         }
-        return _json(body)
+        return json_part(body)
 
 
 def encode_counters(counters: Mapping[str, Any]) -> Json:
@@ -81,10 +81,11 @@ def rank_part(rank: int) -> str:
 
 def encode_rank(rank: int, values: Mapping[str, Json]) -> bytes:
     """One rank's own values as its part's bytes."""
-    return _json({"schema": _RANK_SCHEMA, "rank": rank, "values": dict(values)})
+    return json_part({"schema": _RANK_SCHEMA, "rank": rank, "values": dict(values)})
 
 
-def _json(body: Mapping[str, Any]) -> bytes:
+def json_part(body: Mapping[str, Any]) -> bytes:
+    """The bytes of a part that is JSON, the same for the same values."""
     return (json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
@@ -128,15 +129,25 @@ def read_rank_values(store: Store, name: str, manifest: Manifest, rank: int) -> 
         raise ManifestDamaged(path=store.path(name) / part, complaint=str(wrong)) from wrong
 
 
+def read_record(store: Store, name: str, manifest: Manifest, part_name: str) -> bytes:
+    """The bytes of a part that every such checkpoint has, proven.
+
+    Raises:
+        ManifestDamaged: the part is missing from the manifest.
+        DamagedCheckpoint: its bytes are not what was written.
+    """
+    data = read_whole(store.files, store.path(name), manifest, part_name)
+    if data is None:
+        raise ManifestDamaged(path=store.path(name) / part_name, complaint="the manifest does not name it")
+    return data
+
+
 def _table(store: Store, name: str, manifest: Manifest, part_name: str, schema: str) -> Table:
-    path = store.path(name) / part_name
-    found = [part for part in manifest.parts if part.name == part_name]
-    if not found:
-        raise ManifestDamaged(path=path, complaint="the manifest does not name it")
-    data = b"".join(map(bytes, read_part(store.files, store.path(name), manifest, found[0])))
+    data = read_record(store, name, manifest, part_name)
     try:
         body = Table(json.loads(data), part_name)
         body.one_of("schema", (schema,))
     except (ValueError, RecursionError, Malformed) as wrong:
-        raise ManifestDamaged(path=path, complaint=f"it does not decode: {wrong}") from wrong
+        complaint = f"it does not decode: {wrong}"
+        raise ManifestDamaged(path=store.path(name) / part_name, complaint=complaint) from wrong
     return body

@@ -19,6 +19,7 @@ from unbroken.errors import RecordDamaged, StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.store.check import Level, verify
 from unbroken.store.fields import Malformed, Table
+from unbroken.store.hosts import machine_of, same_host
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
 from unbroken.store.place import Store, scratch
@@ -132,11 +133,6 @@ class Choice:
     moment: Moment | None = None
     copies: Mapping[int, tuple[tuple[int, Dump], ...]] = field(default_factory=dict)
     passed_over: tuple[tuple[str, str], ...] = ()
-
-
-def same_host(one: str, other: str) -> bool:
-    """Whether two names are of one machine, whatever boot of it: its disk outlives a restart."""
-    return one.partition("/")[0] == other.partition("/")[0]
 
 
 def dump_name(step: int, at_ns: int) -> str:
@@ -372,15 +368,14 @@ def _why_not(
 ) -> str | None:
     if not lacking:
         return None
-    here = ", ".join(sorted({sight.host.partition("/")[0] for sight in sights}))
+    here = ", ".join(sorted({machine_of(sight.host) for sight in sights}))
     hosts = [sight.host for sight in sights]
     for rank in lacking:
         host, path = absent.get(rank, ("", ""))
         if host and not any(same_host(host, one) for one in hosts):
-            machine = host.partition("/")[0]
             return (
-                f"rank {rank}'s dump is on host {machine} ({path}), this job runs on {here}, and persistent_dir "
-                "holds no copy of it"
+                f"rank {rank}'s dump is on host {machine_of(host)} ({path}), this job runs on {here}, and "
+                "persistent_dir holds no copy of it"
             )
     gone = [f"rank {rank}'s dump is gone from {absent[rank][1]}" for rank in lacking if rank in absent]
     never = ", ".join(str(rank) for rank in lacking if rank not in absent)

@@ -6,6 +6,16 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 
+def as_number(value: object) -> float | None:
+    """A number that JSON held; None if it is none or no float holds it. ``true`` is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
 class Malformed(Exception):
     """A value in a record of ours is not of its type; the reader turns it into an error with a path."""
 
@@ -80,12 +90,8 @@ class Table:
 
     def number(self, key: str) -> float:
         """A number; neither infinity nor what is none."""
-        value = self._get(key)
-        try:
-            found = float(value) if type(value) in (int, float) else math.nan
-        except OverflowError:
-            found = math.inf
-        if not math.isfinite(found):
+        found = as_number(self._get(key))
+        if found is None or not math.isfinite(found):
             raise self._wrong(key, "a number")
         return found
 

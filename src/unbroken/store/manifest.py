@@ -1,12 +1,10 @@
 """What a checkpoint contains: canonical JSON, a digest for every part and one for itself.
 
-The file is one line, ``{"body":{…},"digest":"xxh3-128:…","format":"unbroken.checkpoint/1"}``. The digest is over the
-bytes of the body as they stand in the file, so a reader trusts a field only after every byte of it is proven. This
-envelope never changes; what may change is the body, and then the format's number does. Decoding treats the file as
-hostile: it is data, never code, and every name in it must stay inside the checkpoint.
+The file is one line, ``{"body":{…},"digest":"xxh3-128:…","format":"unbroken.checkpoint/1"}``, in the form of
+``envelope``: a reader trusts a field only after every byte of the body is proven. Decoding treats the file as hostile:
+it is data, never code, and every name in it must stay inside the checkpoint.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,18 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.errors import FormatUnknown, ManifestDamaged, UnsafeName
-from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest, digest_bytes
+from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest
+from unbroken.store.envelope import canonical, from_canonical, opened, sealed
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.names import KINDS, require_safe
 
 FORMAT: Final = "unbroken.checkpoint/1"
 _ANY_FORMAT: Final = re.compile(r"unbroken\.checkpoint/[1-9][0-9]*")
 FILE_LIMIT_BYTES: Final = 1 << 30
-ENVELOPE_START: Final = b'{"body":'
-_ENVELOPE_END: Final = re.compile(
-    rb',"digest":"([a-z0-9-]{1,32}):([0-9a-f]{1,256})","format":"([ -!#-\[\]-~]{1,64})"}\n'
-)
-_ENVELOPE_END_LONGEST: Final = 512
 # It names a pin's file, so it must not hide and must not climb.
 _ID: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
 _LATEST_NS: Final = 1 << 63
@@ -95,7 +89,7 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         ValueError: a text is no Unicode, or a number in ``facts`` is none.
     """
-    body = _canonical(
+    body = canonical(
         {
             "block_bytes": manifest.block_bytes,
             "digest": ALGORITHM,
@@ -112,14 +106,7 @@ def encode(manifest: Manifest) -> bytes:
             "tensors": {name: [t.dtype, list(t.shape), t.digest] for name, t in manifest.tensors.items()},
         }
     )
-    proof = digest_bytes(body).hex()
-    return b'%s%s,"digest":"%s:%s","format":"%s"}\n' % (
-        ENVELOPE_START,
-        body,
-        ALGORITHM.encode(),
-        proof.encode(),
-        FORMAT.encode(),
-    )
+    return sealed(body, FORMAT)
 
 
 def decode(data: bytes, path: Path) -> Manifest:
@@ -132,11 +119,7 @@ def decode(data: bytes, path: Path) -> Manifest:
     """
     body = _proven_body(data, path)
     try:
-        found = json.loads(body)
-        # Two readers must never see two manifests in the same bytes: no key twice, no NaN, one order, one spelling.
-        if _canonical(found) != body:
-            raise Malformed("it is not canonical")
-        return _manifest(Table(found, "body"))
+        return _manifest(Table(from_canonical(body), "body"))
     except UnsafeName as refused:
         raise UnsafeName(name=refused.name, reason=refused.reason, path=path) from refused
     except (ValueError, OverflowError, RecursionError, Malformed) as wrong:
@@ -144,25 +127,22 @@ def decode(data: bytes, path: Path) -> Manifest:
 
 
 def _proven_body(data: bytes, path: Path) -> bytes:
-    tail_from = max(len(data) - _ENVELOPE_END_LONGEST, 0)
-    tails = list(_ENVELOPE_END.finditer(data, tail_from))
-    if not data.startswith(ENVELOPE_START) or not tails or tails[-1].end() != len(data):
+    found = opened(data)
+    if found is None:
         raise ManifestDamaged(path=path, complaint=f"its {len(data)} bytes have not the form of a manifest")
-    algorithm, proof, form = (group.decode() for group in tails[-1].groups())
-    if not _ANY_FORMAT.fullmatch(form):
-        raise ManifestDamaged(path=path, complaint=f"its format is called {form!r}")
-    if form != FORMAT:
-        raise FormatUnknown(path=path, found=form, known=(FORMAT,))
-    body = data[len(ENVELOPE_START) : tails[-1].start()]
-    is_proven = digest_bytes(body).hex() == proof
-    if algorithm != ALGORITHM:
+    if not _ANY_FORMAT.fullmatch(found.form):
+        raise ManifestDamaged(path=path, complaint=f"its format is called {found.form!r}")
+    if found.form != FORMAT:
+        raise FormatUnknown(path=path, found=found.form, known=(FORMAT,))
+    is_proven = found.is_proven
+    if found.algorithm != ALGORITHM:
         # A body that our own digest proves was proven by it: then the algorithm's name is what is damaged.
         if not is_proven:
-            raise FormatUnknown(path=path, found=f"digest {algorithm}", known=(ALGORITHM,))
-        raise ManifestDamaged(path=path, complaint=f"its digest is called {algorithm}")
+            raise FormatUnknown(path=path, found=f"digest {found.algorithm}", known=(ALGORITHM,))
+        raise ManifestDamaged(path=path, complaint=f"its digest is called {found.algorithm}")
     if not is_proven:
         raise ManifestDamaged(path=path, complaint="its bytes do not match its own digest")
-    return body
+    return found.body
 
 
 def _manifest(body: Table) -> Manifest:
@@ -246,10 +226,6 @@ def _metric_from_json(value: object, name: str) -> float:
         case "nan" | "inf" | "-inf" | float():
             return float(value)
     raise Malformed(f"metric {name!r} is not a number")
-
-
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _short(wrong: Exception) -> str:

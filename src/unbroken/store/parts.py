@@ -94,6 +94,17 @@ def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> 
             yield block
 
 
+def read_whole(files: Files, directory: Path, manifest: Manifest, name: str) -> bytes | None:
+    """All bytes of the part of this name, proven; None if the manifest names no such part.
+
+    Raises:
+        DamagedCheckpoint: a block is not what was written.
+        StorageFailed: the system refused to read.
+    """
+    part = next((part for part in manifest.parts if part.name == name), None)
+    return None if part is None else b"".join(map(bytes, read_part(files, directory, manifest, part)))
+
+
 def require_block(directory: Path, part: str, place: tuple[int, int], block: memoryview, expected: bytes) -> None:
     """Pass if a block of a part, which stands from one byte to another, is what was written.
 

@@ -70,7 +70,17 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
         ManifestDamaged: the named one cannot be trusted.
         FormatUnknown: another version wrote the named one.
     """
-    found = resolve(reference, files)
+    return checkpoint_of(resolve(reference, files))
+
+
+def checkpoint_of(found: Reference) -> tuple[Store, str, Manifest]:
+    """The checkpoint that a reference names, or its store's newest whose manifest is proven.
+
+    Raises:
+        NoUsableCheckpoint: the store has none at all.
+        ManifestDamaged: the named one cannot be trusted.
+        FormatUnknown: another version wrote the named one.
+    """
     if found.name is not None:
         return found.store, found.name, found.store.read_manifest(found.name)
     for name in newest_first(found.store, scan(found.store).committed):

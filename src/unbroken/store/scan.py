@@ -14,7 +14,8 @@ from typing import Final
 from unbroken.disk import Node, NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.store.commit import walk_files
-from unbroken.store.manifest import ENVELOPE_START, Manifest
+from unbroken.store.envelope import begins_one
+from unbroken.store.manifest import Manifest
 from unbroken.store.names import (
     ABANDONED,
     LATEST,
@@ -192,9 +193,7 @@ def _carries_manifest(store: Store, node: Node) -> bool:
         return True
     if found.kind is not NodeKind.FILE:
         return False
-    with store.files.reading(path) as source:
-        start = bytearray(len(ENVELOPE_START))
-        return source.fill(0, memoryview(start)) == len(start) and start == ENVELOPE_START
+    return begins_one(store.files, path)
 
 
 def _has_id(store: Store, name: str, ids: Mapping[str, frozenset[str]]) -> bool:

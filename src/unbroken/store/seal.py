@@ -18,7 +18,8 @@ from unbroken.files import Files
 from unbroken.store.check import DEFAULT_WORKERS, Level, verify
 from unbroken.store.commit import walk_files
 from unbroken.store.digest import BLOCK_BYTES, PartDigest, block_ranges, digest_bytes
-from unbroken.store.manifest import ENVELOPE_START, Manifest, Part, Tensor, decode, encode
+from unbroken.store.envelope import begins_one
+from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
 from unbroken.store.names import (
     ABANDONED,
     DRAFT_PREFIX,
@@ -131,11 +132,7 @@ def _earlier_seal(store: Store, name: str, workers: int, progress: Callable[[int
     found = store.files.find(path)
     if found is None:
         return None
-    start = bytearray(len(ENVELOPE_START))
-    if found.kind is NodeKind.FILE:
-        with store.files.reading(path) as source:
-            source.fill(0, memoryview(start))
-    if start != ENVELOPE_START:
+    if found.kind is not NodeKind.FILE or not begins_one(store.files, path):
         raise CannotSeal(path=store.path(name), reason=f"it has a {MANIFEST} that another tool wrote")
     verdict = verify(store, name, Level.FULL, workers=workers, progress=progress)
     changed = [*map(str, verdict.findings), *(f"{extra}: was added after sealing" for extra in verdict.foreign)]

@@ -12,12 +12,13 @@ Every job is a process of its own, or several; kills are SIGKILLs. The trainer i
 where to end.
 """
 
+import functools
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, ParamSpec
 
 from unbroken import amounts
 from unbroken.files import LOCAL
@@ -37,6 +38,7 @@ _SAVES: Final = 6
 _PEERS_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
 
+_Parameters = ParamSpec("_Parameters")
 Train = Callable[..., object]
 """A trainer: given a run's directory, it starts the run or goes on with it."""
 
@@ -80,13 +82,19 @@ class Exactness:
     @property
     def is_exact(self) -> bool:
         """Whether the interrupted run has the bits of the undisturbed one, and really was resumed."""
-        return self.comparison is not None and self.comparison.is_equal and any(self.resumed_steps)
+        return self.comparison is not None and self.comparison.is_equal and self.is_tried
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether a job went on from a checkpoint with steps before it; to start afresh is no resume."""
+        last = self.comparison.ends[0] if self.comparison is not None else None
+        return last is not None and any(0 < step < last for step in self.resumed_steps)
 
     def lines(self) -> list[str]:
         """All of it, in words."""
         said = [f"job {number}: {words}" for number, words in enumerate(self.jobs, start=1)]
         said += self.comparison.lines("the run left alone", "the chain") if self.comparison else []
-        if not any(self.resumed_steps):
+        if not self.is_tried:
             said.append("no job went on from a checkpoint, so nothing was tried: save more often, or end jobs later")
         if not self.is_deterministic:
             said.append(
@@ -97,51 +105,6 @@ class Exactness:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
-
-
-def assert_exact(
-    train: Train,
-    directory: Path | str,
-    *args: object,
-    kills: Sequence[int | str] | None = None,
-    stops: Sequence[int] = (),
-    ranks: int | Sequence[int] = 1,
-    save_steps: int | None = None,
-    ignore: Sequence[str] = (),
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> Exactness:
-    """Assert that a trainer, killed and stopped on the way, leaves the bits it leaves when it is left alone.
-
-    Args:
-        train: a function at the top of a module, called as ``train(run_directory, *args)`` on every rank of every job.
-            With more than one rank the process group (gloo) is made before.
-        directory: an empty directory, such as pytest's ``tmp_path``.
-        args: what else it is given.
-        kills: where jobs are killed, one after the other: a number is a step, a word is a phase of a save (``parts``,
-            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.run.drill.PHASES``). By default a step at a third
-            of the way, a save, and a step at two thirds.
-        stops: steps at which further jobs are asked to save and end.
-        ranks: how many ranks; several numbers are taken in turn by the jobs, the first by the undisturbed run too.
-        save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the way. Saves go on
-            beside the training, so a kill may lose the last one; it is sure to be there when the next one has begun.
-        ignore: metrics that need not be equal, beside those whose names say that they are measured.
-        timeout_s: when a job that has not ended is killed, and the assertion fails.
-
-    Returns:
-        What was tried and compared, for those who want to look at more.
-
-    Raises:
-        AssertionError: the runs differ; or a job did not end as planned, with the end of its log.
-        ValueError: the directory is not empty, a phase is unknown, or a number of ranks is none.
-        TypeError: the trainer cannot be found by another process.
-    """
-    found = check_exact(
-        train, directory, *args, kills=kills, stops=stops, ranks=ranks, save_steps=save_steps, ignore=ignore,
-        timeout_s=timeout_s,
-    )  # fmt: skip
-    if not found.is_exact:
-        raise AssertionError(f"not exact\n{found}")
-    return found
 
 
 def check_exact(
@@ -155,7 +118,7 @@ def check_exact(
     ignore: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Exactness:
-    """The same without the assertion: what was found, whatever it is. Arguments as of ``assert_exact``.
+    """What ``assert_exact`` does, without the assertion: tells what was found, whatever it is. Its arguments are there.
 
     Raises:
         AssertionError: a job did not end as planned.
@@ -171,7 +134,8 @@ def check_exact(
     endings = [*(Interruption(kill=kill) for kill in asked), *(Interruption(stop=stop) for stop in stops)]
     cadence = save_steps or max(1, steps // _SAVES)
     found = Exactness(root / UNDISTURBED, root / INTERRUPTED)
-    for number, ending in enumerate([*endings, Interruption()]):
+    is_usual = kills is None and not stops and cadence < steps
+    for number, ending in enumerate(_in_turn(endings, found.interrupted, is_usual=is_usual)):
         found.jobs.append(trial.interrupted(number, ending, sizes[number % len(sizes)], cadence))
     resumes = read_history(Layout(found.interrupted)).of_kind("resume")
     found.resumed_steps = tuple(int(fact.number("step") or 0) for fact in resumes)
@@ -183,8 +147,60 @@ def check_exact(
     return found
 
 
+def _called_like(
+    model: Callable[_Parameters, Exactness],
+) -> Callable[[Callable[..., Exactness]], Callable[_Parameters, Exactness]]:
+    """Give a function the parameters of another, for people, editors and type checkers: they are written once."""
+    return functools.wraps(model, assigned=(), updated=())
+
+
+@_called_like(check_exact)
+def assert_exact(*args: Any, **kwargs: Any) -> Exactness:  # noqa: ANN401, D417 -- those of check_exact
+    """Assert that a trainer, killed and stopped on the way, leaves the bits it leaves when it is left alone.
+
+    Args:
+        train: a function at the top of a module, called as ``train(run_directory, *args)`` on every rank of every job.
+            With more than one rank the process group (gloo) is made before.
+        directory: an empty directory, such as pytest's ``tmp_path``.
+        args: what else it is given.
+        kills: where jobs are killed, one after the other: a number is a step, a word is a phase of a save (``parts``,
+            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.run.drill.PHASES``). By default a step at a third
+            of the way, a save, and a step at two thirds; and the first commit, if none of them has left a checkpoint.
+        stops: steps at which further jobs are asked to save and end.
+        ranks: how many ranks; several numbers are taken in turn by the jobs, the first by the undisturbed run too.
+        save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the way. Saves go on
+            beside the training, so a kill may lose the last one; it is sure to be there when the next one has begun.
+        ignore: metrics that need not be equal, beside those whose names say that they are measured.
+        timeout_s: when a job that has not ended is killed, and the assertion fails.
+
+    Returns:
+        What was tried and compared, for those who want to look at more.
+
+    Raises:
+        AssertionError: the runs differ; or a job did not end as planned, with the end of its log.
+        ValueError: the directory is not empty, a phase is unknown, or a number of ranks is none.
+        TypeError: the trainer cannot be found by another process.
+    """
+    found = check_exact(*args, **kwargs)
+    if not found.is_exact:
+        raise AssertionError(f"not exact\n{found}")
+    return found
+
+
 def _usual(steps: int) -> tuple[int | str, ...]:
     return (max(1, steps // 3), "manifest", max(1, 2 * steps // 3))
+
+
+def _in_turn(endings: Sequence[Interruption], run: Path, *, is_usual: bool) -> Iterator[Interruption]:
+    """The jobs of a chain, each looked for when the one before it has ended; the last is left alone.
+
+    A fast trainer outruns its saves, so that the usual kills may come before the first commit: then one more comes
+    right behind that commit, or the last job would start afresh and show nothing.
+    """
+    yield from endings
+    if is_usual and not _newest_step(run):
+        yield Interruption(kill="committed")
+    yield Interruption()
 
 
 def _require_usable(train: Train, root: Path, sizes: Sequence[int], kills: Sequence[int | str]) -> None:

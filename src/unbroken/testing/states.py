@@ -13,7 +13,7 @@ from typing import Any, Final
 from unbroken import amounts
 from unbroken.errors import ManifestDamaged
 from unbroken.store.manifest import Manifest
-from unbroken.store.parts import read_part
+from unbroken.store.parts import read_whole
 from unbroken.store.place import Store
 
 TRAINER_STATE: Final = "trainer_state.json"
@@ -215,10 +215,9 @@ def _by_generator(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_part(store: Store, name: str, manifest: Manifest, part_name: str) -> dict[str, Any] | None:
-    part = next((each for each in manifest.parts if each.name == part_name), None)
-    if part is None:
+    data = read_whole(store.files, store.path(name), manifest, part_name)
+    if data is None:
         return None
-    data = b"".join(map(bytes, read_part(store.files, store.path(name), manifest, part)))
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as wrong:

@@ -27,7 +27,7 @@ def _value(field: Field, text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]
     if int in shape.scalars:
         # 1 is left out beside a switch: every first block is every block, and is written true.
         least = 2 if bool in shape.scalars else int(said.minimum or 0)
-        choices.append(st.integers(least, LARGEST))
+        choices.append(st.integers(least, LARGEST if said.maximum is None else int(said.maximum)))
     if float in shape.scalars:
         least_float = said.minimum if said.minimum is not None else said.above
         most = said.maximum if said.maximum is not None else said.below
@@ -80,7 +80,8 @@ def configs(draw: st.DrawFn, text: st.SearchStrategy[str] = TEXT) -> Config:
     )
     values["model.n_layer"] = draw(st.integers(2, 100))
     values["training.gradient_checkpointing"] = draw(st.booleans() | st.integers(2, values["model.n_layer"]))
-    values["training.keep_best"] = draw(st.sampled_from([None, "val_loss:min", "a:b:max"]))
+    measured = ["val_loss:min"] if values["training.eval_steps"] is not None else []
+    values["training.keep_best"] = draw(st.sampled_from([None, "loss:max", *measured]))
     values["training.max_runtime_seconds"] = draw(st.none() | st.floats(100, 1e9))
     values["training.walltime_reserve_seconds"] = draw(st.none() | st.floats(0, 99))
     if values["training.emergency_dir"] is None:

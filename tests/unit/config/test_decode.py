@@ -219,3 +219,10 @@ def test_whatever_a_file_holds_it_is_a_config_or_an_error_of_ours(text: str) -> 
 def test_a_single_mistake_takes_at_most_eight_lines(tmp_path: Path) -> None:
     found = problems(tmp_path, SOUND + "model: {n_layers: 3}\n")
     assert len(render(ConfigInvalid(problems=tuple(found))).splitlines()) <= 8
+
+
+def test_a_script_that_does_not_catch_it_shows_every_problem_and_what_helps(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        loaded(tmp_path, SOUND, "model.n_head=5", "training.max_steps=0")
+    (note,) = caught.value.__notes__
+    assert "model.n_head" in note and "training.max_steps" in note and "unbroken explain" in note

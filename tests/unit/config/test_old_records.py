@@ -75,6 +75,14 @@ def test_a_value_that_this_version_does_not_know_is_refused_with_its_field(
 
 
 @pytest.mark.promise("M20")
+def test_a_rule_about_what_every_job_chooses_anew_does_not_lock_a_run_that_was_begun_without_it() -> None:
+    text = record(lambda document: document["training"].update(keep_best="accuracy:max"))
+    assert from_json(text, "config.json").config.training.keep_best == "accuracy:max"
+    with pytest.raises(ConfigInvalid, match="1 problem"):
+        from_json(record(lambda document: document["model"].update(n_head=5)), "config.json")
+
+
+@pytest.mark.promise("M20")
 def test_a_field_of_a_newer_version_is_refused_and_not_dropped() -> None:
     with pytest.raises(ConfigInvalid) as refused:
         from_json(record(lambda document: document["model"].update(gate="sigmoid")), "config.json")

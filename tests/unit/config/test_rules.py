@@ -26,6 +26,21 @@ BROKEN = {
     "blocks": (["training.gradient_checkpointing=13"], "training.gradient_checkpointing", "at most model.n_layer (12)"),
     "best": (["training.keep_best=loss"], "training.keep_best", "name:min or name:max"),
     "best without name": (["training.keep_best=:min"], "training.keep_best", "name:min or name:max"),
+    "best by nothing": (
+        ["training.keep_best=valloss:min"],
+        "training.keep_best",
+        "names the metric valloss; the trainer",
+    ),
+    "best unmeasured": (
+        ["training.keep_best=val_loss:min", "training.eval_steps=null"],
+        "training.keep_best",
+        "names val_loss, and training.eval_steps is null",
+    ),
+    "best of no average": (
+        ["training.keep_best=ema_val_loss:min"],
+        "training.keep_best",
+        "names ema_val_loss, and training.ema_decay is null",
+    ),
     "reserve": (
         ["training.max_runtime_seconds=300", "training.walltime_reserve_seconds=300"],
         "training.walltime_reserve_seconds",
@@ -45,7 +60,9 @@ KEPT = [
     ["training.gradient_checkpointing=12"],
     ["training.gradient_checkpointing=false", "model.n_layer=1", "model.n_embd=24"],
     ["training.gradient_checkpointing=true", "model.n_layer=1"],
-    ["training.keep_best=val/loss:max"],
+    ["training.keep_best=val_loss:max"],
+    ["training.keep_best=ema_val_loss:min", "training.ema_decay=0.9"],
+    ["training.keep_best=loss:min", "training.eval_steps=null"],
     ["training.max_runtime_seconds=100"],
     ["training.emergency_dir=/scratch", "training.persistent_dir=/shared"],
 ]
@@ -100,3 +117,9 @@ def test_a_rule_blames_the_value_that_was_written_when_the_other_is_a_default(tm
 def test_a_rule_about_a_value_that_could_not_be_read_stays_silent(empty: Path) -> None:
     (found,) = problems(empty, *SOUND, "model.n_embd=lots", "model.n_head=7")
     assert found.field == "model.n_embd"
+
+
+def test_a_best_can_be_by_what_evaluations_are_called_in_the_trainer() -> None:
+    from unbroken.gpt.train import AVERAGED_LOSS, VALIDATION_LOSS
+
+    assert {AVERAGED_LOSS, VALIDATION_LOSS} < set(rules.METRICS)

@@ -1,6 +1,8 @@
 """Host memory for what travels: as much as is needed at one time, whatever the sizes."""
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unbroken.exact.buffers import Buffers
 
@@ -31,3 +33,42 @@ def test_types_are_kept_apart_and_what_is_lent_is_lent_to_one() -> None:
     assert buffers.held == 2 * 32 + 16, "what was never lent is not kept"
     buffers.clear()
     assert buffers.held == 0
+
+
+def test_what_somebody_still_looks_at_is_known_and_left_to_them() -> None:
+    buffers = Buffers()
+    lent = buffers.take(8, torch.float32, CPU)
+    assert not buffers.is_seen(lent)
+    view = lent[2:4].view(2, 1)
+    assert buffers.is_seen(lent)
+    buffers.leave(lent)
+    assert buffers.held == 0
+    buffers.give(lent)
+    assert buffers.take(8, torch.float32, CPU).data_ptr() != lent.data_ptr()
+    view.fill_(1.0)
+
+
+def test_empty_ones_are_not_kept() -> None:
+    buffers = Buffers()
+    buffers.give(buffers.take(8, torch.float32, CPU))
+    for _ in range(3):
+        buffers.give(buffers.take(0, torch.float32, CPU))
+    assert buffers.held == 32
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=30))
+def test_no_two_that_are_lent_share_memory_and_no_more_is_kept_than_was_lent_at_one_time(
+    moves: list[tuple[int, int, bool]],
+) -> None:
+    buffers = Buffers()
+    lent: dict[int, torch.Tensor] = {}
+    for slot, numel, is_left in moves:
+        if slot in lent:
+            used = lent.pop(slot)
+            buffers.leave(used) if is_left else buffers.give(used)
+            del used  # whoever gives something back holds on to it no longer
+        else:
+            lent[slot] = buffers.take(numel, torch.float32, CPU).fill_(float(slot))
+        assert all(bool((each == float(place)).all()) for place, each in lent.items())
+        assert not any(buffers.is_seen(each) for each in lent.values())
+        assert buffers.held <= 4 * 40 * 4

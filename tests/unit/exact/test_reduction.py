@@ -1,7 +1,7 @@
 """The fold adds what is there, in lane order, and nothing else: seen with ranks that are only told."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
 from unbroken.exact.reduction import ReplicatedFold
+from unbroken.exact.stock import ReplicatedStock
 from unbroken.exact.sums import _AT_ONCE, Accumulator, put
 
 Say = Callable[[torch.Tensor], torch.Tensor]
@@ -85,6 +86,14 @@ def test_a_narrow_part_is_added_piece_by_piece_as_if_at_once() -> None:
     assert torch.equal(total, start + part.float())
 
 
+def test_a_part_that_is_not_there_is_one_of_zeros() -> None:
+    for is_first in (True, False):
+        absent, zeros = (torch.tensor([-0.0, 0.0, 3.0]) for _ in range(2))
+        put(absent, None, is_first=is_first)
+        put(zeros, torch.zeros(3), is_first=is_first)
+        assert [str(each) for each in absent.tolist()] == [str(each) for each in zeros.tolist()]
+
+
 def test_no_sum_outlives_its_step() -> None:
     parameter = nn.Parameter(torch.zeros(1000))
     fold = ReplicatedFold([parameter], lambda each: each.dtype, Ranks(0, 1))
@@ -97,6 +106,42 @@ def test_no_sum_outlives_its_step() -> None:
         fold.finish()
         assert parameter.grad is not None
         assert parameter.grad.tolist() == [2.0] * 1000
+
+
+@dataclass(frozen=True)
+class LateRanks(TwoRanks):
+    """Two ranks whose slices arrive when the test says so, as those of a step that was abandoned may."""
+
+    late: list[Callable[[], object]] = field(default_factory=list)
+
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Arrival:
+        self.late.append(lambda: whole.fill_(torch.nan))
+        return super().gather(whole, part)
+
+    def add_up_as_stock(self, numbers: torch.Tensor) -> Arrival:
+        self.late.append(lambda: numbers.fill_(torch.nan))
+        return Arrival(None)
+
+
+@pytest.mark.parametrize("kind", [ReplicatedFold, ReplicatedStock])
+def test_what_arrives_after_its_step_was_abandoned_is_in_no_sum(kind: type[ReplicatedFold | ReplicatedStock]) -> None:
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    ranks = LateRanks(0, 2, None)
+    fold = kind(parameters, lambda each: each.dtype, ranks, bucket_bytes=1)
+    for is_abandoned in (True, False):
+        fold.begin_round(2, is_first=True, is_last=True)
+        for parameter in parameters:
+            (parameter * 3.0).sum().backward()  # type: ignore[no-untyped-call]
+        fold.end_round()
+        if is_abandoned:
+            fold.abandon()
+            late = ranks.late.copy()
+            assert len(late) == len(parameters)
+    for arrive in late:
+        arrive()
+    fold.finish()
+    each_sum = 6.0 if kind is ReplicatedFold else 3.0  # the other rank's share of a stock sum never comes
+    assert [parameter.grad.tolist() for parameter in parameters if parameter.grad is not None] == [[each_sum] * 2] * 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.unit.gpt.models import config_of, error, model_of, tokens_of
 from unbroken.gpt.attention import Context, Kernel, _kernel_options
 from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
+from unbroken.gpt.rope import Angles
 
 EDGES = (0, 5, 6, 19, 22)
 PADDED = 24
@@ -52,8 +53,19 @@ def test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal(
     seen: list[Context] = []
     model.blocks[0].register_forward_pre_hook(lambda _module, given: seen.append(given[1]))
     model(tokens_of(length=PADDED), documents() if has_documents else None)
-    options = _kernel_options(64, seen[0])
+    options = _kernel_options(torch.empty(1, 1, 1, 64), seen[0])
     assert options["ROWS_GUARANTEED_SAFE"] == options["BLOCKS_ARE_CONTIGUOUS"] == is_plain
+
+
+@pytest.mark.parametrize(("dtype", "width", "has_tiles"), [
+    (torch.bfloat16, 64, True), (torch.float16, 64, True), (torch.float32, 64, False), (torch.bfloat16, 128, False)
+])  # fmt: skip
+def test_measured_tiles_are_for_the_type_and_width_that_were_measured(
+    dtype: torch.dtype, width: int, has_tiles: bool
+) -> None:
+    context = Context(Angles(torch.empty(0), torch.empty(0)), None)
+    options = _kernel_options(torch.empty(1, 1, 1, width, dtype=dtype), context)
+    assert ("fwd_BLOCK_M" in options) == has_tiles
 
 
 @pytest.mark.promise("G16")

@@ -63,6 +63,24 @@ def test_a_penalty_makes_seen_tokens_less_likely_whatever_their_sign() -> None:
     assert given.tolist() == torch.tensor([2.0, -0.5, 1.9, -0.6]).tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-37, 1e-39, 1e-45, 1e-60, 1e-320])
+def test_as_cold_as_can_be_it_takes_the_most_likely(temperature: float) -> None:
+    given = torch.tensor([5.0, -3.0, 9.0, 8.9])
+    assert set(drawn(given, Sampling(temperature=temperature), 20)) == {2}
+
+
+@pytest.mark.parametrize("penalty", [1e-320, 1e-45, 1e-30, 1e30, 1e60])
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_a_penalty_out_of_all_proportion_still_leaves_a_choice(penalty: float, is_greedy: bool) -> None:
+    sampling = Sampling(repetition_penalty=penalty, is_greedy=is_greedy)
+    found = drawn(torch.tensor([1.0, 2.0, 0.0, -1.0, 3.0]), sampling, 20, seen=(0, 2, 3))
+    assert set(found) <= ({0} if penalty < 1 else {1, 4})
+
+
+def test_the_smallest_top_p_keeps_one() -> None:
+    assert set(drawn(logits(0.3, 0.7), Sampling(temperature=1.0, top_k=None, top_p=1e-300), 20)) == {1}
+
+
 def test_all_bad_options_are_named_at_once() -> None:
     with pytest.raises(GenerationInvalid) as caught:
         Sampling(temperature=0.0, top_k=0, top_p=1.5, repetition_penalty=float("nan"))

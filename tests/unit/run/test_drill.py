@@ -13,6 +13,7 @@ WHOLE = Drill(
     directory=Path("/elsewhere/run"),
     save_steps=5,
     stop_at=17,
+    stops_as="periodic",
     faults=(
         Fault("manifest", "kill", 2),
         Fault("parts", "delay", rank=None, seconds=0.5),
@@ -49,6 +50,7 @@ def test_a_drill_that_is_not_there_is_an_error_and_not_a_real_job(tmp_path: Path
         ({"save_steps": 0}, "counts from 1"),
         ({"save_steps": True}, "'save_steps'"),
         ({"stop_at": -1}, "'stop_at'"),
+        ({"stops_as": "sealed"}, "'stops_as'"),
         ({"faults": [{"at": "moon", "do": "kill", "when": 1, "rank": 0, "seconds": 0.0}]}, "no phase 'moon'"),
         ({"faults": [{"at": "parts", "do": "melt", "when": 1, "rank": 0, "seconds": 0.0}]}, "no fault 'melt'"),
         ({"faults": [{"at": "parts", "do": "kill", "when": 0, "rank": 0, "seconds": 0.0}]}, "first time"),

@@ -11,7 +11,7 @@ from unbroken.errors import DamagedCheckpoint, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester, digest_of
 from unbroken.store.manifest import Manifest, Part
-from unbroken.store.parts import BlockReader, read_part, write_part
+from unbroken.store.parts import BlockReader, read_part, read_whole, write_part
 from unbroken.store.place import Store
 
 
@@ -74,6 +74,15 @@ def test_a_part_is_read_back_block_by_block(tmp_path: Path) -> None:
         data[1024:2048],
         data[2048:],
     ]
+
+
+def test_a_part_is_read_whole_by_its_name_after_every_block_is_proven(tmp_path: Path) -> None:
+    manifest, _, data = _three_blocks(tmp_path)
+    assert read_whole(LOCAL, tmp_path, manifest, "w.bin") == data
+    assert read_whole(LOCAL, tmp_path, manifest, "other.bin") is None
+    (tmp_path / "w.bin").write_bytes(data[:-1] + b"\xff")
+    with pytest.raises(DamagedCheckpoint):
+        read_whole(LOCAL, tmp_path, manifest, "w.bin")
 
 
 @pytest.mark.promise("M16")

@@ -1,5 +1,6 @@
 """`assert_exact`: what a user's test of a trainer says when it is right, when it is not, and when nothing was tried."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,24 @@ def test_a_chain_in_which_no_job_resumed_proves_nothing(tmp_path: Path) -> None:
     assert "no job went on from a checkpoint, so nothing was tried" in str(found)
 
 
+def test_of_the_usual_kills_one_more_comes_behind_the_first_commit_where_the_trainer_outran_it(tmp_path: Path) -> None:
+    found = assert_exact(train, tmp_path, "", 2)
+    assert [job.partition("from ")[2] for job in found.jobs] == [
+        "step 0, killed at step 1",
+        "step 0, killed in a save's phase manifest",
+        "step 0, killed at step 1",
+        "step 0, killed in a save's phase committed",
+        "step 1, left alone to the end",
+    ]
+
+
+def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> None:
+    found = check_exact(train, tmp_path, kills=["committed"], save_steps=100)
+    assert found.comparison is not None and found.comparison.is_equal
+    assert found.resumed_steps[-1] == TOTAL and not found.is_exact
+    assert "so nothing was tried" in str(found)
+
+
 @pytest.mark.parametrize(
     ("bug", "kills", "said"),
     [
@@ -97,6 +116,13 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_started(tmp_path: Pa
     (tmp_path / "undisturbed").mkdir()
     with pytest.raises(ValueError, match="a directory of its own"):
         assert_exact(train, tmp_path)
+
+
+def test_the_assertion_is_called_like_the_check_and_says_so() -> None:
+    assert inspect.signature(assert_exact) == inspect.signature(check_exact)
+    assert "kills" in inspect.signature(assert_exact).parameters
+    assert assert_exact.__name__ == "assert_exact"
+    assert (assert_exact.__doc__ or "").startswith("Assert that a trainer")
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:

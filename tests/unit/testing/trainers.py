@@ -12,7 +12,7 @@ import unbroken
 TOTAL = 12
 
 
-def train(directory: str, bug: str = "") -> None:
+def train(directory: str, bug: str = "", total: int = TOTAL) -> None:
     """A small training with dropout, moments, a schedule, shuffled data and python's own generator."""
     torch.manual_seed(1)
     random.seed(2)
@@ -29,7 +29,7 @@ def train(directory: str, bug: str = "") -> None:
     settings = unbroken.Settings(save_steps=None, log_steps=1, audit="off")
     drawn = random.SystemRandom() if bug == "not deterministic" else random
     with unbroken.Run(directory, settings=settings, **things) as run:
-        for _ in run.steps(TOTAL):
+        for _ in run.steps(total):
             features, target = next(run.data)
             loss = (model(features * (1 + drawn.random())) - target).square().mean()
             optimizer.zero_grad()

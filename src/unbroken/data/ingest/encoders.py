@@ -5,17 +5,17 @@ any other words, and an id that only a control token has never leaves an encoder
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.catalogue import TokenizerIdentity
 from unbroken.data.ingest.documents import Batch
+from unbroken.data.ingest.hub import package, tokenizer_of_hub
 from unbroken.errors import NoEodToken, PackageMissing, TokenizerUnknown
 from unbroken.files import told
 from unbroken.store.digest import digest_of
@@ -169,22 +169,7 @@ def find_tokenizer(asked: str) -> TokenizerFile:
             return TokenizerFile(path.resolve().parent.name if path.name == FILE_NAME else path.name, path.read_bytes())
     if path.is_absolute() or asked.startswith((".", "~")) or asked.endswith(".json") or asked.count("/") > 1:
         raise TokenizerUnknown(asked=asked, reason="there is no such file")
-    return TokenizerFile(asked, _from_hub(asked))
-
-
-def _from_hub(name: str) -> bytes:
-    tokenizers = _tokenizers()
-    # The client of the hub raises whatever its transport does; `tokenizers` turns that into a plain Exception.
-    try:
-        found = tokenizers.Tokenizer.from_pretrained(name)
-    except Exception as refusal:
-        # Its first sentence says what happened; those after it advise about the client, not about the command.
-        reason = " ".join(str(refusal).split()).partition(". ")[0][:160] or type(refusal).__name__
-        raise TokenizerUnknown(
-            asked=name, reason=f"there is no such path, and the hub did not give it: {reason}"
-        ) from refusal
-    content: str = found.to_str()
-    return content.encode()
+    return TokenizerFile(asked, tokenizer_of_hub(asked))
 
 
 def load_encoder(file: TokenizerFile, eod_token: str | None = None, *, eod_id: int | None = None) -> TextEncoder:
@@ -213,7 +198,7 @@ def load_encoder(file: TokenizerFile, eod_token: str | None = None, *, eod_id: i
 def _parsed(file: TokenizerFile) -> "Tokenizer":
     try:
         text = (file.content or b"").decode()
-        tokenizer: Tokenizer = _tokenizers().Tokenizer.from_str(text)
+        tokenizer: Tokenizer = package("tokenizers").Tokenizer.from_str(text)
     except PackageMissing:
         raise
     # `tokenizers` raises a plain Exception for JSON that describes no tokenizer.
@@ -235,13 +220,3 @@ def _digest(content: bytes) -> str:
     # Over the meaning, not the spelling: a file that was only laid out anew is the same tokenizer.
     described = json.loads(content)
     return digest_of([json.dumps(described, sort_keys=True, separators=(",", ":")).encode()]).whole
-
-
-def _tokenizers() -> Any:  # noqa: ANN401 -- a module
-    # Nothing of a progress bar or of telemetry may reach the terminal of a command.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    try:
-        import tokenizers
-    except ImportError as missing:
-        raise PackageMissing(package="tokenizers", purpose="this tokenizer") from missing
-    return tokenizers

@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,7 +26,7 @@ from unbroken.data.ingest.unit_work import Terms, do_unit
 from unbroken.data.ingest.workbench import Options, Plan, Totals, UnitRecord, Workbench
 from unbroken.data.ingest.workers import Crew, Job
 from unbroken.data.windows import require_bakeable
-from unbroken.errors import TokenizeBusy
+from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files, told
 
@@ -134,6 +135,7 @@ def tokenize(request: Request, *, progress: Progress | None = None, files: Files
     Raises:
         PathMissing: there is no input folder.
         NoTextFound: it holds nothing to read.
+        NoTokens: it was read, and no document has a token.
         TokenizerUnknown: there is no such tokenizer.
         NoEodToken: it has no token that ends a document.
         PackageMissing: the tokenizer or a format needs a package that is not installed.
@@ -217,6 +219,7 @@ def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Re
                 bench.drop_engine(plan, str(difference))
     records = [record for number in range(len(plan.units)) if (record := bench.unit(plan, number)) is not None]
     engine = _engine_words(asked, records, bench.dropped_engine(plan))
+    _require_tokens(asked, records)
     finished = finish(bench, plan, records, bench.finished())
     shares = [share for number in left for share in records[number].shares]
     return Report(
@@ -227,6 +230,19 @@ def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Re
         new_units=len(left),
         kept_units=len(plan.units) - len(left),
     )
+
+
+def _require_tokens(asked: _Asked, records: Sequence[UnitRecord]) -> None:
+    """Refuse to finish a data set without a token; one that has some may be given files that add none."""
+    has_tokens = any(shards for record in records for shards in record.shards.values())
+    if has_tokens or asked.bench.finished() is not None:
+        return
+    left_out: Counter[str] = Counter()
+    for share in (share for record in records for share in record.shares):
+        left_out.update(share.skipped)
+    # The plan goes too: the text is to change, and a plan is of one text.
+    asked.bench.clear()
+    raise NoTokens(path=asked.request.input_dir, left_out=tuple(sorted(left_out.items())))
 
 
 def _pending(bench: Workbench, plan: Plan) -> list[int]:

@@ -6,7 +6,6 @@ Every record carries a digest of itself.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,13 +20,13 @@ from unbroken.data.tree import COMMAND, UNFINISHED
 from unbroken.errors import ShardDamaged, UnsafeName
 from unbroken.files import Files
 from unbroken.store.digest import digest_bytes
+from unbroken.store.envelope import opened_bare, sealed_bare
 from unbroken.store.fields import Malformed
 
 FINISHED: Final = "tokenization.json"
 PLAN: Final = "plan.json"
 _DROPPED: Final = "reference-only.json"
 _LIMIT_BYTES: Final = 1 << 30
-_ENVELOPE: Final = re.compile(rb'\{"body":(.*),"digest":"([0-9a-f]{32})"\}\n', re.DOTALL)
 
 
 T = TypeVar("T")
@@ -150,7 +149,7 @@ class Workbench:
             # crash here: as before, with the command that goes on.
             self.files.replace(self.tokenizer_path, tokenizer, scratch=scratch)
         # crash here: as before, with the tokenizer beside it.
-        self.files.create_once(self.plan_path, _proven(_plan_to_json(plan)), scratch=scratch)
+        self.files.create_once(self.plan_path, sealed_bare(_encoded(_plan_to_json(plan))), scratch=scratch)
 
     def plan(self) -> Plan | None:
         """What was begun and is not finished; None if nothing is.
@@ -277,26 +276,20 @@ class Workbench:
     # ---- bytes ----
 
     def _write(self, path: Path, body: Mapping[str, Any], scratch: str) -> None:
-        self.files.replace(path, _proven(body), scratch=scratch)
+        self.files.replace(path, sealed_bare(_encoded(body)), scratch=scratch)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         if self.files.find(path) is None:
             return None
-        data = self.files.read_bytes(path, limit_bytes=_LIMIT_BYTES)
-        envelope = _ENVELOPE.fullmatch(data)
-        if envelope is None or digest_bytes(envelope[1]).hex().encode() != envelope[2]:
+        body = opened_bare(self.files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
+        if body is None:
             raise ShardDamaged(path=path, complaint="its bytes do not match its own digest")
-        found: dict[str, Any] = json.loads(envelope[1])
+        found: dict[str, Any] = json.loads(body)
         return found
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _proven(body: Mapping[str, Any]) -> bytes:
-    data = _encoded(body)
-    return b'{"body":%s,"digest":"%s"}\n' % (data, digest_bytes(data).hex().encode())
 
 
 def _understood(path: Path, make: Callable[[dict[str, Any]], T], found: dict[str, Any]) -> T:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from unbroken.errors import SlurmMissing, SlurmRefused, StorageFailed
+from unbroken.errors import BadUsage, SlurmMissing, SlurmRefused, StorageFailed
 from unbroken.launch import processes
 from unbroken.launch.records import last_job
 from unbroken.launch.slurm import ask
@@ -180,7 +180,7 @@ def _successor(following: Requeue, orders: Orders, around: Surroundings) -> int:
     after = around.environ.get("SLURM_JOB_ID")
     try:
         found = submit(orders.script, after=after, is_link=True, in_vain=following.in_vain, options=options)
-    except (SlurmRefused, SlurmMissing) as refusal:
+    except (SlurmRefused, SlurmMissing, BadUsage) as refusal:
         around.say(f"and takes no follower: {' '.join(refusal.details()) or refusal.headline()}")
         return EXIT_UNKNOWN
     around.say(f"job {found.job} follows: {following.reason}")

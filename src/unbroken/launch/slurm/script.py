@@ -1,5 +1,6 @@
 """The text of a batch script: pure, from what was asked for. What it does at run time is ``unbroken slurm job``."""
 
+import itertools
 import math
 import re
 import shlex
@@ -17,6 +18,8 @@ MOST_LEAD_S: Final = 65_535
 # Ranks of other nodes end within a save's time of each other; one that hangs longer is ended.
 _WAIT_FOR_NODES_S: Final = 600
 _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_TOLD_TIME: Final = re.compile(r"#SBATCH\s+(?:--time[=\s]|-t)\s*\"?(?P<value>[^\s\"]+)")
+_TOLD_LEAD: Final = re.compile(r"#SBATCH\s+--signal=B:USR1@(?P<value>\d+)")
 _ARRAY_INDEX: Final = '"$SLURM_ARRAY_TASK_ID"'
 
 
@@ -59,7 +62,7 @@ class Request:
 
 
 def time_limit_s(text: str) -> float | None:
-    """A limit as sbatch takes it, ``90``, ``04:00:00``, ``1-12``, in seconds; None for ``UNLIMITED``.
+    """A limit as sbatch takes it, ``90``, ``04:00:00``, ``1-12``, in seconds; None for ``UNLIMITED`` and for none, 0.
 
     Raises:
         BadUsage: it is no such limit.
@@ -75,11 +78,11 @@ def time_limit_s(text: str) -> float | None:
     parts = [int(part) for part in found["rest"].split(":")]
     if found["days"] is not None:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
-        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60.0 + seconds or None
     if len(parts) == 1:
-        return parts[0] * 60.0
+        return parts[0] * 60.0 or None
     hours, minutes, seconds = (0, *parts)[-3:]
-    return (hours * 60 + minutes) * 60.0 + seconds
+    return (hours * 60 + minutes) * 60.0 + seconds or None
 
 
 def script_text(work: Work, request: Request, path: Path) -> str:
@@ -226,6 +229,23 @@ def _with_index(word: str) -> str:
 def learned_runs(text: str) -> list[Path]:
     """The runs that a script's lead time is learned from; none where a person gave it."""
     return [Path(line.removeprefix(LEARNS_FROM)) for line in text.splitlines() if line.startswith(LEARNS_FROM)]
+
+
+def told_time(text: str) -> str | None:
+    """The limit that a script asks for, as it stands there; None if it asks for none."""
+    return _told(text, _TOLD_TIME)
+
+
+def told_lead_s(text: str) -> int | None:
+    """How long before its end a script asks to be warned; None if it does not."""
+    found = _told(text, _TOLD_LEAD)
+    return None if found is None else int(found)
+
+
+def _told(text: str, pattern: re.Pattern[str]) -> str | None:
+    """The last word on it: sbatch reads up to the first command, and a later line replaces an earlier one."""
+    head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
+    return next((found["value"] for line in reversed([*head]) if (found := pattern.match(line))), None)
 
 
 def whole_lead(seconds: float, least_s: int) -> int:

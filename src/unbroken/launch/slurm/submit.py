@@ -1,14 +1,15 @@
 """Submitting a script once, or as a chain of jobs for sites that let no job be queued again."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.errors import PathMissing, SlurmRefused
+from unbroken.errors import BadUsage, PathMissing, SlurmRefused
 from unbroken.files import LOCAL
 from unbroken.launch.slurm.ask import Ask, ask_to_submit, submitted
-from unbroken.launch.slurm.lead import lead_s
-from unbroken.launch.slurm.script import further_options, learned_runs
+from unbroken.launch.slurm.lead import lead_s, require_lead
+from unbroken.launch.slurm.script import further_options, learned_runs, time_limit_s, told_lead_s, told_time
 from unbroken.run.layout import Layout
 
 _LIMIT_BYTES = 1 << 20
@@ -47,21 +48,36 @@ def submit(
         PathMissing: there is no such script.
         SlurmMissing: there is no sbatch here.
         SlurmRefused: sbatch said no.
-        BadUsage: an option is no option.
+        BadUsage: an option is no option, or the warning would come as the job begins.
     """
     if LOCAL.find(script) is None:
         raise PathMissing(path=script, purpose="script")
     text = LOCAL.read_bytes(script, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace")
     runs = learned_runs(text)
-    lead = lead_s(runs, None) if _have_saved(runs) else None
+    further = further_options(options)
+    limit_s = _limit_s(dict(further), text)
+    lead = lead_s(runs, limit_s) if _have_saved(runs) else None
+    told = lead if lead is not None else told_lead_s(text)
+    if told is not None:
+        require_lead(told, limit_s, command=f"unbroken slurm {'chain' if is_chained else 'submit'}")
     command = ["sbatch", "--parsable"]
     command += [f"--signal=B:USR1@{lead}"] if lead is not None else []
     command += [f"--dependency=afterany:{after}"] if after else []
     command += ["--no-requeue"] if is_chained else []
-    command += [f"--{key}={value}" for key, value in further_options(options)]
+    command += [f"--{key}={value}" for key, value in further]
     words = ["--link"] * is_link + ["--chained"] * is_chained
     words += ["--in-vain", str(in_vain)] if in_vain else []
     return Submitted(submitted([*command, str(script), *words], asked), lead)
+
+
+def _limit_s(further: Mapping[str, str], text: str) -> float | None:
+    """How long the job may take, by what sbatch heeds first; None if nobody says so, or not as we can read it."""
+    time = further.get("time") or os.environ.get("SBATCH_TIMELIMIT") or told_time(text)
+    try:
+        return time_limit_s(time) if time else None
+    except BadUsage:
+        # Judged by sbatch, in its own words.
+        return None
 
 
 def _have_saved(runs: Sequence[Path]) -> bool:

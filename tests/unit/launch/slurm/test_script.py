@@ -114,7 +114,15 @@ def test_a_value_that_would_break_the_script_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 5400), ("2:30", 150), ("04:00:00", 14400), ("1-12", 129600), ("1-0:30", 88200), ("UNLIMITED", None)],
+    [
+        ("90", 5400),
+        ("2:30", 150),
+        ("04:00:00", 14400),
+        ("1-12", 129600),
+        ("1-0:30", 88200),
+        ("UNLIMITED", None),
+        ("0", None),
+    ],
 )
 def test_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
     assert time_limit_s(text) == seconds

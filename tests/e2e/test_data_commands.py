@@ -83,6 +83,7 @@ def test_verify_names_the_shards_that_have_no_digest_and_seal_gives_them_one(unb
     again = unbroken("data", "seal", "foreign")
     assert again.returncode == 2
     assert again.stderr.startswith("error[would-overwrite]")
+    assert "unbroken data verify foreign/train" in again.stderr
 
 
 def test_stats_tell_how_documents_pack_and_how_long_they_are(unbroken: Tool, folder: Path) -> None:

@@ -84,6 +84,14 @@ def test_what_cannot_be_generated_is_said_in_a_few_lines(run: Path, unbroken: To
         assert len(ended.stderr.splitlines()) <= 8 and "Traceback" not in ended.stderr
 
 
+def test_every_prompt_that_is_too_long_is_named_with_its_line(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text(f"x\n\n{'y' * 60}\nz\n{'x' * 70}\n")
+    ended = unbroken("generate", "run", "--prompts-file", "prompts.txt")
+    assert ended.returncode == 2 and ended.stderr.startswith("error[batch-invalid]: "), ended.stderr
+    assert "prompts.txt:3  a sequence of" in ended.stderr and "prompts.txt:5  a sequence of" in ended.stderr
+    assert ended.stdout == ""
+
+
 def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older_one_is(
     run: Path, unbroken: Tool, tmp_path: Path
 ) -> None:

@@ -17,9 +17,9 @@ from unbroken.commands.text_options import (
     text_options,
     write_lines,
 )
-from unbroken.errors import BadUsage
+from unbroken.errors import BadUsage, BatchInvalid, GenerationInvalid, SequenceTooLong
 from unbroken.gpt.device import chosen_device, chosen_dtype
-from unbroken.gpt.text import Continued, TextSource
+from unbroken.gpt.text import Continued, Generation, TextSource
 
 _COMMAND: Final = "unbroken generate"
 _PATH: Final = click.Path(path_type=Path)
@@ -38,14 +38,14 @@ def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path
     """
     if asked.reference is None:
         raise BadUsage(command=_COMMAND, complaint="the argument RUN is missing")
-    prompts = _prompts(prompt, prompts_file)
+    numbered = _prompts(prompt, prompts_file)
     require_writable(_COMMAND, target, prompts_file)
     place = chosen_device(asked.device)
     source = TextSource.find(asked.reference, asked.tokenizer, is_averaged=asked.is_averaged)
     note_passed_over(output, source.found)
-    for each in prompts:
-        # Before the weights are read, which takes longer than anything else that can go wrong.
-        source.encode(each, asked.generation)
+    # Before the weights are read, which takes longer than anything else that can go wrong.
+    _require_sound(source, numbered, prompts_file, asked.generation)
+    prompts = [each for _, each in numbered]
     model = source.load(place, chosen_dtype(asked.dtype, place))
     note_passed_over(output, model.source.found, before=source.found)
     with output.progress("generate", len(prompts)) as advance:
@@ -65,16 +65,33 @@ def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path
     output.document("unbroken.generate/1", facts, lambda: _text(records, target))
 
 
-def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:
+    """Each prompt with the line it stands in."""
     if (prompt is None) == (file is None):
         raise BadUsage(command=_COMMAND, complaint="one of --prompt and --prompts-file is needed, and not both")
     if file is None:
-        return [prompt or ""]
+        return [(1, prompt or "")]
     # At line feeds alone: a prompt may hold other characters that end a line for somebody.
-    lines = [line.removesuffix("\r") for line in read_text(file, "file of prompts").split("\n") if line.strip()]
+    read = enumerate(read_text(file, "file of prompts").split("\n"), start=1)
+    lines = [(number, line.removesuffix("\r")) for number, line in read if line.strip()]
     if not lines:
         raise BadUsage(command=_COMMAND, complaint=f"--prompts-file holds no prompt: {file}")
     return lines
+
+
+def _require_sound(
+    source: TextSource, prompts: list[tuple[int, str]], file: Path | None, generation: Generation
+) -> None:
+    problems = []
+    for number, each in prompts:
+        try:
+            source.encode(each, generation)
+        except (GenerationInvalid, SequenceTooLong) as wrong:
+            if file is None:
+                raise
+            problems.append(f"{file}:{number}  {wrong.headline()}")
+    if file is not None and problems:
+        raise BatchInvalid(path=file, problems=tuple(problems))
 
 
 def _record(prompt: str, said: Continued) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from unbroken.data.content import read_content
 from unbroken.data.listing import LISTING, Listing, TokenizerIdentity, write_listing
 from unbroken.data.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord, bin_complaint, open_index, token_bytes_for
 from unbroken.data.tree import Found, walk
-from unbroken.errors import DataDamaged, DataMissing, PathMissing, ShardDamaged, WouldOverwrite
+from unbroken.errors import DataDamaged, DataMissing, Help, PathMissing, ShardDamaged, WouldOverwrite
+from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files
 
 _THREADS: Final = 8
@@ -42,7 +43,9 @@ def seal_shards(
         raise PathMissing(path=directory, purpose="folder of shards")
     found = walk(directory, follows_buckets=False)
     if found.listings:
-        raise WouldOverwrite(path=directory / found.listings[0] / LISTING)
+        listed = directory / found.listings[0]
+        remedy = Help(f"unbroken data verify {quoted(listed)}", "hold the shards to the list that is there")
+        raise WouldOverwrite(path=listed / LISTING, remedy=remedy)
     if not found.stems:
         raise DataMissing(path=directory, lacks=f"no {IDX_SUFFIX} file stands in it or below it")
     findings = _halves(found)

@@ -144,8 +144,9 @@ def test_the_same_text_gives_the_same_tokenizer_whatever_its_format_and_it_is_ne
     made = [train_tokenizer(tmp_path / name, tmp_path / f"{name}.json", vocab_size=300) for name in ("a", "b")]
     assert made[0].path.read_bytes() == made[1].path.read_bytes()
     assert {each.vocab_size for each in made} == {300}
-    with pytest.raises(WouldOverwrite):
+    with pytest.raises(WouldOverwrite) as refused:
         train_tokenizer(tmp_path / "a", tmp_path / "a.json", vocab_size=300)
+    assert "a-2.json --vocab-size 300" in refused.value.help()[0].command
 
 
 def test_training_names_bad_documents_and_refuses_an_empty_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from unbroken.data.ingest.documents import Bad, Reader, Stretch
 from unbroken.data.ingest.sources import Source, find_sources
-from unbroken.errors import BadDocuments, NoTextFound, PackageMissing, WouldOverwrite
+from unbroken.errors import BadDocuments, Help, NoTextFound, PackageMissing, WouldOverwrite
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files
 from unbroken.store.digest import BlockDigester
@@ -72,7 +72,9 @@ def train_tokenizer(
     if vocab_size < LEAST_VOCABULARY:
         raise ValueError(f"a vocabulary has at least {LEAST_VOCABULARY} ids: 256 bytes and the end of a document")
     if files.find(output) is not None:
-        raise WouldOverwrite(path=output)
+        another = output.with_name(f"{output.stem}-2{output.suffix}")
+        command = f"unbroken tokenizer train {quoted(input_dir)} -o {quoted(another)} --vocab-size {vocab_size}"
+        raise WouldOverwrite(path=output, remedy=Help(command, "write to another path"))
     texts = _Texts(input_dir, text_field)
     content = _learn(texts, vocab_size)
     if texts.problems:

@@ -80,7 +80,7 @@ def _step(odd: Odd, model: OddModel, reducer: exact.Reducer, step: int) -> list[
     for lane in reducer.lanes(step):
         generator = torch.Generator().manual_seed(100 * step + lane.number)
         loss = model(torch.randn(2, odd.widths[0], generator=generator))
-        scaled = loss * 1e9 if lane.number == odd.overflowing else None
+        scaled = loss * 1e9 if lane.number == odd.overflowing else loss
         lane.backward(loss, count=lane.number % 3, scaled=scaled)
     norm = reducer.clip(0.7)
     if reducer.pending_scale is not None:

@@ -161,4 +161,11 @@ DATA = (
     one("an account that is wrong agrees", "data/served.py",
          "self._agrees and served == self._expected", "self._agrees",
          "tests/unit/data/test_account.py::test_an_account_that_is_wrong_once_never_agrees_again"),
+    one("a data set without a token finished", "data/ingest/tokenize.py",
+         "    _require_tokens(asked, records)\n", "",
+         "tests/unit/data/test_no_tokens.py::"
+         "test_text_without_a_token_makes_no_data_set_and_goes_on_when_there_is_some"),
+    one("a hub that nobody can reach waited for", "data/ingest/hub.py",
+         " else _refusal(constants.ENDPOINT)\n", " else None\n",
+         "tests/unit/data/test_hub.py::test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked"),
 )  # fmt: skip

@@ -78,6 +78,9 @@ _SLURM_JOB = "tests/e2e/test_slurm_job.py::"
 _SLURM_DECIDE = "tests/unit/launch/slurm/test_decide.py::"
 
 SLURM = (
+    one("a job submitted that would be warned as it begins", "launch/slurm/submit.py",
+         "    if told is not None:\n", "    if False:\n",
+         "tests/e2e/test_slurm_job.py::test_a_job_that_would_be_warned_as_it_begins_is_never_submitted"),
     one("a halted run queued again", "launch/slurm/decide.py",
          '    if outcome.verdict != "again":\n', '    if outcome.verdict not in ("again", "look"):\n',
          f"{_SLURM_DECIDE}test_only_again_is_queued_again"),

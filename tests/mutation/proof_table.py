@@ -93,4 +93,11 @@ PROOF: tuple[Mutation, ...] = (
          "processes.send([self.pid], signal.SIGKILL)",
          "tests/e2e/test_prove_jobs.py::"
          "test_a_kill_reaches_what_stands_in_a_session_of_its_own_and_leaving_does_the_same"),
+    one("a resume at the very end taken for a proof", "testing/interrupted.py",
+         "any(0 < step < last for", "any(0 < step <= last for",
+         "tests/unit/testing/test_interrupted.py::test_a_chain_that_resumed_only_at_its_end_proves_nothing"),
+    one("a recomputed checkpoint called a shutdown", "opened.py",
+         " else drill.stops_as\n", " else SHUTDOWN\n",
+         "tests/unit/test_drilled_run.py::"
+         "test_a_drill_that_ends_where_the_script_goes_on_calls_its_last_save_as_the_script_would"),
 )  # fmt: skip

@@ -44,9 +44,9 @@ class Lane:
             others wait for it; what comes out is not counted.
     """
 
-    def __init__(self, number: int, *, is_spare: bool, is_silenced: bool) -> None:
+    def __init__(self, number: int, *, is_spare: bool, is_silenced: bool, needs_scale: bool) -> None:
         self.number, self.is_spare = number, is_spare
-        self._is_silenced = is_silenced
+        self._is_silenced, self._needs_scale = is_silenced, needs_scale
         self._has_begun = False
         self.told: tuple[torch.Tensor, int | torch.Tensor] | None = None
 
@@ -60,11 +60,17 @@ class Lane:
                 and gradients are divided by the count of all lanes together. Without, the mean of a lane as large as
                 any other.
             count: how many things the loss is a sum over; a tensor is not waited for.
-            scaled: what to differentiate in place of ``loss``: ``scaler.scale(loss)``.
+            scaled: what to differentiate in place of ``loss``: ``scaler.scale(loss)``. A lane that computes in float16
+                is not computed without it.
 
         Raises:
-            LaneBroken: it was called before in this lane.
+            LaneBroken: it was called before in this lane, or has no ``scaled`` and needs one.
         """
+        if self._needs_scale and scaled is None:
+            raise LaneBroken(
+                complaint="a lane in float16 needs scaled=scaler.scale(loss): small gradients would become zero "
+                "without a word (scaled=loss says that it is meant)"
+            )
         if self._has_begun:
             raise LaneBroken(complaint=f"lane {self.number} called backward twice; a lane is one micro-batch")
         self._has_begun = True
@@ -195,7 +201,8 @@ class Reducer:
             is_spare = mine is None
             # The lane of the round before: its data is at hand.
             at = mine if mine is not None else number * plan.size + plan.rank - plan.size
-            lane = Lane(at, is_spare=is_spare, is_silenced=is_spare and self._is_stock)
+            is_silenced, needs_scale = is_spare and self._is_stock, self._dtype is torch.float16
+            lane = Lane(at, is_spare=is_spare, is_silenced=is_silenced, needs_scale=needs_scale)
             generators.enter(at)
             yield lane
             if lane.told is None:

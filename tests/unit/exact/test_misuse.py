@@ -137,3 +137,14 @@ def test_gradients_are_clipped_by_a_number_above_zero_alone(max_norm: float) -> 
 def test_a_step_has_a_whole_number_of_lanes(lanes: int) -> None:
     with pytest.raises(ValueError, match="a whole number"):
         exact.Reducer(two_layers(), lanes=lanes, seed=0)
+
+
+def test_a_lane_in_float16_is_not_computed_without_a_scale_unless_that_is_said() -> None:
+    net = two_layers()
+    reducer = exact.Reducer(net, lanes=1, seed=0, compute_dtype=torch.float16)
+    with pytest.raises(LaneBroken, match=r"scaled=scaler\.scale\(loss\)"):
+        run_step(reducer, lambda: net(ROWS.half()).sum())
+    for lane in reducer.lanes(0):
+        loss = net(ROWS.half()).sum()
+        lane.backward(loss, scaled=loss)
+    assert all(parameter.grad is not None for parameter in net.parameters())

@@ -9,19 +9,19 @@ from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from unbroken import exact
-    from unbroken.loop import Run
-    from unbroken.settings import Settings
+    from unbroken.loop.run import Run
+    from unbroken.loop.settings import Settings
 
 __all__ = ["Run", "Settings", "__version__", "exact"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
     if name == "Run":
-        from unbroken.loop import Run
+        from unbroken.loop.run import Run
 
         return Run
     if name == "Settings":
-        from unbroken.settings import Settings
+        from unbroken.loop.settings import Settings
 
         return Settings
     if name == "exact":

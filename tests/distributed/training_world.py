@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import unbroken
-from unbroken import emergency
 from unbroken.errors import LeaseLost, NoRoom
+from unbroken.loop import emergency
 from unbroken.state import payload
 from unbroken.state import save as saving
 from unbroken.state.items import make_items

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop", "tests.exact.training", "tests.exact.orders"])
+_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.training", "tests.exact.orders"])
 _AT_ONCE = 2
 # To start one child, multiprocessing looks at all others; what it reads of their ends can be read only once.
 _LOCK = threading.Lock()

@@ -25,7 +25,7 @@ STEPS = 1_250  # of eight lanes: 10,000 batches
 _SAVE_EVERY = 20
 _LIMIT_S = 240.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop", "tests.exact.lanes"])
+_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.lanes"])
 
 
 @dataclass(frozen=True)

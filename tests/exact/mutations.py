@@ -5,9 +5,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unbroken import opening
+from unbroken.loop import opening, resume
 from unbroken.state import restore as restore_module
-from unbroken.state import resume
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item
 from unbroken.state.restore import Restored

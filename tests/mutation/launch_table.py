@@ -108,7 +108,7 @@ SLURM = (
 )  # fmt: skip
 
 _DUMPS = "tests/unit/store/test_emergency.py::"
-_EMERGENCY = "tests/unit/test_emergency.py::"
+_EMERGENCY = "tests/unit/loop/test_emergency.py::"
 _DUMP_CRASHES = "tests/crash/test_emergency.py::"
 
 EMERGENCY = (
@@ -125,17 +125,17 @@ EMERGENCY = (
     one("a copy called one before it is proven", "store/dumps.py",
          "        _require_same(draft, manifest)\n", "",
          f"{_DUMP_CRASHES}test_a_copy_that_is_not_what_was_written_is_never_called_one"),
-    one("a refused copy called one", "emergency.py",
+    one("a refused copy called one", "loop/emergency.py",
          'what="copy", error=refused.kind, reason=str(refused))\n            return None\n',
          'what="copy", error=refused.kind, reason=str(refused))\n            return str(shared)\n',
          f"{_EMERGENCY}test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the_same[a file]"),
     one("a pointer that a power cut takes back", "store/emergency.py",
          "scratch=scratch(pointer.job, path.stem))\n", "scratch=scratch(pointer.job, path.stem), durable=False)\n",
          f"{_DUMP_CRASHES}test_after_every_crash_there_is_the_old_dump_or_the_new_one_and_each_is_whole"),
-    one("a dump from before the run went back accepted", "emergency.py",
+    one("a dump from before the run went back accepted", "loop/emergency.py",
          'is_new = settings.resume != "auto"', "is_new = False",
          f"{_EMERGENCY}test_a_run_that_goes_back_leaves_its_dumps_behind"),
-    one("a dump of a job that was left behind accepted", "emergency.py",
+    one("a dump of a job that was left behind accepted", "loop/emergency.py",
          "    return lambda moment: moment.step > step and (number_of(moment.job) or 0) >= number\n",
          "    return lambda moment: moment.step > step\n",
          f"{_EMERGENCY}test_the_dump_of_a_job_that_a_later_one_has_left_behind_is_not_used"),
@@ -146,11 +146,11 @@ EMERGENCY = (
          "unmeasured_s = (UNMEASURED_S if grace_s is None else grace_s) / 2\n",
          "unmeasured_s = left_s if grace_s is None else grace_s / 2\n",
          "tests/unit/run/test_grace.py::test_the_ranks_are_waited_for_until_a_dump_would_no_longer_fit"),
-    one("a rank that leaves though nobody is to end", "emergency.py",
+    one("a rank that leaves though nobody is to end", "loop/emergency.py",
          "return is_over and self._stops.look() is not None\n", "return is_over\n",
          "tests/distributed/test_emergency.py"
          "::test_a_deadline_that_is_far_away_lets_no_rank_leave_while_it_waits_for_another"),
-    one("a halt that a small window makes a job to be queued again", "loop.py",
+    one("a halt that a small window makes a job to be queued again", "loop/run.py",
          "        if self._halting is not None:\n            # Not", "        if False:\n            # Not",
          f"{_EMERGENCY}test_a_halt_in_a_window_too_small_for_a_save_is_dumped_and_stays_a_halt"),
 )  # fmt: skip

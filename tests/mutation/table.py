@@ -21,7 +21,7 @@ def _cut(scene: str) -> str:
     return f"{_OPERATIONS}test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new_one[{scene}]"
 
 
-_FAILED = "tests/unit/test_failed_saves.py::"
+_FAILED = "tests/unit/loop/test_failed_saves.py::"
 _GIVEN_UP = "tests/distributed/test_failed_saves.py::test_a_first_save_that_one_rank_cannot_copy_is_given_up_by_all"
 _LATE_MANIFEST = """\
     name = _publish(store, draft, stem)
@@ -115,7 +115,7 @@ STORE = (
          f"{_HINT}test_a_resume_takes_the_newest_whatever_latest_says"),
     one("bytes that nobody reads not proven", "state/restore.py",
          "    prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)\n", "",
-         "tests/unit/state/test_resume.py::"
+         "tests/unit/loop/test_resume.py::"
          "test_one_bit_of_any_part_is_seen_even_where_no_job_has_a_use_for_it[state/.metadata]"),
     one("unread bytes shared out with holes", "state/unread.py",
          "unread[world.rank :: world.size]", "unread[1 :: world.size]",
@@ -185,7 +185,7 @@ STORE = (
     one("error of an object's own ends the save only", "state/save.py",
          "return not isinstance(cause, InternalError | PeerLost)", "return True",
          "tests/distributed/test_failed_saves.py::test_an_error_of_an_objects_own_in_a_save_ends_all"),
-    one("last save's refusal swallowed", "loop.py",
+    one("last save's refusal swallowed", "loop/run.py",
          "        refused = self._settle_last(opened)\n        if refused is not None:\n",
          "        refused = self._settle_last(opened)\n        if False:\n",
          f"{_FAILED}test_the_last_save_of_a_job_that_cannot_be_made_is_an_error"),
@@ -194,9 +194,9 @@ STORE = (
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
         ("state/capture.py", "split(called, generators(), allow", "split(called, early, allow"),
     ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
-    one("a metric of an earlier step counts for a checkpoint", "loop.py",
+    one("a metric of an earlier step counts for a checkpoint", "loop/run.py",
          "self._measures.of_step(self.step).items()", "self._measures.latest.items()",
-         "tests/unit/test_loop.py::"
+         "tests/unit/loop/test_run.py::"
          "test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for"),
     # ---- names ----
     one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",

@@ -14,12 +14,13 @@ import pytest
 
 import unbroken
 from tests.mutation.data_table import DATA
+from tests.mutation.habits_table import HABITS
 from tests.mutation.launch_table import LAUNCH
 from tests.mutation.proof_table import PROOF
 from tests.mutation.table import STORE, Mutation
 from tests.mutation.training_table import TRAINING
 
-MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF)
+MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF, *HABITS)
 REPOSITORY = Path(__file__).parents[2]
 
 

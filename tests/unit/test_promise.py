@@ -7,7 +7,7 @@ import pytest
 from tools.promise import Row, collect, complaints, page, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNTS = {"G": 24, "K": 7, "C": 18, "M": 28, "X": 8}
+COUNTS = {"G": 24, "K": 7, "C": 18, "M": 28, "X": 12, "U": 17}
 
 TESTS = """
 import pytest

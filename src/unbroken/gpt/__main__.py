@@ -14,7 +14,7 @@ from pathlib import Path
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError, render
-from unbroken.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
 from unbroken.run.outcome import EXIT_INTERRUPTED, conclude
 
 

@@ -37,9 +37,9 @@ from unbroken.gpt.records import JobLog, keep_config, keep_tokenizer
 from unbroken.gpt.scaler import LossScaler
 from unbroken.launch.accepted import require_known
 from unbroken.launch.started import Started, settle
-from unbroken.loop import Run
+from unbroken.loop.run import Run
+from unbroken.loop.settings import Settings
 from unbroken.run.layout import Layout
-from unbroken.settings import Settings
 
 _log = logging.getLogger(__name__)
 VALIDATION_LOSS = "val_loss"

@@ -36,7 +36,7 @@ _PRELOADED: Final = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
-    "unbroken.loop",
+    "unbroken.loop.run",
 )
 # One thread a rank: the ranks of a test share a few cores, and a server with threads could not be forked. Gloo asks the
 # name service for this machine unless it is told the interface.

@@ -11,8 +11,8 @@ from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_en
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.initialization import initialize
 from unbroken.gpt.model import GPT
-from unbroken.loop import Run
-from unbroken.settings import Settings
+from unbroken.loop.run import Run
+from unbroken.loop.settings import Settings
 
 CONFIG = ModelConfig(n_embd=32, n_layer=2, n_head=2, n_positions=48)
 TEXT = (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from unbroken.measures import Measures, NonFinite, first_non_finite
+from unbroken.loop.measures import Measures, NonFinite, first_non_finite
 
 
 def test_tensors_numbers_and_scalars_of_numpy_come_back_exactly_in_order() -> None:

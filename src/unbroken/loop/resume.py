@@ -17,7 +17,7 @@ from unbroken.errors import (
     RankFailed,
     UnbrokenError,
 )
-from unbroken.settings import Settings
+from unbroken.loop.settings import Settings
 from unbroken.state.items import Item
 from unbroken.state.restore import Restored, Source, restore
 from unbroken.store.check import Level

@@ -22,14 +22,14 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.files import LOCAL
-from unbroken.pace import SaveClock
-from unbroken.recorder import SilentRecorder
+from unbroken.loop.pace import SaveClock
+from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.settings import Settings
 from unbroken.run.grace import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease, number_of, require_held
 from unbroken.run.process import host_name
 from unbroken.run.stop import StopSources
-from unbroken.settings import Settings
 from unbroken.state.adopt import Adopting, adopt
 from unbroken.state.emergency import Dumped, Whose, dump
 from unbroken.state.items import Item

@@ -176,7 +176,7 @@ def test_a_dump_that_cannot_be_used_is_said_aloud_and_the_next_older_checkpoint_
 ) -> None:
     job(tmp_path, 2)
     job(tmp_path, 9, dump_at=7, lost_at=9)
-    monkeypatch.setattr("unbroken.emergency.host_name", lambda: "elsewhere/1")
+    monkeypatch.setattr("unbroken.loop.emergency.host_name", lambda: "elsewhere/1")
     with caplog.at_level(logging.WARNING):
         assert job(tmp_path, 9) == 2
     assert "passed over emergency_step_7: rank 0's dump is on host" in caplog.text

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unbroken.ballots import Ballots
 from unbroken.errors import (
     Halted,
     NoEmergencyArea,
@@ -29,13 +28,14 @@ from unbroken.errors import (
     UnbrokenError,
     explain_in_traceback,
 )
-from unbroken.measures import Measures, NonFinite, first_non_finite
-from unbroken.opened import Opened
-from unbroken.opening import open_run
+from unbroken.loop.ballots import Ballots
+from unbroken.loop.measures import Measures, NonFinite, first_non_finite
+from unbroken.loop.opened import Opened
+from unbroken.loop.opening import open_run
+from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_target, shown
+from unbroken.loop.settings import Settings
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
-from unbroken.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_target, shown
-from unbroken.settings import Settings
 from unbroken.state.audit import calling_frame
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.rng import capture_generators, generator_devices

@@ -1,6 +1,6 @@
 """How the ranks agree at the edges of steps without waiting for each other there. Owns the vote that is under way."""
 
-from unbroken.opened import Opened
+from unbroken.loop.opened import Opened
 from unbroken.world import Vote
 
 # Stop, and in a hurry: what a rank does alone when the others do not answer.

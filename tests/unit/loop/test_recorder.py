@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.launch import outcome_file
-from unbroken.recorder import MOST_MISMATCHES, Recorder, SilentRecorder
+from unbroken.loop.recorder import MOST_MISMATCHES, Recorder, SilentRecorder
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import acquire

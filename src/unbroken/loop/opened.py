@@ -3,17 +3,17 @@
 import logging
 from dataclasses import dataclass
 
-from unbroken.drilled import Drilled
-from unbroken.emergency import Emergency
 from unbroken.errors import StorageFailed
-from unbroken.pace import SaveClock
-from unbroken.recorder import SilentRecorder
+from unbroken.loop.drilled import Drilled
+from unbroken.loop.emergency import Emergency
+from unbroken.loop.pace import SaveClock
+from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.settings import Settings
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease
 from unbroken.run.outcome import Outcome
 from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, end_requests
-from unbroken.settings import Settings
 from unbroken.state.restore import Restored
 from unbroken.state.save import Saver
 from unbroken.store.names import SHUTDOWN

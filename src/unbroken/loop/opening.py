@@ -9,16 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from unbroken.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
-from unbroken.drilled import Drilled, find_drill
-from unbroken.emergency import Emergency, find_area
 from unbroken.errors import ItemsDiffer, NotExact, NotShared, UnbrokenError, UnsavedState
 from unbroken.launch import outcome_file
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
-from unbroken.opened import Opened, let_go
-from unbroken.pace import SaveClock
-from unbroken.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
+from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
+from unbroken.loop.drilled import Drilled, find_drill
+from unbroken.loop.emergency import Emergency, find_area
+from unbroken.loop.opened import Opened, let_go
+from unbroken.loop.pace import SaveClock
+from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
+from unbroken.loop.resume import Resumed, resume
+from unbroken.loop.settings import Settings
 from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
 from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
 from unbroken.run.grace import learned_costs
@@ -30,13 +32,11 @@ from unbroken.run.renewal import Renewal
 from unbroken.run.scheduler import placement
 from unbroken.run.stop import StopSources, clear_requests
 from unbroken.run.takeover import patience_s, take_over
-from unbroken.settings import Settings
 from unbroken.state.audit import audit
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor, Positioned
 from unbroken.state.items import Item, make_items
 from unbroken.state.restore import Restored
-from unbroken.state.resume import Resumed, resume
 from unbroken.state.rng import restore_generators
 from unbroken.state.save import Keeping, Saver
 from unbroken.store.fields import Malformed

@@ -2,7 +2,7 @@
 
 import itertools
 
-from unbroken.pace import SaveClock
+from unbroken.loop.pace import SaveClock
 from unbroken.run.cadence import Auto, Every
 from unbroken.run.deadline import Reserve
 

@@ -4,8 +4,8 @@ import logging
 from typing import Final
 
 from unbroken.errors import RankFailed, UnbrokenError
-from unbroken.measures import Measures
-from unbroken.opened import Opened
+from unbroken.loop.measures import Measures
+from unbroken.loop.opened import Opened
 from unbroken.state.save import Saved
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unbroken.loop.settings import Settings
 from unbroken.run.drill import Drill, read_drill
-from unbroken.settings import Settings
 from unbroken.world import World
 
 _log = logging.getLogger(__name__)

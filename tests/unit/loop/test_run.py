@@ -313,7 +313,7 @@ def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_ac
     def refuse(_: object) -> None:
         raise Malformed("the generators of 1 CUDA devices were saved; 0 are here")
 
-    monkeypatch.setattr("unbroken.opening.restore_generators", refuse)
+    monkeypatch.setattr("unbroken.loop.opening.restore_generators", refuse)
     if not accept:
         with pytest.raises(NotExact, match="same bits"):
             job(tmp_path / "run", 4, quietly(), **tiny())

@@ -5,17 +5,17 @@ import time
 from collections.abc import Iterable, Sequence
 
 from unbroken import amounts
-from unbroken.pace import SaveClock
-from unbroken.recorder import SilentRecorder
+from unbroken.loop.pace import SaveClock
+from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.resume import Resumed
+from unbroken.loop.settings import Settings
 from unbroken.run.clocks import skew_sentence
 from unbroken.run.deadline import Deadline
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease
 from unbroken.run.process import host_name
-from unbroken.settings import Settings
 from unbroken.state.accepted import without_difference
 from unbroken.state.capture import GENERATORS
-from unbroken.state.resume import Resumed
 from unbroken.world import World
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""``Run`` and what happens at a step's edge."""

@@ -32,6 +32,8 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.PackageMissing(package="pyarrow", purpose="reading .parquet"),
     errors.ShardsExist(output=Path("data/train"), found="00000-000.bin"),
     errors.SourceBroken(path=Path("text/a.jsonl.gz"), reason="it ends in the middle of its compressed bytes"),
+    errors.ColumnMissing(path=Path("text/a.parquet"), column="text", columns=(("id", "int64"), ("body", "string"))),
+    errors.GptSimpleRun(run=Path("outputs"), checkpoints=("checkpoint-500", "checkpoint-612-shutdown")),
     errors.SourcesChanged(output=Path("data/train"), changed=("a.jsonl",), gone=("b.jsonl",), added=("c.jsonl",)),
     errors.SourcesChanged(output=Path("data/train"), added=("c.jsonl",)),
     errors.TokenizeBusy(output=Path("data/train")),

@@ -14,6 +14,7 @@ from unbroken.cli.runs import named_store
 from unbroken.report.style import Style
 from unbroken.run.journal import Fact
 from unbroken.run.process import process_of
+from unbroken.run.state import RunState
 from unbroken.run.summary import RunSummary, summarize
 
 MOST_MISMATCHES: Final = 10
@@ -47,6 +48,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "max_steps": state.max_steps if state else None,
         "tokens": state.tokens if state else None,
         "loss": state.loss if state and state.loss is not None and math.isfinite(state.loss) else None,
+        "loss_step": state.loss_step if state else None,
         "error": state.error if state else None,
         "class": outcome.verdict if outcome else None,
         "exit_code": outcome.exit_code if outcome else None,
@@ -96,8 +98,7 @@ def summary_text(summary: RunSummary, style: Style) -> str:
         lines.append(("job", f"{summary.lease.describe()}, last sign of life {age}"))
     if state and state.step is not None:
         target = f" of {amounts.count(state.max_steps)}" if state.max_steps is not None else ""
-        loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-        lines.append(("step", f"{amounts.count(state.step)}{target}{loss}"))
+        lines.append(("step", f"{amounts.count(state.step)}{target}{_loss(state)}"))
     if newest:
         age = amounts.ago((time.time_ns() - newest.saved_at_ns) / 1e9)
         size = amounts.size(newest.size_bytes)
@@ -117,6 +118,14 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     if state and state.error:
         lines.append(("error", state.error))
     return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+
+
+def _loss(state: RunState) -> str:
+    """The newest loss; metrics are read from the device every few steps, so it may belong to an earlier step."""
+    if state.loss is None:
+        return ""
+    older = state.loss_step is not None and state.loss_step != state.step
+    return f", loss {state.loss:.4f}" + (f" at step {amounts.count(state.loss_step or 0)}" if older else "")
 
 
 def _without_checkpoint(summary: RunSummary) -> str:

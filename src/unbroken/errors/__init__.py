@@ -68,6 +68,7 @@ from unbroken.errors.stream import LanesUnfit, SequenceDamaged, StreamDiffers
 from unbroken.errors.tensors import TensorUnsupported
 from unbroken.errors.tokenize import (
     BadDocuments,
+    ColumnMissing,
     ControlToken,
     NoEodToken,
     NoTextFound,
@@ -81,7 +82,7 @@ from unbroken.errors.tokenize import (
     TokenizerUnknown,
     WorkerDied,
 )
-from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GradientNotFinite
+from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GptSimpleRun, GradientNotFinite
 from unbroken.errors.tree import (
     BusyError,
     CheckpointError,
@@ -128,6 +129,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointUnknown",
     "CheckpointsExist",
+    "ColumnMissing",
     "CompilerMissing",
     "ConfigDiffers",
     "ConfigError",
@@ -150,6 +152,7 @@ __all__ = [
     "FieldChange",
     "FormatUnknown",
     "GenerationInvalid",
+    "GptSimpleRun",
     "GradientNotFinite",
     "Halted",
     "Help",

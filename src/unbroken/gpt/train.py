@@ -39,6 +39,7 @@ from unbroken.launch.accepted import require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
+from unbroken.run.events import event
 from unbroken.run.layout import Layout
 
 _log = logging.getLogger(__name__)
@@ -283,7 +284,9 @@ class Training:
                 self.run.save(by_all=True)
         if self.place.is_first:
             note = "  best so far" if found.loss < best else ""
-            _log.info("step %s  %s %.4f  perplexity %.2f%s", f"{done:,}", metric, found.loss, found.perplexity, note)
+            facts = event("evaluation", step=done, metric=metric, loss=found.loss, perplexity=found.perplexity)
+            shown = f"{done:,}", metric, found.loss, found.perplexity, note
+            _log.info("step %s  %s %.4f  perplexity %.2f%s", *shown, extra=facts)
 
     def _is_due(self, done: int, every: int | None) -> bool:
         return every is not None and (done % every == 0 or done == self.config.training.max_steps)

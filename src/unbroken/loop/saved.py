@@ -6,6 +6,7 @@ from typing import Final
 from unbroken.errors import RankFailed, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
+from unbroken.run.events import event
 from unbroken.state.save import Saved
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
     opened.recorder.fact(
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
-    _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
+    facts = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
+    _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error, extra=facts)
     return saved.error
 
 
@@ -50,7 +52,10 @@ def _note_commit(opened: Opened, saved: Saved) -> None:
     if saved.account is not None and not saved.account["agrees"]:
         _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
     opened.recorder.snapshot(latest_checkpoint=saved.name)
-    _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
+    size, seconds, paused_s = saved.size_bytes, saved.total_s, saved.blocked_s
+    facts = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
+    said = "saved %s in %.1f s (training paused %.2f s)"
+    _log.info(said, saved.name, seconds, paused_s, extra=facts)
     # After the commit, never before.
     opened.emergency.sweep(step)
 
@@ -65,6 +70,7 @@ def shown(measures: Measures) -> dict[str, object]:
     tokens = measures.latest.get("tokens")
     return {
         "loss": measures.number("loss"),
+        "loss_step": measures.steps.get("loss"),
         "learning_rate": measures.number("lr"),
         "tokens_per_s": measures.number("tokens_per_s"),
         "tokens": tokens if isinstance(tokens, int) else None,

@@ -7,6 +7,7 @@ from unbroken.errors import RankFailed, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.run.events import event
+from unbroken.run.outcome import Outcome
 from unbroken.state.save import Saved
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
     facts = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
-    _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error, extra=facts)
+    _log.warning("could not save step %s: %s; the last commit is intact", f"{step:,}", saved.error, extra=facts)
     return saved.error
 
 
@@ -54,10 +55,24 @@ def _note_commit(opened: Opened, saved: Saved) -> None:
     opened.recorder.snapshot(latest_checkpoint=saved.name)
     size, seconds, paused_s = saved.size_bytes, saved.total_s, saved.blocked_s
     facts = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
-    said = "saved %s in %.1f s (training paused %.2f s)"
-    _log.info(said, saved.name, seconds, paused_s, extra=facts)
+    if opened.world.is_first:
+        _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=facts)
     # After the commit, never before.
     opened.emergency.sweep(step)
+
+
+def say_end(outcome: Outcome, *, target: int) -> None:
+    """Tell people how the job ended, and what the same command would do next."""
+    where = "" if outcome.step is None else f" at step {outcome.step:,}"
+    if outcome.status == "completed":
+        of = f" of {target:,}" if target and "of" not in outcome.reason else ""
+        why = f" ({outcome.reason})" if outcome.reason and not outcome.reason.startswith("the target") else ""
+        _log.info("run completed%s%s%s", where, of, why)
+    elif outcome.status == "stopped":
+        _log.info("job stopped%s: %s; the same command resumes the run", where, outcome.reason)
+    else:
+        next_step = {"again": "the same command resumes the run", "look": "look at the error before starting it again"}
+        _log.error("job ended%s: %s; %s", where, outcome.reason, next_step.get(outcome.verdict, outcome.verdict))
 
 
 def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:

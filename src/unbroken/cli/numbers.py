@@ -35,7 +35,7 @@ def seconds_in(text: str) -> float | None:
     return sum(float(number) * unit for number, unit in zip(found.groups(), _SECONDS, strict=True) if number)
 
 
-class Duration(click.ParamType):
+class Duration(click.types.FloatParamType):
     """A duration in seconds, or as people and schedulers write it."""
 
     name = "duration"

@@ -91,10 +91,7 @@ def command(
     if output_dir.exists() and not output_dir.is_dir():
         raise BadUsage(command=_COMMAND, complaint=f"--output-dir is a file and not a folder: {output_dir}")
     _require_windows(bake_windows=bake_windows, max_length=max_length, overlap_size=overlap_size)
-    if probabilistic_overlap and not bake_windows:
-        complaint = "--probabilistic-overlap is for --bake-windows; when training, all documents overlap alike"
-        raise BadUsage(command=_COMMAND, complaint=complaint)
-    share = _fraction("--overlap-probability", overlap_probability or "0.7")
+    share = _overlap_share(overlap_probability, is_asked=probabilistic_overlap, bake_windows=bake_windows)
     options = Options(
         text_field=text_field,
         min_text_length=min_text_length,
@@ -103,7 +100,7 @@ def command(
         max_length=max_length,
         # One token at least: the first of a window is not trained.
         overlap_size=overlap_size or 1 if bake_windows else None,
-        overlap_probability=share if probabilistic_overlap else None,
+        overlap_probability=share,
     )
     request = Request(
         input_dir=input_dir,
@@ -144,6 +141,14 @@ def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size
             "made when training, as data.max_length and data.overlap_size of the config say"
         )
         raise BadUsage(command=_COMMAND, complaint=complaint)
+
+
+def _overlap_share(probability: str | None, *, is_asked: bool, bake_windows: bool) -> str | None:
+    """The share of documents whose windows overlap; None: all of them."""
+    if is_asked and not bake_windows:
+        complaint = "--probabilistic-overlap is for --bake-windows; when training, all documents overlap alike"
+        raise BadUsage(command=_COMMAND, complaint=complaint)
+    return _fraction("--overlap-probability", probability or "0.7") if is_asked else None
 
 
 def _fraction(option: str, text: str | None) -> str | None:

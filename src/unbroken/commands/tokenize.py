@@ -91,16 +91,14 @@ def command(
     if output_dir.exists() and not output_dir.is_dir():
         raise BadUsage(command=_COMMAND, complaint=f"--output-dir is a file and not a folder: {output_dir}")
     _require_windows(bake_windows=bake_windows, max_length=max_length, overlap_size=overlap_size)
-    share = _overlap_share(overlap_probability, is_asked=probabilistic_overlap, bake_windows=bake_windows)
     options = Options(
         text_field=text_field,
         min_text_length=min_text_length,
         shard_tokens=shard_tokens,
         val_fraction=_fraction("--val-fraction", val_fraction),
         max_length=max_length,
-        # One token at least: the first of a window is not trained.
-        overlap_size=overlap_size or 1 if bake_windows else None,
-        overlap_probability=share,
+        overlap_size=overlap_size or 1 if bake_windows else None,  # 0 would leave first tokens untrained
+        overlap_probability=_overlap_share(overlap_probability, probabilistic_overlap, bake_windows),
     )
     request = Request(
         input_dir=input_dir,
@@ -143,7 +141,7 @@ def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size
         raise BadUsage(command=_COMMAND, complaint=complaint)
 
 
-def _overlap_share(probability: str | None, *, is_asked: bool, bake_windows: bool) -> str | None:
+def _overlap_share(probability: str | None, is_asked: bool, bake_windows: bool) -> str | None:
     """The share of documents whose windows overlap; None: all of them."""
     if is_asked and not bake_windows:
         complaint = "--probabilistic-overlap is for --bake-windows; when training, all documents overlap alike"

@@ -42,5 +42,5 @@ def command(
         with contextlib.suppress(StorageFailed, BrokenPipeError):
             output.note(f"{PROGRAM}: {message}")
 
-    around = Surroundings(os.environ, time.monotonic, time.time, time.sleep, say)
+    around = Surroundings(os.environ, time.monotonic, time.sleep, say)
     return work(Orders(run, words, script, link, chained, in_vain), around)

@@ -189,7 +189,7 @@ def tell_launcher_of_refusal(run: Path, outcome: Outcome) -> None:
 
 def _is_gone(process: Holder | None) -> bool:
     """Whether a process has ended, as far as can be seen from this machine."""
-    return process is not None and process_of(process.host, process.pid) not in (None, process.process_started)
+    return process is not None and process_of(process) not in (None, process.process_started)
 
 
 def _is_told(place: Path) -> bool:
@@ -205,4 +205,6 @@ def _said_not_raised(what: str) -> Iterator[None]:
     try:
         yield
     except StorageFailed as refused:
-        _log.warning("%s could not be written: %s (%s)", what, refused.headline(), refused.at())
+        # A directory that is gone is told once, as that, by whoever renews the lease.
+        level = logging.WARNING if refused.path.parent.exists() else logging.DEBUG
+        _log.log(level, "%s could not be written: %s (%s)", what, refused.headline(), refused.at())

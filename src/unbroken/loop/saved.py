@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from unbroken.errors import RankFailed, UnbrokenError
+from unbroken.errors import RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.state.save import Saved
@@ -30,7 +30,10 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
     opened.recorder.fact(
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
-    _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
+    is_gone = cause == RunGone.kind
+    _log.warning(
+        "step %s was not saved: %s%s", f"{step:,}", saved.error, "" if is_gone else "; the last commit is intact"
+    )
     return saved.error
 
 

@@ -101,8 +101,12 @@ def abandoned_ids(store: Store) -> dict[str, frozenset[str]]:
         if node.kind is not NodeKind.FILE or not node.name.endswith(".json"):
             continue
         path = directory / node.name
+        content = store.files.read_bytes(path, limit_bytes=_RECORD_LIMIT_BYTES)
+        if not content:
+            # Claimed and never finished, on a file system without hard links: no decision was made.
+            continue
         try:
-            body = Table(json.loads(store.files.read_bytes(path, limit_bytes=_RECORD_LIMIT_BYTES)), "rewind")
+            body = Table(json.loads(content), "rewind")
             body.one_of("schema", (_SCHEMA,))
             for row in body.rows("abandoned"):
                 ids.setdefault(row.text("name"), set()).add(row.text("id"))

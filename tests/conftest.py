@@ -42,6 +42,7 @@ def _with_sbin() -> dict[str, str]:
 NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "strace": (_may_trace, "needs the Debian package strace, and the right to trace a process"),
     "xfsprogs": (_has_command("mkfs.xfs"), "needs the Debian package xfsprogs"),
+    "dosfstools": (_has_command("mkfs.vfat"), "needs the Debian package dosfstools"),
     "e2fsprogs": (_has_command("mkfs.ext4"), "needs the Debian package e2fsprogs"),
     "root": (lambda: os.geteuid() == 0, "needs to be root"),
     "slurm": (_has_slurm, "needs the Debian packages slurmctld, slurmd, slurm-client and munge"),

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 # command it brings : package
-needed=(strace:strace mkfs.xfs:xfsprogs mkfs.ext4:e2fsprogs
+needed=(strace:strace mkfs.xfs:xfsprogs mkfs.ext4:e2fsprogs mkfs.vfat:dosfstools
     slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge faketime:faketime)
 
 missing=()

@@ -21,6 +21,7 @@ from unbroken.config.source import read
 from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.started import settle
+from unbroken.run.layout import require_directory
 
 PROGRAM: Final = "unbroken train"
 MODULE: Final = "unbroken.gpt"
@@ -61,6 +62,7 @@ def command(
         option = "--max-restarts" if asked.max_restarts else "--until-done"
         complaint = f"with {option} every restart would begin at '{config.training.resume}' again"
         raise BadUsage(command=PROGRAM, complaint=complaint)
+    require_directory(Path(config.training.output_dir))
     _require_startable(config, asked.shape, accept, force=force)
     words = (str(path), *taken.written, *flags)
     words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())

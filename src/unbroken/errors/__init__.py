@@ -101,6 +101,7 @@ from unbroken.errors.tree import (
     render,
 )
 from unbroken.errors.usage import (
+    BadRunPath,
     BadUsage,
     CannotSeal,
     CheckpointUnknown,
@@ -118,6 +119,7 @@ __all__ = [
     "BadDocuments",
     "BadMix",
     "BadPlan",
+    "BadRunPath",
     "BadSpot",
     "BadUsage",
     "BaselineFails",

@@ -15,7 +15,6 @@ import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +33,7 @@ from unbroken.loop.opened import Opened
 from unbroken.loop.opening import open_run
 from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_target, shown
 from unbroken.loop.settings import Settings
+from unbroken.run.layout import absolute_run
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
 from unbroken.state.audit import calling_frame
@@ -57,12 +57,13 @@ class Run:
 
     Raises:
         NotAnItem: something has no state that could be saved.
+        BadRunPath: the directory is an empty path.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], *, settings: Settings | None = None, **things: object
     ) -> None:
-        self.directory = Path(directory)
+        self.directory = absolute_run(directory)
         self.settings = settings or Settings()
         loader = things.get("data")
         self._cursor: Cursor[Any] | None = None

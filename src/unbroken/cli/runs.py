@@ -1,12 +1,30 @@
 """How a run is named on the command line: as the argument, or by the option that older tools have."""
 
 from pathlib import Path
+from typing import Any
+
+import click
 
 from unbroken.errors import BadUsage
 from unbroken.run.layout import Layout, require_reachable, run_of
 from unbroken.run.refer import is_run
 from unbroken.store.place import Store
 from unbroken.store.refer import find_store
+
+
+class RunPath(click.ParamType):
+    """The directory of a run, or where it is to be."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 -- click's own signature
+        """The path that a word means; an empty word means none, and is not taken for the working directory.
+
+        Raises:
+            BadRunPath: it is a path at which no run can be.
+        """
+        require_reachable(str(value))
+        return Path(value)
 
 
 def named_store(command: str, run: str | None, output_dir: str | None) -> Store:

@@ -91,16 +91,16 @@ class BadRunPath(UsageError):
 
     kind = "bad-run-path"
     path: str
-    problem: Literal["empty", "nul", "too-long", "dangling", "circular", "forbidden"]
+    problem: Literal["empty", "nul", "long-name", "too-long", "dangling", "circular", "forbidden"]
     obstacle: str = ""
 
     def headline(self) -> str:
         size_bytes = len(os.fsencode(self.obstacle))
-        long = "it" if self.obstacle == self.path else "a name in it"
         return {
             "empty": "the path of the run is empty",
             "nul": "the path of the run has a NUL character in it",
-            "too-long": f"the path of the run is too long: {long} has {size_bytes:,} bytes",
+            "long-name": f"the path of the run is too long: a name in it has {size_bytes:,} bytes",
+            "too-long": f"the path of the run is too long: it has {size_bytes:,} bytes",
             "dangling": f"the path of the run is a symlink that leads nowhere: its target is {self.obstacle}",
             "circular": "the symlinks in the path of the run lead in a circle",
             "forbidden": f"the path of the run cannot be looked into: permission denied in {self.obstacle}",

@@ -96,14 +96,15 @@ def _require_short(path: Path, nearest: Path) -> None:
     most_bytes = os.pathconf(nearest, "PC_NAME_MAX")
     for name in path.parts[len(nearest.parts) :]:
         if len(os.fsencode(name)) > most_bytes:
-            raise BadRunPath(path=str(path), problem="too-long", obstacle=name)
+            raise BadRunPath(path=str(path), problem="long-name", obstacle=name)
 
 
 def _bad_path(path: Path, refusal: OSError) -> BadRunPath | StorageFailed:
     if refusal.errno == errno.ENAMETOOLONG:
         longest = max(path.parts, key=lambda part: len(os.fsencode(part)))
-        is_name = len(os.fsencode(longest)) > _MOST_NAME_BYTES
-        return BadRunPath(path=str(path), problem="too-long", obstacle=longest if is_name else str(path))
+        if len(os.fsencode(longest)) > _MOST_NAME_BYTES:
+            return BadRunPath(path=str(path), problem="long-name", obstacle=longest)
+        return BadRunPath(path=str(path), problem="too-long", obstacle=str(path))
     if refusal.errno == errno.ELOOP:
         return BadRunPath(path=str(path), problem="circular")
     if refusal.errno == errno.EACCES:

@@ -62,6 +62,9 @@ def test_a_launcher_starts_nothing_for_a_bad_path(here: Path, command: str, capf
         code = main([command, "--run-dir", path, str(script)])
         said = capfd.readouterr().err
         assert (code, said.startswith(words)) == (2, True), said
+    assert main(["init", "-o", "run.yaml"]) == 0
+    assert main(["train", "run.yaml", "training.output_dir=dangling"]) == 2
+    assert capfd.readouterr().err.startswith(BAD["dangling"])
     assert not (here / "started").exists() and not (here / "new").exists()
 
 

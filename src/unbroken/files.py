@@ -151,7 +151,7 @@ class Files:
         found = self.find(path)
         return found is not None and (found.identity, found.kind) == (status.identity, status.kind)
 
-    def _claim(self, beside: Path, path: Path) -> bool:
+    def _claim(self, beside: Path, path: Path, *, is_contested: bool) -> bool:
         """Give a finished file a name that must be free; says whether it was."""
         try:
             # crash here: the name is absent, or stands for a whole file; a scratch file may be left.
@@ -162,8 +162,14 @@ class Files:
         except OSError as refusal:
             if refusal.errno not in _NO_LINKS:
                 raise
-            self._degrade("hard links", path.parent, "a new file is claimed empty, then replaced by the whole one")
-            return self._claim_empty(beside, path)
+            self._degrade("hard links", path.parent, "a lease is claimed as an empty file, then replaced")
+            return self._claim_empty(beside, path) if is_contested else self._move_to_free(beside, path)
+        return True
+
+    def _move_to_free(self, beside: Path, path: Path) -> bool:
+        if self.find(path) is not None:
+            return False
+        self._rename(beside, path)
         return True
 
     def _claim_empty(self, beside: Path, path: Path) -> bool:
@@ -315,10 +321,11 @@ class Files:
                 # crash here: the old file or the new one; after a power cut anything, for nothing is synced.
                 self._rename(beside, path)
 
-    def create_once(self, path: Path, data: bytes, *, scratch: str) -> bool:
+    def create_once(self, path: Path, data: bytes, *, scratch: str, is_contested: bool = True) -> bool:
         """Bring a small file into being whole, unless the name is taken; says whether it was us.
 
-        Where the file system has no hard links, a crash may leave an empty file under the name.
+        Where the file system has no hard links, a crash may leave an empty file under a name that others may contest
+        at the same moment.
 
         Raises:
             StorageFailed: the system refused.
@@ -328,7 +335,7 @@ class Files:
             self.remove_file(beside)
             self.write_new(beside, [data])
             try:
-                if not self._claim(beside, path):
+                if not self._claim(beside, path, is_contested=is_contested):
                     return False
             finally:
                 self.remove_file(beside)

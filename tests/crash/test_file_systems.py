@@ -17,7 +17,7 @@ from unbroken.run.takeover import take_over
 from unbroken.store.keep import LastK
 from unbroken.store.names import LATEST
 from unbroken.store.place import Store
-from unbroken.store.rewind import abandoned_ids
+from unbroken.store.rewind import abandoned_ids, record_rewind
 from unbroken.store.scan import scan
 from unbroken.testing import ERRORS, FaultyDisk, Kill, MemoryDisk, Operation, Refuse, Repeat, crash_points
 from unbroken.testing.faults import Fault, Plan
@@ -136,12 +136,14 @@ def _take_over(files: Files) -> Lease:
 
 
 @pytest.mark.promise("U16")
-def test_a_rewind_that_was_claimed_and_never_written_abandons_nothing() -> None:
-    files = Files(MemoryDisk([ROOT / "rewinds"]))
-    store = Store(ROOT, files)
-    directory = next(node.name for node in files.list_directory(ROOT))
-    files.write_new(ROOT / directory / "000001.json", [b""])
-    assert abandoned_ids(store) == {}
+def test_without_links_a_decision_to_go_back_is_whole_or_absent() -> None:
+    def goes_back(disk: Disk) -> None:
+        store = Store(ROOT, Files(FaultyDisk(disk, lacking(errno.EPERM, "link"))))
+        record_rewind(store, target="checkpoint-10", abandoned={"checkpoint-20": "x"}, job="a", at_ns=1)
+
+    for trial in crash_points(lambda: MemoryDisk([ROOT]), goes_back, (Kill("before"), Kill("during"), *ERRORS)):
+        found = abandoned_ids(Store(ROOT, Files(trial.disk)))
+        assert found in ({}, {"checkpoint-20": frozenset({"x"})}) and (found or not trial.is_finished), str(trial)
 
 
 @pytest.mark.promise("U6", "U16")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from unbroken.run.process import this_holder
 # A job as the loop makes one: it takes the run, works step by step, and ends in words when it is asked to.
 JOB = """
 import os, sys, time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from unbroken.run.journal import Journal
 from unbroken.run.layout import Layout

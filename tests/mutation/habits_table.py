@@ -47,7 +47,8 @@ HABITS: tuple[Mutation, ...] = (
          "if self._within is not None and self._files.find(self._within) is None:", "if False:",
          f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[delete]"),
     one("a run that is gone trained on", "run/renewal.py",
-         "if waited_s < every_s and is_present(", "if waited_s < every_s or is_present(",
+         "if waited_s < every_s and is_present(self._run_directory, self._lease, self._files):",
+         "if waited_s < every_s:",
          f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[move]"),
     # ---- U8 ----
     # ---- U9 ----

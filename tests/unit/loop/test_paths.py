@@ -16,7 +16,7 @@ from unbroken import Run, Settings
 from unbroken.errors import BadRunPath, NotAStore, RunGone, StorageFailed, UnbrokenError, render
 from unbroken.run.outcome import conclude
 
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
 
 
 @pytest.mark.promise("U7")

@@ -1,7 +1,6 @@
 """How a run is named on the command line: as the argument, or by the option that older tools have."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,19 +11,17 @@ from unbroken.store.place import Store
 from unbroken.store.refer import find_store
 
 
-class RunPath(click.ParamType):
-    """The directory of a run, or where it is to be."""
+def run_path(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """The directory of a run, or where it is to be, as click's callback for it.
 
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 -- click's own signature
-        """The path that a word means; an empty word means none, and is not taken for the working directory.
-
-        Raises:
-            BadRunPath: it is a path at which no run can be.
-        """
-        require_reachable(str(value))
-        return Path(value)
+    Raises:
+        BadRunPath: it is a path at which no run can be; an empty one is not taken for the working directory.
+    """
+    del ctx, param
+    if value is None:
+        return None
+    require_reachable(value)
+    return Path(value)
 
 
 def named_store(command: str, run: str | None, output_dir: str | None) -> Store:

@@ -55,7 +55,14 @@ from unbroken.errors.resume import (
     StateDiffers,
     UnsavedState,
 )
-from unbroken.errors.run import BadDeadline, NoOutcome, RunsElsewhere, StillRunning
+from unbroken.errors.run import (
+    BadDeadline,
+    LeftMidStep,
+    LoopsDisagree,
+    NoOutcome,
+    RunsElsewhere,
+    StillRunning,
+)
 from unbroken.errors.shards import (
     DataChanged,
     DataDamaged,
@@ -161,7 +168,9 @@ __all__ = [
     "LaneBroken",
     "LanesUnfit",
     "LeaseLost",
+    "LeftMidStep",
     "LogitsNotFinite",
+    "LoopsDisagree",
     "ManifestDamaged",
     "ManifestUnfit",
     "MirrorDiffers",

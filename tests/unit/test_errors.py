@@ -90,7 +90,7 @@ def test_no_error_says_please_or_failed_to(error: UnbrokenError) -> None:
 
 
 def test_a_path_with_a_space_can_be_pasted() -> None:
-    error = errors.RunHeld(path=Path("my runs/a"), holder="job 1", age_s=1)
+    error = errors.RunHeld(path=Path("my runs/a"), holder="job 1", proof="process")
     assert error.help()[0].command == "unbroken status 'my runs/a'"
 
 

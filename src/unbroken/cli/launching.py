@@ -15,6 +15,7 @@ import click
 
 from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output
+from unbroken.cli.runs import run_path
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch import outcome_file
@@ -111,7 +112,7 @@ def script_arguments(function: _Function) -> _Function:
         click.option("-m", "--module", metavar="MODULE", help="Run a module instead of a script."),
         click.option(
             "--run-dir",
-            type=click.Path(path_type=Path),
+            callback=run_path,
             metavar="RUN",
             help="The run, whose records are read; needed on nodes without rank 0, told by the job otherwise.",
         ),

@@ -21,7 +21,7 @@ from unbroken.errors import BadPlan
 from unbroken.files import LOCAL
 from unbroken.report.style import Style
 from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout, run_of
+from unbroken.run.layout import Layout, require_reachable, run_of
 from unbroken.run.plan import UNMEASURED_MTBF_S, Numbers, Plan, make_plan, measured, problems
 from unbroken.run.summary import summarize
 from unbroken.store.place import Store
@@ -90,6 +90,7 @@ def _known(place: str | None) -> tuple[Numbers, list[str], Config | None]:
     """What a config and the run it belongs to say; nothing where none is named."""
     if place is None:
         return Numbers(), [], None
+    require_reachable(place)
     if not Path(place).is_file():
         store = named_store("plan", place, None)
         return *_of_run(store, None), None

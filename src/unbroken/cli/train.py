@@ -22,6 +22,7 @@ from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, U
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.jobs import Orders
 from unbroken.launch.started import settle
+from unbroken.run.layout import require_directory
 
 PROGRAM: Final = "unbroken train"
 MODULE: Final = "unbroken.gpt"
@@ -85,6 +86,7 @@ def _orders(
         option = "--max-restarts" if asked.max_restarts else "--until-done"
         complaint = f"with {option} every restart would begin at '{config.training.resume}' again"
         raise BadUsage(command=PROGRAM, complaint=complaint)
+    require_directory(Path(config.training.output_dir))
     _require_startable(config, asked.shape, accept, force=force)
     words = (str(path), *taken.written)
     words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())

@@ -10,6 +10,7 @@ from unbroken.errors.checkpoint import (
     NoRoom,
     NoUsableCheckpoint,
     RecordDamaged,
+    RunGone,
     RunHeld,
     SealedDiffers,
     StorageFailed,
@@ -108,6 +109,7 @@ from unbroken.errors.tree import (
     render,
 )
 from unbroken.errors.usage import (
+    BadRunPath,
     BadUsage,
     CannotSeal,
     CheckpointUnknown,
@@ -125,6 +127,7 @@ __all__ = [
     "BadDocuments",
     "BadMix",
     "BadPlan",
+    "BadRunPath",
     "BadSpot",
     "BadUsage",
     "BaselineFails",
@@ -204,6 +207,7 @@ __all__ = [
     "RankFailed",
     "RecordDamaged",
     "ReplayUnfinished",
+    "RunGone",
     "RunHeld",
     "RunsElsewhere",
     "SealedDiffers",

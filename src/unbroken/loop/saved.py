@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from unbroken.errors import RankFailed, UnbrokenError
+from unbroken.errors import RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.run.events import event
@@ -33,7 +33,8 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
     facts = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
-    _log.warning("could not save step %s: %s; the last commit is intact", f"{step:,}", saved.error, extra=facts)
+    intact = "" if cause == RunGone.kind else "; the last commit is intact"
+    _log.warning("could not save step %s: %s%s", f"{step:,}", saved.error, intact, extra=facts)
     return saved.error
 
 

@@ -11,7 +11,8 @@ from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import policies_of
 from unbroken.errors import BadUsage
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.run.layout import run_of
 from unbroken.run.lease import draft_judge, read_current
 from unbroken.run.process import process_of
@@ -111,9 +112,11 @@ def _judge(store: Store, *, include_torn: bool) -> Callable[[DraftName], bool]:
 
 def _text(decision: Decision, plan: Plan, *, dry_run: bool, style: Style) -> str:
     verb = "would remove" if dry_run else "removed"
-    lines = [f"{style.good('keep')}    {name}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()]
+    lines = [
+        f"{style.good('keep')}    {printable(name)}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()
+    ]
     lines += [f"{style.warn('left')}    {printable(name)}  ({printable(reason)})" for name, reason in plan.left]
-    lines += [f"{style.bad('remove')}  {name}" for name in plan.names]
+    lines += [f"{style.bad('remove')}  {printable(name)}" for name in plan.names]
     what = amounts.plural(len(plan.names), "entry").replace("entrys", "entries")
     lines.append(f"{verb} {what}, {amounts.size(plan.freed_bytes)}")
     return "\n".join(lines)

@@ -5,7 +5,6 @@ digests they are listed with. They are kept in the cache, one file for each grou
 and read when the group is, a bounded number at a time. A file that does not prove itself is made again.
 """
 
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
@@ -23,6 +22,7 @@ from unbroken.data.maps import TokenMaps
 from unbroken.data.shards import digest_file
 from unbroken.errors import DataDamaged, StorageFailed
 from unbroken.files import Files
+from unbroken.quoting.log import logger
 from unbroken.store.digest import DIGEST_BYTES, digest_bytes
 
 FOLDER: Final = "reads"
@@ -30,7 +30,7 @@ _WORD: Final[np.dtype[Any]] = np.dtype("<u8")
 _AT_ONCE: Final = 1024
 _HELD_GROUPS: Final = 64
 _LARGEST_BYTES: Final = 1 << 30
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 Digests = NDArray[np.uint64]
 

@@ -4,7 +4,6 @@
 What storage refuses here is said and never raised: whoever is in an emergency has nothing better to do than to go on.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from unbroken.files import LOCAL
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.grace import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease, number_of, require_held
@@ -54,7 +54,7 @@ from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.world import Vote, World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _LOOK_EVERY_S = 0.0005
 
 

@@ -1,6 +1,5 @@
 """Taking a run: lease, records, audit, resume. What a loop holds from then on is an ``Opened``."""
 
-import logging
 import os
 import secrets
 import time
@@ -21,6 +20,7 @@ from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
 from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
 from unbroken.run.grace import learned_costs
@@ -44,7 +44,7 @@ from unbroken.store.keep import compose
 from unbroken.store.place import Store
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_run(directory: Path, things: Mapping[str, object], settings: Settings, frame: FrameType | None) -> Opened:

@@ -5,7 +5,6 @@ on every rank. A record that storage refuses is said in the log and never ends a
 """
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Final
 
 from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.launch import outcome_file, steps_file
+from unbroken.quoting.log import logger
 from unbroken.run.journal import History, Journal, read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder, Lease
@@ -23,7 +23,7 @@ from unbroken.run.outcome import Outcome, record_outcome
 from unbroken.run.process import process_of
 from unbroken.run.state import RunState, RunStateWriter
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # torchrun ends all workers as soon as one has failed.
 _TOLD_WITHIN_S = 5.0
 # So many steps that were computed twice and differ are written down one by one.

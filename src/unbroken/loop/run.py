@@ -10,7 +10,6 @@ state is whole; leaving says how the job ended. All ranks do the same at the sam
 """
 
 import functools
-import logging
 import operator
 import os
 import time
@@ -34,6 +33,7 @@ from unbroken.loop.opened import Opened
 from unbroken.loop.opening import open_run
 from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_target, shown
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
 from unbroken.state.audit import calling_frame
@@ -42,7 +42,7 @@ from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _WORTH_TELLING_S = 1.0
 
 

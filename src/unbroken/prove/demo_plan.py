@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from unbroken.prove.corpus import CODE, DOCSTRINGS
+from unbroken.quoting.yaml import scalar
 from unbroken.run.drill import Drill, Fault
 
 STEPS: Final = 120
@@ -136,8 +137,8 @@ model:
   n_positions: {_LENGTH}
   dropout: 0.1
 data:
-  path: {_quoted(places.data)}
-  tokenizer: {_quoted(places.tokenizer)}
+  path: {scalar(str(places.data))}
+  tokenizer: {scalar(str(places.tokenizer))}
   max_length: {_LENGTH}
   overlap_size: 8
   num_workers: 0
@@ -148,7 +149,7 @@ optimizer:
   learning_rate: 5.0e-3
   warmup_steps: 10
 training:
-  output_dir: {_quoted(places.chained)}
+  output_dir: {scalar(str(places.chained))}
   max_steps: {STEPS}
   per_device_batch_size: {_LANE}
   global_batch_size: {_LANES * _LANE}
@@ -160,10 +161,6 @@ training:
   gradient_checkpointing: false
   compile: false
 """
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

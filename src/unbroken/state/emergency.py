@@ -7,7 +7,6 @@ save makes between live ranks can be made later, between dumps.
 """
 
 import json
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any, Final, cast
 import torch
 
 from unbroken.errors import ManifestDamaged, NeedsPeers, UnbrokenError
+from unbroken.quoting.log import logger
 from unbroken.state.capture import GENERATORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
@@ -38,7 +38,7 @@ from unbroken.world import World
 
 RECORD_PART: Final = "emergency.json"
 _SCHEMA: Final = "unbroken.emergency/1"
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

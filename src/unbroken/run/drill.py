@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from unbroken.errors import DrillUnreadable, StorageFailed
 from unbroken.files import LOCAL, Files
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import MOST_RANKS, Malformed, Table, parsed
 from unbroken.store.names import PERIODIC, SHUTDOWN
 
 ENVIRONMENT: Final = "UNBROKEN_DRILL"
@@ -146,10 +146,10 @@ def read_drill(environ: Mapping[str, str], files: Files = LOCAL) -> Drill | None
         return None
     path = Path(told)
     try:
-        return _decoded(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
+        return _decoded(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
     except StorageFailed as refused:
         raise DrillUnreadable(path=path, reason=f"it cannot be read ({refused.cause})") from refused
-    except (Malformed, ValueError, RecursionError) as wrong:
+    except (Malformed, ValueError) as wrong:
         raise DrillUnreadable(path=path, reason=" ".join(str(wrong).split())) from wrong
 
 
@@ -179,5 +179,5 @@ def _counted(table: Table, key: str) -> int | None:
 
 def _fault(row: Table) -> Fault:
     row.only({each.name for each in fields(Fault)})
-    rank = row.whole("rank") if row.has_value("rank") else None
+    rank = row.whole("rank", below=MOST_RANKS) if row.has_value("rank") else None
     return Fault(row.text("at"), row.text("do"), row.whole("when"), rank, row.number("seconds"))

@@ -16,7 +16,7 @@ from typing import Final
 from unbroken.disk import NodeKind
 from unbroken.errors import LeaseLost, RunHeld
 from unbroken.files import LOCAL, Files
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import Malformed, Table, parsed
 
 DIRECTORY: Final = ".lease"
 DEFAULT_TTL_S: Final = 60.0
@@ -69,6 +69,8 @@ class Lease:
 
     def describe(self) -> str:
         """The holder in words."""
+        if self.token == _UNKNOWN:
+            return f"job {self.number} on an unknown host (its lease is damaged)"
         return f"job {self.number} on {self.holder.host}, process {self.holder.pid}"
 
 
@@ -180,19 +182,19 @@ def _encode(lease: Lease) -> bytes:
 def _read(run: Path, number: int, files: Files) -> Lease:
     path = _path(run, number)
     try:
-        body = Table(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), "lease")
+        body = Table(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), "lease")
         body.one_of("schema", (_SCHEMA,))
         holder = Table(body.table("holder"), "lease.holder")
         return Lease(
             number=number,
             token=body.text("token"),
             holder=Holder(holder.text("host"), holder.whole("pid"), holder.text("process_started")),
-            taken_at_s=body.number("taken_at_s"),
-            renewed_at_s=body.number("renewed_at_s"),
+            taken_at_s=body.instant("taken_at_s"),
+            renewed_at_s=body.instant("renewed_at_s"),
             ttl_s=body.number("ttl_s"),
             is_released=body.flag("is_released"),
         )
-    except (ValueError, RecursionError, Malformed):
+    except (ValueError, Malformed):
         found = files.find(path)
         written_s = found.modified_ns / 1e9 if found else 0.0
         return Lease(number, _UNKNOWN, Holder("an unknown host", 0, "?"), written_s, written_s)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder
+from unbroken.store.fields import as_whole
 from unbroken.store.hosts import boot_of, host_of, same_host
 
 _START_TIME_FIELD: Final = 19
@@ -59,6 +60,6 @@ def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:
     listed: Any = start.values.get("processes") if start is not None else None
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict):
-            host, pid, began = each.get("host"), each.get("pid"), each.get("process_started")
-            if isinstance(host, str) and type(pid) is int and isinstance(began, str) and began:
+            host, pid, began = each.get("host"), as_whole(each.get("pid")), each.get("process_started")
+            if isinstance(host, str) and pid is not None and isinstance(began, str) and began:
                 yield Holder(host, pid, began)

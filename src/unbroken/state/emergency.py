@@ -30,7 +30,7 @@ from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.tree import split
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.emergency import FACTS, dump_name
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import MOST_RANKS, Malformed, Table
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
 from unbroken.store.place import Store
@@ -334,8 +334,8 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
     if unknown := [one.dtype for one in held if one.dtype not in DTYPES]:
         raise Malformed(f"there is no dtype {unknown[0]!r}")
     return View(
-        rank=body.whole("rank"),
-        world=body.whole("world"),
+        rank=body.whole("rank", below=MOST_RANKS),
+        world=body.whole("world", below=MOST_RANKS),
         step=body.whole("step"),
         kinds={str(k): str(v) for k, v in body.table("kinds").items()},
         values=body.table("values"),

@@ -32,13 +32,15 @@ EMERGENCY: Final = "emergency"
 KINDS: Final = (PERIODIC, SHUTDOWN, FINAL, SEALED, EMERGENCY)
 
 _CHECKPOINT: Final = re.compile(
-    r"checkpoint-(?P<step>0|[1-9][0-9]*)(?P<shutdown>-shutdown)?(?:\.(?P<copy>[1-9][0-9]*))?"
+    r"checkpoint-(?P<step>0|[1-9][0-9]{0,18})(?P<shutdown>-shutdown)?(?:\.(?P<copy>[1-9][0-9]*))?"
 )
 _FINAL: Final = re.compile(r"final(?:\.(?P<copy>[1-9][0-9]*))?")
 _DRAFT: Final = re.compile(r"\.tmp-(?P<job>[0-9A-Za-z_]+)-(?P<step>[0-9]+)-(?P<attempt>[0-9]+)")
 # Short enough that a name or an id with a job in it stays within every limit.
 _JOB: Final = re.compile(r"[0-9A-Za-z_]{1,64}")
-_STEP_IN_NAME: Final = re.compile(r"(?:^|[^0-9])(?:step|global_step|checkpoint|iter|iteration)[-_=]?0*([0-9]+)")
+_STEP_IN_NAME: Final = re.compile(
+    r"(?:^|[^0-9])(?:step|global_step|checkpoint|iter|iteration)[-_=]?0*([0-9]{1,18})(?![0-9])"
+)
 
 _LONGEST_NAME: Final = 1024
 

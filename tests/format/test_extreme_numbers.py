@@ -144,10 +144,10 @@ def _variants(text: str) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _changed(path: Path) -> Iterator[Callable[[bytes], None]]:
+def _changed(path: Path) -> Iterator[Callable[[bytes], int]]:
     before = path.read_bytes()
     try:
-        yield lambda data: path.write_bytes(data) and None
+        yield path.write_bytes
     finally:
         path.write_bytes(before)
 

@@ -18,6 +18,7 @@ from unbroken.run.lease import Lease, read_current
 from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placements
+from unbroken.store.names import scratch
 
 POLL_S = 0.1
 # A killed process is gone in milliseconds; one that waits for storage in the kernel is not, and is said to be there.
@@ -46,7 +47,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
         killed = _kill(layout, lease)
         wait = max(wait or 0.0, KILL_WAIT_S)
     else:
-        request_stop(layout, job=lease.number, by=host_name(), scratch=f".scratch-stop-{os.getpid()}")
+        request_stop(layout, job=lease.number, by=host_name(), scratch=scratch(f"stop_{os.getpid()}", "request"))
     has_ended = _await(lambda: _holds(layout, lease), wait or 0.0)
     if wait and not has_ended:
         raise StillRunning(path=layout.run, holder=lease.describe(), waited_s=wait)

@@ -50,6 +50,7 @@ from unbroken.store.emergency import (
     read_pointers,
 )
 from unbroken.store.hosts import machine_of
+from unbroken.store.names import scratch
 from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.world import Vote, World
@@ -83,10 +84,10 @@ def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) ->
 
 def _refusal(directory: Path) -> str | None:
     """Why this process cannot write there; None where it can."""
-    probe = directory / f".scratch-probe-{host_name().replace('/', '-')}-{os.getpid()}"
+    probe = directory / scratch(f"probe_{os.getpid()}", host_name().replace("/", "-"))
     try:
         LOCAL.make_directory(directory)
-        # Killed in between it leaves one byte under a name that nobody reads.
+        # Killed in between it leaves one byte under a name that nobody reads, and that a later job sweeps.
         LOCAL.write_new(probe, [b"?"], durable=False)
         LOCAL.remove_file(probe)
     except StorageError as refused:

@@ -26,6 +26,7 @@ from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
 from unbroken.run.grace import learned_costs
 from unbroken.run.layout import Layout, require_directory
 from unbroken.run.lease import Holder, Lease, number_of, read_current, require_held
+from unbroken.run.leftovers import sweep_scratch
 from unbroken.run.outcome import conclude
 from unbroken.run.process import host_name, process_of, process_started, this_holder
 from unbroken.run.renewal import Renewal
@@ -138,6 +139,8 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     _audit(taken, frame)
     clock = world.all_or_none(lambda: _clock(settings, recorder, world))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
+    local = [Path(settings.emergency_dir)] if settings.emergency_dir else []
+    world.from_first(lambda: sweep_scratch(layout, holder=lease.number, now_s=time.time(), further=local))
     stops = _listen(taken, clock, deadline)
     try:
         loader = _positioned(taken.things)

@@ -22,6 +22,7 @@ from unbroken.run.metrics import MetricsWriter, Mismatch, Recheck, lost_values
 from unbroken.run.outcome import Outcome, record_outcome
 from unbroken.run.process import process_of
 from unbroken.run.state import RunState, RunStateWriter
+from unbroken.store.names import scratch
 
 _log = logger(__name__)
 # torchrun ends all workers as soon as one has failed.
@@ -76,7 +77,7 @@ class Recorder(SilentRecorder):
         self._layout = layout
         self._number = lease.number
         self._journal = Journal(layout, lease.number, clock=clock)
-        self._snapshots = RunStateWriter(layout, scratch=f".scratch-{lease.job}-state", clock=clock)
+        self._snapshots = RunStateWriter(layout, scratch=scratch(lease.job, "state"), clock=clock)
         self._state = RunState(status="running", pid=lease.holder.pid, started_at_s=lease.taken_at_s, job=lease.number)
         self._metrics: MetricsWriter | None = None
         self._recheck: Recheck | None = None

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from unbroken.prove.corpus import CODE, DOCSTRINGS
 from unbroken.quoting.yaml import scalar
 from unbroken.run.drill import Drill, Fault
+from unbroken.store.names import scratch
 
 STEPS: Final = 120
 SAVE_STEPS: Final = 20
@@ -113,7 +114,7 @@ class Places:
     @property
     def scratch(self) -> Path:
         """Where the config is written before it has its name."""
-        return self.folder / ".scratch-run.yaml"
+        return self.folder / scratch("demo", "run.yaml")
 
     def log(self, name: str) -> Path:
         """What one command said."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from unbroken.errors import DrillUnreadable, StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.store.fields import MOST_RANKS, Malformed, Table, parsed
-from unbroken.store.names import PERIODIC, SHUTDOWN
+from unbroken.store.names import PERIODIC, SHUTDOWN, scratch
 
 ENVIRONMENT: Final = "UNBROKEN_DRILL"
 # Where a fault can strike, in the order a step's edge meets them; each is reached once a save, but for the last two.
@@ -132,7 +132,7 @@ def write_drill(path: Path, drill: Drill, files: Files = LOCAL) -> None:
     """
     text = json.dumps({"schema": _SCHEMA, **drill.facts()}, indent=2) + "\n"
     # crash here: the drill before or this one; the job that was to follow it was never started.
-    files.replace(path, text.encode(), scratch=f".scratch-{path.name}")
+    files.replace(path, text.encode(), scratch=scratch("drill", path.name))
 
 
 def read_drill(environ: Mapping[str, str], files: Files = LOCAL) -> Drill | None:

@@ -17,6 +17,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import LeaseLost, RunHeld
 from unbroken.files import LOCAL, Files
 from unbroken.store.fields import Malformed, Table, parsed
+from unbroken.store.names import scratch, scratch_owner
 
 DIRECTORY: Final = ".lease"
 DEFAULT_TTL_S: Final = 60.0
@@ -25,7 +26,6 @@ _LIMIT_BYTES: Final = 1 << 16
 _KEPT_OLD_LEASES: Final = 4
 _UNKNOWN: Final = "unknown"
 _FILE: Final = re.compile(r"[0-9]{6,18}\.json")
-_SCRATCH: Final = re.compile(r"\.scratch-j(?P<number>[0-9]+)_.*")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def acquire(
     number = 1 if current is None else current.number + 1
     lease = Lease(number, token, holder, taken_at_s=now_s, renewed_at_s=now_s, ttl_s=ttl_s)
     # crash here: the run is free, or held by a process that is gone and taken over at the next start.
-    if not files.create_once(_path(run, number), _encode(lease), scratch=f".scratch-{lease.job}"):
+    if not files.create_once(_path(run, number), _encode(lease), scratch=scratch(lease.job, "lease")):
         winner = read_current(run, files)
         raise RunHeld(path=run, holder=winner.describe() if winner else "another contender", age_s=0.0)
     _tidy(run, lease, files)
@@ -121,7 +121,8 @@ def _tidy(run: Path, lease: Lease, files: Files) -> None:
         files.remove_file(_path(run, old))
     for node in files.list_directory(run / DIRECTORY):
         # A contender for our own number may still be writing; one for a lower number has lost, alive or not.
-        if (found := _SCRATCH.fullmatch(node.name)) and int(found["number"]) < lease.number:
+        owner = scratch_owner(node.name)
+        if owner is not None and (number_of(owner) or lease.number) < lease.number:
             files.remove_file(run / DIRECTORY / node.name)
 
 
@@ -134,7 +135,7 @@ def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lea
     """
     require_held(run, lease, files)
     renewed = replace(lease, renewed_at_s=now_s)
-    files.replace(_path(run, lease.number), _encode(renewed), scratch=f".scratch-{lease.job}")
+    files.replace(_path(run, lease.number), _encode(renewed), scratch=scratch(lease.job, "lease"))
     return renewed
 
 
@@ -147,7 +148,7 @@ def release(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> N
     """
     require_held(run, lease, files)
     released = replace(lease, renewed_at_s=now_s, is_released=True)
-    files.replace(_path(run, lease.number), _encode(released), scratch=f".scratch-{lease.job}")
+    files.replace(_path(run, lease.number), _encode(released), scratch=scratch(lease.job, "lease"))
 
 
 def require_held(run: Path, lease: Lease, files: Files = LOCAL) -> None:

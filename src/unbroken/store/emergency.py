@@ -21,8 +21,8 @@ from unbroken.store.check import Level, verify
 from unbroken.store.fields import MOST_RANKS, Malformed, Table, parsed
 from unbroken.store.hosts import machine_of, same_host
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import EMERGENCY
-from unbroken.store.place import Store, scratch
+from unbroken.store.names import EMERGENCY, scratch
+from unbroken.store.place import Store
 from unbroken.store.scan import scan
 
 FOLDER: Final = "emergency"

@@ -32,10 +32,11 @@ from unbroken.store.names import (
     SEALED,
     TRASH_PREFIX,
     require_safe,
+    scratch,
     step_told_by,
 )
 from unbroken.store.parts import BlockReader
-from unbroken.store.place import Store, scratch
+from unbroken.store.place import Store
 from unbroken.store.safetensors import tensors_in
 from unbroken.store.scan import scan
 

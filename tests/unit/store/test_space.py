@@ -10,6 +10,7 @@ from unbroken.errors import NoRoom, render
 from unbroken.files import Files
 from unbroken.store.commit import begin
 from unbroken.store.keep import LastK
+from unbroken.store.names import DraftName
 from unbroken.store.place import Store
 from unbroken.store.space import RESERVE_BYTES, RESERVE_INODES, require_room
 
@@ -60,7 +61,7 @@ def test_the_error_says_what_pruning_would_free(tmp_path: Path) -> None:
     with pytest.raises(NoRoom) as full:
         require_room(store, coming_bytes=1, coming_files=1, policies=[LastK(1)], is_live=nobody)
     each = store.read_manifest("checkpoint-1").size_bytes
-    assert full.value.prunable == ("checkpoint-1", "checkpoint-2", ".tmp-dead-4-1")
+    assert full.value.prunable == ("checkpoint-1", "checkpoint-2", str(DraftName("dead", 4, 1)))
     assert full.value.prunable_bytes == 2 * each + 50
     names = ", ".join(full.value.prunable)
     assert render(full.value).splitlines() == [

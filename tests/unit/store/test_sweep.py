@@ -8,7 +8,7 @@ from tests.unit.store.saving import everybody, nobody, save, store_with, tree
 from unbroken.store.commit import begin
 from unbroken.store.keep import LastK
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import DraftName
+from unbroken.store.names import DraftName, scratch, trash_name
 from unbroken.store.pins import pin, pinned_ids, unpin
 from unbroken.store.place import Store
 from unbroken.store.rewind import record_rewind
@@ -68,20 +68,20 @@ def test_drafts_of_dead_jobs_go_and_those_of_live_jobs_stay(tmp_path: Path) -> N
     begin(store, step=2, job="dead").write_part("a", [b"123"])
     live = begin(store, step=2, job="live")
     plan = sweep(store, [], is_live=lambda draft: draft.job == "live")
-    assert plan.drafts == {".tmp-dead-2-1": 3}
-    assert plan.left == ((".tmp-live-2-1", "its job may still be writing it"),)
-    assert live.path.is_dir() and not (tmp_path / ".tmp-dead-2-1").exists()
+    assert plan.drafts == {str(DraftName("dead", 2, 1)): 3}
+    assert plan.left == ((str(DraftName("live", 2, 1)), "its job may still be writing it"),)
+    assert live.path.is_dir() and not (tmp_path / str(DraftName("dead", 2, 1))).exists()
 
 
 def test_leftovers_go_unless_their_job_may_still_use_them(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1)
-    (tmp_path / ".trash-checkpoint-0").mkdir()
-    (tmp_path / ".trash-checkpoint-0" / "part").write_bytes(b"1")
-    (tmp_path / ".scratch-live-latest").symlink_to("checkpoint-1")
-    (tmp_path / ".scratch-dead-latest").symlink_to("checkpoint-1")
+    (tmp_path / trash_name("checkpoint-0")).mkdir()
+    (tmp_path / trash_name("checkpoint-0") / "part").write_bytes(b"1")
+    (tmp_path / scratch("live", "latest")).symlink_to("checkpoint-1")
+    (tmp_path / scratch("dead", "latest")).symlink_to("checkpoint-1")
     plan = sweep(store, [], is_live=lambda draft: draft == DraftName("live", 0, 0))
-    assert plan.leftovers == (".scratch-dead-latest", ".trash-checkpoint-0")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".scratch-live-latest", "checkpoint-1"]
+    assert plan.leftovers == (scratch("dead", "latest"), trash_name("checkpoint-0"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [scratch("live", "latest"), "checkpoint-1"]
 
 
 def test_planning_changes_nothing(tmp_path: Path) -> None:

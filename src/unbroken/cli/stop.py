@@ -12,6 +12,8 @@ from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.errors import RunsElsewhere, StillRunning
+from unbroken.quoting.shell import for_shell
+from unbroken.quoting.terminal import printable
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease, read_current
@@ -58,7 +60,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
         "job": lease.number,
         "killed": killed,
     }
-    output.document("unbroken.stop/1", facts, lambda: _text(lease, killed, has_ended=has_ended))
+    output.document("unbroken.stop/1", facts, lambda: printable(_text(lease, killed, has_ended=has_ended)))
 
 
 def _text(lease: Lease, killed: list[int], *, has_ended: bool) -> str:
@@ -71,7 +73,7 @@ def _nothing_to_stop(layout: Layout) -> str:
     said = "no job is at work here; there is nothing to stop"
     placed = placements(read_history(layout).facts)
     # Between two jobs there is nobody to ask but the scheduler.
-    return f"{said}; if SLURM has it queued again: scancel {placed[-1][1].id}" if placed else said
+    return f"{said}; if SLURM has it queued again: scancel {for_shell(placed[-1][1].id)}" if placed else said
 
 
 def _live(layout: Layout) -> Lease | None:

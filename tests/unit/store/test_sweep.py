@@ -48,6 +48,33 @@ def test_a_users_own_things_survive_every_sweep(tmp_path: Path) -> None:
     assert after == before
 
 
+@pytest.mark.promise("U17")
+def test_a_users_dot_names_survive_every_sweep(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2)
+    mine = (".trash-x", ".trash-checkpoint-9", ".tmp-a-3-1", ".tmp-run_2-10-1", ".scratch-notes-a", ".scratch-j1-x")
+    forged = (f".trash-x~{'0' * 8}", f".tmp-a-3-1~{'f' * 8}", str(DraftName("a", 3, 1)) + "x")
+    for name in (*mine, *forged):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    # A folder under a name of our scratch files holds what no writer of ours made.
+    (tmp_path / scratch("j0001_a", "latest")).mkdir()
+    before = tree(tmp_path)
+    plan = sweep(store, [], is_live=nobody)
+    assert plan.names == () and tree(tmp_path) == before
+
+
+@pytest.mark.promise("U17")
+def test_what_an_earlier_version_left_is_swept_where_it_is_proven_ours(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoint-1").rename(tmp_path / ".trash-checkpoint-1")
+    (tmp_path / "checkpoint-2").rename(tmp_path / ".trash-checkpoint-2")
+    (tmp_path / ".trash-checkpoint-2" / "notes.txt").write_text("mine")
+    (tmp_path / ".tmp-j0004_0a1b2c3d-7-1" / "state").mkdir(parents=True)
+    (tmp_path / ".scratch-j0004_0a1b2c3d-latest").symlink_to("checkpoint-1")
+    sweep(store, [], is_live=nobody)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".trash-checkpoint-2", "checkpoint-3"]
+
+
 def test_a_name_that_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1)
     (tmp_path / "mine").mkdir()

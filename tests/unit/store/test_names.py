@@ -61,7 +61,7 @@ def test_a_draft_says_whose_it_is_and_for_which_step(job: str, step: int, attemp
 
 
 @pytest.mark.promise("U17")
-@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/\0"), min_size=1, max_size=250))
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=250))
 def test_trash_of_any_name_is_known_again_and_fits_a_file_system(name: str) -> None:
     assert is_trash(trash_name(name)) and len(trash_name(name).encode()) <= 255
     assert not is_trash(name) and not is_trash(f".trash-{name}")

@@ -6,7 +6,6 @@ swap a link, remove a tree) and promises their order of syncs. Nothing here know
 
 import contextlib
 import errno
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import Final
 
 from unbroken.disk import Disk, LocalDisk, Node, NodeKind, Space, Status
 from unbroken.errors import StorageFailed
+from unbroken.quoting.log import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # What file systems answer that lack an operation. EINVAL is fsync's word for "not on this kind of file", EPERM that of
 # link and symlink for "not on this file system".
 _LACKING: Final = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})

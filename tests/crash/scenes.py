@@ -16,7 +16,7 @@ from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.keep import LastK, Policy
-from unbroken.store.names import FINAL, PERIODIC, DraftName, is_checkpoint_name
+from unbroken.store.names import FINAL, PERIODIC, DraftName, is_checkpoint_name, scratch, trash_name
 from unbroken.store.parts import read_part
 from unbroken.store.pins import pin, pinned_ids, unpin
 from unbroken.store.place import Store
@@ -168,9 +168,9 @@ def _litter(store: Store) -> None:
     draft.write_part(PARTS[2], [b"torn too"])
     begin(store, step=30, job="dead")
     files = store.files
-    files.make_directory(store.path(".trash-checkpoint-5/state"))
-    files.write_new(store.path(".trash-checkpoint-5/state/.metadata"), [b"half removed"])
-    files.write_new(store.path(".scratch-dead-latest"), [b""])
+    files.make_directory(store.path(trash_name("checkpoint-5")) / "state")
+    files.write_new(store.path(trash_name("checkpoint-5")) / "state/.metadata", [b"half removed"])
+    files.write_new(store.path(scratch("dead", "latest")), [b""])
     begin(store, step=40, job=LIVE).write_part(PARTS[0], [b"being written"])
 
 
@@ -313,7 +313,7 @@ def examine(
     files = store.files
     _no_half_checkpoint(store, scene)
     if scene.has_live_draft:
-        expect(files.read_bytes(store.path(f".tmp-{LIVE}-40-1") / PARTS[0], limit_bytes=99) == b"being written",
+        expect(files.read_bytes(store.path(str(DraftName(LIVE, 40, 1))) / PARTS[0], limit_bytes=99) == b"being written",
                "the draft of a live job was touched")  # fmt: skip
     found, passed = look(store)
     expect(found in ((scene.before, scene.after) if must is None else (must,)), f"a resume finds {found}")

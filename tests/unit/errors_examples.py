@@ -115,8 +115,10 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NoRoom(
         path=STORE,
         needed_bytes=15_600_000_000,
+        reserve_bytes=64 << 20,
         free_bytes=6_100_000_000,
         needed_inodes=12,
+        reserve_inodes=16,
         free_inodes=900_000,
         prunable_bytes=31_200_000_000,
         prunable=("checkpoint-100", "checkpoint-200"),

@@ -113,7 +113,9 @@ def _told(error: "UnbrokenError", args: list[str]) -> int:
     if os.environ.get("UNBROKEN_TRACEBACK"):
         import traceback
 
-        traceback.print_exception(error)
+        from unbroken.quoting.terminal import for_terminal
+
+        sys.stderr.write(for_terminal("".join(traceback.format_exception(error))))
     options = args[: args.index("--")] if "--" in args else args
     output = Output(json="--json" in options, quiet=False, stdout=sys.stdout, stderr=sys.stderr, environ=os.environ)
     output.error(error)

@@ -8,6 +8,7 @@ from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.errors import NoOutcome
+from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
 from unbroken.run.lease import Standing
 from unbroken.run.outcome import Outcome, judge_outcome, with_exit_code
@@ -66,4 +67,4 @@ def _text(outcome: Outcome, style: Style) -> str:
         lines.append(("reason", outcome.reason))
     lines.append(("class", f"{outcome.verdict}: {_TODO[outcome.verdict]}"))
     lines.append(("exit", str(outcome.exit_code)))
-    return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+    return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)

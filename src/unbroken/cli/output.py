@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import click
 
 from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json, render
+from unbroken.quoting.terminal import for_terminal
 from unbroken.report.style import Style, wants_color
 
 Advance = Callable[[int], None]
@@ -90,7 +91,8 @@ class Output:
 
     def _say(self, stream: TextIO, text: str) -> None:
         try:
-            stream.write(text if text.endswith("\n") else text + "\n")
+            shown = for_terminal(text)
+            stream.write(shown if shown.endswith("\n") else shown + "\n")
             # Flushed at once: a full disk behind a redirect is met here, where it can still be told.
             stream.flush()
         except BrokenPipeError:

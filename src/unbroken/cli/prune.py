@@ -12,9 +12,11 @@ from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import policies_of
 from unbroken.errors import BadUsage
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.run.layout import run_of
 from unbroken.run.lease import Lease, Standing, draft_judge, read_current
+from unbroken.run.leftovers import left_scratch
 from unbroken.run.process import process_of
 from unbroken.run.refer import resolve
 from unbroken.run.takeover import Watch
@@ -58,17 +60,26 @@ def command(
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
     is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run)
     plan = plan_sweep(store, decision.released, is_live=is_live)
+    left = left_scratch(run_of(store), is_live=lambda job: is_live(DraftName(job, 0, 0)), now_s=time.time())
+    # A store that stands alone is its own run, and its plan has them already.
+    scratch = [path for path in left if path.parent != store.root]
     if not dry_run:
         carry_out(store, plan)
+        for path in scratch:
+            store.files.remove_file(path)
     facts = {
         "store": str(store.root),
         "dry_run": dry_run,
         "removed": list(plan.names),
+        "removed_scratch": [str(path) for path in scratch],
         "freed_bytes": plan.freed_bytes,
         "left": [{"name": name, "reason": reason} for name, reason in plan.left],
         "kept": {name: list(reasons) for name, reasons in decision.kept.items()},
     }
-    output.document("unbroken.prune/1", facts, lambda: _text(decision, plan, dry_run=dry_run, style=output.style))
+    names = (*plan.names, *(str(path) for path in scratch))
+    output.document(
+        "unbroken.prune/1", facts, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
+    )
 
 
 def _composed(last_k: int, every_n: int | None, every_s: float | None, best: str | None) -> Sequence[Policy]:
@@ -119,11 +130,13 @@ def _is_live(run: Path, lease: Lease, output: Output, *, watches: bool) -> bool:
     return watch.until_known(time.sleep, output.note) is Standing.ALIVE
 
 
-def _text(decision: Decision, plan: Plan, *, dry_run: bool, style: Style) -> str:
+def _text(decision: Decision, plan: Plan, names: Sequence[str], *, dry_run: bool, style: Style) -> str:
     verb = "would remove" if dry_run else "removed"
-    lines = [f"{style.good('keep')}    {name}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()]
+    lines = [
+        f"{style.good('keep')}    {printable(name)}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()
+    ]
     lines += [f"{style.warn('left')}    {printable(name)}  ({printable(reason)})" for name, reason in plan.left]
-    lines += [f"{style.bad('remove')}  {name}" for name in plan.names]
-    what = amounts.plural(len(plan.names), "entry").replace("entrys", "entries")
+    lines += [f"{style.bad('remove')}  {printable(name)}" for name in names]
+    what = amounts.plural(len(names), "entry").replace("entrys", "entries")
     lines.append(f"{verb} {what}, {amounts.size(plan.freed_bytes)}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from unbroken import amounts
 from unbroken.cli.facts import instant
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_store
+from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
 from unbroken.run.clocks import TOLERATED_S
 from unbroken.run.journal import Fact
@@ -120,7 +121,7 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     lines.append(("store", ", ".join(counts)))
     if state and state.error:
         lines.append(("error", state.error))
-    return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+    return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)
 
 
 def _loss(state: RunState) -> str:

@@ -12,7 +12,8 @@ from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.errors import RunsElsewhere, StillRunning
-from unbroken.errors.tree import quoted
+from unbroken.quoting.shell import for_shell
+from unbroken.quoting.terminal import printable
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease, Standing
@@ -20,6 +21,7 @@ from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placements
 from unbroken.run.takeover import Watch
+from unbroken.store.names import scratch
 
 POLL_S = 0.1
 # A killed process is gone in milliseconds; one that waits for storage in the kernel is not, and is said to be there.
@@ -49,7 +51,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
         killed = _kill(layout, lease)
         wait = max(wait or 0.0, KILL_WAIT_S)
     else:
-        request_stop(layout, job=lease.number, by=host_name(), scratch=f".scratch-stop-{os.getpid()}")
+        request_stop(layout, job=lease.number, by=host_name(), scratch=scratch(f"stop_{os.getpid()}", "request"))
     has_ended = _await(lambda: _holds(watch, lease), wait or 0.0)
     if wait and not has_ended:
         raise StillRunning(path=layout.run, holder=lease.describe(), waited_s=wait)
@@ -60,7 +62,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
         "job": lease.number,
         "killed": killed,
     }
-    output.document("unbroken.stop/1", facts, lambda: _text(layout, watch, killed, has_ended=has_ended))
+    output.document("unbroken.stop/1", facts, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
 
 
 def _text(layout: Layout, watch: Watch, killed: list[int], *, has_ended: bool) -> str:
@@ -72,7 +74,7 @@ def _text(layout: Layout, watch: Watch, killed: list[int], *, has_ended: bool) -
     said = f"{holder}: it will save and end at its next step"
     if watch.look() is not Standing.UNKNOWN:
         return said
-    check = f"unbroken release {quoted(layout.run)}"
+    check = f"unbroken release {for_shell(layout.run)}"
     return f"{said}; whether it is alive cannot be seen from here, `{check}` finds out"
 
 
@@ -80,7 +82,7 @@ def _nothing_to_stop(layout: Layout) -> str:
     said = "no job is at work here; there is nothing to stop"
     placed = placements(read_history(layout).facts)
     # Between two jobs there is nobody to ask but the scheduler.
-    return f"{said}; if SLURM has it queued again: scancel {placed[-1][1].id}" if placed else said
+    return f"{said}; if SLURM has it queued again: scancel {for_shell(placed[-1][1].id)}" if placed else said
 
 
 def _holds(watch: Watch, lease: Lease) -> bool:

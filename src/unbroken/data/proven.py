@@ -7,7 +7,6 @@ made of. Processes that open the same data at the same time share the work. A fi
 made anew.
 """
 
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
@@ -28,6 +27,7 @@ from unbroken.data.shards import digest_file
 from unbroken.errors import DataDamaged, StorageFailed
 from unbroken.errors.tree import quoted
 from unbroken.files import Files
+from unbroken.quoting.log import logger
 from unbroken.store.digest import DIGEST_BYTES, digest_bytes
 
 FOLDER: Final = "reads"
@@ -36,7 +36,7 @@ _AT_ONCE: Final = 1024
 # A shuffle draws from 16 groups of every bucket at once: all of them fit, or each look-up would read them anew.
 _HELD_BYTES: Final = 256 << 20
 _LARGEST_BYTES: Final = 1 << 30
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 Digests = NDArray[np.uint64]
 

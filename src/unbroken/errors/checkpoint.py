@@ -278,26 +278,29 @@ class EvidenceMissing(StorageError):
 
 @dataclass(eq=False, kw_only=True)
 class NoRoom(StorageError):
-    """The disk cannot hold the coming save."""
+    """The disk cannot hold the coming save and the reserve beside it."""
 
     kind = "no-room"
     path: Path
     needed_bytes: int
+    reserve_bytes: int
     free_bytes: int
     needed_inodes: int
+    reserve_inodes: int
     free_inodes: int | None
     prunable_bytes: int
     prunable: tuple[str, ...] = ()
 
     def headline(self) -> str:
-        if self.free_bytes < self.needed_bytes:
+        if self.free_bytes < self.needed_bytes + self.reserve_bytes:
             return (
-                f"the save needs {amounts.size(self.needed_bytes)} and the disk has "
-                f"{amounts.size(self.free_bytes)} free"
+                f"disk full: the save needs {amounts.size(self.needed_bytes)}, {amounts.size(self.free_bytes)} free, "
+                f"of which {amounts.size(self.reserve_bytes)} is kept as a reserve"
             )
         return (
-            f"the save needs {amounts.count(self.needed_inodes)} files and the disk has room for "
-            f"{amounts.count(self.free_inodes or 0)}"
+            f"disk full: the save needs {amounts.plural(self.needed_inodes, 'file')}, "
+            f"{amounts.plural(self.free_inodes or 0, 'inode')} free, "
+            f"of which {amounts.count(self.reserve_inodes)} are kept as a reserve"
         )
 
     def at(self) -> str | None:

@@ -16,6 +16,7 @@ from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError, render
 from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.quoting.terminal import for_terminal
 from unbroken.run.events import EventLines
 from unbroken.run.outcome import EXIT_INTERRUPTED, conclude
 
@@ -77,14 +78,15 @@ class _Line(logging.Formatter):
     """Plain lines; what is more than a note begins with what it is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = super().format(record)
+        # A traceback is formatted behind the filter that makes messages fit for a terminal.
+        said = for_terminal(super().format(record))
         return said if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {said}"
 
 
 def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if rank == 0 or not isinstance(refused, RankFailed):
-        sys.stderr.write(render(refused) + "\n")
+        sys.stderr.write(for_terminal(render(refused)) + "\n")
         sys.stderr.flush()
     outcome = conclude(refused)
     if rank == 0 and run is not None:

@@ -4,7 +4,6 @@ Speeds are taken over the steps since the line before, evaluation and waiting in
 told. MFU counts six operations for each parameter and token and those of causal attention, against the device's peak.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from unbroken import amounts
 from unbroken.config import Config
 from unbroken.gpt.place import Place
 from unbroken.gpt.prepare import TrainingData
+from unbroken.quoting.log import logger
 from unbroken.run.events import event
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.
 PEAKS: Final = (
     ("B200", 2250e12),

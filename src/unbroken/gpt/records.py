@@ -18,6 +18,7 @@ from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Appender, Files
 from unbroken.launch.started import Started
 from unbroken.run.layout import Layout
+from unbroken.store.names import scratch
 
 TOKENIZER: Final = "tokenizer"
 IDENTITY: Final = "identity.json"
@@ -32,7 +33,7 @@ def keep_config(layout: Layout, started: Started, files: Files = LOCAL) -> None:
     """
     if not started.is_recorded:
         # crash here: no record yet, or the whole one; without a checkpoint the next job writes it again if it differs.
-        files.replace(layout.config, started.config.to_json().encode(), scratch=".scratch-config")
+        files.replace(layout.config, started.config.to_json().encode(), scratch=scratch("trainer", "config"))
 
 
 def keep_tokenizer(
@@ -49,10 +50,10 @@ def keep_tokenizer(
     files.make_directory(folder, durable=True)
     if file is not None and file.content is not None:
         # crash here: the file without its identity; the next job writes both.
-        files.replace(folder / FILE_NAME, file.content, scratch=f".scratch-{FILE_NAME}")
+        files.replace(folder / FILE_NAME, file.content, scratch=scratch("trainer", FILE_NAME))
     said = json.dumps(asdict(identity), indent=2) + "\n"
     # crash here: no identity yet; the next job writes it.
-    files.replace(folder / IDENTITY, said.encode(), scratch=f".scratch-{IDENTITY}")
+    files.replace(folder / IDENTITY, said.encode(), scratch=scratch("trainer", IDENTITY))
 
 
 class JobLog(logging.Handler):

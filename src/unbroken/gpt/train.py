@@ -9,7 +9,6 @@ step that is a fixed list of lanes, summed in lane order (``unbroken.exact``), a
 (``rates``), and a checkpoint with everything else (``unbroken.Run``). What is left is the loop below.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,10 +39,11 @@ from unbroken.launch.accepted import require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.events import event
 from unbroken.run.layout import Layout
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 VALIDATION_LOSS = "val_loss"
 AVERAGED_LOSS = "ema_val_loss"
 

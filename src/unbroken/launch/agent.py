@@ -18,6 +18,7 @@ from typing import Any, Final
 from unbroken.errors import UnbrokenError
 from unbroken.launch import outcome_file, torchrun
 from unbroken.launch.verdict import SIGNALLED, signal_name
+from unbroken.quoting.terminal import printable
 
 MODULE: Final = "unbroken.launch.agent"
 _ERRORS: Final = "torch.distributed.elastic.multiprocessing.errors"
@@ -122,7 +123,7 @@ def _has_told(place: str | None) -> bool:
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"unbroken: {message}\n")
+    sys.stderr.write(f"unbroken: {printable(message)}\n")
     sys.stderr.flush()
 
 

@@ -1,6 +1,5 @@
 """What a job writes down and says when it begins: where it goes on from, what it passed over, when it will end."""
 
-import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +8,7 @@ from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.resume import Resumed
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.clocks import skew_sentence
 from unbroken.run.deadline import Deadline
 from unbroken.run.layout import Layout
@@ -18,7 +18,7 @@ from unbroken.state.accepted import without_difference
 from unbroken.state.capture import GENERATORS
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def record_resume(found: Resumed, recorder: SilentRecorder, settings: Settings, world: World) -> None:

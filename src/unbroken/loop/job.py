@@ -6,7 +6,6 @@ agree, a save or a stop that is due is carried out, or waits for an optimizer st
 """
 
 import functools
-import logging
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from unbroken.loop.measures import Measures, NonFinite, first_non_finite
 from unbroken.loop.opened import Opened
 from unbroken.loop.resume import UNFINISHED
 from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, say_end, shown
+from unbroken.quoting.log import logger
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
 from unbroken.state.cursor import Cursor
@@ -39,7 +39,7 @@ from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _WORTH_TELLING_S: Final = 1.0
 # How long a stop may wait for an optimizer step before the gradients are saved as they are.
 _STOP_WAITS_S: Final = 10.0

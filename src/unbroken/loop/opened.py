@@ -1,6 +1,5 @@
 """A run that a job holds, as its loop sees it, and how it is let go."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from unbroken.loop.emergency import Emergency
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease
 from unbroken.run.outcome import Outcome
@@ -21,7 +21,7 @@ from unbroken.state.save import Saver
 from unbroken.store.names import SHUTDOWN
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass

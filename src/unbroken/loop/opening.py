@@ -1,6 +1,5 @@
 """Taking a run: lease, records, audit, resume. What a loop holds from then on is an ``Opened``."""
 
-import logging
 import os
 import secrets
 import time
@@ -22,11 +21,13 @@ from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
 from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
 from unbroken.run.grace import learned_costs
 from unbroken.run.layout import Layout, require_directory
 from unbroken.run.lease import Holder, Lease, number_of, read_current, require_held
+from unbroken.run.leftovers import sweep_scratch
 from unbroken.run.outcome import conclude
 from unbroken.run.process import holder_of, host_name, process_of, this_holder
 from unbroken.run.renewal import Renewal
@@ -45,7 +46,7 @@ from unbroken.store.keep import compose
 from unbroken.store.place import Store
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_run(
@@ -154,6 +155,8 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     _audit(taken, frame)
     clock = world.all_or_none(lambda: _clock(settings, recorder, world))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
+    local = [Path(settings.emergency_dir)] if settings.emergency_dir else []
+    world.from_first(lambda: sweep_scratch(layout, holder=lease.number, now_s=time.time(), further=local))
     stops = _listen(taken, clock, deadline)
     try:
         loader = _positioned(taken.things)

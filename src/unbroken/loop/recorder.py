@@ -15,6 +15,7 @@ from typing import Final
 
 from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.launch import outcome_file, steps_file
+from unbroken.quoting.log import logger
 from unbroken.run.journal import History, Journal, read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder, Lease
@@ -22,8 +23,9 @@ from unbroken.run.metrics import MetricsWriter, Mismatch, Recheck, lost_values
 from unbroken.run.outcome import Outcome, record_outcome
 from unbroken.run.process import process_of
 from unbroken.run.state import RunState, RunStateWriter
+from unbroken.store.names import scratch
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # torchrun ends all workers as soon as one has failed.
 _TOLD_WITHIN_S = 5.0
 # So many steps that were computed twice and differ are written down one by one.
@@ -76,7 +78,7 @@ class Recorder(SilentRecorder):
         self._layout = layout
         self._number = lease.number
         self._journal = Journal(layout, lease.number, clock=clock, makes_run=False)
-        self._snapshots = RunStateWriter(layout, scratch=f".scratch-{lease.job}-state", clock=clock)
+        self._snapshots = RunStateWriter(layout, scratch=scratch(lease.job, "state"), clock=clock)
         self._state = RunState(status="running", pid=lease.holder.pid, started_at_s=lease.taken_at_s, job=lease.number)
         self._metrics: MetricsWriter | None = None
         self._recheck: Recheck | None = None

@@ -1,16 +1,16 @@
 """What a loop tells at its edges: how a save ended, what the live snapshot shows, how long a last save may take."""
 
-import logging
 from typing import Final
 
 from unbroken.errors import RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
+from unbroken.quoting.log import logger
 from unbroken.run.events import event
 from unbroken.run.outcome import Outcome
 from unbroken.state.save import Saved
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # After an error the other ranks may be gone, and a save that needs them would never end.
 LAST_SAVE_WAIT_S: Final = 60.0
 

@@ -26,6 +26,7 @@ from unbroken.run.lines import job_file
 from unbroken.run.outcome import EXIT_KILLED, Outcome, read_outcome
 from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
+from unbroken.store.names import scratch
 
 if TYPE_CHECKING:
     import subprocess
@@ -159,8 +160,8 @@ class Job:
             if not self.is_running or time.monotonic() >= deadline_s:
                 return False
             time.sleep(POLL_S)
-        scratch = f".scratch-stop-{os.getpid()}-{secrets.token_hex(4)}"
-        request_stop(self._layout, job=self.number() or 0, by=host_name(), scratch=scratch)
+        beside = scratch(f"stop_{os.getpid()}_{secrets.token_hex(4)}", "request")
+        request_stop(self._layout, job=self.number() or 0, by=host_name(), scratch=beside)
         return True
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:

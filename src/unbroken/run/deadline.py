@@ -1,12 +1,12 @@
 """How long a job has, and how much of it must be kept for a last save. Pure: clock and environment are handed in."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from unbroken.errors import BadDeadline
 from unbroken.run.journal import Fact
+from unbroken.store.fields import MOST_NUMBER
 
 SLURM: Final = "SLURM_JOB_END_TIME"
 OURS: Final = "UNBROKEN_MAX_RUNTIME"
@@ -60,8 +60,9 @@ def _number(source: str, text: str) -> float:
 
 
 def _checked(source: str, text: str, number: float, since_s: float, started_s: float, now_s: float) -> Deadline:
-    if not math.isfinite(number) or number <= 0:
-        raise BadDeadline(source=source, value=text, complaint="it is no positive number of seconds")
+    if not 0 < number <= MOST_NUMBER:
+        complaint = f"it must be a number of seconds above 0, at most {MOST_NUMBER:g}"
+        raise BadDeadline(source=source, value=text, complaint=complaint)
     at_s = since_s + number
     if at_s <= now_s:
         raise BadDeadline(source=source, value=text, complaint=f"it was over {now_s - at_s:.0f} s ago")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
 from unbroken.run.lines import LineWriter, Torn, job_file, jobs_in, plain, read_lines
-from unbroken.store.fields import as_number
+from unbroken.store.fields import as_instant, as_number, as_whole
 
 # What a fact of each kind says; a reader meets kinds it does not know and passes them by.
 KINDS: Final[Mapping[str, str]] = {
@@ -60,13 +60,16 @@ class Fact:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def whole(self, name: str) -> int | None:
-        """A whole number, or None where there is none."""
-        value = self.values.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        """A whole number from 0, or None where there is none."""
+        return as_whole(self.values.get(name))
 
     def number(self, name: str) -> float | None:
         """A number, or None where there is none."""
         return as_number(self.values.get(name))
+
+    def instant(self, name: str) -> float | None:
+        """Seconds since 1970, or None where there is no such number."""
+        return as_instant(self.values.get(name))
 
     def text(self, name: str) -> str | None:
         """A text, or None where there is none."""
@@ -159,6 +162,6 @@ def read_journal(layout: Layout, files: Files = LOCAL) -> list[Fact]:
 def _seconds(at: object) -> float | None:
     try:
         instant = datetime.fromisoformat(at) if isinstance(at, str) else None
-        return instant.timestamp() if instant is not None and instant.tzinfo is not None else None
+        return as_instant(instant.timestamp()) if instant is not None and instant.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None

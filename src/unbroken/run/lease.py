@@ -18,7 +18,8 @@ from typing import Final
 from unbroken.disk import NodeKind
 from unbroken.errors import LeaseLost, RunGone, RunHeld
 from unbroken.files import LOCAL, Files
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import Malformed, Table, parsed
+from unbroken.store.names import scratch, scratch_owner
 
 DIRECTORY: Final = ".lease"
 DEFAULT_TTL_S: Final = 60.0
@@ -27,11 +28,8 @@ _LIMIT_BYTES: Final = 1 << 16
 _KEPT_OLD_LEASES: Final = 4
 _UNKNOWN: Final = "unknown"
 _FILE: Final = re.compile(r"[0-9]{6,18}\.json")
-_SCRATCH: Final = re.compile(r"\.scratch-j(?P<number>[0-9]+)_.*")
 # Nobody asks for more; a lease that says so was damaged or tampered with, and would be watched for ever.
 _MOST_TTL_S: Final = 3600.0
-# The year 5138: any later instant in a lease is damage.
-_LAST_INSTANT_S: Final = 1e11
 # A guess for display tolerates clocks that differ by this much.
 _SKEW_S: Final = 300.0
 
@@ -98,6 +96,8 @@ class Lease:
 
     def describe(self) -> str:
         """The holder in words."""
+        if self.token == _UNKNOWN:
+            return f"job {self.number} on an unknown host (its lease is damaged)"
         return f"job {self.number} on {self.holder.host}, process {self.holder.pid}"
 
 
@@ -141,7 +141,7 @@ def acquire(
     lease = Lease(number, token, holder, taken_at_s=now_s, renewed_at_s=now_s, ttl_s=ttl_s)
     # crash here: the run is free, or held by a process that is gone and taken over at the next start; where the file
     # system has no hard links, also by an empty lease, which the next start watches.
-    if not files.create_once(_path(run, number), _encode(lease), scratch=f".scratch-{lease.job}"):
+    if not files.create_once(_path(run, number), _encode(lease), scratch=scratch(lease.job, "lease")):
         winner = read_current(run, files)
         raise RunHeld(path=run, holder=winner.describe() if winner else "another job", proof="contest")
     _tidy(run, lease, files)
@@ -153,7 +153,8 @@ def _tidy(run: Path, lease: Lease, files: Files) -> None:
         files.remove_file(_path(run, old))
     for node in files.list_directory(run / DIRECTORY):
         # A contender for our own number may still be writing; one for a lower number has lost, alive or not.
-        if (found := _SCRATCH.fullmatch(node.name)) and int(found["number"]) < lease.number:
+        owner = scratch_owner(node.name)
+        if owner is not None and (number_of(owner) or lease.number) < lease.number:
             files.remove_file(run / DIRECTORY / node.name)
 
 
@@ -167,7 +168,7 @@ def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lea
     """
     require_held(run, lease, files)
     renewed = replace(lease, renewed_at_s=now_s, renewals=lease.renewals + 1)
-    _write(run, renewed, scratch=f".scratch-{lease.job}", files=files)
+    _write(run, renewed, by=lease.job, files=files)
     return renewed
 
 
@@ -181,7 +182,7 @@ def release(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> N
     """
     require_held(run, lease, files)
     released = replace(lease, renewed_at_s=now_s, renewals=lease.renewals + 1, is_released=True)
-    _write(run, released, scratch=f".scratch-{lease.job}", files=files)
+    _write(run, released, by=lease.job, files=files)
 
 
 def release_expired(run: Path, expired: Lease, *, by: str, files: Files = LOCAL) -> None:
@@ -196,12 +197,12 @@ def release_expired(run: Path, expired: Lease, *, by: str, files: Files = LOCAL)
     current = read_current(run, files)
     if current != expired:
         raise RunHeld(path=run, holder=(current or expired).describe(), proof="renewed")
-    _write(run, replace(expired, is_released=True), scratch=f".scratch-j{expired.number:04}_{by}", files=files)
+    _write(run, replace(expired, is_released=True), by=f"j{expired.number:04}_{by}", files=files)
 
 
-def _write(run: Path, lease: Lease, *, scratch: str, files: Files) -> None:
+def _write(run: Path, lease: Lease, *, by: str, files: Files) -> None:
     # crash here: the lease as it was, and a scratch file that the next job removes.
-    files.replace(_path(run, lease.number), _encode(lease), scratch=scratch)
+    files.replace(_path(run, lease.number), _encode(lease), scratch=scratch(by, "lease"))
 
 
 def require_held(run: Path, lease: Lease, files: Files = LOCAL) -> None:
@@ -248,8 +249,8 @@ def _encode(lease: Lease) -> bytes:
 def _read(run: Path, number: int, files: Files) -> Lease:
     path = _path(run, number)
     try:
-        return _decoded(number, Table(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), "lease"))
-    except (ValueError, RecursionError, Malformed):
+        return _decoded(number, Table(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), "lease"))
+    except (ValueError, Malformed):
         # Whoever rewrites it changes its time, so that watching works for a damaged lease too.
         found = files.find(path)
         written_s = found.modified_ns / 1e9 if found else 0.0
@@ -259,9 +260,9 @@ def _read(run: Path, number: int, files: Files) -> Lease:
 def _decoded(number: int, body: Table) -> Lease:
     body.one_of("schema", (_SCHEMA,))
     holder = Table(body.table("holder"), "lease.holder")
-    ttl_s, instants = body.number("ttl_s"), [body.number(name) for name in ("taken_at_s", "renewed_at_s")]
-    if not 0 < ttl_s <= _MOST_TTL_S or not all(0 <= at_s < _LAST_INSTANT_S for at_s in instants):
-        raise Malformed("a time in the lease is out of range")
+    ttl_s = body.number("ttl_s")
+    if not 0 < ttl_s <= _MOST_TTL_S:
+        raise Malformed("the time to live of the lease is out of range")
     return Lease(
         number=number,
         token=body.text("token"),
@@ -272,8 +273,8 @@ def _decoded(number: int, body: Table) -> Lease:
             # Leases of older versions have neither a scope nor a count of renewals.
             scope=holder.optional_text("scope") if "scope" in holder else None,
         ),
-        taken_at_s=instants[0],
-        renewed_at_s=instants[1],
+        taken_at_s=body.instant("taken_at_s"),
+        renewed_at_s=body.instant("renewed_at_s"),
         ttl_s=ttl_s,
         is_released=body.flag("is_released"),
         renewals=body.whole("renewals") if "renewals" in body else 0,

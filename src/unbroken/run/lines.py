@@ -18,6 +18,7 @@ from typing import Any, Final
 from unbroken.disk import NodeKind
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
+from unbroken.store.fields import parsed
 
 Values = dict[str, Any]
 
@@ -123,8 +124,8 @@ def read_lines(path: Path, torn: Torn, files: Files = LOCAL) -> Iterator[Values]
     for line in _split(path, files):
         if line:
             try:
-                found: Any = json.loads(line)
-            except (ValueError, RecursionError):
+                found: Any = parsed(line)
+            except ValueError:
                 found = None
             if isinstance(found, dict):
                 yield found

@@ -13,6 +13,7 @@ from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
 from unbroken.run.lines import LineWriter, Torn, Values, job_file, jobs_in, plain, read_lines
 from unbroken.run.recomputed import Mismatch, Recomputed
+from unbroken.store.fields import MOST_WHOLE, as_whole
 
 __all__ = [
     "MOST_WAITING",
@@ -290,7 +291,7 @@ def _jobs(layout: Layout, torn: Torn, files: Files) -> Iterator[JobRows]:
         start = first.get("start") if is_head else None
         yield JobRows(
             job,
-            start if type(start) is int else None,
+            as_whole(start),
             is_comparable=not is_head or first.get("is_comparable") is not False,
             rows=_rows(job, lines if is_head else _chained(first, lines), torn),
         )
@@ -304,10 +305,10 @@ def _chained(first: Values, lines: Iterator[Values]) -> Iterator[Values]:
 
 def _rows(job: int, lines: Iterator[Values], torn: Torn) -> Iterator[Row]:
     for line in lines:
-        step, bits = line.pop("step", None), line.pop("bits", {})
+        step, bits = as_whole(line.pop("step", None)), line.pop("bits", {})
         if "schema" in line:
             continue
-        if type(step) is not int or not isinstance(bits, dict):
+        if step is None or not isinstance(bits, dict):
             torn.lines += 1
             continue
         values = {name: _number(value) for name, value in line.items()}
@@ -325,4 +326,7 @@ _NAMED: Final[Mapping[str, Callable[[], float]]] = {
 def _number(value: Any) -> Number | None:  # noqa: ANN401 -- whatever JSON held
     if isinstance(value, str) and value in _NAMED:
         return _NAMED[value]()
+    if isinstance(value, int) and not -MOST_WHOLE <= value <= MOST_WHOLE:
+        # No plot or table holds it; its bits are compared all the same.
+        return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

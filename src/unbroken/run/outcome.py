@@ -27,6 +27,7 @@ EXIT_NOT_EXACT: Final = 6
 EXIT_HELD: Final = 7
 EXIT_STORAGE: Final = 74
 EXIT_KILLED: Final = 128
+_EXIT_CODES: Final = 256
 EXIT_INTERRUPTED: Final = EXIT_KILLED + signal.SIGINT
 
 # What a status lets an orchestrator do: start the same command again, or leave it to a person.
@@ -195,7 +196,8 @@ def _from_state(state: RunState | None, job: int | None) -> Outcome | None:
     }
     status = fallback[state.status]
     codes: dict[Status, int] = {"completed": 0, "stopped": 0, "halted": EXIT_DATA, "error": EXIT_BUG}
-    code = codes[status] if state.exit_code is None else state.exit_code
+    is_code = state.exit_code is not None and state.exit_code < _EXIT_CODES
+    code = state.exit_code if is_code and state.exit_code is not None else codes[status]
     return Outcome(
         status, code, _verdict(status, code), state.error or "", state.step, state.job if job is None else job
     )
@@ -205,7 +207,7 @@ def _decoded(fact: Fact) -> Outcome | None:
     status: Any = fact.text("status")
     code = fact.whole("exit_code")
     verdict: Any = fact.text("verdict")
-    if status not in _VERDICTS or code is None or verdict not in _VERDICTS.values():
+    if status not in _VERDICTS or code is None or code >= _EXIT_CODES or verdict not in _VERDICTS.values():
         return None
     return Outcome(status, code, verdict, fact.text("reason") or "", fact.whole("step"), fact.job)
 

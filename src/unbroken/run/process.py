@@ -10,6 +10,7 @@ from typing import Any, Final
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder
+from unbroken.store.fields import as_whole
 from unbroken.store.hosts import host_of
 
 _START_TIME_FIELD: Final = 19
@@ -114,7 +115,7 @@ def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:
     listed: Any = start.values.get("processes") if start is not None else None
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict):
-            host, pid, began = each.get("host"), each.get("pid"), each.get("process_started")
+            host, pid, began = each.get("host"), as_whole(each.get("pid")), each.get("process_started")
             scope = each.get("scope")
-            if isinstance(host, str) and type(pid) is int and isinstance(began, str) and began:
+            if isinstance(host, str) and pid is not None and isinstance(began, str) and began:
                 yield Holder(host, pid, began, scope if isinstance(scope, str) else None)

@@ -18,6 +18,7 @@ from unbroken.run.state import RunState, read_run_state
 from unbroken.store.check import Cause, Level, Verdict, verify
 from unbroken.store.choose import Choice, choose
 from unbroken.store.emergency import read_pointers
+from unbroken.store.fields import as_whole
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST
@@ -65,8 +66,8 @@ def account_of(manifest: Manifest | None) -> Account | None:
     said = manifest.facts.get("data") if manifest is not None else None
     if not isinstance(said, Mapping):
         return None
-    samples, digest, agrees = said.get("samples"), said.get("digest"), said.get("agrees")
-    if not isinstance(samples, int) or not isinstance(digest, str) or not isinstance(agrees, bool):
+    samples, digest, agrees = as_whole(said.get("samples")), said.get("digest"), said.get("agrees")
+    if samples is None or not isinstance(digest, str) or not isinstance(agrees, bool):
         return None
     return Account(samples, digest, agrees)
 
@@ -173,9 +174,9 @@ def records_of(
 def _deadline_s(history: History, job: int | None) -> float | None:
     # What the scheduler told last stands above what the environment said at the start.
     if (moved := history.last("deadline", job=job)) is not None:
-        return moved.number("at_s")
+        return moved.instant("at_s")
     start = history.last("job-start", job=job)
-    return start.number("deadline_s") if start is not None else None
+    return start.instant("deadline_s") if start is not None else None
 
 
 def recomputed_of(history: History) -> Recomputed:

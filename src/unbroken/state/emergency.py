@@ -7,7 +7,6 @@ save makes between live ranks can be made later, between dumps.
 """
 
 import json
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any, Final, cast
 import torch
 
 from unbroken.errors import ManifestDamaged, NeedsPeers, UnbrokenError
+from unbroken.quoting.log import logger
 from unbroken.state.capture import GENERATORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
@@ -30,7 +30,7 @@ from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.tree import split
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.emergency import FACTS, dump_name
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import MOST_RANKS, Malformed, Table
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
 from unbroken.store.place import Store
@@ -38,7 +38,7 @@ from unbroken.world import World
 
 RECORD_PART: Final = "emergency.json"
 _SCHEMA: Final = "unbroken.emergency/1"
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -334,8 +334,8 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
     if unknown := [one.dtype for one in held if one.dtype not in DTYPES]:
         raise Malformed(f"there is no dtype {unknown[0]!r}")
     return View(
-        rank=body.whole("rank"),
-        world=body.whole("world"),
+        rank=body.whole("rank", below=MOST_RANKS),
+        world=body.whole("world", below=MOST_RANKS),
         step=body.whole("step"),
         kinds={str(k): str(v) for k, v in body.table("kinds").items()},
         values=body.table("values"),

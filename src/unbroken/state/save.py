@@ -5,7 +5,6 @@ committing happen in a thread over a group of its own. At most one save is in fl
 next edge, leaves the last commit intact and lets training go on.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenError
+from unbroken.quoting.log import logger
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
@@ -34,7 +34,7 @@ from unbroken.store.space import require_room
 from unbroken.store.sweep import settle
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,18 @@ from unbroken.disk import NodeKind
 from unbroken.errors import EvidenceMissing, StorageFailed
 from unbroken.files import Files
 from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
-from unbroken.store.names import LATEST, MANIFEST, DraftName, checkpoint_name, is_job, parse_draft, require_safe
+from unbroken.store.names import (
+    LATEST,
+    MANIFEST,
+    DraftName,
+    checkpoint_name,
+    is_job,
+    parse_draft,
+    require_safe,
+    scratch,
+)
 from unbroken.store.parts import write_part
-from unbroken.store.place import Store, scratch
+from unbroken.store.place import Store
 
 
 @dataclass(frozen=True)

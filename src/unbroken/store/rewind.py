@@ -10,9 +10,9 @@ from typing import Final
 
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, ManifestDamaged, RecordDamaged, StorageFailed, UnsafeName
-from unbroken.store.fields import Malformed, Table
-from unbroken.store.names import ABANDONED, REWINDS
-from unbroken.store.place import Store, scratch
+from unbroken.store.fields import Malformed, Table, parsed
+from unbroken.store.names import ABANDONED, REWINDS, scratch
+from unbroken.store.place import Store
 
 _RECORD_LIMIT_BYTES: Final = 64 << 20
 _SCHEMA: Final = "unbroken.rewind/1"
@@ -104,10 +104,10 @@ def abandoned_ids(store: Store) -> dict[str, frozenset[str]]:
             continue
         path = directory / node.name
         try:
-            body = Table(json.loads(store.files.read_bytes(path, limit_bytes=_RECORD_LIMIT_BYTES)), "rewind")
+            body = Table(parsed(store.files.read_bytes(path, limit_bytes=_RECORD_LIMIT_BYTES)), "rewind")
             body.one_of("schema", (_SCHEMA,))
             for row in body.rows("abandoned"):
                 ids.setdefault(row.text("name"), set()).add(row.text("id"))
-        except (ValueError, RecursionError, Malformed) as wrong:
+        except (ValueError, Malformed) as wrong:
             raise RecordDamaged(path=path, complaint=" ".join(str(wrong).split())[:120]) from wrong
     return {name: frozenset(found) for name, found in ids.items()}

@@ -1,5 +1,6 @@
 """The pod that every kind of manifest starts: its command, its volumes, its rights, the time it is given to save."""
 
+import re
 from typing import Any, Final
 
 from unbroken.launch.kubernetes.wanted import Wanted
@@ -52,11 +53,15 @@ def command_line(wanted: Wanted, meeting: list[str], stopped: int = STOPPED, res
     options += meeting
     options += [f"--max-restarts={restarts}"] if restarts else []
     options += [f"--shutdown-timeout={wanted.grace.shutdown_timeout_s}", f"--stopped-exit-code={stopped}"]
-    # A word of the user's is no variable of the pod's.
-    words = [word.replace("$(", "$$(") for word in program.words]
+    words = [_literal(word) for word in program.words]
     if program.verb == "train":
         return ["unbroken", "train", *words, *options]
-    return ["unbroken", "run", *options, f"--run-dir={program.run}", "--", *words]
+    return ["unbroken", "run", *options, f"--run-dir={_literal(program.run)}", "--", *words]
+
+
+def _literal(word: str) -> str:
+    """A word of the user's, which is no variable of the pod's: Kubernetes expands ``$(NAME)`` and halves ``$$``."""
+    return re.sub(r"\$(?=[$(])", "$$", word)
 
 
 def pod_template(wanted: Wanted, command: list[str], *, container: str = "train", is_indexed: bool = False) -> Document:

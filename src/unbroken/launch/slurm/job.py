@@ -27,6 +27,7 @@ from unbroken.run.process import process_of
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placement
 from unbroken.run.takeover import Watch
+from unbroken.store.names import scratch
 
 EXIT_UNKNOWN: Final = 1
 # A job whose machine was lost is found out by watching its lease that long, and a little more.
@@ -139,7 +140,7 @@ class _Watch:
         try:
             lease = read_current(layout.run)
             if lease is not None and lease.number > self.job_before and not lease.is_released:
-                request_stop(layout, job=lease.number, by=by, scratch=f".scratch-warning-{os.getpid()}")
+                request_stop(layout, job=lease.number, by=by, scratch=scratch(f"warning_{os.getpid()}", "request"))
                 self.around.say(f"{why}; the run is asked to save and end")
                 return
         except StorageFailed as refusal:

@@ -2,11 +2,13 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from unbroken.errors import StorageFailed
 from unbroken.loop.drilled import Drilled
 from unbroken.loop.emergency import Emergency
 from unbroken.loop.pace import SaveClock
+from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
 from unbroken.run.layout import Layout
@@ -14,6 +16,7 @@ from unbroken.run.lease import Lease
 from unbroken.run.outcome import Outcome
 from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, end_requests
+from unbroken.state.cursor import Cursor
 from unbroken.state.restore import Restored
 from unbroken.state.save import Saver
 from unbroken.store.names import SHUTDOWN
@@ -38,6 +41,8 @@ class Opened:
     resumed_from: str | None
     settings: Settings
     emergency: Emergency
+    peers: Peers
+    cursor: Cursor[Any] | None = None
     drilled: Drilled | None = None
     noticed: StopReason | None = None
 
@@ -85,11 +90,15 @@ class Opened:
         """Write how the job ended and let the run go."""
         try:
             # Signals are caught until the outcome stands: torchrun sends one as soon as any rank has failed.
-            self.recorder.end(outcome)
+            self.recorder.end(outcome, waits=not self.peers.is_first_to_fail)
         finally:
             self.stops.restore()
             if self.renewal is not None:
                 let_go(self.layout, self.renewal, is_followed=outcome.status in ("stopped", "completed"))
+            if self.cursor is not None:
+                self.cursor.close()
+            self.saver.close()
+            self.world.close()
 
 
 def let_go(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+import torch.distributed as dist
+
 from unbroken.errors import ItemsDiffer, NotExact, NotShared, UnbrokenError, UnsavedState
 from unbroken.launch import outcome_file
 from unbroken.launch.slurm.end_time import follow_end_time
@@ -18,6 +20,7 @@ from unbroken.loop.drilled import Drilled, find_drill
 from unbroken.loop.emergency import Emergency, find_area
 from unbroken.loop.opened import Opened, let_go
 from unbroken.loop.pace import SaveClock
+from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.settings import Settings
@@ -47,8 +50,14 @@ from unbroken.world import World
 _log = logging.getLogger(__name__)
 
 
-def open_run(directory: Path, things: Mapping[str, object], settings: Settings, frame: FrameType | None) -> Opened:
-    """Take a run and bring its state to where it was left. Collective.
+def open_run(
+    directory: Path,
+    things: Mapping[str, object],
+    settings: Settings,
+    frame: FrameType | None,
+    process_group: "dist.ProcessGroup | None" = None,
+) -> Opened:
+    """Take a run and bring its state to where it was left. Collective among the ranks of the process group.
 
     Raises:
         DrillUnreadable: this is to be a drill, and nobody can say which.
@@ -59,7 +68,17 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
         UnsavedState: live state was not handed over, and the settings refuse that.
         UnbrokenError: it cannot be resumed; the error says why.
     """
-    world = World.current()
+    world = World.current(process_group)
+    try:
+        return _open_in(world, directory, things, settings, frame)
+    except BaseException:
+        world.close()
+        raise
+
+
+def _open_in(
+    world: World, directory: Path, things: Mapping[str, object], settings: Settings, frame: FrameType | None
+) -> Opened:
     drilled = find_drill(world)
     if drilled is not None:
         directory, settings = drilled.applied(directory, settings)
@@ -134,7 +153,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     deadline = world.from_first(
         lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
-    _record_start(taken, deadline)
+    peers = Peers(world, _record_start(taken, deadline))
     _audit(taken, frame)
     clock = world.all_or_none(lambda: _clock(settings, recorder, world))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
@@ -168,14 +187,17 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         source,
         settings,
         emergency,
+        peers,
+        data if isinstance(data := taken.things.get("data"), Cursor) else None,
         drilled,
     )
 
 
-def _record_start(taken: Taken, deadline: Deadline | None) -> None:
-    """Write down who takes part in this job, and under which terms. Collective."""
+def _record_start(taken: Taken, deadline: Deadline | None) -> list[Holder]:
+    """Write down who takes part in this job, and under which terms; returns the ranks' processes. Collective."""
     world, settings = taken.world, taken.settings
-    processes = [asdict(holder) for holder in (*_launcher(), *world.all_gather(this_holder()))]
+    holders = world.all_gather(this_holder())
+    processes = [asdict(holder) for holder in (*_launcher(), *holders)]
     say_clocks(world)
     taken.recorder.fact(
         "job-start",
@@ -190,6 +212,7 @@ def _record_start(taken: Taken, deadline: Deadline | None) -> None:
             settings.keep_best,
         ],
     )
+    return holders
 
 
 def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSources:

@@ -23,6 +23,7 @@ from unbroken.errors import (
     Halted,
     NoEmergencyArea,
     NonFiniteLoss,
+    NotExact,
     PeerLost,
     RankFailed,
     UnbrokenError,
@@ -46,12 +47,17 @@ _log = logging.getLogger(__name__)
 _WORTH_TELLING_S = 1.0
 
 
+def _already_trained(steps: int) -> str:
+    return f"this Run already trained {steps} steps in this process, and there is no checkpoint to resume from"
+
+
 class Run:
     """A training run that goes on where it was left.
 
     Args:
         directory: the run's directory, the same for every job and every rank.
         settings: how it is saved, kept, resumed and stopped.
+        process_group: the ranks that train, if they are not all; the others do not open the run.
         things: what makes up its state, by name: models, optimizers, schedulers, anything with ``state_dict`` and
             ``load_state_dict``. ``data`` is the loader that ``run.data`` iterates, epoch after epoch.
 
@@ -60,9 +66,15 @@ class Run:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, settings: Settings | None = None, **things: object
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        settings: Settings | None = None,
+        process_group: Any = None,  # noqa: ANN401 -- torch's type would refuse a dict of things unpacked after it
+        **things: object,
     ) -> None:
         self.directory = Path(directory)
+        self._process_group = process_group
         self.settings = settings or Settings()
         loader = things.get("data")
         self._cursor: Cursor[Any] | None = None
@@ -70,14 +82,20 @@ class Run:
             self._cursor = loader if isinstance(loader, Cursor) else Cursor(require_loader(loader))
             things["data"] = self._cursor
         self._things = things
-        self._measures = Measures()
         self._opened: Opened | None = None
+        self._was_entered = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget what an earlier job of this object left: each entry is a job of its own."""
+        self._measures = Measures()
         self._ballots = Ballots()
         self._ending: StopReason | None = None
         self._saved_step: int | None = None
         self._tried_step: int | None = None
         self._is_save_asked = self._is_save_agreed = self._is_dump_asked = False
         self._halting: str | None = None
+        self._bad = None
         self.step = 0
         self.counters: dict[str, Any] = {}
 
@@ -85,8 +103,12 @@ class Run:
 
     def __enter__(self) -> "Run":
         frame = calling_frame(1)
+        trained = self.step
+        if self._was_entered:
+            self._begin_anew()
+        self._was_entered = True
         try:
-            opened = open_run(self.directory, self._things, self.settings, frame)
+            opened = open_run(self.directory, self._things, self.settings, frame, self._process_group)
         except UnbrokenError as refused:
             explain_in_traceback(refused)
             raise
@@ -94,6 +116,10 @@ class Run:
         if opened.restored is not None:
             self.step = self._saved_step = opened.restored.step
             self.counters = dict(opened.restored.counters)
+        elif trained > 0:
+            untrue = NotExact(differences=(("model", _already_trained(trained)),))
+            self._close(opened, untrue)
+            raise untrue
         return self
 
     def __exit__(
@@ -101,15 +127,18 @@ class Run:
     ) -> None:
         opened = self._open
         try:
+            cause = opened.peers.settle(error) if error is not None else None
             # A save in flight is of a step before the error: it is worth finishing, while the others take part.
             refused = self._settle_last(opened, last_wait_s(opened, error))
         except KeyboardInterrupt as at_once:
             # Told to go while it waits: the outcome is said and the run let go all the same.
             self._close(opened, at_once)
             raise
-        self._close(opened, error or refused or self._ending or StopReason("asked", "the loop was left"))
+        self._close(opened, cause or refused or self._ending or StopReason("asked", "the loop was left"))
         if error is None and refused is not None:
             raise refused
+        if cause is not None and cause is not error:
+            raise cause
 
     def _close(self, opened: Opened, ending: StopReason | BaseException) -> None:
         self._opened = None

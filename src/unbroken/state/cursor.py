@@ -112,6 +112,10 @@ class Cursor(Generic[T]):
         self._iterator = iter(self.loader)
         self._drawn = states_of(self.loader)
 
+    def close(self) -> None:
+        """Drop the iterator, and with it the workers that it has; the place is kept."""
+        self._iterator = None
+
     def _set_epoch(self) -> None:
         """Tell a distributed sampler the epoch, or it would draw the same order in every one."""
         sampler = getattr(self.loader, "sampler", None)

@@ -1,5 +1,6 @@
 """A run that a job holds, as its loop sees it, and how it is let go."""
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ from unbroken.loop.pace import SaveClock
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
+from unbroken.loop.workers import is_worker_death
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease
-from unbroken.run.outcome import Outcome
+from unbroken.run.outcome import Outcome, conclude
 from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, end_requests
 from unbroken.state.cursor import Cursor
@@ -86,19 +88,34 @@ class Opened:
         reasons = [reason for reason in self.world.all_gather(self.noticed) if reason is not None]
         return reasons[0] if reasons else StopReason("asked", "another rank")
 
+    def ending_of(self, error: BaseException) -> StopReason | BaseException:
+        """What an error that ended the loop really is: itself, the first failure of another rank, or the stop.
+
+        A loader worker that a stop signal killed breaks a step in the middle, where the state is not whole: the job is
+        stopped, and nothing is saved.
+        """
+        signalled = self.stops.signalled
+        if signalled is None or not is_worker_death(error):
+            return self.peers.settle(error)
+        detail = f"{signalled.detail}, which killed a loader worker too: nothing was saved after the last checkpoint"
+        self.peers.tell(conclude(stop := StopReason("signal", detail)))
+        _log.warning("stopped in the middle of a step: %s; hand the loader to the Run as data= to avoid this", detail)
+        return stop
+
     def close(self, outcome: Outcome) -> None:
         """Write how the job ended and let the run go."""
-        try:
-            # Signals are caught until the outcome stands: torchrun sends one as soon as any rank has failed.
-            self.recorder.end(outcome, waits=not self.peers.is_first_to_fail)
-        finally:
-            self.stops.restore()
-            if self.renewal is not None:
-                let_go(self.layout, self.renewal, is_followed=outcome.status in ("stopped", "completed"))
+        with contextlib.ExitStack() as closing:
+            # From the last to the first, each though another fails. Signals are caught until all is done: torchrun
+            # sends one as soon as any rank has failed.
+            closing.callback(self.stops.restore)
+            closing.callback(self.world.close)
+            closing.callback(self.saver.close)
             if self.cursor is not None:
-                self.cursor.close()
-            self.saver.close()
-            self.world.close()
+                closing.callback(self.cursor.close)
+            if self.renewal is not None:
+                is_followed = outcome.status in ("stopped", "completed")
+                closing.callback(let_go, self.layout, self.renewal, is_followed=is_followed)
+            self.recorder.end(outcome, waits=not self.peers.is_first_to_fail)
 
 
 def let_go(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:

@@ -24,6 +24,7 @@ from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.settings import Settings
+from unbroken.loop.workers import shield_workers
 from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
 from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
 from unbroken.run.grace import learned_costs
@@ -37,7 +38,7 @@ from unbroken.run.stop import StopSources, clear_requests
 from unbroken.run.takeover import patience_s, take_over
 from unbroken.state.audit import audit
 from unbroken.state.capture import GENERATORS, require_savable
-from unbroken.state.cursor import Cursor, Positioned
+from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_generators
@@ -158,8 +159,12 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     clock = world.all_or_none(lambda: _clock(settings, recorder, world))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
     stops = _listen(taken, clock, deadline)
+    cursor = taken.things.get("data")
+    cursor = cursor if isinstance(cursor, Cursor) else None
     try:
-        loader = _positioned(taken.things)
+        if cursor is not None:
+            cursor.use_workers_of_run(lambda: stops.signalled is not None)
+        loader = cursor.positioned if cursor is not None else None
         if loader is not None:
             loader.accept(settings.accept)
         emergency = _emergency(taken, clock, stops)
@@ -188,7 +193,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         settings,
         emergency,
         peers,
-        data if isinstance(data := taken.things.get("data"), Cursor) else None,
+        cursor,
         drilled,
     )
 
@@ -231,9 +236,9 @@ def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSo
     )
     if taken.world.is_first:
         follow_end_time(settings.max_runtime_s, os.environ, stops, taken.recorder.fact)
-    if settings.catch_signals:
-        # From here on a signal is a request: a job that is asked to end while it loads ends at its first edge.
-        stops.install()
+    # From here on a signal is a request: a job that is asked to end while it loads ends after its first step.
+    if settings.catch_signals and stops.install():
+        stops.end_with(shield_workers(lambda: stops.signalled is not None))
     return stops
 
 
@@ -267,11 +272,6 @@ def _resume(taken: Taken, emergency: Emergency) -> Resumed:
         # Last of all: making a loader's iterator draws from them.
         world.all_or_none(lambda: _draw_on(restored, settings))
     return found
-
-
-def _positioned(things: Mapping[str, object]) -> Positioned | None:
-    data = things.get("data")
-    return data.positioned if isinstance(data, Cursor) else None
 
 
 def _saver(taken: Taken, found: Resumed) -> Saver:

@@ -85,8 +85,7 @@ class Peers:
             return error
         said = lost_connection(error)
         if said is None:
-            failed = conclude(error)
-            link.leave_word(_FIRST, _encoded(self.world.rank, failed))
+            self.tell(conclude(error))
             # The other ranks may wait for this one inside the script's own collectives, and notice only when it ends.
             self.is_first_to_fail = not isinstance(error, UnbrokenError)
             return error
@@ -94,6 +93,11 @@ class Peers:
         link.leave_word(_left(self.world.rank), "1")
         first.__cause__ = error
         return first
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell the others how this rank ended, unless another one ended first."""
+        if self.world.link is not None:
+            self.world.link.leave_word(_FIRST, _encoded(self.world.rank, outcome))
 
     def _first_failure(self, said: str) -> RankRaised | PeerLost:
         here = self.world.rank

@@ -127,7 +127,7 @@ class Run:
     ) -> None:
         opened = self._open
         try:
-            cause = opened.peers.settle(error) if error is not None else None
+            cause = opened.ending_of(error) if error is not None else None
             # A save in flight is of a step before the error: it is worth finishing, while the others take part.
             refused = self._settle_last(opened, last_wait_s(opened, error))
         except KeyboardInterrupt as at_once:
@@ -137,7 +137,7 @@ class Run:
         self._close(opened, cause or refused or self._ending or StopReason("asked", "the loop was left"))
         if error is None and refused is not None:
             raise refused
-        if cause is not None and cause is not error:
+        if isinstance(cause, BaseException) and cause is not error:
             raise cause
 
     def _close(self, opened: Opened, ending: StopReason | BaseException) -> None:

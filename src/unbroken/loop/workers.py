@@ -138,8 +138,10 @@ def serve(target: Callable[..., None], *args: object) -> None:
 def _ignore(parent: int, number: int, frame: FrameType | None) -> None:
     trainer = multiprocessing.parent_process()
     # One that was forked by a server has another parent, which may have died of the very signal.
-    is_direct = trainer is None or trainer.pid == parent
-    if os.getppid() == parent if is_direct or trainer is None else trainer.is_alive():
+    is_needed = os.getppid() == parent
+    if trainer is not None and trainer.pid != parent:
+        is_needed = trainer.is_alive()
+    if is_needed:
         return
     # Whoever it loads data for is gone: now a signal is meant for it.
     signal.signal(number, signal.SIG_DFL)

@@ -304,6 +304,13 @@ def noticing_loss(rank: int) -> Iterator[None]:
         raise PeerLost(rank=rank, said=said[0]) from broken
 
 
+def is_first_process(process_group: "dist.ProcessGroup | None" = None) -> bool:
+    """Whether this process is rank 0 of the group, before there is a ``World``."""
+    if dist.is_available() and dist.is_initialized():
+        return bool(dist.get_rank(process_group) == 0)
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _rank_in(process_group: "dist.ProcessGroup | None") -> int:
     rank = dist.get_rank(process_group)
     if rank < 0:

@@ -28,11 +28,9 @@ def train(directory: str, what: str, victim: int, wrap: str) -> None:
     """Train until the victim fails in the backward pass of its fourth step, while the others wait for it there."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    wrapped: nn.Module
-    if wrap == "ddp":
-        wrapped = DistributedDataParallel(model)
-    else:
-        wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    wrapped: nn.Module = DistributedDataParallel(model) if wrap == "ddp" else model
+    if wrap == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     settings = unbroken.Settings(audit="off", save_steps=2)
     with unbroken.Run(directory, settings=settings, model=wrapped, optimizer=optimizer) as run:

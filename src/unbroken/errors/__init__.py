@@ -56,7 +56,14 @@ from unbroken.errors.resume import (
     StateDiffers,
     UnsavedState,
 )
-from unbroken.errors.run import BadDeadline, NoOutcome, RunsElsewhere, StillRunning
+from unbroken.errors.run import (
+    BadDeadline,
+    LeftMidStep,
+    LoopsDisagree,
+    NoOutcome,
+    RunsElsewhere,
+    StillRunning,
+)
 from unbroken.errors.shards import (
     DataChanged,
     DataDamaged,
@@ -160,7 +167,9 @@ __all__ = [
     "LaneBroken",
     "LanesUnfit",
     "LeaseLost",
+    "LeftMidStep",
     "LogitsNotFinite",
+    "LoopsDisagree",
     "ManifestDamaged",
     "ManifestUnfit",
     "MirrorDiffers",

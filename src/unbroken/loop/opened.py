@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from unbroken.run.outcome import Outcome, conclude
 from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, end_requests
 from unbroken.state.cursor import Cursor
+from unbroken.state.items import Item
 from unbroken.state.restore import Restored
 from unbroken.state.save import Saver
 from unbroken.store.names import SHUTDOWN
@@ -47,6 +49,7 @@ class Opened:
     cursor: Cursor[Any] | None = None
     drilled: Drilled | None = None
     noticed: StopReason | None = None
+    items: Sequence[Item] = ()
 
     @property
     def is_lost(self) -> bool:
@@ -86,7 +89,9 @@ class Opened:
     def agree_on_reason(self) -> StopReason:
         """Why all ranks stop: the first reason that any of them has. Collective."""
         reasons = [reason for reason in self.world.all_gather(self.noticed) if reason is not None]
-        return reasons[0] if reasons else StopReason("asked", "another rank")
+        # A loop that is finished stays finished, though a signal came at the same step.
+        finished = next((reason for reason in reasons if reason.kind == "done"), None)
+        return finished or (reasons[0] if reasons else StopReason("asked", "another rank"))
 
     def ending_of(self, error: BaseException) -> StopReason | BaseException:
         """What an error that ended the loop really is: itself, the first failure of another rank, or the stop.

@@ -16,6 +16,7 @@ from unbroken.launch import outcome_file
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
 from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
+from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.drilled import Drilled, find_drill
 from unbroken.loop.emergency import Emergency, find_area
 from unbroken.loop.opened import Opened, let_go
@@ -39,7 +40,7 @@ from unbroken.run.takeover import patience_s, take_over
 from unbroken.state.audit import audit
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor
-from unbroken.state.items import Item, make_items
+from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_generators
 from unbroken.state.save import Keeping, Saver
@@ -56,6 +57,8 @@ def open_run(
     things: Mapping[str, object],
     settings: Settings,
     frame: FrameType | None,
+    *,
+    carried: Carried | None = None,
     process_group: "dist.ProcessGroup | None" = None,
 ) -> Opened:
     """Take a run and bring its state to where it was left. Collective among the ranks of the process group.
@@ -71,14 +74,19 @@ def open_run(
     """
     world = World.current(process_group)
     try:
-        return _open_in(world, directory, things, settings, frame)
+        return _open_in(world, directory, things, settings, frame, carried or Carried())
     except BaseException:
         world.close()
         raise
 
 
 def _open_in(
-    world: World, directory: Path, things: Mapping[str, object], settings: Settings, frame: FrameType | None
+    world: World,
+    directory: Path,
+    things: Mapping[str, object],
+    settings: Settings,
+    frame: FrameType | None,
+    carried: Carried,
 ) -> Opened:
     drilled = find_drill(world)
     if drilled is not None:
@@ -86,7 +94,7 @@ def _open_in(
     layout = Layout(directory)
     # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
     try:
-        items = world.all_or_none(lambda: make_items(things))
+        items = world.all_or_none(lambda: _items(things, carried))
         _require_alike(items, world)
         lease = world.from_first(lambda: _take(layout))
     except UnbrokenError as refused:
@@ -114,6 +122,13 @@ def _open_in(
         if renewal is not None:
             let_go(layout, renewal, is_followed=False)
         raise
+
+
+def _items(things: Mapping[str, object], carried: Carried) -> list[Item]:
+    """What was handed over, and what every run has beside it."""
+    items = make_items(things)
+    optimizers = tuple(item for item in items if isinstance(item, OptimizerItem))
+    return [*items, GradientsItem(optimizers), ObjectItem(CARRIED, carried)]
 
 
 def _require_alike(items: Sequence[Item], world: World) -> None:
@@ -195,6 +210,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         peers,
         cursor,
         drilled,
+        items=taken.items,
     )
 
 

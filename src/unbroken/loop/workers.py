@@ -65,7 +65,7 @@ def _install() -> None:
     def start_shielded(each: process.BaseProcess) -> None:
         _start(each, start)
 
-    process.BaseProcess.start = start_shielded  # type: ignore[method-assign]
+    process.BaseProcess.start = start_shielded  # type: ignore[method-assign,assignment]
     # Called by torch's handler of SIGCHLD, at any line of the loop.
     watched._error_if_any_worker_fails = functools.partial(_check, check)
     _undo.append(undo)

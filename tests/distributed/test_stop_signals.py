@@ -89,6 +89,8 @@ def test_a_stop_signal_ends_in_one_shutdown_checkpoint(
     told = Scene(**{**vars(scene), "directory": str(run)})
     ended = stopped(told, size, receivers, number)
     require_one_checkpoint(run, ended)
+    # None had to be replaced.
+    assert not any("loader worker was killed" in each.log for each in ended), logs(ended)
 
 
 @pytest.mark.promise("U4")

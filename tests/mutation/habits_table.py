@@ -16,6 +16,10 @@ _HELD = "tests/e2e/test_lease.py::"
 _PATHS = "tests/unit/loop/test_paths.py::"
 _SYSTEMS = "tests/crash/test_file_systems.py::"
 
+_SIGNALS = "tests/distributed/test_stop_signals.py::"
+_FIRST_FAILURE = "tests/distributed/test_first_failure.py::"
+_MANY_RUNS = "tests/distributed/test_many_runs.py::"
+
 HABITS: tuple[Mutation, ...] = (
     # ---- U1 ----
     one("a loop that is left saves nothing", "loop/job.py",
@@ -58,7 +62,19 @@ HABITS: tuple[Mutation, ...] = (
          "                    pass\n",
          f"{_MICRO}test_a_step_that_a_loss_scaler_skips_counts"),
     # ---- U4 ----
+    one("loader workers killed by the signal that stops the run", "loop/workers.py",
+        "            signal.signal(each, ignore)\n", "            pass\n",
+        f"{_SIGNALS}test_a_stop_signal_ends_in_one_shutdown_checkpoint[both groups, persistent]"),
+    one("workers that were lost in a stop not replaced", "state/cursor.py",
+        "            self._replace_workers()\n", "            raise\n",
+        f"{_SIGNALS}test_workers_that_are_lost_in_a_stop_are_replaced_and_the_run_stays_exact[1]"),
     # ---- U5 ----
+    one("the echo recorded instead of the first failure", "loop/peers.py",
+        "            if first is not None:\n", "            if False:\n",
+        f"{_FIRST_FAILURE}test_an_exception_inside_backward_is_recorded_with_its_rank[1-ddp]"),
+    one("a lost peer not recognised in the script's own collectives", "loop/peers.py",
+        "        if is_torchs and any(words in said.lower() for words in _LOST):\n", "        if False:\n",
+        f"{_FIRST_FAILURE}test_only_what_torch_says_of_a_lost_peer_is_one"),
     # ---- U6 ----
     one("process numbers of another PID namespace taken for ours", "run/process.py",
          "(holder.host, holder.scope) != (host_name(), pid_scope())", "holder.host != host_name()",
@@ -118,6 +134,12 @@ HABITS: tuple[Mutation, ...] = (
          ("tests/e2e/test_console.py::test_a_script_with_its_own_logging_sees_each_line_once",)),
     # ---- U13 ----
     # ---- U14 ----
+    one("hooks on the optimizer left behind", "state/stage.py",
+        "            handle.remove()\n", "            pass\n",
+        f"{_MANY_RUNS}test_fifty_runs_in_one_process_leave_nothing_behind[1]"),
+    one("a Run entered again on a state that has moved", "loop/run.py",
+        "        if opened.restored is None and trained > 0:\n", "        if False:\n",
+        f"{_MANY_RUNS}test_entering_again_without_a_checkpoint_is_refused_once_the_state_has_moved"),
     # ---- U15 ----
     # ---- U16 ----
     one("nothing swept where there are no symlinks", "files.py",

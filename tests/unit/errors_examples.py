@@ -83,6 +83,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NotAnItem(name="schedule", type_name="function", lacks="state_dict and load_state_dict"),
     errors.NonFiniteLoss(step=1_234, metric="loss", value="nan", resumable_step=1_000),
     errors.NoProcessGroup(world_size=8),
+    errors.NotInGroup(rank=3),
     errors.NeedsPickle(item="sampler", path="sampler.state.order", type_name="Order"),
     errors.DataEnded(epoch=2, served=40, found=31),
     errors.CheckpointsExist(store=STORE, count=3, newest="checkpoint-2000"),
@@ -112,6 +113,15 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.ItemsDiffer(names=(("model", "sampler"), ("model",), ("model",))),
     errors.NoMemory(needed_bytes=15_600_000_000, cause="DefaultCPUAllocator: can't allocate memory"),
     errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532"),
+    errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532", lost=3),
+    errors.RankRaised(
+        rank=3,
+        cause="ValueError: the label is 1001 of 1000",
+        status="error",
+        verdict="look",
+        noticed_by=0,
+        said="Connection closed by peer [10.0.0.7]:41532",
+    ),
     errors.NoRoom(
         path=STORE,
         needed_bytes=15_600_000_000,

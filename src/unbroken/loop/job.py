@@ -86,18 +86,22 @@ class Job:
         """Finish what is being saved, write how the job ended, and let the run go.
 
         Raises:
-            BaseException: what ending the loop or the last save came to, where ``error`` is None.
+            BaseException: what ending the loop or the last save came to, where ``error`` is None; or the failure of
+                another rank that ``error`` follows from.
         """
         try:
+            cause = self.opened.ending_of(error) if error is not None else None
             # A save in flight is of a step before the error: it is worth finishing, while the others take part.
             refused = self.refused or self.settle_last(last_wait_s(self.opened, error or self.refused))
         except KeyboardInterrupt as at_once:
             # Told to go while it waits: the outcome is said and the run let go all the same.
             self._close(at_once)
             raise
-        self._close(error or refused or self.ending or StopReason("asked", "the loop was left"))
+        self._close(cause or refused or self.ending or StopReason("asked", "the loop was left"))
         if error is None and refused is not None:
             raise refused
+        if isinstance(cause, BaseException) and cause is not error:
+            raise cause
 
     def _close(self, ending: StopReason | BaseException) -> None:
         self.is_in_body = False

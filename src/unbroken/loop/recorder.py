@@ -59,10 +59,13 @@ class SilentRecorder:
     def snapshot(self, **changes: object) -> None:
         """Nothing."""
 
-    def end(self, outcome: Outcome) -> None:
-        """Let the first rank tell the launcher first; its end would take it away in the middle of the sentence."""
+    def end(self, outcome: Outcome, *, waits: bool = True) -> None:
+        """Let the first rank tell the launcher first: torchrun ends it as soon as this one has ended with an error.
+
+        A rank whose own error the first one can only notice by its end does not wait (``waits``).
+        """
         place = os.environ.get(outcome_file.ENVIRONMENT)
-        if place is None or outcome.exit_code == 0:
+        if place is None or outcome.exit_code == 0 or not waits:
             return
         until = time.monotonic() + _TOLD_WITHIN_S
         # Nothing is waited for from a first rank that is gone.
@@ -151,7 +154,7 @@ class Recorder(SilentRecorder):
         with self._said_not_raised("the live snapshot"):
             self._snapshots.write(self._state)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, *, waits: bool = True) -> None:
         """Write how the job ended, everywhere it is looked for."""
         self._record_recheck()
         with self._said_not_raised("the metrics"):

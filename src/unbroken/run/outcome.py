@@ -7,9 +7,9 @@ into ``.run_state.json``, before a job lets its run go. A job that wrote none an
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
-from unbroken.errors import PeerLost, RankFailed, StorageFailed, UnbrokenError
+from unbroken.errors import PeerLost, RankFailed, RankRaised, StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
 from unbroken.run.journal import Fact, History, Journal, read_history
 from unbroken.run.layout import Layout
@@ -74,11 +74,15 @@ def conclude(
         return Outcome("stopped", EXIT_INTERRUPTED, "again", "it was interrupted at once", step, job)
     if isinstance(ending, SystemExit):
         return _by_itself(ending, step, job, stopped_exit_code)
+    if isinstance(ending, RankRaised):
+        # As the rank that failed first concluded; that this one lost its connection is only how it shows here.
+        status, verdict = cast("Status", ending.status), cast("Verdict", ending.verdict)
+        return Outcome(status, ending.exit_code, verdict, _in_words(ending), step, job)
     cause = ending.cause if isinstance(ending, RankFailed) else ending
     code = cause.exit_code if isinstance(cause, UnbrokenError) else EXIT_BUG
     status = "halted" if code in _HALTING else "error"
-    # Who has lost a rank did nothing wrong, and the last commit is intact: the same command goes on.
-    verdict: Verdict = "again" if isinstance(cause, PeerLost) else _verdict(status, code)
+    # A rank that lost a peer did nothing wrong, and the last commit is intact: the same command resumes.
+    verdict = "again" if isinstance(cause, PeerLost) else _verdict(status, code)
     return Outcome(status, code, verdict, _in_words(ending), step, job)
 
 

@@ -136,6 +136,11 @@ class StopSources:
         elif now_s - self._interrupted_at_s >= SECOND_AFTER_S:
             raise KeyboardInterrupt
 
+    @property
+    def signalled(self) -> StopReason | None:
+        """The signal that came, if one did."""
+        return None if self._signal is None else StopReason("signal", signal.Signals(self._signal).name)
+
     def end_with(self, end: Callable[[], None]) -> None:
         """Let something that serves these sources end with them, in ``restore``."""
         self._ended_with.append(end)
@@ -166,7 +171,7 @@ class StopSources:
     def look(self) -> StopReason | None:
         """Whether anybody asks for an end; a few microseconds, but for one look at the flag file a second."""
         if self._signal is not None:
-            return StopReason("signal", signal.Signals(self._signal).name)
+            return self.signalled
         if self._asked is not None:
             return self._asked
         if self._notices is not None and (notice := self._notices.look()) is not None:

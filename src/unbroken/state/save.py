@@ -174,6 +174,25 @@ class Saver:
         ended, self._ended, self._thread = self._ended, None, None
         return ended
 
+    def close(self) -> None:
+        """Give back the group, the buffers and the hooks; a save that is still in flight does so when it ends."""
+        if self._thread is not None and self._thread.is_alive():
+            threading.Thread(
+                target=self._close_after, args=(self._thread,), name="unbroken-save-end", daemon=True
+            ).start()
+        else:
+            self._give_back()
+
+    def _close_after(self, thread: threading.Thread) -> None:
+        thread.join()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._beside is not self._world:
+            self._beside.close()
+        self._buffers.close()
+        self._plan = None
+
     def _run(self, inbox: "queue.SimpleQueue[_Work | None]") -> None:
         work = inbox.get()
         if work is None:

@@ -13,9 +13,9 @@ import yaml
 from tests.unit.launch.kubernetes_schema import Refused, check
 from unbroken.cli import run as run_command
 from unbroken.cli import train as train_command
-from unbroken.errors import ManifestUnfit
+from unbroken.errors import ManifestUnfit, PeerLost
 from unbroken.launch.kubernetes.grace import Grace, grace_of
-from unbroken.launch.kubernetes.kinds import documents
+from unbroken.launch.kubernetes.kinds import LEFT_TO_A_PERSON, documents
 from unbroken.launch.kubernetes.text import manifest
 from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, named_after, require_fit
 from unbroken.run.journal import Fact
@@ -362,3 +362,8 @@ def test_a_name_is_made_of_the_run_directory() -> None:
 
 def test_the_documents_are_plain_json() -> None:
     assert json.loads(json.dumps(documents(ONE))) == documents(ONE)
+
+
+@pytest.mark.promise("U5")
+def test_a_pod_that_lost_another_rank_is_started_again() -> None:
+    assert PeerLost.exit_code not in LEFT_TO_A_PERSON

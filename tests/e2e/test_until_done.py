@@ -119,7 +119,7 @@ def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, wa
 @pytest.mark.promise("G23")
 def test_the_trainer_goes_on_until_it_is_done(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", *SHORT, "--until-done", "--resume", "scratch")
-    assert code == 2 and "with --until-done every restart would begin at 'scratch' again" in said, said
+    assert code == 2 and "with --until-done a restart would ask for 'scratch' again and be refused" in said, said
     # All of its time is kept for a last save: each job stops cleanly after one step, and the next one goes on.
     hurried = ("training.max_steps=3", "training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     code, said = folder.call("train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0")

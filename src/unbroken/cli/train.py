@@ -21,6 +21,7 @@ from unbroken.config.source import read
 from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.started import settle
+from unbroken.store.rewind import SCRATCH, without_tag
 
 PROGRAM: Final = "unbroken train"
 MODULE: Final = "unbroken.gpt"
@@ -57,9 +58,9 @@ def command(
     taken = take_apart((*arguments, *flags))
     path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
     config = decode(read(path), taken.overrides, source=str(path)).config
-    if (asked.max_restarts or until_done) and config.training.resume != "auto":
+    if (asked.max_restarts or until_done) and without_tag(config.training.resume) == SCRATCH and not force:
         option = "--max-restarts" if asked.max_restarts else "--until-done"
-        complaint = f"with {option} every restart would begin at '{config.training.resume}' again"
+        complaint = f"with {option} a restart would ask for 'scratch' again and be refused; add --force to start once"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     _require_startable(config, asked.shape, accept, force=force)
     words = (str(path), *taken.written, *flags)

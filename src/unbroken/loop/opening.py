@@ -239,6 +239,7 @@ def _resume(taken: Taken, emergency: Emergency) -> Resumed:
     passed_over = emergency.bring_in()
     found = resume(Store(taken.layout.checkpoints), taken.items, world, settings, job=taken.lease.job)
     found.passed_over[:0] = passed_over
+    emergency.hyperparameters = found.hyperparameters
     record_resume(found, taken.recorder, settings, world)
     if (restored := found.restored) is not None:
         # Last of all: making a loader's iterator draws from them.
@@ -269,6 +270,7 @@ def _saver(taken: Taken, found: Resumed) -> Saver:
         keeping,
         allow_pickle=settings.allow_pickle,
         shares_generators=settings.shared_generators,
+        hyperparameters=found.hyperparameters,
     )
 
 

@@ -47,7 +47,8 @@ _SENTINEL = 0xA5
 class Restored:
     """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it.
 
-    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them.
+    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them;
+    ``hyperparameters`` are the values the script constructed its objects with when the run began.
     """
 
     step: int
@@ -56,6 +57,7 @@ class Restored:
     notes: tuple[str, ...]
     world: int = 1
     accepted: tuple[str, ...] = ()
+    hyperparameters: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,15 @@ def restore(
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
     accepted = (*record.accepted, *plan.cold.tensors())
-    return Restored(trainer.step, counters, cast("State", generators), plan.notes, trainer.world, accepted)
+    return Restored(
+        trainer.step,
+        counters,
+        cast("State", generators),
+        plan.notes,
+        trainer.world,
+        accepted,
+        trainer.hyperparameters,
+    )
 
 
 def _half_loaded(refused: Exception) -> Exception:

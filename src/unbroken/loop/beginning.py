@@ -17,6 +17,7 @@ from unbroken.run.lease import Lease, number_of
 from unbroken.run.process import host_name
 from unbroken.state.accepted import without_difference
 from unbroken.state.capture import GENERATORS
+from unbroken.state.restore import Restored
 from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
 
@@ -103,6 +104,12 @@ def say_clocks(world: World) -> None:
     said = skew_sentence([now_s for now_s, _ in shown], [host for _, host in shown])
     if said is not None and world.is_first:
         _log.warning("%s", said)
+
+
+def say_if_complete(restored: Restored | None, step: int, total: int, world: World) -> None:
+    """Say it where a job has nothing to do, since the run had reached its target before."""
+    if world.is_first and restored is not None and restored.step == step >= total:
+        _log.info("already complete: step %s of %s, nothing to do", f"{step:,}", f"{total:,}")
 
 
 def say_first_lines(

@@ -29,6 +29,7 @@ from unbroken.errors import (
     explain_in_traceback,
 )
 from unbroken.loop.ballots import Ballots
+from unbroken.loop.beginning import say_if_complete
 from unbroken.loop.measures import Measures, NonFinite, first_non_finite
 from unbroken.loop.opened import Opened
 from unbroken.loop.opening import open_run
@@ -214,6 +215,7 @@ class Run:
             self._ending = None
         opened.recorder.snapshot(step=self.step, max_steps=total)
         opened.clock.resume_clock()
+        say_if_complete(opened.restored, self.step, total, opened.world)
         if self.step < total and (dry := self._dry()) is not None:
             # Nothing has changed since the checkpoint it goes on from: there is nothing to save.
             raise Halted(reason=dry, step=self.step, run=self.directory)

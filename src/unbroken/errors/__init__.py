@@ -54,7 +54,14 @@ from unbroken.errors.resume import (
     StateDiffers,
     UnsavedState,
 )
-from unbroken.errors.run import BadDeadline, NoOutcome, RunsElsewhere, StillRunning
+from unbroken.errors.run import (
+    BadDeadline,
+    LeftMidStep,
+    LoopsDisagree,
+    NoOutcome,
+    RunsElsewhere,
+    StillRunning,
+)
 from unbroken.errors.shards import (
     DataChanged,
     DataDamaged,
@@ -158,7 +165,9 @@ __all__ = [
     "LaneBroken",
     "LanesUnfit",
     "LeaseLost",
+    "LeftMidStep",
     "LogitsNotFinite",
+    "LoopsDisagree",
     "ManifestDamaged",
     "ManifestUnfit",
     "MirrorDiffers",

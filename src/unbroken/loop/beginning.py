@@ -17,7 +17,6 @@ from unbroken.run.lease import Lease, number_of
 from unbroken.run.process import host_name
 from unbroken.state.accepted import without_difference
 from unbroken.state.capture import GENERATORS
-from unbroken.state.restore import Restored
 from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
 
@@ -106,12 +105,6 @@ def say_clocks(world: World) -> None:
         _log.warning("%s", said)
 
 
-def say_if_complete(restored: Restored | None, step: int, total: int, world: World) -> None:
-    """Say it where a job has nothing to do, since the run had reached its target before."""
-    if world.is_first and restored is not None and restored.step == step >= total:
-        _log.info("already complete: step %s of %s, nothing to do", f"{step:,}", f"{total:,}")
-
-
 def say_first_lines(
     layout: Layout, world: World, lease: Lease, found: Resumed, clock: SaveClock, deadline: Deadline | None
 ) -> None:
@@ -123,13 +116,13 @@ def say_first_lines(
     was = "" if before == world.size else f" (saved by {amounts.plural(before, 'rank')})"
     _log.info("run %s, job %d, %s%s", layout.run, lease.number, ranks, was)
     if found.restored is None or found.target is None:
-        _log.info("starts at step 0")
+        _log.info("starting at step 0")
     else:
-        _log.info("goes on from step %s (%s, every byte proven)", f"{found.restored.step:,}", found.target.name)
+        _log.info("resuming from step %s (%s, all checksums verified)", f"{found.restored.step:,}", found.target.name)
         for note in found.restored.notes:
             _log.warning("not exact: %s", note)
     if deadline is not None:
         left = amounts.duration(deadline.at_s - time.time())
         kept = amounts.duration(clock.reserve.seconds(deadline.runtime_s))
-        _log.info("ends in %s (%s), keeps %s for a last save", left, deadline.source, kept)
-    _log.info("saves %s", clock.describe())
+        _log.info("walltime limit in %s (%s); the last save starts %s before it", left, deadline.source, kept)
+    _log.info("checkpoint interval: %s", clock.describe())

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
-from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
+from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State, present
 from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.plan import require_supported
@@ -142,7 +142,7 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
     """
-    for item in items:
+    for item in present(items):
         # Asking a loader where it stands may start it, and it has not been told where to start yet; asking the older
         # FSDP needs the other ranks, one of which may be refused here.
         is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
@@ -150,9 +150,9 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
             _require_supported([split(item.name, item.take(), allow_pickle=item.name in allow_pickle)])
 
 
-def _is_whole_later(item: ModuleItem | OptimizerItem) -> bool:
+def _is_whole_later(item: ModuleItem | OptimizerItem | GradientsItem) -> bool:
     """Whether an item may hold other tensors when it is saved than now: an optimizer's, lazy ones, or not made yet."""
-    if isinstance(item, OptimizerItem) or is_flat_sharded(item.module):
+    if not isinstance(item, ModuleItem) or is_flat_sharded(item.module):
         return True
     held = (*item.module.parameters(), *item.module.buffers())
     return any(is_lazy(tensor) or tensor.is_meta for tensor in held)

@@ -17,12 +17,13 @@ from unbroken.config.document import digest_of
 from unbroken.config.resume import Difference, Differences, computing_values, with_values
 from unbroken.errors import CheckpointsExist, ConfigDiffers, FieldChange
 from unbroken.files import LOCAL, Files
-from unbroken.launch.accepted import require_known
+from unbroken.launch.accepted import require_known, still_accepted
 from unbroken.launch.accepted_values import AcceptedValue, read_accepted, values_of
+from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.store.place import Store
 from unbroken.store.rewind import SCRATCH, last_request, without_tag
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import newest_first, scan
 
 _LIMIT_BYTES: Final = 1 << 20
 _DIGITS: Final = 12
@@ -37,7 +38,7 @@ class Started:
         accepted: what earlier jobs accepted, oldest first.
         taken: the run's values that this job changes, because they are accepted by name.
         kept: where the config says another value than an earlier job accepted; the run's is used.
-        unsaved: fields accepted since the newest checkpoint, which still knows their old values.
+        unsaved: names accepted since the newest checkpoint, which still knows the state before.
         is_recorded: the record stands already, and says the same in every fixed field.
         is_replaced: there is a record of another config, of a run that never saved anything.
     """
@@ -101,7 +102,7 @@ def settle(
         accepted=history,
         taken=tuple(each for each in found.declared if each not in kept),
         kept=kept,
-        unsaved=_unsaved(store, names, history),
+        unsaved=still_accepted(read_history(layout, files).facts),
         is_recorded=True,
     )
 
@@ -118,12 +119,6 @@ def _request(asked: Config) -> str:
 def _is_carried_out(store: Store, resume: str) -> bool:
     last = last_request(store)
     return last is not None and last.asked == resume
-
-
-def _unsaved(store: Store, names: list[str], history: tuple[AcceptedValue, ...]) -> tuple[str, ...]:
-    newest = read_quietly(store, names[0]) if names else None
-    step = -1 if newest is None else newest.step
-    return tuple(dict.fromkeys(change.field for change in history if change.step >= step))
 
 
 def _recorded(layout: Layout, files: Files) -> Config | None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
 from unbroken import amounts
@@ -23,8 +23,15 @@ from unbroken.world import World
 _log = logging.getLogger(__name__)
 
 
-def record_resume(found: Resumed, recorder: SilentRecorder, settings: Settings, world: World) -> None:
-    """Write down where the job goes on from and what it passed over, and begin its metrics."""
+def record_resume(
+    found: Resumed,
+    recorder: SilentRecorder,
+    settings: Settings,
+    world: World,
+    *,
+    accepted_before: Collection[str] = (),
+) -> None:
+    """Write down where the job resumes from and what it passed over, and begin its metrics."""
     for name, reason in found.passed_over:
         recorder.fact("passed-over", name=name, reason=reason)
         if world.is_first:
@@ -46,7 +53,9 @@ def record_resume(found: Resumed, recorder: SilentRecorder, settings: Settings, 
     if world.is_first:
         _tell_request(found, settings)
         _tell_hyperparameters(found, settings, recorder)
-    is_comparable = not settings.accept and not notes and not found.set_aside
+    # RNG states that were accepted start anew in every job.
+    fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {GENERATORS})
+    is_comparable = not fresh and not notes and not found.set_aside
     recorder.begin_metrics(step, is_comparable=is_comparable, settings=found.computes_under)
 
 
@@ -87,7 +96,7 @@ def tell_accepted(
         unmet = without_difference(settings.accept, differed, list(things))
     recorder.fact("accept", names=list(settings.accept), without_difference=unmet)
     for name in unmet if world.is_first else ():
-        _log.warning("accepted, and nothing of that name differs: %s", name)
+        _log.warning("accept '%s' had no effect: it did not change", name)
 
 
 def tell_data(notices: Sequence[str], recorder: SilentRecorder, world: World) -> None:

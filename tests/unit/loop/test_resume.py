@@ -1,15 +1,17 @@
 """Which checkpoint a job goes on from: the newest, none, a named one, or one of another run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.state.tiny import bits, job, quietly, tiny
+from tests.unit.state.tiny import bits, job, model, quietly, tiny
 from unbroken import Run
 from unbroken.errors import (
     CheckpointsExist,
     CheckpointUnknown,
     FormatUnknown,
+    NotExact,
     NoUsableCheckpoint,
     PathMissing,
     UnbrokenError,
@@ -260,3 +262,21 @@ def test_final_is_the_newest_end_of_an_extended_run(tmp_path: Path) -> None:
         assert Store(run / "checkpoints").read_manifest("final").step == target
     assert names(run) == {"checkpoint-2", "checkpoint-3", "checkpoint-4", "final"}
     assert began(run, resume="3") == 3
+
+
+@pytest.mark.promise("U8")
+def test_what_was_accepted_about_a_checkpoint_stays_accepted_until_the_next_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 4, **tiny())
+
+    def more() -> dict[str, Any]:
+        return {**tiny(), "average": model(3)}
+
+    with pytest.raises(NotExact):
+        job(run, 6, **more())
+    with pytest.raises(RuntimeError), Run(run, settings=quietly(accept=("average",)), **more()):
+        raise RuntimeError("killed before it saves")
+    # The same script without the word, and then with its own checkpoint: one that lacks it needs a word again.
+    assert job(run, 6, **more()).step == 6
+    with pytest.raises(NotExact):
+        job(run, 8, **tiny())

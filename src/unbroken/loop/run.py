@@ -165,6 +165,11 @@ class Run:
         if error is None and self._is_in_body:
             # The loop was left, and whoever iterates it still holds it.
             self._end_by_loop(opened)
+        if isinstance(error, RuntimeError) and self._ballots.has_anybody_left():
+            # A collective of the user's own failed because another rank is out of the loop: that is the cause.
+            left = LoopsDisagree(run=self.directory, step=self._step)
+            self._leave(opened, left)
+            raise left from error
         self._leave(opened, error)
 
     def _leave(self, opened: Opened, error: BaseException | None) -> None:

@@ -19,7 +19,6 @@ import operator
 import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +132,10 @@ class Run:
 
     def _enter(self, frame: FrameType | None) -> None:
         self._reset()
+        # A loop without `with` that ended in an exception still holds its run, in a notebook for example.
+        for other in [each for each in _SELF_ENTERED if each._is_in_body]:
+            if other.directory.absolute() == self.directory.absolute():
+                other._abandon()
         hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process())
         try:
             opened = open_run(self.directory, self._things, self.settings, frame, carried=self._carried)
@@ -154,8 +157,7 @@ class Run:
         if self._opened is None:
             self._enter(frame)
             self._is_self_entered = True
-            # The loop may never begin, or be left by an exception that only the interpreter sees.
-            atexit.register(_end_at_exit, weakref.ref(self))
+            _SELF_ENTERED.add(self)
         return self._open
 
     def __exit__(
@@ -187,6 +189,7 @@ class Run:
     def _close(self, opened: Opened, ending: StopReason | BaseException) -> None:
         self._opened = None
         self._is_in_body = False
+        _SELF_ENTERED.discard(self)
         try:
             self._body.close()
             outcome = conclude(ending, step=self._step, job=opened.lease.number)
@@ -197,6 +200,16 @@ class Run:
             self._hide_lines()
         if isinstance(ending, UnbrokenError):
             explain_in_traceback(ending)
+
+    def _abandon(self) -> None:
+        """End a job whose loop was left by an exception, or never begun; the interpreter knows the exception."""
+        if self._opened is None:
+            return
+        error = getattr(sys, "last_value", None)
+        if error is None and self._is_in_body:
+            error = RuntimeError("the loop was left by an exception")
+        with contextlib.suppress(UnbrokenError):
+            self._leave(self._opened, error)
 
     @property
     def _open(self) -> Opened:
@@ -663,13 +676,11 @@ def _is_raising(frame: FrameType) -> bool:
     )
 
 
-def _end_at_exit(reference: "weakref.ref[Run]") -> None:
-    """End a run that was entered without ``with`` and is still open when the interpreter ends."""
-    run = reference()
-    if run is None or run._opened is None:
-        return
-    error = getattr(sys, "last_value", None)
-    try:
-        run._leave(run._opened, error)
-    except UnbrokenError as refused:
-        _log.error("%s", refused)
+# Entered without `with`: nobody else would end them if their loop is left by an exception, or never begins.
+_SELF_ENTERED: set[Run] = set()
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    for run in list(_SELF_ENTERED):
+        run._abandon()

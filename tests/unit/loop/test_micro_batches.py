@@ -33,7 +33,7 @@ def train(
     with Run(directory, settings=quietly(**settings), model=module, optimizer=optimizer) as run:
         for step in run.steps(total):
             at(run, step)
-            (module(torch.randn(2, 3)).square().mean() / every).backward()  # type: ignore[no-untyped-call]
+            (module(torch.randn(2, 3)).square().mean() / every).backward()
             if (step + 1) % every == 0:
                 optimizer.step()
                 optimizer.zero_grad()

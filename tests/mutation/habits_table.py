@@ -62,7 +62,7 @@ HABITS: tuple[Mutation, ...] = (
          "_first_seen.get(thing, self._live[name])", "self._live[name]",
          f"{_HYPER}test_a_schedule_that_moves_the_rate_is_no_change[one cycle]"),
     one("schedule not stepped to where the script's values put it", "state/hyperparameters.py",
-         "                    schedule.step()\n", "                    break\n",
+         "                        schedule.step()\n", "                        break\n",
          f"{_HYPER}test_the_scripts_values_are_put_in_place_as_if_the_schedule_had_them_from_the_start[5]"),
     one("accepted values forgotten by the next job", "launch/started.py",
          "    history = read_accepted(layout, files)\n", "    history = ()\n",

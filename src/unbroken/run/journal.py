@@ -44,7 +44,7 @@ KINDS: Final[Mapping[str, str]] = {
     "job-end": "how it ended",
 }
 DURABLE: Final = frozenset(
-    {"job-start", "accept", "commit", "mirror", "mismatch", "job-end"}
+    {"job-start", "accept", "hyperparameters", "commit", "mirror", "mismatch", "job-end"}
     | {"emergency-save", "emergency-mirror", "emergency-resume"}
 )
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")

@@ -161,11 +161,14 @@ class Script:
             group.update(copy.deepcopy(options))
         for name, schedule in schedules.items():
             schedule.load_state_dict(copy.deepcopy(self._made[name].state or {}))
-            with warnings.catch_warnings():
-                # torch warns of a schedule that is stepped before its optimizer.
-                warnings.simplefilter("ignore")
-                for _ in range(steps[name] - schedule.last_epoch):
-                    schedule.step()
+            steps[name] -= schedule.last_epoch
+        with warnings.catch_warnings():
+            # torch warns of a schedule that is stepped before its optimizer.
+            warnings.simplefilter("ignore")
+            for done in range(max(steps.values())):
+                for name, schedule in schedules.items():
+                    if done < steps[name]:
+                        schedule.step()
 
     def _set_state(self, name: str, thing: Any, changed: set[str]) -> None:  # noqa: ANN401 -- a user's own scheduler
         made = self._made[name].state or {}
@@ -194,7 +197,9 @@ def _is_told(thing: object) -> bool:
     """Whether an object's state has values a script chooses: a schedule of an optimizer, or a live loss scaler."""
     if isinstance(thing, torch.amp.GradScaler):
         return thing.is_enabled()
-    if not isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer):
+    # One of torch, or one like it: any other object may hold an optimizer, and more in its state than what was chosen.
+    is_schedule = isinstance(thing, LRScheduler) or (hasattr(thing, "base_lrs") or hasattr(thing, "base_values"))
+    if not is_schedule or not isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer):
         return False
     # What it was made with is kept by a weak reference to it, which a user's own kind may not allow.
     return type(thing).__hash__ is not None and hasattr(thing, "__weakref__")

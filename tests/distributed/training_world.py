@@ -264,7 +264,7 @@ class Unwilling:
 
 def lose(run: unbroken.Run) -> None:
     """Let the first rank learn that another job has taken its run."""
-    renewal = run._open.renewal
+    renewal = run._open.opened.renewal
     assert renewal is not None
     renewal.lost = LeaseLost(path=run.directory, mine=1, current=2)
 

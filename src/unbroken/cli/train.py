@@ -29,8 +29,8 @@ MODULE: Final = "unbroken.gpt"
 
 @as_command("train", context_settings={"ignore_unknown_options": True})
 @config_arguments
-@click.option("--accept", multiple=True, metavar="NAME", help="Go on though this differs from the run; repeatable.")
-@click.option("--resume", metavar="WHAT", help="As training.resume: auto, scratch, or a checkpoint to go back to.")
+@click.option("--accept", multiple=True, metavar="NAME", help="Accept a change to the run by name; repeatable.")
+@click.option("--resume", metavar="WHAT", help="auto, scratch, or a checkpoint to go back to, once.")
 @click.option("--force", is_flag=True, help="With --resume scratch: set the checkpoints that are there aside.")
 @allowance_options
 @click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")

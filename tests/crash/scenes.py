@@ -147,6 +147,11 @@ def _history(*labels: Label) -> Callable[[Store], None]:
     return prepare
 
 
+def _ended(store: Store) -> None:
+    _history((10, "a"))(store)
+    save(store, 20, "b", kind=FINAL)
+
+
 def _nothing(store: Store) -> None:
     store.files.make_directory(store.root.parent)
 
@@ -272,6 +277,7 @@ SCENES = (
     Scene("save of a step that is there", _history((10, "a"), (20, "b")), _saving(20, "cc"), (20, "b"), (20, "cc"),
           "checkpoint-20.2"),
     Scene("final save", _history((10, "a"), (20, "b")), _saving(30, "c", kind=FINAL), (20, "b"), (30, "c"), "final"),
+    Scene("final save of an extended run", _ended, _saving(30, "c", kind=FINAL), (20, "b"), (30, "c")),
     Scene("save that releases old ones", _pinned, _saving(30, "c", policies=(LastK(1),)), (20, "b"), (30, "c"),
           "checkpoint-30"),
     Scene("save beside litter", _litter, _saving(30, "c", policies=(LastK(2),)), (20, "b"), (30, "c"),
@@ -340,7 +346,7 @@ def _no_half_checkpoint(store: Store, scene: Scene) -> None:
             expect(verify(store, name, Level.FULL, workers=1).is_sound, f"{name} stands there and is not whole")
     halves = [name for name in inventory.foreign if is_checkpoint_name(name) and f"{name}/readme" not in FOREIGN]
     expect(not halves, f"{halves} have a checkpoint's name and no manifest")
-    moved = "rewind" in scene.title or scene.damaged
+    moved = "rewind" in scene.title or "extended" in scene.title or scene.damaged
     if inventory.latest is not None and not moved:
         expect(inventory.latest in inventory.committed, f"latest points at {inventory.latest}, which is not committed")
 

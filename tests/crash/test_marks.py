@@ -28,7 +28,7 @@ from tests.crash.test_records import ACTIONS, fresh
 from tests.crash.test_shards import with_the_old_one, writes_the_new_one
 from tests.crash.test_tokenize import SCENES as TOKENIZING
 from tests.crash.test_tokenize import drops_the_engine, nothing_yet, trains
-from tests.crash.test_trainer_records import a_run, keeps_its_records
+from tests.crash.test_trainer_records import a_run, accepts_a_value, keeps_its_records, with_its_records
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.store.place import Store
@@ -93,6 +93,7 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found.append((with_the_old_one(), writes_the_new_one))
     found.append((a_cache_with_scratch(), opens_a_plan))
     found.append((a_run(), keeps_its_records))
+    found.append((with_its_records(), accepts_a_value))
     found.append((with_scratch(), takes_digests))
     found += [(fresh(), action) for fresh, action in TOKENIZING.values()]
     found += [(nothing_yet(), action) for action in (drops_the_engine, trains)]

@@ -227,6 +227,11 @@ def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_o
     longer = (*SHORT, "training.max_steps=10")
     code, said = folder.call("train", "run.yaml", *longer, "--accept", "training.max_steps")
     assert code == 0 and "config: training.max_steps was 8, is 10" in said, said
+    # The first command again: the accepted target is the run's, and the newest end is `final`.
+    code, said = folder.call("train", "run.yaml", *SHORT)
+    assert code == 0 and "training.max_steps is 8 in the config, but 10 was accepted by job 2 at step 8" in said, said
+    assert "nothing to do: step 10 of 10 is already reached" in said, said
+    assert folder.told("show", "runs/tiny@final")["step"] == 10
 
 
 def test_all_problems_of_a_config_are_said_at_once_and_nothing_is_started(folder: Folder) -> None:

@@ -19,6 +19,9 @@ _SYSTEMS = "tests/crash/test_file_systems.py::"
 _SIGNALS = "tests/distributed/test_stop_signals.py::"
 _FIRST_FAILURE = "tests/distributed/test_first_failure.py::"
 _MANY_RUNS = "tests/distributed/test_many_runs.py::"
+_HYPER = "tests/unit/loop/test_hyperparameters.py::"
+_RESUME = "tests/unit/loop/test_resume.py::"
+_STARTED = "tests/unit/launch/test_started.py::"
 
 HABITS: tuple[Mutation, ...] = (
     # ---- U1 ----
@@ -112,7 +115,39 @@ HABITS: tuple[Mutation, ...] = (
          "if waited_s < every_s:",
          f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[move]"),
     # ---- U8 ----
+    one("changed hyperparameters not compared", "loop/resume.py",
+         "    found.changes = script.changes(before or {})\n", "    found.changes = []\n",
+         f"{_HYPER}test_each_changed_value_is_told_in_one_line_and_the_checkpoints_is_used"),
+    one("live values compared in place of constructed ones", "state/hyperparameters.py",
+         "_first_seen.get(thing, self._live[name])", "self._live[name]",
+         f"{_HYPER}test_a_schedule_that_moves_the_rate_is_no_change[one cycle]"),
+    one("schedule not stepped to where the script's values put it", "state/hyperparameters.py",
+         "                        schedule.step()\n", "                        break\n",
+         f"{_HYPER}test_the_scripts_values_are_put_in_place_as_if_the_schedule_had_them_from_the_start[5]"),
+    one("accepted values forgotten by the next job", "launch/started.py",
+         "    history = read_accepted(layout, files)\n", "    history = ()\n",
+         f"{_STARTED}test_an_accepted_value_is_the_runs_until_another_one_is_accepted"),
+    one("accepted values of the run before kept by a new start", "gpt/records.py",
+         "    if files.find(layout.accepted) is not None:\n", "    if False:\n",
+         f"{_STARTED}test_a_start_from_scratch_forgets_what_was_accepted_and_is_one_request_per_config"),
+    one("steps of other settings compared", "run/metrics.py",
+         "if before is None or before.settings != self.settings:", "if before is None:",
+         f"{_HYPER}test_steps_are_compared_only_with_steps_of_the_same_hyperparameters"),
+    one("accepted names forgotten before they are saved", "loop/opening.py",
+         "accept=(*settings.accept, *before)", "accept=settings.accept",
+         f"{_RESUME}test_what_was_accepted_about_a_checkpoint_stays_accepted_until_the_next_one"),
     # ---- U9 ----
+    one("a request carried out at every job", "loop/resume.py",
+         "followed = last if last is not None and last.asked == settings.resume else None", "followed = None",
+         f"{_RESUME}test_a_rewind_happens_once_and_the_same_request_continues_its_branch"),
+    one("a request without newer checkpoints not remembered", "store/rewind.py",
+         "    if newer or asked is not None:\n", "    if newer:\n",
+         f"{_RESUME}test_a_request_is_remembered_where_nothing_newer_stood"),
+    one("newer checkpoints abandoned before the target is loaded", "loop/resume.py",
+         "        return _Start(named=name, is_required=True)\n",
+         "        rewind(store, names, target=name, job=job, at_ns=time.time_ns())\n"
+         "        return _Start(named=name, is_required=True)\n",
+         f"{_RESUME}test_a_target_that_cannot_be_loaded_abandons_nothing"),
     # ---- U10 ----
     # ---- U11 ----
     one("a stream does not verify what it reads unless asked", "data/stream.py",

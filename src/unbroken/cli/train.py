@@ -23,6 +23,7 @@ from unbroken.launch.command import Shape, Target
 from unbroken.launch.jobs import Orders
 from unbroken.launch.started import settle
 from unbroken.run.layout import require_directory
+from unbroken.store.rewind import SCRATCH, without_tag
 
 PROGRAM: Final = "unbroken train"
 MODULE: Final = "unbroken.gpt"
@@ -31,8 +32,8 @@ SCHEMA: Final = "unbroken.train/1"
 
 @as_command("train", context_settings={"ignore_unknown_options": True})
 @config_arguments
-@click.option("--accept", multiple=True, metavar="NAME", help="Go on though this differs from the run; repeatable.")
-@click.option("--resume", metavar="WHAT", help="As training.resume: auto, scratch, or a checkpoint to go back to.")
+@click.option("--accept", multiple=True, metavar="NAME", help="Accept a change to the run by name; repeatable.")
+@click.option("--resume", metavar="WHAT", help="auto, scratch, or a checkpoint to go back to, once.")
 @click.option("--force", is_flag=True, help="With --resume scratch: set the checkpoints that are there aside.")
 @allowance_options
 @click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")
@@ -82,9 +83,9 @@ def _orders(
     taken = take_apart(written)
     path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
     config = decode(read(path), taken.overrides, source=str(path)).config
-    if (asked.max_restarts or until_done) and config.training.resume != "auto":
+    if (asked.max_restarts or until_done) and without_tag(config.training.resume) == SCRATCH and not force:
         option = "--max-restarts" if asked.max_restarts else "--until-done"
-        complaint = f"with {option} every restart would begin at '{config.training.resume}' again"
+        complaint = f"with {option} a restart would ask for 'scratch' again and be refused; add --force to start once"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     require_directory(Path(config.training.output_dir))
     _require_startable(config, asked.shape, accept, force=force)

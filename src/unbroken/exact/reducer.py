@@ -305,6 +305,11 @@ class Reducer:
 
     # ---- what a checkpoint keeps of it ----
 
+    @property
+    def is_exact_on_any_world(self) -> bool:
+        """Whether its steps have the same bits on any number of ranks: not with torch's own sums."""
+        return not self._is_stock
+
     def state_dict(self) -> dict[str, Any]:
         """What must stay as it is for the bits to stay: hand the reducer to ``Run``, and a change is refused."""
         return {

@@ -15,6 +15,7 @@ from unbroken import amounts
 from unbroken.config import Config
 from unbroken.gpt.place import Place
 from unbroken.gpt.prepare import TrainingData
+from unbroken.launch.accepted_values import AcceptedValue
 from unbroken.quoting.log import logger
 from unbroken.run.events import event
 
@@ -132,6 +133,7 @@ def say_first_lines(
     place: Place,
     step: int,
     dtype: torch.dtype | None,
+    changed: Sequence[AcceptedValue] = (),
     accepted: Sequence[str] = (),
 ) -> None:
     """What is trained, on what, and what is promised, in the same order at the start of every job."""
@@ -157,9 +159,11 @@ def say_first_lines(
     _log.info("batch %s in %s, %s a step", batch, amounts.plural(batch // lane, "lane"), tokens)
     end = "without end" if data.train.end is None else f"of {amounts.count(data.train.end)}"
     _log.info("data %s, at sample %s %s", config.data.path, amounts.count(step * batch), end)
-    if training.exact and accepted and step:
-        # What a person let pass may have changed the bits: one long job is no longer what this run can be held to.
-        _log.info("exact from step %s on: accepted by name: %s", amounts.count(step), ", ".join(accepted))
+    names = dict.fromkeys((*(change.field for change in changed), *accepted))
+    if training.exact and names and step:
+        # What a person accepted may have changed the bits: one long job is no longer what this run can be held to.
+        since = step if accepted else changed[-1].step
+        _log.info("exact from step %s on: accepted by name: %s", amounts.count(since), ", ".join(names))
     elif training.exact:
         _log.info("exact: the same bits on any number of ranks and over any number of jobs")
     else:

@@ -150,6 +150,7 @@ class Emergency:
         self._stops, self._recorder = stops, recorder
         self._learned, self._clock = learned, clock
         self.is_leaving = False
+        self.hyperparameters: Mapping[str, str] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -288,6 +289,7 @@ class Emergency:
                 allow_pickle=self._settings.allow_pickle,
                 shares_generators=self._settings.shared_generators,
                 files_per_rank=self._settings.files_per_rank,
+                hyperparameters=self.hyperparameters,
             )
         except UnbrokenError as refused:
             _log.error("the emergency dump of step %s was refused: %s", f"{step:,}", refused)

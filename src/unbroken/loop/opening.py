@@ -4,7 +4,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from unbroken.errors import ItemsDiffer, NotExact, NotShared, UnbrokenError, UnsavedState
 from unbroken.launch import outcome_file
+from unbroken.launch.accepted import still_accepted
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
 from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
@@ -163,6 +164,7 @@ class Taken:
     items: list[Item]
     things: Mapping[str, object]
     settings: Settings
+    accepted_before: tuple[str, ...] = ()
 
 
 def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drilled: Drilled | None) -> Opened:
@@ -184,8 +186,11 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         if cursor is not None:
             cursor.use_workers_of_run(lambda: stops.signalled is not None)
         loader = cursor.positioned if cursor is not None else None
+        # What an earlier job accepted about the newest checkpoint needs no second word.
+        before = world.from_first(lambda: still_accepted(recorder.history().facts))
+        taken = replace(taken, settings=replace(settings, accept=(*settings.accept, *before)), accepted_before=before)
         if loader is not None:
-            loader.accept(settings.accept)
+            loader.accept(taken.settings.accept)
         emergency = _emergency(taken, clock, stops)
         found = _resume(taken, emergency)
         tell_accepted(found, (*taken.things.values(), loader), settings, recorder, world)
@@ -287,7 +292,8 @@ def _resume(taken: Taken, emergency: Emergency) -> Resumed:
     passed_over = emergency.bring_in()
     found = resume(Store(taken.layout.checkpoints), taken.items, world, settings, job=taken.lease.job)
     found.passed_over[:0] = passed_over
-    record_resume(found, taken.recorder, settings, world)
+    emergency.hyperparameters = found.hyperparameters
+    record_resume(found, taken.recorder, settings, world, accepted_before=taken.accepted_before)
     if (restored := found.restored) is not None:
         # Last of all: making a loader's iterator draws from them.
         world.all_or_none(lambda: _draw_on(restored, settings))
@@ -312,6 +318,7 @@ def _saver(taken: Taken, found: Resumed) -> Saver:
         keeping,
         allow_pickle=settings.allow_pickle,
         shares_generators=settings.shared_generators,
+        hyperparameters=found.hyperparameters,
     )
 
 

@@ -47,7 +47,7 @@ class SilentRecorder:
     def fact(self, kind: str, /, **facts: object) -> None:
         """Nothing."""
 
-    def begin_metrics(self, start: int, *, is_comparable: bool) -> None:
+    def begin_metrics(self, start: int, *, is_comparable: bool, settings: str | None = None) -> None:
         """Nothing."""
 
     def metrics(self, step: int, values: Mapping[str, Number]) -> None:
@@ -102,14 +102,19 @@ class Recorder(SilentRecorder):
         with self._said_not_raised("the journal"):
             self._journal.write(kind, durable=None, **facts)
 
-    def begin_metrics(self, start: int, *, is_comparable: bool) -> None:
-        """Start the metrics of this job, after the step it goes on from."""
+    def begin_metrics(self, start: int, *, is_comparable: bool, settings: str | None = None) -> None:
+        """Start the metrics of this job, after the step it resumes from; ``settings`` is what it computes under."""
         with self._said_not_raised("the metrics of earlier jobs"):
             self._metrics = MetricsWriter(
-                self._layout, self._number, start=start, is_comparable=is_comparable, makes_run=False
+                self._layout,
+                self._number,
+                start=start,
+                is_comparable=is_comparable,
+                settings=settings,
+                makes_run=False,
             )
             if is_comparable:
-                self._recheck = lost_values(self._layout, job=self._number, start=start)
+                self._recheck = lost_values(self._layout, job=self._number, start=start, settings=settings)
 
     def metrics(self, step: int, values: Mapping[str, Number]) -> None:
         """Write what one step gave, and compare it with what an earlier job got for the same step."""

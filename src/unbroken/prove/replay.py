@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken import amounts
+from unbroken.config.resume import with_values
 from unbroken.errors import BadUsage, CheckpointUnknown, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
 from unbroken.prove.command import RANKS, understood
 from unbroken.prove.copied import copy_checkpoint
 from unbroken.prove.jobs import POLL_S, Ended, Job
-from unbroken.prove.recorded import PROGRAM, Elsewhere, changed, config_of_jobs, recorded_config
+from unbroken.prove.recorded import PROGRAM, Elsewhere, config_of_jobs, recorded_config
 from unbroken.run.drill import ENVIRONMENT, Drill, write_drill
 from unbroken.run.layout import Layout, run_of
 from unbroken.run.metrics import Stitched, read_metrics
@@ -195,7 +196,7 @@ def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[s
         )
         raise BadUsage(command=PROGRAM, complaint=complaint)
     jobs = {row.job for step, row in read_metrics(layout).kept.items() if span.a.step < step <= span.b.step}
-    config = changed(config_of_jobs(layout, started, jobs), Elsewhere(place.run, means.data_path).changes())
+    config = with_values(config_of_jobs(layout, started, jobs), Elsewhere(place.run, means.data_path).changes())
     path = place.root / CONFIG
     LOCAL.replace(path, config.to_json().encode(), scratch=scratch("replay", CONFIG), durable=False)
     ranks = [] if means.ranks is None else ["--nproc-per-node", str(means.ranks)]

@@ -22,6 +22,7 @@ KINDS: Final[Mapping[str, str]] = {
     "resume": "the checkpoint and step it goes on from",
     "passed-over": "a newer checkpoint it did not take, and why",
     "accept": "a difference that a person accepted by name",
+    "hyperparameters": "values that the script constructs otherwise than when the run began, and which are used",
     "audit": "live state that nobody handed over",
     "config": "fields in which this job differs from what the run was started with",
     "skipped": "a step whose loss or gradient was no number, and which moved no weight",
@@ -43,7 +44,7 @@ KINDS: Final[Mapping[str, str]] = {
     "job-end": "how it ended",
 }
 DURABLE: Final = frozenset(
-    {"job-start", "accept", "commit", "mirror", "mismatch", "job-end"}
+    {"job-start", "accept", "hyperparameters", "commit", "mirror", "mismatch", "job-end"}
     | {"emergency-save", "emergency-mirror", "emergency-resume"}
 )
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")

@@ -32,6 +32,11 @@ class Layout:
         return self.run / "config.json"
 
     @property
+    def accepted(self) -> Path:
+        """The values that were changed by ``--accept`` since then."""
+        return self.run / "accepted.json"
+
+    @property
     def run_state(self) -> Path:
         """The live snapshot for ``status``."""
         return self.run / ".run_state.json"

@@ -90,6 +90,7 @@ class Saver:
         *,
         allow_pickle: Collection[str] = (),
         shares_generators: bool = False,
+        hyperparameters: Mapping[str, str] | None = None,
     ) -> None:
         self._items = list(items)
         self._world = world
@@ -97,6 +98,7 @@ class Saver:
         self._keeping = keeping
         self._allow_pickle = frozenset(allow_pickle)
         self._shares_generators = shares_generators
+        self._hyperparameters = hyperparameters
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
         self._thread: threading.Thread | None = None
@@ -261,6 +263,7 @@ class Saver:
             values=work.captured.shared,
             ranked=tuple(sorted(work.captured.ranked)),
             counters=work.counters,
+            hyperparameters=self._hyperparameters,
         )
         parts = [part for each in told for part in (*each.written.parts, each.record)]
         parts += payload.finish(work.plan, [each.written for each in told], draft)

@@ -89,6 +89,10 @@ class Table:
     def _wrong(self, key: str, wanted: str) -> Malformed:
         return Malformed(f"{key!r} in {self._name} is not {wanted}")
 
+    def any(self, key: str) -> Any:  # noqa: ANN401 - whatever JSON held
+        """A member of any type; null is one."""
+        return self._get(key)
+
     def text(self, key: str) -> str:
         """A string."""
         value = self._get(key)

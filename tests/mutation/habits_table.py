@@ -1,6 +1,8 @@
 """The mutations of a stranger's habits: one section per row U1 to U17."""
 
-from tests.mutation.table import Mutation
+from tests.mutation.table import Mutation, one
+
+_STATE = "tests/unit/state/"
 
 HABITS: tuple[Mutation, ...] = (
     # ---- U1 ----
@@ -18,6 +20,13 @@ HABITS: tuple[Mutation, ...] = (
     # ---- U13 ----
     # ---- U14 ----
     # ---- U15 ----
+    one("staged bytes not compared with the fingerprint", "state/save.py",
+        "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)\n", "",
+        f"{_STATE}test_written_during_save.py::test_a_save_of_weights_that_another_thread_writes_is_given_up"),
+    one("contradicting checkpoint blamed on the load", "state/restore.py",
+        "        world.from_first(lambda: _require_as_stored(source, plan.index, named))\n", "",
+        f"{_STATE}test_written_during_save.py::"
+        "test_a_checkpoint_that_contradicts_its_fingerprint_is_quarantined_at_resume"),
     # ---- U16 ----
     # ---- U17 ----
 )

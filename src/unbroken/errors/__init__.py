@@ -53,6 +53,7 @@ from unbroken.errors.resume import (
     RankFailed,
     StateDiffers,
     UnsavedState,
+    WrittenDuringSave,
 )
 from unbroken.errors.run import BadDeadline, NoOutcome, RunsElsewhere, StillRunning
 from unbroken.errors.shards import (
@@ -228,6 +229,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "WouldOverwrite",
+    "WrittenDuringSave",
     "WrongTokenizer",
     "as_json",
     "explain_in_traceback",

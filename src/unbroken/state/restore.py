@@ -32,6 +32,7 @@ from unbroken.state.items import Item, ModuleItem, ObjectItem, State
 from unbroken.state.naming import changes_buckets
 from unbroken.state.places import Looked, find_places
 from unbroken.state.plan import local_tensors
+from unbroken.state.read import read
 from unbroken.state.records import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.state.tree import join, split
 from unbroken.state.unread import prove_unread
@@ -82,7 +83,8 @@ def restore(
     Raises:
         StateDiffers: names, types or shapes do not fit; nothing was loaded.
         NotExact: an item is missing on one side, or cannot be split over this world, and nobody accepted it.
-        DamagedCheckpoint: bytes are not what was written; says whether the objects are still as they were.
+        DamagedCheckpoint: bytes are not what was written, or contradict their fingerprint; says whether the objects
+            are still as they were.
         StorageFailed: the system refused; says the same.
         NotRestored: the live state is not what was saved; the objects are no longer as they were.
     """
@@ -333,4 +335,26 @@ def _prove(source: Source, plan: _Plan, world: World) -> None:
     everybody = world.all_gather(tuple(wrong - plan.cold.names))
     named = tuple(sorted({name for names in everybody for name in names}))
     if named:
+        world.from_first(lambda: _require_as_stored(source, plan.index, named))
         raise NotRestored(checkpoint=str(source.store.path(source.name)), names=named)
+
+
+def _require_as_stored(source: Source, index: Index, names: Collection[str]) -> None:
+    """Pass if the stored bytes of these tensors have the fingerprints of the manifest, so that the load is at fault.
+
+    Raises:
+        DamagedCheckpoint: they have not: the checkpoint contradicts itself.
+    """
+    alone, wrong = World(0, 1), []
+    for name in names:
+        if name not in index.tensors:
+            continue
+        entry = index.tensors[name]
+        # One at a time, read anew: the live tensors are what a load made of them.
+        stored = {name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")}
+        read(source.store, source.name, source.manifest, index, stored, alone)
+        described = source.manifest.tensors.get(name)
+        if described is None or fingerprints(stored, alone)[name] != described.digest:
+            wrong.append(f"{name}: its bytes contradict the fingerprint taken when it was saved")
+    if wrong:
+        raise DamagedCheckpoint(path=source.store.path(source.name), findings=tuple(wrong))

@@ -1,6 +1,7 @@
 """A run that a job holds, as its loop sees it, and how it is let go."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from unbroken.errors import StorageFailed
@@ -40,6 +41,7 @@ class Opened:
     emergency: Emergency
     drilled: Drilled | None = None
     noticed: StopReason | None = None
+    look_for_unsaved: Callable[[], None] = lambda: None
 
     @property
     def is_lost(self) -> bool:

@@ -349,6 +349,7 @@ class Run:
         waited_s = time.monotonic() - asked_s
         if waited_s > _WORTH_TELLING_S:
             _log.info("waited %.1f s for the save before this one; saving less often would not", waited_s)
+        opened.look_for_unsaved()
         opened.clock.save_began()
         self._tried_step = self.step
         opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)

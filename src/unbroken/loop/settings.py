@@ -28,6 +28,7 @@ class Settings:
         accept: differences that a person accepts by name (an item, a tensor, or all below a name), so that a resume may
             go on without being exact.
         audit: what to do about live state that was not handed over: ``warn``, ``error`` or ``off``.
+        audit_ignore: names that the audit passes over: variables of the script, or buffers as it names them.
         allow_pickle: items whose values may be stored by pickle.
         max_runtime_s: how long the job may run; else ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.
         reserve_s: how long before that to stop; None learns it from measured saves.
@@ -55,6 +56,7 @@ class Settings:
     load_path: str | None = None
     accept: tuple[str, ...] = ()
     audit: Literal["warn", "error", "off"] = "warn"
+    audit_ignore: tuple[str, ...] = ()
     allow_pickle: tuple[str, ...] = ()
     max_runtime_s: float | None = None
     reserve_s: float | None = None
@@ -93,7 +95,7 @@ class Settings:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
         if self.spot not in (None, *_SPOT):
             raise ValueError(f"Settings.spot is {self.spot!r}, not one of {', '.join(_SPOT)}")
-        for name in ("accept", "allow_pickle", "finite"):
+        for name in ("accept", "allow_pickle", "audit_ignore", "finite"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")
 

@@ -30,6 +30,7 @@ from unbroken.state.fingerprint import fingerprints
 from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State
 from unbroken.state.naming import changes_buckets
+from unbroken.state.own_rng import OwnRng
 from unbroken.state.places import Looked, find_places
 from unbroken.state.plan import local_tensors
 from unbroken.state.read import read
@@ -196,7 +197,7 @@ def _require_kinds(
     changed += [
         f"{item.name}: {complaint}"
         for item in items
-        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor)
+        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor | OwnRng)
         if (complaint := item.thing.complaint(looked[item.name][1].get("state")))
     ]
     if changed:

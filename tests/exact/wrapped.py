@@ -32,7 +32,7 @@ def _plain(seed: int) -> dict[str, Any]:
 
 
 def _accelerate(things: dict[str, Any]) -> dict[str, Any]:
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
     accelerator = Accelerator(cpu=True)
     prepared = accelerator.prepare(*things.values())
@@ -121,8 +121,8 @@ class Hollow(torch.optim.SGD):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.optimizer = inner
 
-    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
-    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
 
 
 class Mute:

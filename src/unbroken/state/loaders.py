@@ -8,6 +8,7 @@ workers, rides along with the state that each worker reports after each batch. N
 
 import array
 import functools
+import importlib
 import inspect
 import json
 import random
@@ -29,6 +30,7 @@ _DEEPEST: Final = 5
 _LONGEST: Final = 64
 _MOST: Final = 10_000
 _TORCHDATA: Final = "torchdata."
+_WORKER: Final = "torchdata.stateful_dataloader.worker"
 
 
 def says_all(loader: object) -> bool:
@@ -96,8 +98,8 @@ def remarks(loader: object, *, is_replayed: bool) -> list[str]:
         )
     if inner.persistent_workers and is_replayed:
         found.append(
-            f"{name} has persistent_workers=True; its workers are restarted at each epoch all the same, since a resume "
-            "could not restore what they carry over (persistent_workers=False is the same, and says it)"
+            f"{name} has persistent_workers=True; its workers are restarted at each epoch anyway, because a resume "
+            "could not restore the RNG state they carry over (persistent_workers=False silences this)"
         )
     return found
 
@@ -155,7 +157,7 @@ _DATASET: Final = "dataset"
 def _knows_torchdata() -> bool:
     """Whether torchdata's workers report and take their state in the way that is hooked into here."""
     try:
-        from torchdata.stateful_dataloader import worker
+        worker = importlib.import_module(_WORKER)
     except ImportError:
         return False
     make = getattr(worker, "_make_state_dict", None)
@@ -185,8 +187,7 @@ class CarriedRng:
         """Prepare this worker process."""
         if self._init is not None:
             self._init(worker_id)
-        from torchdata.stateful_dataloader import worker
-
+        worker: Any = importlib.import_module(_WORKER)
         waiting: list[str] = []
         make, take = worker._make_state_dict, worker.try_to_deserialize
 

@@ -127,8 +127,9 @@ def test_a_checkpoint_that_contradicts_its_fingerprint_is_quarantined_at_resume(
     monkeypatch.setattr(save, "require_as_fingerprinted", lambda *_: None)
     job(run, 4, **tiny())
     monkeypatch.undo()
-    with pytest.raises(DamagedCheckpoint, match="damaged in 1 place") as refused, Run(
-        run, settings=quietly(resume="4"), **tiny()
+    with (
+        pytest.raises(DamagedCheckpoint, match="damaged in 1 place") as refused,
+        Run(run, settings=quietly(resume="4"), **tiny()),
     ):
         pass
     assert "model.0.weight: its bytes contradict the fingerprint" in " ".join(refused.value.details())

@@ -240,4 +240,4 @@ def like_parameter(
 def _sharded_like(parameter: ShardedTensor, dtype: torch.dtype) -> torch.Tensor:
     place = parameter.clone()
     # Rare: moments of another type are read whole and cut by FSDP itself.
-    return place if parameter.dtype == dtype else torch.empty(tuple(parameter.size()), dtype=dtype)
+    return place if parameter.dtype == dtype else torch.empty(tuple(parameter.size()), dtype=dtype, device="cpu")

@@ -76,10 +76,12 @@ def restore(
     *,
     accept: Collection[str] = (),
     allow_pickle: Collection[str] = (),
+    is_partial: bool = False,
 ) -> Restored:
     """Load a checkpoint into the items; the generators are returned, to be set when nothing draws from them any more.
 
-    Collective. Which rank saved what does not matter for modules and optimizers: they are resharded.
+    ``is_partial`` reads and verifies what the items need and nothing else. Collective. Which rank saved what does not
+    matter for modules and optimizers: they are resharded.
 
     Raises:
         StateDiffers: names, types or shapes do not fit; nothing was loaded.
@@ -94,7 +96,8 @@ def restore(
     # reading, comes before.
     record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
     plan = world.all_or_none(lambda: _plan(source, record, world, accept))
-    prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
+    if not is_partial:
+        prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
     for tensor in plan.places.values():
         _fill(tensor)
     try:
@@ -214,7 +217,9 @@ def _plan(source: Source, record: _Record, world: World, accept: Collection[str]
     for name, own in own_names.items():
         places[own] = places.pop(name)
     places |= {
-        name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype) for name in names[GENERATORS]
+        # Their states are on the CPU, whatever torch.set_default_device says.
+        name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype, device="cpu")
+        for name in names[GENERATORS]
     }
     notes = (*record.notes, *notes, *cold.notes())
     return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes, cold)

@@ -9,12 +9,12 @@ from tests.exact.forks import forked_each
 
 
 @pytest.mark.promise("U13")
-def test_wrapped_objects_and_own_generators_resume_bit_for_bit_under_a_strict_audit(tmp_path: Path) -> None:
-    found = forked_each(wrapped.chain, [(kind, str(tmp_path / kind)) for kind in wrapped.WRAP])
-    for kind, each in zip(wrapped.WRAP, found, strict=True):
-        whole, parts = each.required()
-        assert len(whole) == wrapped.TOTAL, kind
-        assert parts == whole, kind
+@pytest.mark.parametrize("kind", wrapped.WRAP)
+def test_wrapped_objects_and_own_generators_resume_bit_for_bit_under_a_strict_audit(kind: str, tmp_path: Path) -> None:
+    (found,) = forked_each(wrapped.chain, [(kind, str(tmp_path))])
+    whole, parts = found.required()
+    assert len(whole) == wrapped.TOTAL
+    assert parts == whole
 
 
 @pytest.mark.promise("U13")
@@ -31,5 +31,5 @@ def test_what_would_fail_at_the_first_save_is_refused_at_entry_in_one_line(tmp_p
 
 @pytest.mark.promise("U13")
 def test_one_name_of_the_audit_can_be_silenced(tmp_path: Path) -> None:
-    ((found),) = forked_each(wrapped.ignored, [(str(tmp_path / "run"),)])
+    (found,) = forked_each(wrapped.ignored, [(str(tmp_path / "run"),)])
     assert found.required() == (("optimizer SGD, called `teacher`",), 2)

@@ -145,8 +145,8 @@ def test_a_checkpoint_that_contradicts_its_fingerprint_is_quarantined_at_resume(
 @pytest.mark.promise("U15")
 @pytest.mark.parametrize("way", ["clamp", "copy", "graph"])
 def test_on_a_gpu_a_write_beside_the_copy_gives_up_that_save_and_no_later_one(way: str, tmp_path: Path) -> None:
-    """256 MiB take milliseconds to reach the host; the write comes microseconds after the edge."""
-    model = nn.Linear(8192, 8192, bias=False).cuda()
+    """1 GiB takes about 20 ms to reach the host; the write comes less than one after the edge."""
+    model = nn.Linear(16384, 16384, bias=False).cuda()
     other = torch.zeros_like(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     weight = model.weight.data

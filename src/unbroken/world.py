@@ -201,6 +201,13 @@ def noticing_loss(rank: int) -> Iterator[None]:
         raise PeerLost(rank=rank, said=said[0]) from broken
 
 
+def is_first_process() -> bool:
+    """Whether this process is rank 0, before there is a ``World``."""
+    if dist.is_available() and dist.is_initialized():
+        return bool(dist.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _gloo_group(timeout_s: float) -> "dist.ProcessGroup":
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
     return cast("dist.ProcessGroup", group)

@@ -129,5 +129,5 @@ def test_a_node_is_killed_and_the_other_one_goes_on_with_fewer_ranks_to_the_same
     if victim == "agent":
         assert "what the job left behind is killed, so that the other nodes go on" in second.said()
     assert worlds(run)[-2:] == [2, 1], "one job of two ranks, then one of one"
-    assert "goes on from step" in first.said()
+    assert "resuming from step" in first.said()
     assert fingerprint(run) == fingerprint(folder / "whole")

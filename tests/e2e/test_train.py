@@ -100,7 +100,7 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
         assert code == 0, said
     code, said = here.call("train", "--config", "run.yaml", *SHORT, "--training.keep_best", "val_loss:min")
     assert code == 0, said
-    assert "starts at step 0" in said and "exact: the same bits" in said and "step 8/8  100.0 %" in said
+    assert "starting at step 0" in said and "exact: the same bits" in said and "step 8/8  100.0 %" in said
     assert "completed" in said
     assert here.layout() >= RECORDS | {"checkpoints/final", "checkpoints/latest"}
     assert here.told("outcome", "runs/tiny")["class"] == "done"
@@ -111,7 +111,7 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     code, said = here.call("evaluate", "runs/tiny", "--device", "tpu")
     assert code == 2 and "error[device-missing]" in said, said
     code, said = here.call("train", "run.yaml", *SHORT, "--training.keep_best", "val_loss:min")
-    assert code == 0 and "goes on from step 8" in said, said
+    assert code == 0 and "resuming from step 8" in said, said
     assert "step 8/8" not in said, "a run that is complete computes nothing more"
 
 
@@ -126,7 +126,7 @@ def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder)
 def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on_with_another_number_of_ranks(folder: Folder) -> None:
     command = ("train", "run.yaml", *LONG, "--stopped-exit-code", "75")
     process = folder.start(*command, "--nproc-per-node", "2")
-    said = wait_for(process, "committed checkpoint-5 ")
+    said = wait_for(process, "saved checkpoint-5 ")
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75, said + rest
@@ -136,8 +136,8 @@ def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on_with_another_num
     assert folder.told("outcome", "runs/tiny")["status"] == "stopped"
     recorded = (folder.run / "config.json").read_bytes()
     process = folder.start(*command)
-    said = wait_for(process, "committed checkpoint")
-    assert "goes on from step" in said and "not exact" not in said
+    said = wait_for(process, "saved checkpoint")
+    assert "resuming from step" in said and "not exact" not in said
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75, said + rest
@@ -147,7 +147,7 @@ def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on_with_another_num
 @pytest.mark.promise("G2")
 def test_killed_it_leaves_a_run_that_reads_as_crashed_and_another_job_meanwhile_is_refused(folder: Folder) -> None:
     process = folder.start("train", "run.yaml", *LONG)
-    wait_for(process, "committed checkpoint-5 ")
+    wait_for(process, "saved checkpoint-5 ")
     code, said = folder.call("train", "run.yaml", *LONG)
     assert code == 7 and "error[run-held]" in said, said
     state = json.loads((folder.run / ".run_state.json").read_text())
@@ -173,7 +173,7 @@ def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_wher
     dry_at = folder.told("status", "runs/tiny")["step"]
     again = ("data.epochs=2", "--accept", "data.epochs", "--allow-bucket-exhaustion")
     code, said = folder.call("train", "run.yaml", *few, *large, *again)
-    assert code == 4 and f"goes on from step {dry_at}" in said, said
+    assert code == 4 and f"resuming from step {dry_at}" in said, said
     assert folder.told("status", "runs/tiny")["step"] >= 2 * dry_at, "past the halt, to the end of the second pass"
 
 

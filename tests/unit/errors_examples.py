@@ -10,6 +10,8 @@ STORE = RUN / "checkpoints"
 CHECKPOINT = STORE / "checkpoint-1000"
 
 EXAMPLES: tuple[UnbrokenError, ...] = (
+    errors.LeftMidStep(run=RUN, step=9, resumable_step=5),
+    errors.LoopsDisagree(run=RUN, step=8),
     errors.SlurmMissing(command="sbatch"),
     errors.SlurmRefused(
         command=("sbatch", "--parsable", "/home/a/run.sbatch"),

@@ -55,7 +55,14 @@ from unbroken.errors.resume import (
     UnsavedState,
     WrittenDuringSave,
 )
-from unbroken.errors.run import BadDeadline, NoOutcome, RunsElsewhere, StillRunning
+from unbroken.errors.run import (
+    BadDeadline,
+    LeftMidStep,
+    LoopsDisagree,
+    NoOutcome,
+    RunsElsewhere,
+    StillRunning,
+)
 from unbroken.errors.shards import (
     DataChanged,
     DataDamaged,
@@ -159,7 +166,9 @@ __all__ = [
     "LaneBroken",
     "LanesUnfit",
     "LeaseLost",
+    "LeftMidStep",
     "LogitsNotFinite",
+    "LoopsDisagree",
     "ManifestDamaged",
     "ManifestUnfit",
     "MirrorDiffers",

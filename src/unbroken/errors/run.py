@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken import amounts
-from unbroken.errors.tree import BusyError, Help, UsageError, quoted
+from unbroken.errors.tree import BusyError, ExactnessError, Help, UsageError, quoted
 
 
 @dataclass(eq=False, kw_only=True)
@@ -27,6 +27,50 @@ class BadDeadline(UsageError):
 
     def help(self) -> tuple[Help, ...]:
         return (Help("unbroken explain bad-deadline", "where a deadline comes from and what each form means"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class LeftMidStep(ExactnessError):
+    """The loop was left where its state is neither that of the last step nor that of the next."""
+
+    kind = "left-mid-step"
+    run: Path
+    step: int
+    resumable_step: int | None
+
+    def headline(self) -> str:
+        return f"the loop was left in the middle of step {self.step:,}, so its state could not be saved"
+
+    def at(self) -> str | None:
+        return str(self.run)
+
+    def so(self) -> str | None:
+        saved = "no step is saved" if self.resumable_step is None else f"step {self.resumable_step:,} is saved"
+        return f"{saved}; a resume computes the steps after it again"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain left-mid-step", "how to end a loop early without losing a step"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class LoopsDisagree(UsageError):
+    """Some ranks left the loop while others were still in it."""
+
+    kind = "loops-disagree"
+    run: Path
+    step: int
+
+    def headline(self) -> str:
+        return f"some ranks left the loop at step {self.step:,}, others did not"
+
+    def at(self) -> str | None:
+        return str(self.run)
+
+    def so(self) -> str | None:
+        return "the ranks have no common state to save; the last commit is intact"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain loops-disagree", "how to end a loop on all ranks from a decision of one"),)
 
 
 @dataclass(eq=False, kw_only=True)

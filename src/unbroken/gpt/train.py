@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -122,7 +123,7 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
     )
     average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
     scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None
-    extras = {name: item for name, item in (("ema", average), ("scaler", scaler)) if item is not None}
+    extras: dict[str, Any] = {name: item for name, item in (("ema", average), ("scaler", scaler)) if item is not None}
     if training.load_path is None:
         require_known(accept, [f"{item}.{name}" for item in ("model", "ema") for name in model.state_dict()])
 

@@ -1,19 +1,40 @@
 """How the ranks agree at the edges of steps without waiting for each other there. Owns the vote that is under way."""
 
+from dataclasses import astuple, dataclass
+
 from unbroken.loop.opened import Opened
 from unbroken.world import Vote
 
-# Stop, and in a hurry: what a rank does alone when the others do not answer.
-_ALONE = [True, False, False, False, True]
+
+@dataclass(frozen=True)
+class Flags:
+    """What one rank asks for at an edge, and what any rank asked for once the vote is read.
+
+    ``is_overdue`` says that a stop has waited long enough for an optimizer step; ``has_left`` and ``is_here`` tell
+    whether ranks have left the loop or are still in it.
+    """
+
+    is_stop_asked: bool = False
+    is_save_due: bool = False
+    is_bad: bool = False
+    is_lost: bool = False
+    is_hurried: bool = False
+    is_overdue: bool = False
+    has_left: bool = False
+    is_here: bool = True
+
+
+# What a rank does by itself when the others do not answer.
+_ALONE = Flags(is_stop_asked=True, is_hurried=True)
 
 
 class Ballots:
-    """What any rank asks for, known to all at the same step: stop, save, a bad loss, a lost run, no time for a save."""
+    """What any rank asks for, known to all at the same step."""
 
     def __init__(self) -> None:
         self._vote: Vote | None = None
 
-    def agree(self, opened: Opened, flags: list[bool]) -> list[bool]:
+    def agree(self, opened: Opened, flags: Flags) -> Flags:
         """What the ranks have agreed on by this edge.
 
         Alone, the answer is there at once. Among several, a vote goes out at every edge and is read at the next one, so
@@ -23,14 +44,25 @@ class Ballots:
         Raises:
             PeerLost: another rank is gone.
         """
-        vote = opened.world.start_vote(flags)
         if opened.world.size == 1:
-            return vote.read()
-        before, self._vote = self._vote, vote
+            return flags
+        before, self._vote = self._vote, opened.world.start_vote(astuple(flags))
         if before is None:
-            return [False] * len(flags)
+            return Flags()
         told = opened.emergency.read(before)
-        return _ALONE if told is None else told
+        return _ALONE if told is None else Flags(*told)
+
+    def leave(self, opened: Opened) -> bool:
+        """Tell the others that this rank has left the loop; whether all of them have, too. Collective.
+
+        Raises:
+            PeerLost: another rank is gone.
+        """
+        if opened.world.size == 1:
+            return True
+        self.drain()
+        told = Flags(*opened.world.start_vote(astuple(Flags(has_left=True, is_here=False))).read())
+        return not told.is_here
 
     def drain(self) -> None:
         """Read the answer to the last vote, so that none is left when the loop goes on or ends.

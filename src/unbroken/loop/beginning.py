@@ -82,13 +82,13 @@ def say_first_lines(
     was = "" if before == world.size else f" (saved by {amounts.plural(before, 'rank')})"
     _log.info("run %s, job %d, %s%s", layout.run, lease.number, ranks, was)
     if found.restored is None or found.target is None:
-        _log.info("starts at step 0")
+        _log.info("starting at step 0")
     else:
-        _log.info("goes on from step %s (%s, every byte proven)", f"{found.restored.step:,}", found.target.name)
+        _log.info("resuming from step %s (%s, all checksums verified)", f"{found.restored.step:,}", found.target.name)
         for note in found.restored.notes:
             _log.warning("not exact: %s", note)
     if deadline is not None:
         left = amounts.duration(deadline.at_s - time.time())
         kept = amounts.duration(clock.reserve.seconds(deadline.runtime_s))
-        _log.info("ends in %s (%s), keeps %s for a last save", left, deadline.source, kept)
-    _log.info("saves %s", clock.describe())
+        _log.info("walltime limit in %s (%s); the last save starts %s before it", left, deadline.source, kept)
+    _log.info("checkpoint interval: %s", clock.describe())

@@ -32,7 +32,7 @@ from unbroken.run.process import host_name
 from unbroken.run.stop import StopSources
 from unbroken.state.adopt import Adopting, adopt
 from unbroken.state.emergency import Dumped, Whose, dump
-from unbroken.state.items import Item
+from unbroken.state.items import Item, present
 from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
@@ -276,7 +276,7 @@ class Emergency:
             return False
         try:
             dumped = dump(
-                self._items,
+                present(self._items),
                 lambda: capture_generators(generator_devices()),
                 self._world,
                 area.store(local, self._world.rank),

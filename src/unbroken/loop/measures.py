@@ -42,6 +42,10 @@ class Measures:
             self._waiting.append((step, self._open))
             self._open = {}
 
+    def drop_step(self) -> None:
+        """The step was given up: its metrics belong to no step."""
+        self._open = {}
+
     def read(self) -> list[tuple[int, dict[str, Number]]]:
         """The metrics of all steps since the last reading, in order; waits for the device once."""
         waiting, self._waiting = self._waiting, []

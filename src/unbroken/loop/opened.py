@@ -1,7 +1,7 @@
 """A run that a job holds, as its loop sees it, and how it is let go."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unbroken.errors import StorageFailed
@@ -15,6 +15,7 @@ from unbroken.run.lease import Lease
 from unbroken.run.outcome import Outcome
 from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, end_requests
+from unbroken.state.items import Item
 from unbroken.state.restore import Restored
 from unbroken.state.save import Saver
 from unbroken.store.names import SHUTDOWN
@@ -42,6 +43,7 @@ class Opened:
     drilled: Drilled | None = None
     noticed: StopReason | None = None
     look_for_unsaved: Callable[[], None] = lambda: None
+    items: Sequence[Item] = ()
 
     @property
     def is_lost(self) -> bool:
@@ -81,7 +83,9 @@ class Opened:
     def agree_on_reason(self) -> StopReason:
         """Why all ranks stop: the first reason that any of them has. Collective."""
         reasons = [reason for reason in self.world.all_gather(self.noticed) if reason is not None]
-        return reasons[0] if reasons else StopReason("asked", "another rank")
+        # A loop that is finished stays finished, though a signal came at the same step.
+        finished = next((reason for reason in reasons if reason.kind == "done"), None)
+        return finished or (reasons[0] if reasons else StopReason("asked", "another rank"))
 
     def close(self, outcome: Outcome) -> None:
         """Write how the job ended and let the run go."""

@@ -14,6 +14,7 @@ from unbroken.launch import outcome_file
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
 from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
+from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.drilled import Drilled, find_drill
 from unbroken.loop.emergency import Emergency, find_area
 from unbroken.loop.opened import Opened, let_go
@@ -35,7 +36,7 @@ from unbroken.run.takeover import patience_s, take_over
 from unbroken.state.audit import Unsaved, Watch, audit, modules_of, named_rngs, non_persistent
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor, Positioned
-from unbroken.state.items import Item, make_items
+from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_generators
 from unbroken.state.save import Keeping, Saver
@@ -47,7 +48,14 @@ from unbroken.world import World
 _log = logging.getLogger(__name__)
 
 
-def open_run(directory: Path, things: Mapping[str, object], settings: Settings, frame: FrameType | None) -> Opened:
+def open_run(
+    directory: Path,
+    things: Mapping[str, object],
+    settings: Settings,
+    frame: FrameType | None,
+    *,
+    carried: Carried | None = None,
+) -> Opened:
     """Take a run and bring its state to where it was left. Collective.
 
     Raises:
@@ -66,7 +74,7 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
     layout = Layout(directory)
     # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
     try:
-        items = world.all_or_none(lambda: make_items(things))
+        items = world.all_or_none(lambda: _items(things, carried or Carried()))
         _require_alike(items, world)
         lease = world.from_first(lambda: _take(layout))
     except UnbrokenError as refused:
@@ -94,6 +102,13 @@ def open_run(directory: Path, things: Mapping[str, object], settings: Settings, 
         if renewal is not None:
             let_go(layout, renewal, is_followed=False)
         raise
+
+
+def _items(things: Mapping[str, object], carried: Carried) -> list[Item]:
+    """What was handed over, and what every run has beside it."""
+    items = make_items(things)
+    optimizers = tuple(item for item in items if isinstance(item, OptimizerItem))
+    return [*items, GradientsItem(optimizers), ObjectItem(CARRIED, carried)]
 
 
 def _require_alike(items: Sequence[Item], world: World) -> None:
@@ -170,6 +185,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         emergency,
         drilled,
         look_for_unsaved=look,
+        items=taken.items,
     )
 
 

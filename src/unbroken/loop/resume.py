@@ -7,12 +7,14 @@ aside and the next older one is tried, so that a bad newest checkpoint never bec
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from unbroken.errors import (
     CheckpointsExist,
     CheckpointUnknown,
     DamagedCheckpoint,
     ManifestDamaged,
+    NotExact,
     NoUsableCheckpoint,
     RankFailed,
     UnbrokenError,
@@ -30,6 +32,9 @@ from unbroken.store.refer import is_bare, named_in, resolve_checkpoint
 from unbroken.store.rewind import record_rewind, rewind, set_aside
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
+
+# In a checkpoint's facts: what a step that was given up had moved. Accepting this name resumes from it all the same.
+UNFINISHED: Final = "unfinished-step"
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
                 # A start would throw the past away without a word, with objects that were half loaded.
                 raise NoUsableCheckpoint(store=store.root, passed_over=tuple(found.passed_over))
             break
+        _require_finished(target, settings)
         source = Source(target.store, target.name, target.manifest)
         try:
             found.restored = restore(source, items, world, accept=settings.accept, allow_pickle=settings.allow_pickle)
@@ -81,6 +87,14 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
                 raise
             found.passed_over.append(_set_bad_aside(store, target.name, refused, world, job))
     return found
+
+
+def _require_finished(target: Target, settings: Settings) -> None:
+    """Refuse a checkpoint of a step that was given up in the middle, unless a person accepts it."""
+    moved = target.manifest.facts.get(UNFINISHED)
+    if moved and UNFINISHED not in settings.accept:
+        what = f"the loop was left inside step {target.manifest.step + 1:,}, which had already changed: {moved}"
+        raise NotExact(differences=((UNFINISHED, what),))
 
 
 def _set_bad_aside(store: Store, name: str, refused: UnbrokenError, world: World, job: str) -> tuple[str, str]:

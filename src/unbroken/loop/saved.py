@@ -6,6 +6,7 @@ from typing import Final
 from unbroken.errors import RankFailed, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
+from unbroken.run.outcome import Outcome
 from unbroken.state.save import Saved
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
     opened.recorder.fact(
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
-    _log.warning("step %s was not saved: %s; the last commit is intact", f"{step:,}", saved.error)
+    _log.warning("could not save step %s: %s; the last commit is intact", f"{step:,}", saved.error)
     return saved.error
 
 
@@ -50,9 +51,24 @@ def _note_commit(opened: Opened, saved: Saved) -> None:
     if saved.account is not None and not saved.account["agrees"]:
         _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
     opened.recorder.snapshot(latest_checkpoint=saved.name)
-    _log.info("committed %s in %.1f s, %.2f s of them blocked", saved.name, saved.total_s, saved.blocked_s)
+    if opened.world.is_first:
+        _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, saved.total_s, saved.blocked_s)
     # After the commit, never before.
     opened.emergency.sweep(step)
+
+
+def say_end(outcome: Outcome, *, target: int) -> None:
+    """Tell people how the job ended, and what the same command would do next."""
+    where = "" if outcome.step is None else f" at step {outcome.step:,}"
+    if outcome.status == "completed":
+        of = f" of {target:,}" if target and "of" not in outcome.reason else ""
+        why = f" ({outcome.reason})" if outcome.reason and not outcome.reason.startswith("the target") else ""
+        _log.info("run completed%s%s%s", where, of, why)
+    elif outcome.status == "stopped":
+        _log.info("job stopped%s: %s; the same command resumes the run", where, outcome.reason)
+    else:
+        next_step = {"again": "the same command resumes the run", "look": "look at the error before starting it again"}
+        _log.error("job ended%s: %s; %s", where, outcome.reason, next_step.get(outcome.verdict, outcome.verdict))
 
 
 def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:

@@ -42,6 +42,8 @@ class Settings:
         spot: save and stop when this cloud says that it takes the machine away: ``aws``, ``gcp``, ``azure``; ``auto``
             knows the cloud by the names its firmware gives, ``off`` is none; None leaves it to ``UNBROKEN_SPOT``.
         emergency_dir: a directory on a fast disk of each host; a stop without time for a save dumps there, each rank.
+        console: print what happens to stderr, on the first rank, where nobody has set up logging; ``UNBROKEN_QUIET=1``
+            in the environment turns it off as well.
         persistent_dir: a directory that every host sees; a dump is copied there, so that another host can resume.
         grace_s: seconds between a signal and the kill; None if nobody knows, then every stop saves.
     """
@@ -70,6 +72,7 @@ class Settings:
     emergency_dir: str | None = None
     persistent_dir: str | None = None
     grace_s: float | None = None
+    console: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what could only go wrong hours later."""

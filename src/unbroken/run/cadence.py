@@ -93,11 +93,10 @@ class Auto:
     def describe(self, pace: Pace) -> str:
         """The cadence in words."""
         if pace.cost_s is None:
-            return f"first after {self.first_s:g} s, then as often as pays"
-        every = f"every {self.interval_s(pace):.0f} s"
-        return (
-            every if pace.step_s is None else f"{every}, {interval_steps(self.interval_s(pace), pace.step_s):,} steps"
-        )
+            return f"auto (first after {self.first_s:g} s)"
+        interval_s = self.interval_s(pace)
+        steps = "" if pace.step_s is None else f", {interval_steps(interval_s, pace.step_s):,} steps"
+        return f"auto (every {interval_s:.0f} s{steps})"
 
 
 def daly_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float:

@@ -32,6 +32,8 @@ class StopReason:
             "asked": "the training loop asked for it",
             "done": "the target is reached",
         }[self.kind]
+        if self.kind == "done" and self.detail:
+            return self.detail
         return f"{words} ({self.detail})" if self.detail else words
 
 

@@ -18,7 +18,7 @@ from unbroken.errors import NotAnItem, UnbrokenError
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
-from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
+from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State, present
 from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.plan import require_supported
@@ -144,7 +144,7 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
         NotAnItem: an object cannot say its state.
     """
-    for item in items:
+    for item in present(items):
         # Asking a loader where it stands may start it, and it has not been told where to start yet; asking the older
         # FSDP needs the other ranks, one of which may be refused here.
         is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
@@ -163,9 +163,9 @@ def _asked(item: Item) -> State:
         raise NotAnItem(name=item.name, type_name=type(held).__name__, lacks=lacks) from wrong
 
 
-def _is_whole_later(item: ModuleItem | OptimizerItem) -> bool:
+def _is_whole_later(item: ModuleItem | OptimizerItem | GradientsItem) -> bool:
     """Whether an item may hold other tensors when it is saved than now: an optimizer's, lazy ones, or not made yet."""
-    if isinstance(item, OptimizerItem) or is_flat_sharded(item.module):
+    if not isinstance(item, ModuleItem) or is_flat_sharded(item.module):
         return True
     held = (*item.module.parameters(), *item.module.buffers())
     return any(is_lazy(tensor) or tensor.is_meta for tensor in held)

@@ -9,6 +9,7 @@ says one position for all ranks: nothing is kept beside it. ``loaders`` knows wh
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from unbroken.errors import DataEnded, NotAnItem
@@ -70,6 +71,16 @@ def require_loader(thing: object) -> Iterable[Any]:
     return cast("Iterable[Any]", thing)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A position of a loader that is replayed."""
+
+    epoch: int
+    served: int
+    began: dict[str, Any] | None
+    drawn: int
+
+
 class Cursor(Generic[T]):
     """An endless iterator over a loader, epoch after epoch, that knows where it stands."""
 
@@ -77,6 +88,9 @@ class Cursor(Generic[T]):
         self.loader = loader
         self.epoch = 0
         self.served = 0
+        # Batches handed out by this object, in all epochs: what a loop has drawn, whatever the position is.
+        self.drawn = 0
+        self._mark: Mark | None = None
         self._iterator: Iterator[T] | None = None
         self._began: dict[str, Any] | None = None
         # The loader's own generators when the iterator was made.
@@ -113,6 +127,7 @@ class Cursor(Generic[T]):
                 self.served = 0
                 continue
             self.served += 1
+            self.drawn += 1
             return batch
         # A loader without a single batch would spin for ever.
         raise DataEnded(epoch=self.epoch, served=0)
@@ -139,6 +154,14 @@ class Cursor(Generic[T]):
         if callable(set_epoch):
             set_epoch(self.epoch)
 
+    def mark(self) -> "Mark | None":
+        """Where it stands now, for ``stand_at``; None for a loader whose state only the loader can say."""
+        return None if self.is_stateful else Mark(self.epoch, self.served, self._began, self.drawn)
+
+    def stand_at(self, mark: "Mark") -> None:
+        """From now on say the position of a mark: the batches drawn since then belong to a step that was given up."""
+        self._mark = mark
+
     @property
     def positioned(self) -> Positioned | None:
         """The loader, if it stands at one position for all ranks."""
@@ -149,6 +172,8 @@ class Cursor(Generic[T]):
         if self.positioned is not None:
             # Batches served differ by rank where the ranks do not divide the lanes; the position does not.
             return {"loader": self.positioned.state_dict()}
+        if self._mark is not None:
+            return {"epoch": self._mark.epoch, "served": self._mark.served, "began": self._mark.began}
         state: dict[str, Any] = {"epoch": self.epoch, "served": self.served}
         if (workers := workers_of(self.loader)) is not None:
             state[_WORKERS] = workers
@@ -200,7 +225,7 @@ class Cursor(Generic[T]):
         Raises:
             DataEnded: the loader has fewer batches now than it had served.
         """
-        self._iterator = None
+        self._iterator = self._mark = None
         if self.positioned is not None:
             # Without one, nothing has been served yet.
             if "loader" in state:

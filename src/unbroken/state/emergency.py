@@ -21,7 +21,7 @@ from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import box_sums
 from unbroken.state.index import DTYPES, Box
-from unbroken.state.items import Item, ObjectItem, State
+from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.payload import Place, share_out, write_bundles
 from unbroken.state.plan import Held, Piece, held_by, local_piece
@@ -172,7 +172,7 @@ def require_alone(items: Sequence[Item]) -> None:
         NeedsPeers: one cannot.
     """
     for item in items:
-        if not isinstance(item, ObjectItem) and is_flat_sharded(item.module):
+        if isinstance(item, ModuleItem | OptimizerItem) and is_flat_sharded(item.module):
             raise NeedsPeers(item=item.name, type_name="FullyShardedDataParallel of the older kind")
 
 

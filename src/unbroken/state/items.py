@@ -5,7 +5,7 @@ their numbers, so that it can be resharded and regrouped; everything else speaks
 ``load_state_dict``. Taking never copies: the tensors are the live ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parameter import is_lazy
 
-from unbroken.errors import NotAnItem
+from unbroken.errors import NotAnItem, TensorUnsupported
 from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
 from unbroken.state.own_rng import OwnRng, is_rng
 from unbroken.state.plan import local_tensors
@@ -30,7 +30,7 @@ from unbroken.state.wrappers import is_foreign_engine, real
 State = dict[str, Any]
 _STEP = "step"
 # Under these a checkpoint keeps what every run has.
-_TAKEN = frozenset({"generators", "ranks", "counters"})
+_TAKEN = frozenset({"generators", "ranks", "counters", "gradients", "carried"})
 
 
 @runtime_checkable
@@ -143,7 +143,65 @@ class ObjectItem:
         self.thing.load_state_dict(state["state"])
 
 
-Item = ModuleItem | OptimizerItem | ObjectItem
+@dataclass
+class GradientsItem:
+    """Gradients that no optimizer step has used yet; stored only when a save cannot wait for that step."""
+
+    optimizers: tuple[OptimizerItem, ...]
+    is_wanted: bool = False
+    name: str = "gradients"
+    kind: str = "gradients"
+
+    def are_pending(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether any parameter of an optimizer has a gradient."""
+        return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+    def take(self) -> State:
+        """The gradients of each optimizer, by parameter name.
+
+        Raises:
+            TensorUnsupported: a model is sharded by FSDP1, whose gradients are flat and local.
+        """
+        found: State = {}
+        for item in self.optimizers:
+            if is_flat_sharded(item.module) and self.are_pending(item.optimizer):
+                raise TensorUnsupported(name=self.name, reason="gradients of FSDP1's flat parameters cannot be stored")
+            live = item.parameters() if self.are_pending(item.optimizer) else {}
+            found[item.name] = {name: p.grad for name, p in live.items() if p.grad is not None}
+        return found
+
+    def give(self, state: State) -> None:
+        """Put every gradient back, and drop all others."""
+        for item in self.optimizers:
+            given = state.get(item.name, {})
+            for name, parameter in item.parameters().items():
+                parameter.grad = given.get(name)
+        self.is_wanted = any(state.values())
+
+    def owner_of(self, name: str) -> torch.Tensor | None:
+        """The parameter that a stored gradient belongs to; None if there is none of that name."""
+        for item in self.optimizers:
+            prefix = f"{self.name}.{item.name}."
+            if name.startswith(prefix) and not is_flat_sharded(item.module):
+                return item.parameters().get(name.removeprefix(prefix))
+        return None
+
+
+Item = ModuleItem | OptimizerItem | ObjectItem | GradientsItem
+
+
+def present(items: Sequence[Item]) -> list[Item]:
+    """The items that have a state now: gradients are stored only when asked for, carried values once there are any."""
+    return [item for item in items if not is_optional(item) or _is_filled(item)]
+
+
+def is_optional(item: Item) -> bool:
+    """Whether a checkpoint without this item is complete."""
+    return isinstance(item, GradientsItem) or (isinstance(item, ObjectItem) and hasattr(item.thing, "is_filled"))
+
+
+def _is_filled(item: Item) -> bool:
+    return item.is_wanted if isinstance(item, GradientsItem) else bool(item.thing.is_filled)  # type: ignore[union-attr]
 
 
 def _flat_sharded_take(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:

@@ -13,7 +13,16 @@ from unbroken.state.capture import is_sharded
 from unbroken.state.cold import Cold, owner_of
 from unbroken.state.cursor import Cursor
 from unbroken.state.index import Index
-from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State, is_extra, like_parameter
+from unbroken.state.items import (
+    GradientsItem,
+    Item,
+    ModuleItem,
+    ObjectItem,
+    OptimizerItem,
+    State,
+    is_extra,
+    like_parameter,
+)
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.tree import split
 
@@ -36,6 +45,8 @@ def find_places(
             seeker.in_module(item, set(named), state)
         elif isinstance(item, OptimizerItem):
             seeker.in_optimizer(item, set(named), state, items)
+        elif isinstance(item, GradientsItem):
+            seeker.in_gradients(item, set(named))
         else:
             seeker.in_object(item, set(named))
     seeker.require_fitting(checkpoint)
@@ -94,6 +105,16 @@ class _Seeker:
         counting = item.counting_on_device()
         for name in saved - self.cold.names:
             self.places[name] = _optimizer_place(item, name, parameters, counting, self.index)
+
+    def in_gradients(self, item: GradientsItem, saved: set[str]) -> None:
+        for name in saved:
+            parameter = item.owner_of(name)
+            if parameter is None:
+                self.unexpected.append(name)
+                continue
+            dtype = self.index.tensors[name].dtype
+            self.places[name] = torch.empty_like(parameter.detach(), dtype=dtype)
+            self.changed += _mismatch(name, self.places[name], self.index)
 
     def in_object(self, item: ObjectItem, saved: set[str]) -> None:
         if not saved:

@@ -28,7 +28,7 @@ from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json, decode
 from unbroken.state.fingerprint import fingerprints
 from unbroken.state.index import Index
-from unbroken.state.items import Item, ModuleItem, ObjectItem, State
+from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
 from unbroken.state.own_rng import OwnRng
 from unbroken.state.places import Looked, find_places
@@ -298,7 +298,7 @@ def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[
     differences: list[tuple[str, str]] = []
     notes: list[str] = []
     for name, item in here.items():
-        if name in trainer.kinds:
+        if name in trainer.kinds or is_optional(item):
             continue
         if _is_live_scaler(item):
             # A run that turns mixed precision on begins with a fresh scale; there is nothing it could have lost.

@@ -22,7 +22,7 @@ from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import combine, fingerprints
 from unbroken.state.index import Box
-from unbroken.state.items import Item, ModuleItem, OptimizerItem, State
+from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
 from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import parameter_names
 from unbroken.state.proof import Sums, require_as_fingerprinted, staged_sums
@@ -131,8 +131,9 @@ class Saver:
     def _take(self, request: Request, generators: Callable[[], State], began: float) -> threading.Thread:
         # On all ranks or on none, as everything that one rank alone may fail at.
         counters = self._world.all_or_none(lambda: encode_counters(request.counters))
+        items = present(self._items)
         found = capture(
-            self._items,
+            items,
             generators,
             self._world,
             allow_pickle=self._allow_pickle,
@@ -163,7 +164,7 @@ class Saver:
                 staged.release()
             raise
         blocked_s = time.monotonic() - began
-        inbox.put(_Work(request, counters, found, plan, copies[0], described, began, blocked_s))
+        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, began, blocked_s))
         return thread
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -246,7 +247,7 @@ class Saver:
         trainer = TrainerState(
             step=request.step,
             world=self._world.size,
-            kinds={item.name: item.kind for item in self._items},
+            kinds={item.name: item.kind for item in work.items},
             values=work.captured.shared,
             ranked=tuple(sorted(work.captured.ranked)),
             counters=work.counters,
@@ -319,6 +320,7 @@ class _Done:
 @dataclass(frozen=True)
 class _Work:
     request: Request
+    items: Sequence[Item]
     counters: Json
     captured: Captured
     plan: payload.SavePlan

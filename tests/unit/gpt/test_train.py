@@ -196,7 +196,7 @@ def test_a_run_leaves_its_config_its_tokenizer_and_its_log(config: Config) -> No
     assert recorded["training"]["global_batch_size"] == 14
     assert json.loads((run / TOKENIZER / IDENTITY).read_text())["name"] == "bytes"
     said = (run / "logs" / "job-0001.log").read_text()
-    assert "starts at step 0" in said and "step 4/4" in said and "committed final" in said
+    assert "starting at step 0" in said and "step 4/4" in said and "saved final" in said
 
 
 def test_a_gradient_that_is_no_number_ends_the_job_and_is_not_saved(config: Config) -> None:

@@ -63,7 +63,7 @@ def test_a_value_that_cannot_be_saved_at_one_step_costs_that_save_and_nothing_el
     assert train(tmp_path / "run", 8, odd) == train(tmp_path / "whole", 8)
     assert told(tmp_path / "run") == [(4, 0, kind)]
     assert committed(tmp_path / "run") == [2, 6, 8]
-    assert "step 4 was not saved" in caplog.text
+    assert "could not save step 4" in caplog.text
 
 
 def test_the_last_save_of_a_job_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

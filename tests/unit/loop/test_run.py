@@ -77,18 +77,6 @@ def test_a_stop_that_the_loop_asks_for_saves_and_says_so(tmp_path: Path) -> None
     assert reason is not None and "enough for today" in reason
 
 
-def test_a_loop_that_is_left_loses_only_the_step_it_was_in(tmp_path: Path) -> None:
-    things = tiny()
-    with Run(tmp_path / "run", settings=quietly(save_steps=1), **things) as run:
-        for step in run.steps(9):
-            if step == 3:
-                break
-            learn(things)
-    assert outcome(tmp_path / "run")[0] == "stopped"
-    with Run(tmp_path / "run", settings=quietly(), **tiny()) as run:
-        assert run.step == 3
-
-
 def test_an_error_in_the_body_ends_the_job_as_an_error_and_lets_the_run_go(tmp_path: Path) -> None:
     def fail(run: Run, step: int) -> None:
         if step == 3:
@@ -107,10 +95,10 @@ def test_one_directory_is_one_run_at_a_time_in_one_process_too(tmp_path: Path) -
         second.__enter__()
 
 
-def test_used_outside_its_block_a_run_says_so(tmp_path: Path) -> None:
+def test_a_run_that_is_not_open_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", **tiny())
-    with pytest.raises(RuntimeError, match="inside its `with` block"):
-        next(run.steps(3))
+    with pytest.raises(RuntimeError, match="not open"):
+        run.stop()
     with pytest.raises(AttributeError, match="no `data` was handed"):
         _ = run.data
 
@@ -297,8 +285,14 @@ def test_told_to_go_while_it_waits_for_a_save_a_job_says_so_and_lets_the_run_go(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("unbroken.state.save.Saver.wait", interrupt)
-    with pytest.raises(KeyboardInterrupt), Run(tmp_path / "run", settings=quietly(), **things) as run:
-        next(run.steps(3))
+
+    def train() -> None:
+        with Run(tmp_path / "run", settings=quietly(), **things) as run:
+            steps = run.steps(3)
+            next(steps)
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
     assert outcome(tmp_path / "run") == ("stopped", 130, "it was interrupted at once")
     current = read_current(tmp_path / "run")
     assert current is not None and current.is_released

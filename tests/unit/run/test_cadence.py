@@ -60,7 +60,7 @@ def test_before_a_save_is_measured_the_first_comes_early() -> None:
 def test_a_measured_save_is_repeated_as_often_as_pays_within_bounds() -> None:
     pace = Pace(1, 0.0, step_s=2.0, cost_s=2.0, mean_time_between_failures_s=DAY)
     assert Auto().interval_s(pace) == pytest.approx(588, abs=1)
-    assert Auto().describe(pace) == "every 588 s, 293 steps"
+    assert Auto().describe(pace) == "auto (every 588 s, 293 steps)"
     assert Auto().interval_s(replace(pace, cost_s=0.0)) == 30.0
     assert Auto().interval_s(replace(pace, cost_s=1e6)) == 3600.0
     assert Auto().interval_s(replace(pace, cost_s=0.0, write_s=100.0)) == 200.0, "one save at a time"

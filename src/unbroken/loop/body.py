@@ -1,0 +1,222 @@
+"""What the body of one step has done since the last edge.
+
+A loop may be left in the middle of a body, and a body may end without an optimizer step. Both decide what can be saved:
+a body that made its optimizer steps is a completed step; one that made none leaves the state of the last edge, if what
+else it moved can be put back; anything between is no state that a resume could continue from. Gradients that no step
+has used yet belong to the state only while they are pending.
+"""
+
+import operator
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from unbroken.loop.carry import Carried
+from unbroken.state.cursor import Cursor, Mark
+from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
+from unbroken.state.rng import capture_generators, generator_devices
+
+# A save waits this many edges for an optimizer step, or twice the longest gap between two steps seen so far.
+LEAST_PATIENCE_STEPS: Final = 8
+# Enough to see a forward pass in training mode: all running statistics move together.
+_BUFFERS_WATCHED: Final = 8
+
+
+@dataclass(frozen=True)
+class Left:
+    """How a body was left: after all of its optimizer steps, before any, or between them (None).
+
+    ``moved`` names what an unfinished body changed and nobody can put back.
+    """
+
+    is_complete: bool | None
+    moved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """What was true at the last edge."""
+
+    rng: State
+    numpy: bytes | None
+    mark: Mark | None
+    drawn: int
+    schedulers: tuple[int, ...]
+    buffers: tuple[int, ...]
+    carried: dict[str, object]
+    counters: dict[str, Any]
+
+
+class Body:
+    """Watches one body at a time; made when a run is entered, closed when it is left."""
+
+    def __init__(self, items: Sequence[Item], cursor: Cursor[Any] | None, carried: Carried) -> None:
+        self._items, self._cursor, self._carried = items, cursor, carried
+        self._optimizers = [item.optimizer for item in items if isinstance(item, OptimizerItem)]
+        self.gradients = next(item for item in items if isinstance(item, GradientsItem))
+        objects = [item.thing for item in items if isinstance(item, ObjectItem)]
+        self._schedulers: list[Any] = [each for each in objects if isinstance(each, LRScheduler)]
+        modules = [item.module for item in items if isinstance(item, ModuleItem)]
+        self._buffers = [each for module in modules for each in module.buffers()][:_BUFFERS_WATCHED]
+        self._steps = [0] * len(self._optimizers)
+        # The optimizer steps of every complete body so far, each combination once.
+        self._seen: set[tuple[int, ...]] = set()
+        self._gap = self._longest_gap = 0
+        self._edge: _Edge | None = None
+        self.draws: list[int] = []
+        self._undo = [self._count(number, each) for number, each in enumerate(self._optimizers)]
+        self._undo += [
+            _count_attempts(each, self._attempted) for each in objects if isinstance(each, torch.amp.GradScaler)
+        ]
+
+    def close(self) -> None:
+        """Take every hook away again."""
+        while self._undo:
+            self._undo.pop()()
+
+    # ---- counting ----
+
+    def _count(self, number: int, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        def stepped(*_: object) -> None:
+            self._steps[number] += 1
+
+        return optimizer.register_step_post_hook(stepped).remove
+
+    def _attempted(self, optimizer: object) -> Callable[[], None]:
+        """A loss scaler is about to step; what it returns counts the step if the scaler skipped it."""
+        for number, each in enumerate(self._optimizers):
+            if each is optimizer or each is getattr(optimizer, "optimizer", None):
+                before = self._steps[number]
+
+                def settle(number: int = number, before: int = before) -> None:
+                    # A step skipped for an overflow used its gradients all the same.
+                    self._steps[number] = max(self._steps[number], before + 1)
+
+                return settle
+        return lambda: None
+
+    def begin(self, counters: dict[str, Any]) -> None:
+        """A body begins; note what it could change."""
+        self._steps = [0] * len(self._optimizers)
+        numpy = sys.modules.get("numpy")
+        self._edge = _Edge(
+            rng={
+                "python": random.getstate(),
+                "torch": torch.get_rng_state(),
+                "cuda": [torch.cuda.get_rng_state(device) for device in generator_devices()],
+            },
+            numpy=_peek(numpy) if numpy is not None else None,
+            mark=self._cursor.mark() if self._cursor is not None else None,
+            drawn=self._cursor.drawn if self._cursor is not None else 0,
+            schedulers=tuple(each.last_epoch for each in self._schedulers),
+            buffers=self._versions(),
+            carried=self._carried.at_edge(),
+            counters=dict(counters),
+        )
+
+    def end(self) -> None:
+        """The body has reached its edge."""
+        self._seen.add(tuple(self._steps))
+        self._gap = 0 if any(self._steps) else self._gap + 1
+        self._longest_gap = max(self._longest_gap, self._gap)
+        if self._cursor is not None and self._edge is not None and len(self.draws) < 2:
+            self.draws.append(self._cursor.drawn - self._edge.drawn)
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(-1 if each.is_inference() else each._version for each in self._buffers)
+
+    # ---- gradients ----
+
+    @property
+    def has_pending_gradients(self) -> bool:
+        """Whether an optimizer holds gradients and made no step with them in this body."""
+        return any(
+            not steps and self.gradients.are_pending(optimizer)
+            for steps, optimizer in zip(self._steps, self._optimizers, strict=True)
+        )
+
+    @property
+    def patience_steps(self) -> int:
+        """For how many edges a save may wait for an optimizer step."""
+        return max(LEAST_PATIENCE_STEPS, 2 * self._longest_gap)
+
+    # ---- leaving in the middle ----
+
+    def left(self) -> Left:
+        """How the body was left, when it is left before its edge."""
+        made = tuple(self._steps)
+        if not self._optimizers:
+            return Left(None)
+        if not any(made):
+            # Where bodies without a step are usual, this one may have been complete: nobody can tell.
+            return Left(None) if made in self._seen else Left(False, self._moved())
+        if not self._seen:
+            return Left(True if all(made) else None)
+        # Where some bodies make more steps, this one may have been left before the others.
+        has_more = any(each != made and all(map(operator.ge, each, made)) for each in self._seen)
+        return Left(True if made in self._seen and not has_more else None)
+
+    def _moved(self) -> tuple[str, ...]:
+        edge = self._edge
+        if edge is None:
+            return ()
+        found = []
+        if self._cursor is not None and self._cursor.drawn != edge.drawn and edge.mark is None:
+            found.append("data position")
+        if (numpy := sys.modules.get("numpy")) is not None and edge.numpy is not None and _peek(numpy) != edge.numpy:
+            found.append("numpy RNG state")
+        if tuple(each.last_epoch for each in self._schedulers) != edge.schedulers:
+            found.append("scheduler")
+        if self._versions() != edge.buffers:
+            found.append("buffers")
+        return tuple(found)
+
+    def rewind(self) -> dict[str, Any]:
+        """Put back what the unfinished body moved; returns the counters of the last edge."""
+        edge = self._edge
+        assert edge is not None
+        if edge.mark is not None and self._cursor is not None:
+            self._cursor.stand_at(edge.mark)
+        self._carried.put_back(edge.carried)
+        return edge.counters
+
+    def rng_at_edge(self) -> State:
+        """The RNG state of the last edge; numpy's as it is now, which ``left`` has found unchanged or named."""
+        edge = self._edge
+        assert edge is not None
+        return {**capture_generators(generator_devices()), **edge.rng}
+
+
+def _peek(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which may not be there
+    """The bits of numpy's global generator, to see whether it moved: its full state takes 30 times as long to copy."""
+    import ctypes
+
+    generator = numpy.random.mtrand._rand._bit_generator
+    # A Mersenne twister: 624 words and a position.
+    is_usual = type(generator).__name__ == "MT19937"
+    return ctypes.string_at(generator.ctypes.state_address, 2500) if is_usual else repr(generator.state).encode()
+
+
+def _count_attempts(
+    scaler: torch.amp.GradScaler, attempted: Callable[[object], Callable[[], None]]
+) -> Callable[[], None]:
+    """Hear of every step that a loss scaler makes or skips; returns what ends that."""
+    original = scaler.step
+
+    def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:  # noqa: ANN401 - as torch has it
+        settle = attempted(optimizer)
+        result = original(optimizer, *args, **kwargs)
+        settle()
+        return result
+
+    scaler.step = step  # type: ignore[method-assign]
+
+    def undo() -> None:
+        vars(scaler).pop("step", None)
+
+    return undo

@@ -1,0 +1,56 @@
+"""What a run says where nobody has set up logging: a few lines on stderr, by the first rank.
+
+A library prints nothing. But a script that never touched ``logging`` would resume, save and stop without a word, so the
+run shows its own lines then, and only then: any handler that somebody installed, before or later, silences this one.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Final
+
+QUIET: Final = "UNBROKEN_QUIET"
+_LOGGER: Final = "unbroken"
+
+
+class _Console(logging.Handler):
+    """Writes to whatever stderr is at the moment, as a notebook replaces it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logging.getLogger().handlers:
+            # Somebody has set up logging meanwhile: the line is theirs.
+            return
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            # A closed stderr is no reason to end a training.
+            return
+
+
+def show_lines(*, is_wanted: bool, is_first: bool) -> Callable[[], None]:
+    """Print the run's lines until the returned function is called."""
+    logger = logging.getLogger(_LOGGER)
+    is_quiet = os.environ.get(QUIET, "0") not in ("", "0")
+    if not is_wanted or not is_first or is_quiet or logger.hasHandlers():
+        return lambda: None
+    console = _Console(logging.INFO)
+    console.setFormatter(_Plain())
+    level = logger.level
+    logger.addHandler(console)
+    logger.setLevel(min(level, logging.INFO) if level else logging.INFO)
+
+    def end() -> None:
+        logger.removeHandler(console)
+        logger.setLevel(level)
+
+    return end
+
+
+class _Plain(logging.Formatter):
+    """The name of the project, the level where it matters, the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"unbroken: {level}{record.getMessage()}"

@@ -1,0 +1,206 @@
+"""A loop that is left early, by every way Python has, loses no completed step."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.unit.state.tiny import adam, bits, job, learn, quietly, tiny
+from unbroken import Run
+from unbroken.errors import LeftMidStep, NotExact
+from unbroken.run.journal import read_journal
+from unbroken.run.layout import Layout
+
+pytestmark = pytest.mark.promise("U1")
+
+
+def outcome(directory: Path) -> tuple[str | None, str | None, str | None]:
+    [*_, last] = [fact for fact in read_journal(Layout(directory)) if fact.kind == "job-end"]
+    return last.text("status"), last.text("verdict"), last.text("reason")
+
+
+def resumed(directory: Path, **settings: Any) -> tuple[int, dict[str, bytes]]:  # noqa: ANN401
+    things = tiny(seed=9)
+    with Run(directory, settings=quietly(**settings), **things) as run:
+        return run.step, bits(things["model"])
+
+
+def after(steps: int) -> dict[str, bytes]:
+    """The weights after so many steps without an interruption."""
+    things = tiny()
+    torch.manual_seed(1)
+    for _ in range(steps):
+        learn(things)
+    return bits(things["model"])
+
+
+def leave(directory: Path, at: str, how: str) -> None:
+    """Five steps, and the sixth left at the start, in the middle or at the end of its body."""
+    things = tiny()
+    with Run(directory, settings=quietly(save_steps=None), **things) as run:
+        torch.manual_seed(1)
+        for step in run.steps(100):
+            if step == 5 and at == "start":
+                break
+            learn(things)
+            if step == 5 and at == "end":
+                if how == "finish":
+                    run.finish("converged")
+                if how == "return":
+                    return
+                if how != "finish":
+                    break
+        # What follows the loop belongs to no step.
+        for parameter in things["model"].parameters():
+            nn.init.zeros_(parameter)
+
+
+@pytest.mark.parametrize(
+    ("at", "how", "steps"),
+    [("start", "break", 5), ("end", "break", 6), ("end", "return", 6), ("end", "finish", 6)],
+)
+def test_the_last_completed_step_is_saved_and_the_run_is_done(tmp_path: Path, at: str, how: str, steps: int) -> None:
+    leave(tmp_path / "run", at, how)
+    assert resumed(tmp_path / "run") == (steps, after(steps))
+
+
+def test_the_outcome_says_who_ended_it(tmp_path: Path) -> None:
+    leave(tmp_path / "a", "end", "break")
+    assert outcome(tmp_path / "a") == ("completed", "done", "ended by the loop at step 6 of 100")
+    leave(tmp_path / "b", "end", "finish")
+    assert outcome(tmp_path / "b") == ("completed", "done", "converged")
+
+
+def test_a_stop_before_the_break_means_another_job(tmp_path: Path) -> None:
+    things = tiny()
+    with Run(tmp_path / "run", settings=quietly(save_steps=None), **things) as run:
+        for _ in run.steps(100):
+            learn(things)
+            if run.step == 3:
+                run.stop("own time limit")
+                break
+    assert outcome(tmp_path / "run")[:2] == ("stopped", "again")
+    assert resumed(tmp_path / "run")[0] == 4
+
+
+def test_an_exception_is_no_break(tmp_path: Path) -> None:
+    def fail(run: Run, step: int) -> None:
+        if step == 5:
+            raise LookupError("no such sample")
+
+    with pytest.raises(LookupError):
+        job(tmp_path / "run", 100, quietly(save_steps=None), fail, **tiny())
+    assert outcome(tmp_path / "run")[:2] == ("error", "look")
+    assert not (tmp_path / "run" / "checkpoints" / "final").exists()
+
+
+def test_a_body_left_between_two_optimizer_steps_is_refused_aloud(tmp_path: Path) -> None:
+    def train() -> None:
+        one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+        first, second = adam(one), adam(two)
+        with Run(tmp_path / "run", settings=quietly(), one=one, two=two, first=first, second=second) as run:
+            for step in run.steps(9):
+                learn({"optimizer": first})
+                if step == 2:
+                    break
+                learn({"optimizer": second})
+
+    with pytest.raises(LeftMidStep, match="middle of step 3"):
+        train()
+    assert outcome(tmp_path / "run")[1] == "look"
+
+
+def batches() -> DataLoader[torch.Tensor]:
+    return DataLoader([torch.tensor([float(i)]) for i in range(12)], batch_size=2, shuffle=True)  # type: ignore[arg-type]
+
+
+def served(directory: Path, total: int, leave_at: int | None = None, touch: Callable[[], object] = int) -> list[float]:
+    """What a loop draws and computes with; left after its draw in one body."""
+    things = tiny()
+    seen: list[float] = []
+    if not directory.exists():
+        torch.manual_seed(7)
+    with Run(directory, settings=quietly(save_steps=None), data=batches(), **things) as run:
+        for step in run.steps(total):
+            batch = next(run.data)
+            noise = torch.rand(())
+            if step == leave_at:
+                touch()
+                break
+            learn(things)
+            seen.append(float(batch.sum() + noise))
+    return seen
+
+
+def test_a_step_that_was_given_up_is_computed_again_from_its_start(tmp_path: Path) -> None:
+    whole = served(tmp_path / "whole", 8)
+    before = served(tmp_path / "run", 8, leave_at=5)
+    assert before + served(tmp_path / "run", 8) == whole
+
+
+def test_what_cannot_be_put_back_is_refused_until_accepted(tmp_path: Path) -> None:
+    served(tmp_path / "run", 8, leave_at=5, touch=np.random.rand)
+    with pytest.raises(NotExact) as refused:
+        served(tmp_path / "run", 8)
+    assert "numpy RNG state" in str(refused.value.differences)
+    things = tiny()
+    with Run(tmp_path / "run", settings=quietly(accept=("unfinished-step",)), data=batches(), **things) as run:
+        assert run.step == 5
+
+
+SCRIPT = """
+import sys
+import torch, unbroken
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+run = unbroken.Run(sys.argv[1], model=model, optimizer=optimizer)
+
+def train():
+    for step in run.steps(10):
+        optimizer.zero_grad(); model(torch.randn(4, 3)).sum().backward(); optimizer.step()
+        if step == 6 and sys.argv[2] == "break":
+            break
+        if step == 6 and sys.argv[2] == "return":
+            return
+        if step == 6 and sys.argv[2] == "raise":
+            raise LookupError("no such sample")
+        if step == 6 and sys.argv[2] == "exit":
+            sys.exit(3)
+
+train()
+print("after the loop", run.step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "status"),
+    [("", 0, "completed"), ("break", 0, "completed"), ("return", 0, "completed"), ("raise", 1, "error")],
+)
+def test_without_with_the_job_ends_when_the_loop_does(tmp_path: Path, how: str, code: int, status: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run"), how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == code, ended.stderr
+    assert outcome(tmp_path / "run")[0] == status
+    if status == "completed":
+        assert f"after the loop {7 if how else 10}" in ended.stdout
+        assert resumed_step(tmp_path / "run") == (7 if how else 10)
+
+
+def resumed_step(directory: Path) -> int:
+    model = nn.Linear(3, 1)
+    with Run(directory, settings=quietly(), model=model, optimizer=torch.optim.AdamW(model.parameters())) as run:
+        return run.step
+
+
+def test_a_run_that_was_ended_by_the_loop_continues_to_a_later_target(tmp_path: Path) -> None:
+    leave(tmp_path / "run", "end", "break")
+    assert job(tmp_path / "run", 8, **tiny()).step == 8

@@ -47,7 +47,7 @@ def forgotten(kind: str, directory: str) -> tuple[str, ...]:
     optimizer = torch.optim.AdamW(model.parameters())
     served = torch.Generator()
     inner = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    everything: dict[str, object] = {
+    everything: dict[str, Any] = {
         "model": model,
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.SequentialLR(

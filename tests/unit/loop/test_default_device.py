@@ -28,6 +28,8 @@ def test_another_default_device_moves_neither_votes_nor_copies(tmp_path: Path) -
 class Counting(nn.Module):
     """A module with a buffer that training changes and no state dict holds, and one that it does not change."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))

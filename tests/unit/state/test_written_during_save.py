@@ -99,7 +99,7 @@ def test_a_save_of_weights_that_another_thread_writes_is_given_up(
         (2, "written-during-save")
     ]
     assert [each["step"] for each in history(tmp_path / "run", "commit")] == [4]
-    assert "step 2 was not saved: model.weight changed outside optimizer.step()" in caplog.text
+    assert "could not save step 2: model.weight changed outside optimizer.step()" in caplog.text
     again = nn.Linear(1000, 4000, bias=False)
     with Run(tmp_path / "run", settings=quietly(), model=again) as run:
         assert run.step == 4

@@ -85,7 +85,7 @@ def train_step(step: int) -> torch.Tensor:
         group["lr"] = learning_rate(step)
     loss: torch.Tensor = model(*next_batch())
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss

@@ -59,6 +59,6 @@ def serve(leg: Leg) -> list[tuple[int, int, list[int]]]:
             if step + 1 == leg.signal_at:
                 os.kill(os.getpid(), signal.SIGTERM)
             if step + 1 == leg.kill_at:
-                run._open.saver.wait()
+                run._open.opened.saver.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
     return seen

@@ -264,7 +264,7 @@ class Unwilling:
 
 def lose(run: unbroken.Run) -> None:
     """Let the first rank learn that another job has taken its run."""
-    renewal = run._open.renewal
+    renewal = run._open.opened.renewal
     assert renewal is not None
     renewal.lost = LeaseLost(path=run.directory, mine=1, current=2)
 
@@ -333,7 +333,7 @@ def train(job: Job) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     average = Average(model)
-    things: dict[str, object] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if job.has_average:
         things["average"] = average
     if rank == job.odd_rank:

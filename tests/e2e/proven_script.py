@@ -7,6 +7,7 @@ python's generators. It knows nothing of drills: ``python proven_script.py RUN [
 import math
 import random
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ def main(directory: str, total: int) -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 0.5 * (1 + math.cos(math.pi * at / total)))
     rows = TensorDataset(torch.randn(56, 8), torch.randn(56, 1))
     loader = DataLoader(rows, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(4))
-    things = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
+    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
     with unbroken.Run(directory, settings=unbroken.Settings(save_steps=None), **things) as run:
         for _ in run.steps(total):
             features, target = next(run.data)

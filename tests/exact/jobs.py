@@ -121,7 +121,7 @@ def in_a_window(directory: str, grace_s: float, delay_s: float, scratch: str | N
 
     def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
         if step == 3:
-            run._open.saver.wait()
+            run._open.opened.saver.wait()
         if step == 4:
             kill = threading.Timer(grace_s, os.kill, (os.getpid(), signal.SIGKILL))
             kill.daemon = True

@@ -2,6 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
+from unbroken.errors import PeerLost
 from unbroken.loop.opened import Opened
 from unbroken.world import Vote
 
@@ -63,6 +64,15 @@ class Ballots:
         self.drain()
         told = Flags(*opened.world.start_vote(astuple(Flags(has_left=True, is_here=False))).read())
         return not told.is_here
+
+    def has_anybody_left(self) -> bool:
+        """Whether the vote under way is answered and says that a rank has left the loop; never waits."""
+        if self._vote is None or not self._vote.is_answered():
+            return False
+        try:
+            return Flags(*self._vote.read()).has_left
+        except PeerLost:
+            return False
 
     def drain(self) -> None:
         """Read the answer to the last vote, so that none is left when the loop goes on or ends.

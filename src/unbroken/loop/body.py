@@ -122,8 +122,10 @@ class Body:
     def end(self) -> None:
         """The body has reached its edge."""
         self._seen.add(tuple(self._steps))
-        self._gap = 0 if any(self._steps) else self._gap + 1
-        self._longest_gap = max(self._longest_gap, self._gap)
+        if any(self._steps):
+            self._longest_gap, self._gap = max(self._longest_gap, self._gap), 0
+        else:
+            self._gap += 1
         if self._cursor is not None and self._edge is not None and len(self.draws) < 2:
             self.draws.append(self._cursor.drawn - self._edge.drawn)
 

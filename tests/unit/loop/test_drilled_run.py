@@ -120,7 +120,7 @@ def test_a_save_that_a_drill_refuses_fails_once_and_training_goes_on(
 
     def settle(run: Run, step: int) -> None:
         # A save that is still being written at the next one would make it wait, not fail.
-        run._open.saver.wait()
+        run._open.opened.saver.wait()
 
     job(tmp_path / "run", 7, quietly(), settle, **tiny())
     failed = read_history(Layout(tmp_path / "run")).of_kind("save-failed")

@@ -195,6 +195,22 @@ def test_without_with_the_job_ends_when_the_loop_does(tmp_path: Path, how: str, 
         assert resumed_step(tmp_path / "run") == (7 if how else 10)
 
 
+def test_a_loop_that_failed_without_with_can_be_started_again_in_the_same_process(tmp_path: Path) -> None:
+    def train(is_failing: bool) -> None:
+        things = tiny()
+        run = Run(tmp_path / "run", settings=quietly(), **things)
+        for step in run.steps(8):
+            learn(things)
+            if step == 5 and is_failing:
+                raise LookupError("no such sample")
+
+    with pytest.raises(LookupError):
+        train(is_failing=True)
+    train(is_failing=False)
+    assert outcome(tmp_path / "run")[0] == "completed"
+    assert [fact.job for fact in read_journal(Layout(tmp_path / "run")) if fact.kind == "job-end"] == [1, 2]
+
+
 def resumed_step(directory: Path) -> int:
     model = nn.Linear(3, 1)
     with Run(directory, settings=quietly(), model=model, optimizer=torch.optim.AdamW(model.parameters())) as run:

@@ -43,7 +43,7 @@ def struck_in_a_run(folder: Path, *faults: Fault, steps: int = 13) -> list[tuple
     noted = Noted(list(faults))
 
     def settle(run: Run, step: int) -> None:
-        run._open.saver.wait()
+        run._open.opened.saver.wait()
 
     with disk(FaultyDisk(LocalDisk(), noted)):
         job(folder / "run", steps, quietly(keep_last_k=2), settle, **tiny())

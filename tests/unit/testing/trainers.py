@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ def train(directory: str, bug: str = "", total: int = TOTAL) -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 1 / (1 + at))
     rows = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
     loader = DataLoader(rows, batch_size=8, shuffle=True, num_workers=1 if bug == "workers" else 0)
-    things = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
+    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
     if bug == "scheduler forgotten":
         del things["scheduler"]
     if bug == "fails":

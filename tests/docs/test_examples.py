@@ -1,4 +1,4 @@
-"""The example loop: at most twelve lines make it unbreakable, and killed or not it ends with the plain loop's bits."""
+"""The examples: at most twelve lines make a plain loop a run, and killed or not it ends with the plain bits."""
 
 import ast
 import difflib
@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STEPS = "120"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Each with its steps, and the checkpoint after which it is killed.
+LOOPS = [("gpt_loop", 120, 40), ("prefetch_loop", 100, 40), ("classifier", 60, 20)]
 
 
 def code_of(name: str) -> list[str]:
@@ -21,8 +24,9 @@ def code_of(name: str) -> list[str]:
     return text.splitlines()[docstring.end_lineno :]
 
 
-def test_at_most_twelve_lines_make_the_plain_loop_a_run() -> None:
-    changed = difflib.ndiff(code_of("gpt_loop_plain.py"), code_of("gpt_loop.py"))
+@pytest.mark.parametrize("name", [name for name, _, _ in LOOPS])
+def test_at_most_twelve_lines_make_the_plain_loop_a_run(name: str) -> None:
+    changed = difflib.ndiff(code_of(f"{name}_plain.py"), code_of(f"{name}.py"))
     added = [line for line in changed if line.startswith("+ ") and line[2:].strip()]
     assert 0 < len(added) <= 12, added
 
@@ -33,10 +37,14 @@ def last_line(*command: str) -> str:
     return ended.stdout.splitlines()[-1]
 
 
-def test_killed_and_resumed_the_example_ends_with_the_bits_of_the_plain_loop(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "gpt_loop.py"), STEPS, str(tmp_path / "run")]
+@pytest.mark.parametrize(("name", "steps", "killed_after"), LOOPS)
+@pytest.mark.promise("U2")
+def test_killed_and_resumed_it_ends_with_the_bits_of_the_plain_loop(
+    tmp_path: Path, name: str, steps: int, killed_after: int
+) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(steps), str(tmp_path / "run")]
     first = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    while not (tmp_path / "run" / "checkpoints" / "checkpoint-40").exists():
+    while not (tmp_path / "run" / "checkpoints" / f"checkpoint-{killed_after}").exists():
         assert first.poll() is None
         time.sleep(0.02)
     first.send_signal(signal.SIGKILL)
@@ -44,5 +52,5 @@ def test_killed_and_resumed_the_example_ends_with_the_bits_of_the_plain_loop(tmp
     assert not (tmp_path / "run" / "checkpoints" / "final").exists()
     resumed = last_line(*command)
     assert resumed.startswith("weights ")
-    assert resumed == last_line(sys.executable, str(EXAMPLES / "gpt_loop_plain.py"), STEPS)
+    assert resumed == last_line(sys.executable, str(EXAMPLES / f"{name}_plain.py"), str(steps))
     assert len(list((tmp_path / "run" / "journal").iterdir())) == 2

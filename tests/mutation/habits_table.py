@@ -88,7 +88,8 @@ HABITS: tuple[Mutation, ...] = (
     # ---- U14 ----
     # ---- U15 ----
     one("staged bytes not compared with the fingerprint", "state/save.py",
-         "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)\n", "",
+         "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)\n",
+         "",
          f"{_STATE}test_written_during_save.py::test_a_save_of_weights_that_another_thread_writes_is_given_up"),
     one("contradicting checkpoint blamed on the load", "state/restore.py",
          "        world.from_first(lambda: _require_as_stored(source, plan.index, named))\n", "",

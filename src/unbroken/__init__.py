@@ -1,6 +1,6 @@
 """unbroken: N short training jobs equal one long job, bit for bit.
 
-Importing this package imports neither torch nor numpy; ``Run`` and ``exact`` do, when they are first named.
+Importing this package imports neither torch nor numpy; ``Run``, ``load`` and ``exact`` do, when they are first named.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from unbroken import exact
     from unbroken.loop.run import Run
     from unbroken.loop.settings import Settings
+    from unbroken.run.checkpoints import checkpoints
+    from unbroken.state.load import load
 
-__all__ = ["Run", "Settings", "__version__", "exact"]
+__all__ = ["Run", "Settings", "__version__", "checkpoints", "exact", "load"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
@@ -24,6 +26,14 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands f
         from unbroken.loop.settings import Settings
 
         return Settings
+    if name == "checkpoints":
+        from unbroken.run.checkpoints import checkpoints
+
+        return checkpoints
+    if name == "load":
+        from unbroken.state.load import load
+
+        return load
     if name == "exact":
         import importlib
 

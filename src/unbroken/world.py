@@ -201,6 +201,7 @@ class World:
 
     def start_vote(self, flags: Sequence[bool]) -> "Vote":
         """Begin to ask whether any rank says yes to each question; the answer is read later, at no cost meanwhile."""
+        # On the CPU whatever torch.set_default_device says: gloo carries it.
         ballot = torch.tensor([int(flag) for flag in flags], dtype=torch.int32, device="cpu")
         if self.link is None:
             return Vote(ballot, None)

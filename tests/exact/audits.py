@@ -33,6 +33,14 @@ GENERATORS: dict[str, Callable[[], object]] = {
 }
 
 
+DRAW: dict[str, Callable[[Any], object]] = {
+    "torch": lambda rng: torch.rand(1, generator=rng),
+    "numpy": lambda rng: rng.random(),
+    "numpy, old": lambda rng: rng.rand(),
+    "python": lambda rng: rng.random(),
+}
+
+
 def forgotten(kind: str, directory: str) -> tuple[str, ...]:
     """Everything is handed over but one kind; returns what is named."""
     model = nn.Linear(2, 2)
@@ -52,15 +60,21 @@ def forgotten(kind: str, directory: str) -> tuple[str, ...]:
     }
     idle = torch.amp.GradScaler("cpu", enabled=False)
     system = random.SystemRandom()
+    used_up = random.Random(3)
+    used_up.random()
     handed = {name: thing for name, thing in everything.items() if name != kind}
     forgotten_thing = everything.get(kind)
     if kind in GENERATORS:
         forgotten_thing = GENERATORS[kind]()
     try:
-        with unbroken.Run(directory, settings=unbroken.Settings(audit="error"), **handed):
+        with unbroken.Run(directory, settings=unbroken.Settings(audit="error", save_steps=1), **handed) as run:
+            # Only a generator that is drawn from is state: the first save finds it changed.
+            for _ in run.steps(1):
+                if kind in GENERATORS:
+                    DRAW[kind](forgotten_thing)
             return ()
     except UnsavedState as unsaved:
         assert forgotten_thing is not None
         return unsaved.found
     finally:
-        del idle, system
+        del idle, system, used_up

@@ -13,7 +13,7 @@ EXPECTED = {
     "plateau": ("scheduler ReduceLROnPlateau, called `forgotten_thing`",),
     "scaler": ("scaler GradScaler, called `forgotten_thing`",),
     "ema": ("averaged model AveragedModel, called `forgotten_thing`",),
-    "data": ("generator Generator, called `served`", "loader PositionLoader, called `forgotten_thing`"),
+    "data": ("loader PositionLoader, called `forgotten_thing`",),
     "optimizer": ("optimizer AdamW, called `optimizer`",),
     "torch": ("generator Generator, called `forgotten_thing`",),
     "numpy": ("generator Generator, called `forgotten_thing`",),

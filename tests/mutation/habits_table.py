@@ -6,6 +6,9 @@ _EXTREME = "tests/format/test_extreme_numbers.py::"
 _QUOTING = "tests/unit/quoting/test_quoting.py::"
 _SCRIPT = "tests/unit/launch/slurm/test_script.py::"
 _SWEEP = "tests/unit/store/test_sweep.py::"
+_STATE = "tests/unit/state/"
+_WRAPPED = "tests/exact/test_wrapped.py::"
+_DRAW_ON = "test_stateful_loader.py::test_workers_draw_on_after_a_resume_as_if_nothing_had_happened"
 _LEFT = "tests/unit/loop/test_left_early.py::"
 _CARRY = "tests/unit/loop/test_carry.py::"
 _MICRO = "tests/unit/loop/test_micro_batches.py::"
@@ -149,6 +152,12 @@ HABITS: tuple[Mutation, ...] = (
          "        return _Start(named=name, is_required=True)\n",
          f"{_RESUME}test_a_target_that_cannot_be_loaded_abandons_nothing"),
     # ---- U10 ----
+    one("worker RNG state not restored", "state/loaders.py",
+         "_set_worker_rng(waiting.pop(), (dataset, fetcher.collate_fn))\n", "waiting.pop()\n",
+         f"{_STATE}{_DRAW_ON}[from its own state]"),
+    one("persistent workers kept over epochs", "state/cursor.py",
+         "            renew(self.loader)\n            self._began", "            self._began",
+         f"{_STATE}{_DRAW_ON}[replayed]"),
     # ---- U11 ----
     one("a stream does not verify what it reads unless asked", "data/stream.py",
          "        check_reads: bool = True,\n", "        check_reads: bool = False,\n",
@@ -168,6 +177,18 @@ HABITS: tuple[Mutation, ...] = (
           ("loop/console.py", "        if logging.getLogger().handlers:\n", "        if False:\n")),
          ("tests/e2e/test_console.py::test_a_script_with_its_own_logging_sees_each_line_once",)),
     # ---- U13 ----
+    one("wrapped optimizer not unwrapped", "state/wrappers.py",
+         "            thing = getattr(thing, attribute)\n", "            return thing\n",
+         f"{_WRAPPED}test_wrapped_objects_and_own_generators_resume_bit_for_bit_under_a_strict_audit[accelerate]"),
+    one("generators put back before the loader is replayed", "state/items.py",
+         "    items += [ObjectItem(name, OwnRng(thing)) for", "    items[:0] = [ObjectItem(name, OwnRng(thing)) for",
+         f"{_STATE}test_items.py::test_a_generator_comes_after_the_loader_that_draws_from_it"),
+    one("broken state_dict found at the first save only", "state/capture.py",
+         "_asked(item), allow_pickle", "item.take(), allow_pickle",
+         f"{_WRAPPED}test_what_would_fail_at_the_first_save_is_refused_at_entry_in_one_line"),
+    one("audit_ignore not looked at", "state/audit.py",
+         "    wanted = [each for each in found if each.called not in ignore]\n", "    wanted = found\n",
+         f"{_WRAPPED}test_one_name_of_the_audit_can_be_silenced"),
     # ---- U14 ----
     one("hooks on the optimizer left behind", "state/stage.py",
         "            handle.remove()\n", "            pass\n",
@@ -176,6 +197,14 @@ HABITS: tuple[Mutation, ...] = (
         "        if opened.restored is None and trained > 0:\n", "        if False:\n",
         f"{_MANY_RUNS}test_entering_again_without_a_checkpoint_is_refused_once_the_state_has_moved"),
     # ---- U15 ----
+    one("staged bytes not compared with the fingerprint", "state/save.py",
+         "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)\n",
+         "",
+         f"{_STATE}test_written_during_save.py::test_a_save_of_weights_that_another_thread_writes_is_given_up"),
+    one("contradicting checkpoint blamed on the load", "state/restore.py",
+         "        world.from_first(lambda: _require_as_stored(source, plan.index, named))\n", "",
+         f"{_STATE}test_written_during_save.py::"
+         "test_a_checkpoint_that_contradicts_its_fingerprint_is_quarantined_at_resume"),
     # ---- U16 ----
     one("nothing swept where there are no symlinks", "files.py",
          '                self._degrade("symlinks", link.parent,', "                raise\n"

@@ -56,6 +56,7 @@ from unbroken.errors.resume import (
     RankRaised,
     StateDiffers,
     UnsavedState,
+    WrittenDuringSave,
 )
 from unbroken.errors.run import (
     BadDeadline,
@@ -248,6 +249,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "WouldOverwrite",
+    "WrittenDuringSave",
     "WrongTokenizer",
     "as_json",
     "explain_in_traceback",

@@ -215,6 +215,33 @@ class NotRestored(ExactnessError):
 
 
 @dataclass(eq=False, kw_only=True)
+class WrittenDuringSave(ExactnessError):
+    """Tensors were written between the fingerprint at the step's edge and the end of their copy."""
+
+    kind = "written-during-save"
+    step: int
+    names: tuple[str, ...]
+
+    def headline(self) -> str:
+        more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
+        return f"{self.names[0]}{more} changed outside optimizer.step() while step {self.step:,} was being copied"
+
+    def so(self) -> str | None:
+        return (
+            "a clamp_, an EMA or Lookahead copy_, a CUDA graph replay or another thread wrote to it; this save was "
+            "given up, later saves of this job copy everything before training continues"
+        )
+
+    def details(self) -> Iterator[str]:
+        yield from self.names[:8]
+        if len(self.names) > 8:
+            yield f"and {len(self.names) - 8} more"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "what wrote to them, and how to avoid it"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class NoProcessGroup(UsageError):
     """The launcher started several ranks and torch.distributed was not initialised."""
 

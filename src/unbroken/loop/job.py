@@ -358,6 +358,7 @@ class Job:
         waited_s = time.monotonic() - asked_s
         if waited_s > _WORTH_TELLING_S:
             _log.info("previous save still running: waited %.1f s (raise save_steps to avoid this)", waited_s)
+        self.opened.look_for_unsaved()
         self.opened.clock.save_began()
         self._tried_step = self.step
         self.opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)

@@ -29,8 +29,8 @@ class Measures:
         """Take metrics of the step that is being computed; a name that is logged twice has the last value.
 
         Raises:
-            TypeError: a value is no number and no tensor of one element.
-            ValueError: a name is one of the records' own.
+            TypeError: a value is no number and no tensor of one real element.
+            ValueError: a name is one of the records' own, or a number is larger than a float can hold.
         """
         for name, value in values.items():
             if name in _TAKEN:
@@ -96,14 +96,19 @@ def _kept(name: str, value: object) -> Number | torch.Tensor:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(f"metric {name!r} is a tensor of {value.numel()} elements; log one number")
+        if value.is_complex():
+            raise TypeError(f"metric {name!r} is complex; log its real and imaginary part, or its absolute value")
         # A copy: a loop may add to its loss in place before we read it.
         return value.detach().reshape(()).clone()
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | float):
         return value
     try:
-        return float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError as wrong:
+        raise ValueError(f"metric {name!r} is larger than a float can hold (about 1.8e308)") from wrong
     except (TypeError, ValueError) as wrong:
-        raise TypeError(f"metric {name!r} is a {type(value).__name__}, no number") from wrong
+        raise TypeError(f"metric {name!r} is a {type(value).__name__}, not a number") from wrong
+    return value if isinstance(value, int) else number
 
 
 def _numbers(tensors: list[torch.Tensor]) -> list[Number]:

@@ -1,7 +1,7 @@
 """A run that a job holds, as its loop sees it, and how it is let go."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class Opened:
     cursor: Cursor[Any] | None = None
     drilled: Drilled | None = None
     noticed: StopReason | None = None
+    look_for_unsaved: Callable[[], None] = lambda: None
     items: Sequence[Item] = ()
 
     @property

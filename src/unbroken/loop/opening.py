@@ -39,7 +39,7 @@ from unbroken.run.renewal import Renewal
 from unbroken.run.scheduler import placement
 from unbroken.run.stop import StopSources, clear_requests
 from unbroken.run.takeover import take_over
-from unbroken.state.audit import audit
+from unbroken.state.audit import Unsaved, Watch, audit, modules_of, named_rngs, non_persistent
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
@@ -174,7 +174,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
     peers = Peers(world, _record_start(taken, deadline))
-    _audit(taken, frame)
+    look = _audit(taken, frame)
     clock = world.all_or_none(lambda: _clock(settings, recorder, world))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
     local = [Path(settings.emergency_dir)] if settings.emergency_dir else []
@@ -194,8 +194,8 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         emergency = _emergency(taken, clock, stops)
         found = _resume(taken, emergency)
         tell_accepted(found, (*taken.things.values(), loader), settings, recorder, world)
-        if loader is not None and loader.notices:
-            tell_data(loader.notices, recorder, world)
+        if notices := _notices(taken.things):
+            tell_data(notices, recorder, world)
         saver = _saver(taken, found)
     except BaseException:
         stops.restore()
@@ -219,6 +219,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         peers,
         cursor,
         drilled,
+        look_for_unsaved=look,
         items=taken.items,
     )
 
@@ -300,6 +301,14 @@ def _resume(taken: Taken, emergency: Emergency) -> Resumed:
     return found
 
 
+def _notices(things: Mapping[str, object]) -> list[str]:
+    """What there is to say of the data when a run is entered."""
+    data = things.get("data")
+    if not isinstance(data, Cursor):
+        return []
+    return data.notices if data.positioned is None else data.positioned.notices
+
+
 def _saver(taken: Taken, found: Resumed) -> Saver:
     layout, lease, settings = taken.layout, taken.lease, taken.settings
     store = Store(layout.checkpoints)
@@ -347,15 +356,34 @@ def _runtime_s(stops: StopSources, lease: Lease) -> float | None:
     return None if stops.deadline_s is None else stops.deadline_s - lease.taken_at_s
 
 
-def _audit(taken: Taken, frame: FrameType | None) -> None:
-    settings, world = taken.settings, taken.world
-    if settings.audit == "off":
-        return
-    found = tuple(map(str, audit(taken.things, frame)))
-    if settings.audit == "error":
-        world.all_or_none(lambda: _refuse(found))
-    for unsaved in found if world.is_first else ():
-        _log.warning("not handed to the run, so a resume starts it anew: %s", unsaved)
+def _audit(taken: Taken, frame: FrameType | None) -> Callable[[], None]:
+    """Tell what was not handed over; what is returned looks at each save for what has changed since. Collective."""
+    ignore = taken.settings.audit_ignore
+    if taken.settings.audit == "off":
+        return lambda: None
+    _tell_unsaved(taken, audit(taken.things, frame, ignore=ignore))
+    modules = modules_of(taken.items)
+    buffers = {name: buffer for name, buffer in non_persistent(modules).items() if name not in ignore}
+    watch = Watch(named_rngs(frame, ignore=ignore), buffers)
+
+    def look() -> None:
+        _tell_unsaved(taken, watch.drawn_from())
+        for name in watch.written(modules) if taken.world.is_first else ():
+            _log.warning(
+                "buffer %s is not persistent and has changed: no checkpoint holds it, a resume starts with its first "
+                "value; if that is right, add it to audit_ignore",
+                name,
+            )
+
+    return look
+
+
+def _tell_unsaved(taken: Taken, unsaved: Sequence[Unsaved]) -> None:
+    found = tuple(map(str, unsaved))
+    if taken.settings.audit == "error":
+        taken.world.all_or_none(lambda: _refuse(found))
+    for each in found if taken.world.is_first else ():
+        _log.warning("not handed to the run, so a resume starts it anew: %s", each)
     if found:
         taken.recorder.fact("audit", unsaved=list(found))
 

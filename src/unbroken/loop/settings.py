@@ -34,6 +34,7 @@ class Settings:
             with others than when the run began: those of the ``checkpoint``, or those of the ``script``. Each
             difference is printed either way.
         audit: what to do about live state that was not handed over: ``warn``, ``error`` or ``off``.
+        audit_ignore: names that the audit passes over: variables of the script, or buffers as it names them.
         allow_pickle: items whose values may be stored by pickle.
         max_runtime_s: how long the job may run; else ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.
         reserve_s: how long before that to stop; None learns it from measured saves.
@@ -64,6 +65,7 @@ class Settings:
     accept: tuple[str, ...] = ()
     hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
     audit: Literal["warn", "error", "off"] = "warn"
+    audit_ignore: tuple[str, ...] = ()
     allow_pickle: tuple[str, ...] = ()
     max_runtime_s: float | None = None
     reserve_s: float | None = None
@@ -112,7 +114,7 @@ class Settings:
             self._make_absolute(name)
         if self.resume not in ("auto", "scratch") and not is_bare(self.resume):
             self._make_absolute("resume")
-        for name in ("accept", "allow_pickle", "finite"):
+        for name in ("accept", "allow_pickle", "audit_ignore", "finite"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")
 

@@ -301,7 +301,7 @@ def _sums(merged: _Merged, rank: int, source: _Source) -> dict[tuple[str, Box], 
 def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Place) -> Sums:
     # Only plain tensors get names of their own, so that the box is the whole tensor.
     box = piece.box
-    tensor = torch.empty(box.sizes, dtype=DTYPES[piece.dtype])
+    tensor = torch.empty(box.sizes, dtype=DTYPES[piece.dtype], device="cpu")
     index = Index({old: Entry(tensor.dtype, box.sizes, (Chunk(box, place.part, place.at),))})
     read(source.store, source.name, source.manifest, index, {old: tensor}, World(0, 1))
     if box_sums(old, tensor, box.offsets, box.sizes) != source.view.sums[old, box]:

@@ -1,23 +1,36 @@
 """What is alive and was not handed over: the state that a resume would lose without a word.
 
 Looks at every live object once, when a run starts, for the kinds whose state matters: optimizers, schedulers, scalers,
-averaged models and loaders that can say where they stand; and at the names of whoever starts it for generators of his
-own, since those that libraries keep are nobody's business. What belongs to something that was handed over is not named.
+averaged models and loaders that can say where they stand. What belongs to something that was handed over, to this run
+or to another one in this process, is not named. Generators and non-persistent buffers are watched instead: one that
+nobody draws from any more is no state, so it is named at the first save that finds it changed.
 """
 
 import gc
-import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import Final
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
-from unbroken.state.cursor import generators_of
+from unbroken.state.fingerprint import contribution
+from unbroken.state.items import Item, ModuleItem, Stateful
+from unbroken.state.loaders import rngs_of
+from unbroken.state.naming import is_flat_sharded
+from unbroken.state.own_rng import comparable, is_rng, rng_state
+from unbroken.state.plan import local_tensors
+from unbroken.state.wrappers import is_wrapped_loader, layers_of, real
+
+# What was handed to any run of this process, by identity. Weak: a run's objects may go, and their numbers come again.
+_HANDED: Final[dict[int, Callable[[], object]]] = {}
+# Fingerprints of buffers cost a pass over them; what training changes at all, it changes in its first steps.
+_BUFFER_LOOKS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -43,13 +56,21 @@ def kind_of(thing_type: type[object]) -> str | None:
         return "scaler"
     if issubclass(thing_type, AveragedModel):
         return "averaged model"
-    return "loader" if "Loader" in thing_type.__name__ and hasattr(thing_type, "load_state_dict") else None
+    return "loader" if "Loader" in thing_type.__name__ and issubclass(thing_type, Stateful) else None
 
 
-def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved]:
+def audit(handed: Mapping[str, object], frame: FrameType | None, *, ignore: Collection[str] = ()) -> list[Unsaved]:
     """Live objects with state that were not handed over; ``frame`` is where their names are looked up."""
-    known = {id(thing) for thing in _with_parts(handed.values())}
-    found = []
+    known = _remember(handed.values())
+    if any(True for _ in _forgotten(known)):
+        # What only a cycle of dead objects keeps alive is nobody's state.
+        gc.collect()
+    found = [Unsaved(kind, type(thing).__name__, _name_of(thing, frame)) for kind, thing in _forgotten(known)]
+    wanted = [each for each in found if each.called not in ignore]
+    return sorted(wanted, key=lambda each: (each.kind, each.type_name, each.called or ""))
+
+
+def _forgotten(known: Collection[int]) -> Iterator[tuple[str, object]]:
     kinds: dict[type[object], str | None] = {}
     for thing in gc.get_objects():
         # type(), not isinstance(): a proxy may lie about its class, or raise when it is asked.
@@ -59,28 +80,93 @@ def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved
         kind = kinds[thing_type]
         if kind is None or id(thing) in known or _is_idle(thing):
             continue
-        found.append(Unsaved(kind, type(thing).__name__, _name_of(thing, frame)))
-    found += _generators(handed.values(), frame)
-    return sorted(found, key=lambda each: (each.kind, each.type_name, each.called or ""))
+        if kind == "loader" and is_wrapped_loader(thing):
+            # It is only as stateful as what it wraps, which is looked at by itself.
+            continue
+        if id(real(thing)) not in known:
+            yield kind, thing
 
 
-def _generators(handed: Iterable[object], frame: FrameType | None) -> list[Unsaved]:
-    """Generators that the caller draws from beside the global ones, which every checkpoint has."""
+def _remember(things: Iterable[object]) -> set[int]:
+    """The identities of all that was handed over in this process, by now."""
+    for thing in _with_parts(things):
+        try:
+            _HANDED[id(thing)] = weakref.ref(thing)
+        except TypeError:
+            # Some of numpy's and torch's own types; they are small.
+            _HANDED[id(thing)] = lambda kept=thing: kept  # type: ignore[misc]
+    for gone in [identity for identity, alive in _HANDED.items() if alive() is None]:
+        del _HANDED[gone]
+    return set(_HANDED)
+
+
+def named_rngs(frame: FrameType | None, *, ignore: Collection[str] = ()) -> dict[str, object]:
+    """Generators under the caller's names that were handed to no run, beside the global ones that every checkpoint has.
+
+    Those that libraries keep are nobody's business, and a Python generator object is no source of randomness.
+    """
     if frame is None:
-        return []
-    numpy = sys.modules.get("numpy")
-    kinds = (torch.Generator, random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
-    served = {id(each) for thing in handed for each in generators_of(getattr(thing, "loader", thing))}
-    globals_of_torch = {id(torch.default_generator), *map(id, torch.cuda.default_generators)}
+        return {}
+    known = {id(torch.default_generator), *map(id, torch.cuda.default_generators), *_HANDED}
     named = {**frame.f_globals, **frame.f_locals}
-    return [
-        Unsaved("generator", type(value).__name__, name)
-        for name, value in named.items()
-        # type(), not isinstance(), as above. The system's own source of randomness has no state.
-        if issubclass(type(value), kinds)
-        and not issubclass(type(value), random.SystemRandom)
-        and id(value) not in served | globals_of_torch
-    ]
+    return {
+        name: value for name, value in named.items() if is_rng(value) and id(value) not in known and name not in ignore
+    }
+
+
+@dataclass
+class Watch:
+    """Generators and non-persistent buffers that no checkpoint holds, and how they were when the run was entered."""
+
+    rngs: Mapping[str, object]
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    _before: dict[str, object] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+    _looks: int = 0
+
+    def __post_init__(self) -> None:
+        self._before = {name: comparable(rng_state(rng)) for name, rng in self.rngs.items()}
+        self._before |= {name: _print_of(buffer) for name, buffer in self.buffers.items()}
+
+    def drawn_from(self) -> list[Unsaved]:
+        """The generators that were drawn from since the run was entered, each once."""
+        found = [name for name, rng in self.rngs.items() if comparable(rng_state(rng)) != self._before[name]]
+        return [Unsaved("generator", type(self.rngs[name]).__name__, name) for name in self._new(found)]
+
+    def written(self, modules: Mapping[str, nn.Module]) -> list[str]:
+        """The non-persistent buffers that were written since then, each once; looked for at the first saves only."""
+        self._looks += 1
+        if self._looks > _BUFFER_LOOKS or not self.buffers:
+            return []
+        now = non_persistent(modules)
+        return self._new([name for name in self.buffers if name in now and _print_of(now[name]) != self._before[name]])
+
+    def _new(self, names: Sequence[str]) -> list[str]:
+        found = [name for name in names if name not in self._told]
+        self._told |= set(found)
+        return found
+
+
+def modules_of(items: Iterable[Item]) -> dict[str, nn.Module]:
+    """The models among the items whose buffers can be looked at: not those of the older FSDP, which moves them."""
+    return {
+        each.name: each.module for each in items if isinstance(each, ModuleItem) and not is_flat_sharded(each.module)
+    }
+
+
+def non_persistent(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    """The buffers that no state dict holds, by name."""
+    found: dict[str, torch.Tensor] = {}
+    for item, module in modules.items():
+        for path, part in module.named_modules():
+            for key in part._non_persistent_buffers_set:
+                if isinstance(held := part._buffers.get(key), torch.Tensor) and not held.is_meta:
+                    found[".".join(filter(None, (item, path, key)))] = held
+    return found
+
+
+def _print_of(buffer: torch.Tensor) -> object:
+    return [(tuple(local.shape), contribution("", local)) for local in local_tensors(buffer)]
 
 
 def _is_idle(thing: object) -> bool:
@@ -89,17 +175,21 @@ def _is_idle(thing: object) -> bool:
 
 
 def _with_parts(things: Iterable[object]) -> Iterator[object]:
-    """The things, and what they save as part of their own state."""
+    """The things, what frameworks wrapped around them, and what they save as part of their own state."""
     for thing in things:
         yield thing
+        inner = real(thing)
+        if inner is not thing:
+            yield from _with_parts([inner])
         if isinstance(thing, nn.Module):
             yield from thing.modules()
-        for inside in ("_schedulers", "loader", "optimizer_", "_loader"):
+        for inside in ("_schedulers", "optimizer_"):
             value = getattr(thing, inside, None)
-            if isinstance(value, list | tuple):
-                yield from _with_parts(value)
-            elif value is not None:
-                yield value
+            yield from _with_parts(value if isinstance(value, list | tuple) else [] if value is None else [value])
+        for inside in ("loader", "_loader"):
+            if (loader := getattr(thing, inside, None)) is not None:
+                yield from layers_of(loader)
+                yield from rngs_of(loader)
 
 
 def _name_of(thing: object, frame: FrameType | None) -> str | None:

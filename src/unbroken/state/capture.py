@@ -14,6 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from unbroken.errors import NotAnItem, UnbrokenError
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
@@ -141,13 +142,25 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
+        NotAnItem: an object cannot say its state.
     """
     for item in present(items):
         # Asking a loader where it stands may start it, and it has not been told where to start yet; asking the older
         # FSDP needs the other ranks, one of which may be refused here.
         is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
         if not is_asked_later:
-            _require_supported([split(item.name, item.take(), allow_pickle=item.name in allow_pickle)])
+            _require_supported([split(item.name, _asked(item), allow_pickle=item.name in allow_pickle)])
+
+
+def _asked(item: Item) -> State:
+    try:
+        return item.take()
+    except UnbrokenError:
+        raise
+    except Exception as wrong:
+        held = item.thing if isinstance(item, ObjectItem) else item
+        lacks = f"a state_dict() that works: {type(wrong).__name__}: {wrong}"
+        raise NotAnItem(name=item.name, type_name=type(held).__name__, lacks=lacks) from wrong
 
 
 def _is_whole_later(item: ModuleItem | OptimizerItem | GradientsItem) -> bool:

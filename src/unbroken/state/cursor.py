@@ -1,11 +1,11 @@
 """Where the data stands, for any loader.
 
-A loader that can say its state is asked for it; the generators it was given are kept beside that, since it draws later
-epochs from them and may not count all that it drew. Any other loader is replayed: the generators as they were when its
-epoch began are kept, the loader's own among them, so that making its iterator again draws the same order, and the
-batches already served are drawn and dropped. That is exact for a loader that draws its order when its iterator is made,
-as torch's does, and costs the time of those batches. A ``Positioned`` loader, such as ``unbroken.data.Loader``, says
-one position for all ranks: nothing is kept beside it.
+A loader that can say all of its state is asked for it; the generators it was given are kept beside that, since it draws
+later epochs from them and may not count all that it drew. Any other loader is replayed: the generators as they were
+when its epoch began are kept, the loader's own among them, so that making its iterator again draws the same order, and
+the batches already served are drawn and dropped. That is exact for a loader that draws its order when its iterator is
+made, as torch's does, and costs the time of those batches. A ``Positioned`` loader, such as ``unbroken.data.Loader``,
+says one position for all ranks: nothing is kept beside it. ``loaders`` knows what each kind of loader needs.
 """
 
 import time
@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
-import torch
-
 from unbroken.errors import DataEnded, NotAnItem
 from unbroken.state.items import Stateful
+from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
+from unbroken.state.own_rng import comparable, rng_state, set_rng_state
 from unbroken.state.rng import capture_generators, generator_devices, restore_generators
+from unbroken.state.wrappers import is_wrapped_loader
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class Positioned(Stateful, Protocol):
 _DIES_WITHIN_S = 1.0
 _LOADERS_OWN = "loader"
 _OWN = "generators"
+_WORKERS = "workers"
 
 
 def require_loader(thing: object) -> Iterable[Any]:
@@ -96,12 +98,22 @@ class Cursor(Generic[T]):
         self._began: dict[str, Any] | None = None
         self._is_stopping: Callable[[], bool] = lambda: False
         # The loader's own generators when the iterator was made.
-        self._drawn: list[torch.Tensor] = []
+        self._drawn: list[object] = []
+        self.is_stateful = says_all(loader)
+        self._workers_before: int | None = None
+        if self.is_stateful:
+            carry_worker_rng(loader)
 
     @property
-    def is_stateful(self) -> bool:
-        """Whether the loader says where it stands by itself."""
-        return isinstance(self.loader, Stateful)
+    def notices(self) -> list[str]:
+        """What is to be said of the loader when a run is entered."""
+        found = remarks(self.loader, is_replayed=not self.is_stateful)
+        before, now = self._workers_before, workers_of(self.loader)
+        if before is not None and now is not None and before != now:
+            found.append(
+                f"num_workers was {before} and is {now}: not exact if the dataset draws random numbers or is iterable"
+            )
+        return found
 
     def __iter__(self) -> "Cursor[T]":
         return self
@@ -169,6 +181,7 @@ class Cursor(Generic[T]):
     def _open(self) -> None:
         self._set_epoch()
         if not self.is_stateful:
+            renew(self.loader)
             self._began = {**capture_generators(), _LOADERS_OWN: states_of(self.loader)}
         self._iterator = iter(self.loader)
         self._drawn = states_of(self.loader)
@@ -180,6 +193,13 @@ class Cursor(Generic[T]):
 
     def _set_epoch(self) -> None:
         """Tell a distributed sampler the epoch, or it would draw the same order in every one."""
+        # Accelerate's and Fabric's loaders count epochs by themselves, from 0 in every process.
+        if is_wrapped_loader(self.loader):
+            loader: Any = self.loader
+            if callable(set_own := getattr(loader, "set_epoch", None)):
+                set_own(self.epoch)
+            elif hasattr(loader, "_num_iter_calls"):
+                loader._num_iter_calls = self.epoch
         sampler = getattr(self.loader, "sampler", None)
         set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):
@@ -206,6 +226,8 @@ class Cursor(Generic[T]):
         if self._mark is not None:
             return {"epoch": self._mark.epoch, "served": self._mark.served, "began": self._mark.began}
         state: dict[str, Any] = {"epoch": self.epoch, "served": self.served}
+        if (workers := workers_of(self.loader)) is not None:
+            state[_WORKERS] = workers
         if self.is_stateful:
             state["loader"] = self.loader.state_dict()  # type: ignore[attr-defined]
             if (own := states_of(self.loader)) and self._stands_at(own):
@@ -214,14 +236,14 @@ class Cursor(Generic[T]):
             state["began"] = self._began
         return state
 
-    def _stands_at(self, own: list[torch.Tensor]) -> bool:
+    def _stands_at(self, own: list[object]) -> bool:
         """Whether the loader's generators are where the batches served have brought them.
 
         With workers, indexes are drawn ahead of what is served: a sampler that draws as it goes is then ahead too.
         """
         if getattr(self.loader, "num_workers", 0) == 0:
             return True
-        return len(own) == len(self._drawn) and all(map(torch.equal, own, self._drawn))
+        return [comparable(each) for each in own] == [comparable(each) for each in self._drawn]
 
     def complaint(self, state: object) -> str | None:
         """Why this loader cannot stand where another kind of loader stood; None where it can."""
@@ -240,6 +262,12 @@ class Cursor(Generic[T]):
                 "the checkpoint's loader had no state and is replayed from the start of its epoch; "
                 f"the {here} here says by itself where it stands"
             )
+        # torchdata asserts it, with a traceback.
+        before, now = state.get(_WORKERS), workers_of(self.loader)
+        if self.is_stateful and before is not None and now is not None and before != now:
+            return (
+                f"num_workers was {before} in the checkpoint and is {now}; a {here} resumes only with the same number"
+            )
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -256,6 +284,7 @@ class Cursor(Generic[T]):
             self._iterator = iter(self.loader)
             return
         self.epoch, self.served = state["epoch"], state["served"]
+        self._workers_before = state.get(_WORKERS)
         if "loader" in state:
             self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
             self._set_epoch()
@@ -269,6 +298,7 @@ class Cursor(Generic[T]):
         if self._began is None:
             return
         self._set_epoch()
+        renew(self.loader)
         restore_generators({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
         set_states(self.loader, self._began[_LOADERS_OWN])
         self._iterator = iter(self.loader)
@@ -279,26 +309,12 @@ class Cursor(Generic[T]):
                 raise DataEnded(epoch=self.epoch, served=self.served, found=done) from None
 
 
-def generators_of(loader: object) -> list[torch.Generator]:
-    """The generators of its own that a loader and its samplers draw from, each once."""
-    places = [loader]
-    for name in ("sampler", "batch_sampler"):
-        if (sampler := getattr(loader, name, None)) is not None:
-            places += [sampler, getattr(sampler, "sampler", None)]
-    found: dict[int, torch.Generator] = {}
-    for place in places:
-        generator = getattr(place, "generator", None)
-        if isinstance(generator, torch.Generator):
-            found.setdefault(id(generator), generator)
-    return list(found.values())
-
-
-def states_of(loader: object) -> list[torch.Tensor]:
+def states_of(loader: object) -> list[object]:
     """The states of a loader's own generators."""
-    return [generator.get_state() for generator in generators_of(loader)]
+    return [rng_state(rng) for rng in rngs_of(loader)]
 
 
-def set_states(loader: object, states: list[torch.Tensor]) -> None:
-    """Put a loader's own generators where they were."""
-    for generator, held in zip(generators_of(loader), states, strict=True):
-        generator.set_state(held)
+def set_states(loader: object, states: Sequence[object]) -> None:
+    """Put a loader's own generators where they were; an earlier version kept those of the samplers only."""
+    for rng, held in zip(rngs_of(loader), states, strict=False):
+        set_rng_state(rng, held)

@@ -137,7 +137,7 @@ class _Tally:
 
     def read(self) -> torch.Tensor:
         """The sums of all tensors over all devices, on the CPU."""
-        total = torch.zeros(self._count, 2, dtype=torch.int64)
+        total = torch.zeros(self._count, 2, dtype=torch.int64, device="cpu")
         for sums in self._sums.values():
             total += sums.cpu()
         return total
@@ -168,7 +168,7 @@ def _contribute(
     if index == 0:
         # Without this an empty tensor's print would not depend on its name and shape.
         sums = tally.sums(torch.device("cpu"), row)
-        sums += torch.tensor([signed(keys.first), signed(keys.second)])
+        sums += torch.tensor([signed(keys.first), signed(keys.second)], device="cpu")
     if not isinstance(tensor, DTensor | ShardedTensor):
         shape, offsets, local = _slice(tensor, index, count)
         parts: Iterable[tuple[tuple[int, ...], torch.Tensor]] = [(offsets, local)]

@@ -19,10 +19,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.nn.parameter import is_lazy
 
 from unbroken.errors import NotAnItem, TensorUnsupported
 from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
+from unbroken.state.own_rng import OwnRng, is_rng
 from unbroken.state.plan import local_tensors
+from unbroken.state.wrappers import is_foreign_engine, real
 
 State = dict[str, Any]
 _STEP = "step"
@@ -210,24 +213,49 @@ def _flat_sharded_take(module: nn.Module, optimizer: torch.optim.Optimizer) -> S
 def make_items(things: Mapping[str, object]) -> list[Item]:
     """Sort what was handed over by kind, models first and optimizers next, since those need their models.
 
+    What a framework wrapped is unwrapped. Generators come last: putting a loader back may draw from them.
+
     Raises:
         NotAnItem: something has no state to save, or an optimizer has parameters of no module that was handed over.
     """
     for name, thing in things.items():
         if name in _TAKEN or not name.isidentifier():
             raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="a name of its own, of letters and digits")
+    things = {name: real(thing) for name, thing in things.items()}
+    for name, thing in things.items():
+        _require_whole(name, thing)
     modules = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module)}
     items: list[Item] = [ModuleItem(name, module) for name, module in modules.items()]
     for name, thing in things.items():
         if isinstance(thing, torch.optim.Optimizer):
             items.append(OptimizerItem(name, thing, _owner(name, thing, modules)))
     for name, thing in things.items():
-        if isinstance(thing, nn.Module | torch.optim.Optimizer):
+        if isinstance(thing, nn.Module | torch.optim.Optimizer) or is_rng(thing):
             continue
         if not isinstance(thing, Stateful):
             raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="state_dict and load_state_dict")
         items.append(ObjectItem(name, thing))
+    items += [ObjectItem(name, OwnRng(thing)) for name, thing in things.items() if is_rng(thing)]
     return items
+
+
+def _require_whole(name: str, thing: object) -> None:
+    """Refuse what looks like an item and would fail at the first save.
+
+    Raises:
+        NotAnItem: it is such a thing.
+    """
+    lacks = None
+    if is_foreign_engine(thing):
+        lacks = "a state of its own: DeepSpeed keeps it, in shards that only engine.save_checkpoint() writes"
+    elif isinstance(thing, torch.optim.Optimizer) and not hasattr(thing, "_optimizer_step_pre_hooks"):
+        lacks = "what torch.optim.Optimizer sets up: it wraps another optimizer; hand over the inner one"
+    elif isinstance(thing, nn.Module):
+        lazy = [key for key, held in (*thing.named_parameters(), *thing.named_buffers()) if is_lazy(held)]
+        if lazy:
+            lacks = f"a shape for {lazy[0]}: run one batch through the model before the run is entered"
+    if lacks is not None:
+        raise NotAnItem(name=name, type_name=type(thing).__name__, lacks=lacks)
 
 
 def _owner(name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:
@@ -270,4 +298,4 @@ def like_parameter(
 def _sharded_like(parameter: ShardedTensor, dtype: torch.dtype) -> torch.Tensor:
     place = parameter.clone()
     # Rare: moments of another type are read whole and cut by FSDP itself.
-    return place if parameter.dtype == dtype else torch.empty(tuple(parameter.size()), dtype=dtype)
+    return place if parameter.dtype == dtype else torch.empty(tuple(parameter.size()), dtype=dtype, device="cpu")

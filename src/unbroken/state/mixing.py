@@ -129,13 +129,13 @@ class Passes:
         self._mixed = torch.empty_like(self._counting)
         self._shifted = torch.empty_like(self._counting)
 
-    def __call__(self, words: torch.Tensor, places: Places, keys: Keys, total: torch.Tensor) -> None:
-        """Add a row of words, the first of which is word 0 of ``places``, to ``total``."""
+    def __call__(self, words: torch.Tensor, places: Places, keys: Keys, total: torch.Tensor, *, begin: int = 0) -> None:
+        """Add a row of words, the first of which is word ``begin`` of ``places``, to ``total``."""
         for first in range(0, words.numel(), self._chunk_words):
             chunk = words[first : first + self._chunk_words]
             length = chunk.numel()
             mixed, shifted = self._mixed[:length], self._shifted[:length]
-            self._place(mixed, shifted, first, places, keys)
+            self._place(mixed, shifted, begin + first, places, keys)
             mixed.add_(chunk, alpha=1 << 32)
             _fold(mixed, shifted)
             mixed.mul_(signed(FIRST))

@@ -168,4 +168,4 @@ def _optimizer_place(
 
 
 def _empty(index: Index, name: str) -> torch.Tensor:
-    return torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
+    return torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype, device="cpu")

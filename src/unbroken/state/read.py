@@ -153,7 +153,7 @@ class _Arrival:
         return as_bits(self.target).view(-1).view(torch.uint8)
 
     def _beside(self) -> torch.Tensor:
-        return torch.empty(self.end - self.start, dtype=torch.uint8)
+        return torch.empty(self.end - self.start, dtype=torch.uint8, device="cpu")
 
     def _land(self, landing: torch.Tensor) -> None:
         if not self._is_direct:

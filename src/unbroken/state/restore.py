@@ -30,8 +30,10 @@ from unbroken.state.fingerprint import fingerprints
 from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
+from unbroken.state.own_rng import OwnRng
 from unbroken.state.places import Looked, find_places
 from unbroken.state.plan import local_tensors
+from unbroken.state.read import read
 from unbroken.state.records import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.state.tree import join, split
 from unbroken.state.unread import prove_unread
@@ -76,15 +78,18 @@ def restore(
     *,
     accept: Collection[str] = (),
     allow_pickle: Collection[str] = (),
+    is_partial: bool = False,
 ) -> Restored:
     """Load a checkpoint into the items; the generators are returned, to be set when nothing draws from them any more.
 
-    Collective. Which rank saved what does not matter for modules and optimizers: they are resharded.
+    ``is_partial`` reads and verifies what the items need and nothing else. Collective. Which rank saved what does not
+    matter for modules and optimizers: they are resharded.
 
     Raises:
         StateDiffers: names, types or shapes do not fit; nothing was loaded.
         NotExact: an item is missing on one side, or cannot be split over this world, and nobody accepted it.
-        DamagedCheckpoint: bytes are not what was written; says whether the objects are still as they were.
+        DamagedCheckpoint: bytes are not what was written, or contradict their fingerprint; says whether the objects
+            are still as they were.
         StorageFailed: the system refused; says the same.
         NotRestored: the live state is not what was saved; the objects are no longer as they were.
     """
@@ -93,7 +98,8 @@ def restore(
     # reading, comes before.
     record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
     plan = world.all_or_none(lambda: _plan(source, record, world, accept))
-    prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
+    if not is_partial:
+        prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
     for tensor in plan.places.values():
         _fill(tensor)
     try:
@@ -204,7 +210,7 @@ def _require_kinds(
     changed += [
         f"{item.name}: {complaint}"
         for item in items
-        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor)
+        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor | OwnRng)
         if (complaint := item.thing.complaint(looked[item.name][1].get("state")))
     ]
     if changed:
@@ -221,7 +227,9 @@ def _plan(source: Source, record: _Record, world: World, accept: Collection[str]
     for name, own in own_names.items():
         places[own] = places.pop(name)
     places |= {
-        name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype) for name in names[GENERATORS]
+        # Their states are on the CPU, whatever torch.set_default_device says.
+        name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype, device="cpu")
+        for name in names[GENERATORS]
     }
     notes = (*record.notes, *notes, *cold.notes())
     return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes, cold)
@@ -359,4 +367,26 @@ def _prove(source: Source, plan: _Plan, world: World) -> None:
     everybody = world.all_gather(tuple(wrong - plan.cold.names))
     named = tuple(sorted({name for names in everybody for name in names}))
     if named:
+        world.from_first(lambda: _require_as_stored(source, plan.index, named))
         raise NotRestored(checkpoint=str(source.store.path(source.name)), names=named)
+
+
+def _require_as_stored(source: Source, index: Index, names: Collection[str]) -> None:
+    """Pass if the stored bytes of these tensors have the fingerprints of the manifest, so that the load is at fault.
+
+    Raises:
+        DamagedCheckpoint: they have not: the checkpoint contradicts itself.
+    """
+    alone, wrong = World(0, 1), []
+    for name in names:
+        if name not in index.tensors:
+            continue
+        entry = index.tensors[name]
+        # One at a time, read anew: the live tensors are what a load made of them.
+        stored = {name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")}
+        read(source.store, source.name, source.manifest, index, stored, alone)
+        described = source.manifest.tensors.get(name)
+        if described is None or fingerprints(stored, alone)[name] != described.digest:
+            wrong.append(f"{name}: its bytes contradict the fingerprint taken when it was saved")
+    if wrong:
+        raise DamagedCheckpoint(path=source.store.path(source.name), findings=tuple(wrong))

@@ -9,20 +9,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenError
+from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenError, WrittenDuringSave
 from unbroken.quoting.log import logger
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import combine, fingerprints
+from unbroken.state.index import Box
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
 from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import parameter_names
+from unbroken.state.proof import Sums, require_as_fingerprinted, staged_sums
 from unbroken.state.records import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
 from unbroken.state.stage import Buffers, Staged, stage
 from unbroken.store.commit import Draft, Record, begin, commit
@@ -103,6 +106,8 @@ class Saver:
         self._plan: payload.SavePlan | None = None
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
+        # Set once weights were written during a copy: from then on nothing is copied beside the next step.
+        self._copies_at_once = False
 
     def start(self, request: Request, generators: Callable[[], State]) -> None:
         """Take the state now and save it behind; waits for a save that is still in flight. Collective.
@@ -146,7 +151,7 @@ class Saver:
             thread = threading.Thread(target=self._run, args=(inbox,), name="unbroken-save", daemon=True)
             with asking_for_memory():
                 thread.start()
-            until_step = changed_by_steps(self._items, found.tensors)
+            until_step = () if self._copies_at_once else changed_by_steps(self._items, found.tensors)
             copies.append(stage(plan, found.tensors, self._buffers, until_step=until_step))
             copies[0].guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
             return thread
@@ -204,6 +209,8 @@ class Saver:
             error: UnbrokenError | None = None
         except UnbrokenError as refused:
             done, error = _Done(), refused
+            # All ranks hear of it, so that all copy the same way from now on.
+            self._copies_at_once = self._copies_at_once or _is_written_during_save(refused)
         except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
             done, error = _Done(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
@@ -247,15 +254,20 @@ class Saver:
 
     def _write(self, work: "_Work", draft: Draft) -> "_Told":
         try:
-            written = payload.write(work.staged, draft, self._world.rank, files=self._keeping.files_per_rank)
+            work.staged.wait()
+            with ThreadPoolExecutor(1, thread_name_prefix="unbroken-prove") as pool:
+                proving = pool.submit(staged_sums, work.staged.pieces, work.plan)
+                written = payload.write(work.staged, draft, self._world.rank, files=self._keeping.files_per_rank)
+                sums = proving.result()
         finally:
             work.staged.release()
         part = rank_part(self._world.rank)
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
-        return _Told(written, mine)
+        return _Told(written, mine, sums)
 
     def _commit(self, work: "_Work", draft: Draft, told: Sequence["_Told"]) -> "_Done":
         keeping, request = self._keeping, work.request
+        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)
         trainer = TrainerState(
             step=request.step,
             world=self._world.size,
@@ -314,10 +326,11 @@ class Saver:
 
 @dataclass(frozen=True)
 class _Told:
-    """What one rank tells rank 0: what it wrote, and its own record."""
+    """What one rank tells rank 0: what it wrote, its own record, and what its copies add to the fingerprints."""
 
     written: payload.Written
     record: Part
+    sums: Mapping[tuple[str, Box], Sums]
 
 
 @dataclass(frozen=True)
@@ -347,6 +360,11 @@ def _ends_the_save_only(refused: UnbrokenError) -> bool:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     # A bug, or an error of the user's own object, is no news about one save; and who has lost a rank cannot go on.
     return not isinstance(cause, InternalError | PeerLost)
+
+
+def _is_written_during_save(refused: UnbrokenError) -> bool:
+    cause = refused.cause if isinstance(refused, RankFailed) else refused
+    return isinstance(cause, WrittenDuringSave)
 
 
 def changed_by_steps(items: Sequence[Item], names: Collection[str]) -> set[str]:

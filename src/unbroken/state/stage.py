@@ -98,7 +98,7 @@ class Buffers:
         # The old memory goes first: the two together may be more than the host has.
         del self._arenas[kept:]
         with asking_for_memory(sum(wanted)):
-            self._arenas += [torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned) for size in wanted[kept:]]
+            self._arenas += [_host_memory(size, is_pinned) for size in wanted[kept:]]
 
     def give_back(self) -> None:
         """The bytes have been written; the next save may have the memory."""
@@ -221,6 +221,11 @@ def stage(
     return Staged(
         tuple(staged), buffers, (*beside.values(), *in_order), [source for source in sources if source.is_cuda]
     )
+
+
+def _host_memory(size_bytes: int, is_pinned: bool) -> torch.Tensor:
+    # On the CPU whatever torch.set_default_device says.
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run
-from unbroken.errors import NeedsPickle, NoMemory, TensorUnsupported, UnbrokenError
+from unbroken.errors import NeedsPickle, NoMemory, NotAnItem, TensorUnsupported, UnbrokenError
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.state.memory import asking_for_memory
@@ -133,7 +133,10 @@ def test_a_tensor_that_no_save_could_hold_is_refused_before_the_first_step(tmp_p
         pass
 
 
-def test_a_lazy_layer_is_let_in_and_saved_when_it_has_its_parameters(tmp_path: Path) -> None:
+def test_a_lazy_layer_is_refused_at_entry_and_taken_once_it_has_a_shape(tmp_path: Path) -> None:
     lazy = nn.LazyLinear(2)
-    job(tmp_path / "run", 2, body=lambda run, step: lazy(torch.ones(1, 3)).sum(), lazy=lazy)
+    with pytest.raises(NotAnItem, match="'lazy' cannot be saved: a LazyLinear lacks a shape for weight"):
+        job(tmp_path / "run", 2, lazy=lazy)
+    lazy(torch.ones(1, 3))
+    job(tmp_path / "run", 2, lazy=lazy)
     assert committed(tmp_path / "run") == [2]

@@ -1,5 +1,7 @@
 """Metrics are read late and exactly."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -33,10 +35,19 @@ def test_a_loss_that_is_changed_in_place_after_logging_keeps_its_value() -> None
     assert measures.read() == [(1, {"loss": 1.0})]
 
 
-@pytest.mark.parametrize("value", [torch.zeros(2), "much", None, [1.0]])
+@pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros(1, dtype=torch.complex64), "much", None, [1.0]])
 def test_what_is_no_number_is_refused_where_it_is_logged(value: object) -> None:
     with pytest.raises(TypeError, match="metric 'loss'"):
         Measures().log({"loss": value})
+
+
+def test_a_number_that_no_float_can_hold_is_refused_where_it_is_logged() -> None:
+    measures = Measures()
+    measures.log({"tokens": 10**300})
+    with pytest.raises(ValueError, match="metric 'x' is larger than a float can hold"):
+        measures.log({"x": 10**400})
+    with pytest.raises(ValueError, match="larger than a float"):
+        measures.log({"x": Fraction(10**400)})
 
 
 @pytest.mark.parametrize("name", ["step", "bits"])

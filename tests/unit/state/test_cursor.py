@@ -14,7 +14,8 @@ from tests.unit.data.streams import make_stream
 from tests.unit.state.tiny import bits, job, tiny
 from unbroken.data.loader import Loader as Positioned
 from unbroken.errors import DataEnded, NotAnItem, StateDiffers
-from unbroken.state.cursor import Cursor, generators_of, require_loader
+from unbroken.state.cursor import Cursor, require_loader
+from unbroken.state.loaders import rngs_of
 from unbroken.state.rng import capture_generators, restore_generators
 
 DATA = TensorDataset(torch.arange(20))
@@ -142,10 +143,10 @@ def test_what_cannot_be_iterated_is_refused_when_it_is_handed_over() -> None:
     assert require_loader([1]) == [1]
 
 
-def test_the_generators_of_a_loader_are_found_once_each() -> None:
-    assert len(generators_of(own_generator())) == 1
-    assert len(generators_of(samplers_generator())) == 1
-    assert generators_of(global_generator()) == []
+def test_the_rngs_of_a_loader_are_found_once_each() -> None:
+    assert len(rngs_of(own_generator())) == 1
+    assert len(rngs_of(samplers_generator())) == 1
+    assert rngs_of(global_generator()) == []
 
 
 class Telling:

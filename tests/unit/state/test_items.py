@@ -1,11 +1,15 @@
 """What can be handed over, and where the values of an optimizer go."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from tests.unit.state.tiny import quietly
+from unbroken import Run
 from unbroken.errors import NotAnItem
 from unbroken.state.items import ModuleItem, ObjectItem, OptimizerItem, is_extra, like_parameter, make_items
 
@@ -69,3 +73,29 @@ def test_fused_and_capturable_optimizers_count_where_their_parameters_are() -> N
 def test_extra_state_is_known_by_its_key() -> None:
     assert is_extra("model.0._extra_state.history")
     assert not is_extra("model.extra_state.weight")
+
+
+@pytest.mark.promise("U13")
+def test_a_generator_comes_after_the_loader_that_draws_from_it(tmp_path: Path) -> None:
+    """A loader is put back by drawing its batches again, here from a generator that the script shares with it."""
+
+    class Noise(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            # A closure, so that the loader does not know it.
+            return torch.rand(1, generator=shared) + index
+
+    def drawn(total: int) -> list[float]:
+        with Run(tmp_path, settings=quietly(), rng=shared, data=DataLoader(Noise(), batch_size=2)) as run:
+            return [next(run.data).sum().item() for _ in run.steps(total)]
+
+    shared = torch.Generator().manual_seed(4)
+    first = drawn(2)
+    shared = torch.Generator()
+    rest = drawn(5)
+    reference = torch.Generator().manual_seed(4)
+    expected = [sum(torch.rand(1, generator=reference).item() for _ in range(2)) for _ in range(5)]
+    noise = [value - offset for value, offset in zip(first + rest, (1, 5, 9, 1, 5), strict=True)]
+    assert noise == pytest.approx(expected, abs=1e-5)

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 from torchdata.stateful_dataloader.sampler import RandomSampler  # type: ignore[import-untyped]
 
+from tests.exact.loading import Case
 from unbroken.state.cursor import Cursor
 from unbroken.state.rng import capture_generators, restore_generators
 
@@ -82,3 +83,22 @@ def test_a_position_is_saved_twice_in_a_row_as_well_as_once() -> None:
         found += batches(cursor, count)
         state = cursor.state_dict()
     assert found == whole
+
+
+@pytest.mark.promise("U10")
+@pytest.mark.parametrize(
+    "case",
+    [Case("StatefulDataLoader", "map-style", 2), Case("DataLoader", "map-style", 2, persistent=True)],
+    ids=["from its own state", "replayed"],
+)
+def test_workers_draw_on_after_a_resume_as_if_nothing_had_happened(case: Case) -> None:
+    cursor = Cursor(case.make())
+    for _ in range(6):
+        next(cursor)
+    state, generators = cursor.state_dict(), capture_generators()
+    expected = [next(cursor).tolist() for _ in range(4)]
+    torch.manual_seed(99)
+    again = Cursor(case.make())
+    again.load_state_dict(state)
+    restore_generators(generators)
+    assert [next(again).tolist() for _ in range(4)] == expected

@@ -1,0 +1,102 @@
+"""``unbroken.load``: weights, or any other item, of a checkpoint into live objects, without a run.
+
+Every byte that is used is verified, names must match exactly, and the live tensors must have the fingerprints that were
+saved. Nothing is written, nothing is moved to quarantine, and no random generator is set.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.errors import NotAnItem, StateDiffers
+from unbroken.run.refer import resolve_checkpoint
+from unbroken.state.capture import is_sharded
+from unbroken.state.cursor import Cursor
+from unbroken.state.items import Item, ModuleItem, make_items
+from unbroken.state.records import read_trainer_state
+from unbroken.state.restore import Source, restore
+from unbroken.world import World
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was read.
+
+    Attributes:
+        step: optimizer steps completed when it was saved.
+        path: the checkpoint's directory.
+        counters: ``run.counters`` of that step.
+        metrics: what was logged for that step.
+        items: what the checkpoint holds, by name; each can be loaded.
+        notes: what could not be brought back as it was, such as values that differed by rank.
+    """
+
+    step: int
+    path: Path
+    counters: Mapping[str, object]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    items: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def load(
+    reference: str | os.PathLike[str],
+    *,
+    accept: Sequence[str] = (),
+    allow_pickle: Sequence[str] = (),
+    **items: object,
+) -> Loaded:
+    """Read items of a checkpoint into the objects given by the names they were saved under.
+
+    ``unbroken.load("runs/a@1000", model=model)``. With a model in shards it is collective: every rank calls it.
+
+    Args:
+        reference: a run (its newest checkpoint), ``RUN@STEP``, ``RUN@NAME``, ``RUN@latest``, or a checkpoint's path.
+        accept: differences that may pass, by name: a tensor, all below a name, or an item.
+        allow_pickle: items whose values may be unpickled, which runs code that the checkpoint holds.
+        items: the objects to fill. An optimizer needs its model beside it.
+
+    Raises:
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it is no run and no checkpoint.
+        CheckpointUnknown: the run has no such checkpoint.
+        NoUsableCheckpoint: the run has none at all.
+        NotAnItem: an object has no state that could be loaded.
+        StateDiffers: the checkpoint has no such item, or names, types or shapes differ; nothing was loaded.
+        NotExact: an item's state differs by rank and cannot be taken as it is.
+        DamagedCheckpoint: bytes are not what was written; says whether objects were touched.
+        StorageFailed: the system refused.
+    """
+    if "data" in items and not isinstance(items["data"], Cursor):
+        lacks = "a meaning without a run: where the data stands is restored by Run(..., data=loader)"
+        raise NotAnItem(name="data", type_name=type(items["data"]).__name__, lacks=lacks)
+    wanted = make_items(items)
+    store, name, manifest = resolve_checkpoint(os.fspath(reference))
+    trainer = read_trainer_state(store, name, manifest)
+    path = store.path(name)
+    unknown = [each.name for each in wanted if each.name not in trainer.kinds]
+    if unknown:
+        held = ", ".join(sorted(trainer.kinds))
+        changed = tuple(f"{each}: not in the checkpoint, which has {held}" for each in unknown)
+        raise StateDiffers(checkpoint=str(path), changed=changed)
+    others = tuple(each for each in trainer.kinds if each not in items)
+    restored = restore(
+        Source(store, name, manifest),
+        wanted,
+        _world_of(wanted),
+        accept=(*accept, *others),
+        allow_pickle=tuple(allow_pickle),
+        is_partial=True,
+    )
+    # What was not asked for is no news, nor are generators, which are not set here.
+    silent = ("world ", *(f"accepted: {each}:" for each in others))
+    notes = tuple(note for note in restored.notes if not note.startswith(silent))
+    return Loaded(restored.step, path, restored.counters, dict(manifest.metrics), tuple(sorted(trainer.kinds)), notes)
+
+
+def _world_of(items: Sequence[Item]) -> World:
+    """All ranks where a model is in shards, which they fill and prove together; else this process alone."""
+    modules = [item.module for item in items if isinstance(item, ModuleItem)]
+    is_shared = any(is_sharded(tensor) for module in modules for tensor in module.state_dict().values())
+    return World.current() if is_shared else World(0, 1)

@@ -1,0 +1,167 @@
+"""Weights that change while a save copies them never become a checkpoint; one that contradicts itself is set aside."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.state.tiny import bits, job, quietly, tiny
+from unbroken import Run
+from unbroken.errors import DamagedCheckpoint, WrittenDuringSave
+from unbroken.run.journal import read_history
+from unbroken.run.layout import Layout
+from unbroken.state import save
+from unbroken.state.fingerprint import fingerprints
+from unbroken.state.plan import plan_save
+from unbroken.state.proof import require_as_fingerprinted, staged_sums
+from unbroken.state.stage import Buffers, Staged, stage
+from unbroken.store.manifest import Tensor
+from unbroken.world import World
+
+ALONE = World(0, 1)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def history(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [dict(fact.values) for fact in read_history(Layout(run)).of_kind(kind)]
+
+
+def test_the_sums_of_staged_bytes_give_the_fingerprints_of_the_live_tensors() -> None:
+    torch.manual_seed(0)
+    shared = torch.randn(40, 70)
+    tensors = {
+        "floats": torch.randn(3000),
+        "halves": torch.randn(77, 33).bfloat16(),
+        "wide": torch.randint(0, 1 << 60, (9, 300)),
+        "flags": torch.rand(5000) > 0.5,
+        "pairs": torch.randn(600, dtype=torch.complex64),
+        "turned": torch.randn(30, 80).t(),
+        "one": torch.tensor(3.5),
+        "none": torch.empty(0, 4),
+        "tied": shared,
+        "tied_again": shared,
+    }
+    plan = plan_save(tensors, ALONE)
+    prints = fingerprints(tensors, ALONE)
+    described = {name: Tensor(p.dtype, p.shape, prints[name]) for name, p in plan.tensors.items()}
+    # The smallest arenas there are: most tensors lie in several stretches.
+    staged = stage(plan, tensors, Buffers(arena_bytes=4096))
+    require_as_fingerprinted(plan, described, [staged_sums(staged.pieces, plan)], 2)
+    for piece in staged.pieces:
+        for stretch in piece.stretches[-1:]:
+            stretch[-1] ^= 1
+            with pytest.raises(WrittenDuringSave) as refused:
+                require_as_fingerprinted(plan, described, [staged_sums(staged.pieces, plan)], 2)
+            assert refused.value.names == (piece.piece.name,)
+            stretch[-1] ^= 1
+
+
+@contextmanager
+def writing(weight: torch.Tensor) -> Iterator[None]:
+    """Another thread that writes to a weight all the time, as an averaging thread does."""
+    end, begun = threading.Event(), threading.Event()
+
+    def write() -> None:
+        while not end.is_set():
+            weight.add_(1.0)
+            begun.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        begun.wait()
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.promise("U15")
+def test_a_save_of_weights_that_another_thread_writes_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(1000, 4000, bias=False)
+    with Run(tmp_path / "run", settings=quietly(save_steps=2), model=model) as run:
+        writer: Any = None
+        for step in run.steps(4):
+            if step == 1:
+                # It goes on through the edge of step 2, and ends in the body of step 3.
+                writer = writing(model.weight.data)
+                writer.__enter__()
+            elif step == 2:
+                writer.__exit__(None, None, None)
+    assert [(each["step"], each["cause"]) for each in history(tmp_path / "run", "save-failed")] == [
+        (2, "written-during-save")
+    ]
+    assert [each["step"] for each in history(tmp_path / "run", "commit")] == [4]
+    assert "could not save step 2: model.weight changed outside optimizer.step()" in caplog.text
+    again = nn.Linear(1000, 4000, bias=False)
+    with Run(tmp_path / "run", settings=quietly(), model=again) as run:
+        assert run.step == 4
+    assert torch.equal(again.weight, model.weight)
+
+
+def _staged_wrong(*arguments: Any, **options: Any) -> Staged:  # noqa: ANN401
+    staged = stage(*arguments, **options)
+    for piece in staged.pieces:
+        if piece.piece.name == "model.0.weight":
+            piece.stretches[0][0] ^= 1
+    return staged
+
+
+@pytest.mark.promise("U15")
+def test_a_checkpoint_that_contradicts_its_fingerprint_is_quarantined_at_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, things = tmp_path / "run", tiny()
+    torch.manual_seed(3)
+    job(run, 2, **things)
+    before = bits(things["model"])
+    # What a version that compared nothing before the commit could leave behind.
+    monkeypatch.setattr(save, "stage", _staged_wrong)
+    monkeypatch.setattr(save, "require_as_fingerprinted", lambda *_: None)
+    job(run, 4, **tiny())
+    monkeypatch.undo()
+    with (
+        pytest.raises(DamagedCheckpoint, match="damaged in 1 place") as refused,
+        Run(run, settings=quietly(resume="4"), **tiny()),
+    ):
+        pass
+    assert "model.0.weight: its bytes contradict the fingerprint" in " ".join(refused.value.details())
+    found = tiny(1)
+    with Run(run, settings=quietly(), **found) as resumed:
+        assert resumed.step == 2
+    assert bits(found["model"]) == before
+    assert len(list((run / "checkpoints" / "quarantine").iterdir())) > 0
+    assert "contradict the fingerprint" in caplog.text
+
+
+@needs_gpu
+@pytest.mark.promise("U15")
+@pytest.mark.parametrize("way", ["clamp", "copy", "graph"])
+def test_on_a_gpu_a_write_beside_the_copy_gives_up_that_save_and_no_later_one(way: str, tmp_path: Path) -> None:
+    """1 GiB takes about 20 ms to reach the host; the write comes less than one after the edge."""
+    model = nn.Linear(16384, 16384, bias=False).cuda()
+    other = torch.zeros_like(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.weight.data
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        weight.mul_(0.5)
+    writes = {"clamp": lambda: weight.clamp_(-1e-6, 1e-6), "copy": lambda: weight.copy_(other), "graph": graph.replay}
+    with Run(tmp_path / "run", settings=quietly(), model=model, optimizer=optimizer) as run:
+        for step in run.steps(6):
+            if step in (2, 4):
+                # The first thing after the edges of steps 2 and 4, whose saves are being copied.
+                writes[way]()
+            with torch.no_grad():
+                weight.add_(torch.randn_like(weight))
+            torch.cuda.synchronize()
+    assert [each["step"] for each in history(tmp_path / "run", "save-failed")] == [2]
+    assert [each["step"] for each in history(tmp_path / "run", "commit")] == [4, 6]

@@ -34,7 +34,7 @@ TORCH_FREE = [
         ["slurm", "init", "run.yaml"],
         ["kubernetes", "run.yaml", "--image", "i", "--claim", "c"],
     ),
-    *(["stop", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
+    *(["stop", "run"], ["release", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
     *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--no-data", "--json"]),
 ]
 SHOW_MODULES = """

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
@@ -14,10 +15,11 @@ from unbroken.errors import BadUsage
 from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
 from unbroken.run.layout import run_of
-from unbroken.run.lease import draft_judge, read_current
+from unbroken.run.lease import Lease, Standing, draft_judge, read_current
 from unbroken.run.leftovers import left_scratch
 from unbroken.run.process import process_of
 from unbroken.run.refer import resolve
+from unbroken.run.takeover import Watch
 from unbroken.store.check import Level, verify
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
@@ -56,7 +58,7 @@ def command(
     chosen = _composed(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
     _require_measured(store, keep_best)
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
-    is_live = _judge(store, include_torn=include_torn)
+    is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run)
     plan = plan_sweep(store, decision.released, is_live=is_live)
     left = left_scratch(run_of(store), is_live=lambda job: is_live(DraftName(job, 0, 0)), now_s=time.time())
     # A store that stands alone is its own run, and its plan has them already.
@@ -112,12 +114,20 @@ def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_
         known = [replace(each, is_usable=False) if each.name == decision.newest else each for each in known]
 
 
-def _judge(store: Store, *, include_torn: bool) -> Callable[[DraftName], bool]:
+def _judge(store: Store, output: Output, *, include_torn: bool, watches: bool) -> Callable[[DraftName], bool]:
     run = run_of(store).run
     if include_torn and read_current(run, store.files) is None:
         return lambda draft: False
-    live = draft_judge(run, now_s=time.time(), process_of=process_of, files=store.files)
+    live = draft_judge(run, is_live=lambda lease: _is_live(run, lease, output, watches=watches), files=store.files)
     return lambda draft: live(draft.job)
+
+
+def _is_live(run: Path, lease: Lease, output: Output, *, watches: bool) -> bool:
+    """Whether the holder may still be writing; what cannot be seen is watched before anything of it is removed."""
+    watch = Watch(run, monotonic=time.monotonic, process_of=process_of)
+    if not watches:
+        return lease.standing(process_of) is not Standing.GONE
+    return watch.until_known(time.sleep, output.note) is Standing.ALIVE
 
 
 def _text(decision: Decision, plan: Plan, names: Sequence[str], *, dry_run: bool, style: Style) -> str:

@@ -10,6 +10,7 @@ from unbroken.errors.checkpoint import (
     NoRoom,
     NoUsableCheckpoint,
     RecordDamaged,
+    RunGone,
     RunHeld,
     SealedDiffers,
     StorageFailed,
@@ -75,6 +76,7 @@ from unbroken.errors.stream import LanesUnfit, SequenceDamaged, StreamDiffers
 from unbroken.errors.tensors import TensorUnsupported
 from unbroken.errors.tokenize import (
     BadDocuments,
+    ColumnMissing,
     ControlToken,
     NoEodToken,
     NoTextFound,
@@ -88,7 +90,7 @@ from unbroken.errors.tokenize import (
     TokenizerUnknown,
     WorkerDied,
 )
-from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GradientNotFinite
+from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GptSimpleRun, GradientNotFinite
 from unbroken.errors.tree import (
     BusyError,
     CheckpointError,
@@ -107,6 +109,7 @@ from unbroken.errors.tree import (
     render,
 )
 from unbroken.errors.usage import (
+    BadRunPath,
     BadUsage,
     CannotSeal,
     CheckpointUnknown,
@@ -124,6 +127,7 @@ __all__ = [
     "BadDocuments",
     "BadMix",
     "BadPlan",
+    "BadRunPath",
     "BadSpot",
     "BadUsage",
     "BaselineFails",
@@ -135,6 +139,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointUnknown",
     "CheckpointsExist",
+    "ColumnMissing",
     "CompilerMissing",
     "ConfigDiffers",
     "ConfigError",
@@ -157,6 +162,7 @@ __all__ = [
     "FieldChange",
     "FormatUnknown",
     "GenerationInvalid",
+    "GptSimpleRun",
     "GradientNotFinite",
     "Halted",
     "Help",
@@ -201,6 +207,7 @@ __all__ = [
     "RankFailed",
     "RecordDamaged",
     "ReplayUnfinished",
+    "RunGone",
     "RunHeld",
     "RunsElsewhere",
     "SealedDiffers",

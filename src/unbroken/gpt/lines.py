@@ -16,6 +16,7 @@ from unbroken.config import Config
 from unbroken.gpt.place import Place
 from unbroken.gpt.prepare import TrainingData
 from unbroken.quoting.log import logger
+from unbroken.run.events import event
 
 _log = logger(__name__)
 # Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.
@@ -93,7 +94,10 @@ class Progress:
         each_s, measured = self.speed.look(step)
         if self.is_first:
             said = self.wording(step, loss, rate, norm, each_s, measured)
-            _log.info("%s", "  ".join([said, *(f"{count} {why}" for why, count in (left_out or {}).items())]))
+            text = "  ".join([said, *(f"{count} {why}" for why, count in (left_out or {}).items())])
+            facts = {"loss": loss, "lr": rate, "grad_norm": norm, "step_s": each_s, **measured}
+            facts |= {"tokens": step * self.speed.tokens_per_step, "max_steps": self.max_steps}
+            _log.info("%s", text, extra=event("step", step=step, **facts))
         return measured
 
     def wording(
@@ -137,9 +141,19 @@ def say_first_lines(
     precision = str(dtype or torch.float32).removeprefix("torch.")
     compiled = ", compiled" if training.compile else ""
     ranks = amounts.plural(place.world.size, "rank")
-    _log.info("model %s parameters, %s, %s %s%s", parameters, precision, held, ranks, compiled)
     batch, lane = config.global_batch_size(1), training.per_device_batch_size
     tokens = amounts.plural(batch * config.data.max_length, "token")
+    started = event(
+        "start",
+        run=training.output_dir,
+        step=step,
+        max_steps=training.max_steps,
+        world_size=place.world.size,
+        parameters=model.parameters(data.vocab_size),
+        tokens_per_step=batch * config.data.max_length,
+        is_exact=training.exact,
+    )
+    _log.info("model %s parameters, %s, %s %s%s", parameters, precision, held, ranks, compiled, extra=started)
     _log.info("batch %s in %s, %s a step", batch, amounts.plural(batch // lane, "lane"), tokens)
     end = "without end" if data.train.end is None else f"of {amounts.count(data.train.end)}"
     _log.info("data %s, at sample %s %s", config.data.path, amounts.count(step * batch), end)

@@ -40,6 +40,7 @@ from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
+from unbroken.run.events import event
 from unbroken.run.layout import Layout
 
 _log = logger(__name__)
@@ -284,7 +285,9 @@ class Training:
                 self.run.save(by_all=True)
         if self.place.is_first:
             note = "  best so far" if found.loss < best else ""
-            _log.info("step %s  %s %.4f  perplexity %.2f%s", f"{done:,}", metric, found.loss, found.perplexity, note)
+            facts = event("evaluation", step=done, metric=metric, loss=found.loss, perplexity=found.perplexity)
+            shown = f"{done:,}", metric, found.loss, found.perplexity, note
+            _log.info("step %s  %s %.4f  perplexity %.2f%s", *shown, extra=facts)
 
     def _is_due(self, done: int, every: int | None) -> bool:
         return every is not None and (done % every == 0 or done == self.config.training.max_steps)

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from unbroken.config import Config, compare, from_json
 from unbroken.config.resume import Difference, Differences
-from unbroken.errors import ConfigDiffers, FieldChange
+from unbroken.disk import NodeKind
+from unbroken.errors import ConfigDiffers, FieldChange, GptSimpleRun
 from unbroken.files import LOCAL, Files
 from unbroken.launch.accepted import require_known
 from unbroken.run.layout import Layout
@@ -20,6 +21,8 @@ from unbroken.store.place import Store
 from unbroken.store.scan import scan
 
 _LIMIT_BYTES: Final = 1 << 20
+# What each checkpoint of GPT-Simple holds, and none of ours.
+_GPT_SIMPLE: Final = ("trainer_state.json", "model/pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ def settle(
     """The config of this job: as asked, with the batch that the run was started with.
 
     Raises:
+        GptSimpleRun: the run directory is one of GPT-Simple.
         ConfigDiffers: it may not go on with this config; every field is named.
         ConfigUnreadable: the run's record is damaged.
         AcceptUnknown: a name is accepted that nothing has which could differ.
@@ -50,6 +54,7 @@ def settle(
     """
     require_known(accept)
     layout = Layout(Path(asked.training.output_dir))
+    require_own(layout, files)
     recorded = _recorded(layout, files)
     begins_anew = asked.training.resume == "scratch" and force
     if recorded is None or begins_anew:
@@ -62,6 +67,34 @@ def settle(
         raise ConfigDiffers(run=layout.run, changes=tuple(map(_change, refused)))
     batch = recorded.training.global_batch_size
     return Started(replace(asked, training=replace(asked.training, global_batch_size=batch)), found, is_recorded=True)
+
+
+def require_own(layout: Layout, files: Files = LOCAL) -> None:
+    """Pass unless a run directory is one of GPT-Simple, whose layout is like ours.
+
+    Raises:
+        GptSimpleRun: it is.
+        StorageFailed: the system refused to look.
+    """
+    there = files.find(layout.checkpoints)
+    nodes = files.list_directory(layout.checkpoints) if there and there.kind is NodeKind.DIRECTORY else ()
+    names = [node.name for node in nodes if node.kind is NodeKind.DIRECTORY]
+    checkpoints = [
+        name for name in names if all(files.find(layout.checkpoints / name / part) is not None for part in _GPT_SIMPLE)
+    ]
+    if checkpoints or _is_config_of_gpt_simple(layout, files):
+        raise GptSimpleRun(run=layout.run, checkpoints=tuple(sorted(checkpoints, key=lambda name: (len(name), name))))
+
+
+def _is_config_of_gpt_simple(layout: Layout, files: Files) -> bool:
+    """Whether ``config.json`` is one that GPT-Simple writes: the same sections, and no schema."""
+    if files.find(layout.config) is None:
+        return False
+    try:
+        found = json.loads(files.read_bytes(layout.config, limit_bytes=_LIMIT_BYTES))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "schema" not in found and {"model", "data", "training"} <= found.keys()
 
 
 def _recorded(layout: Layout, files: Files) -> Config | None:

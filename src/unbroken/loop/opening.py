@@ -29,11 +29,11 @@ from unbroken.run.layout import Layout, require_directory
 from unbroken.run.lease import Holder, Lease, number_of, read_current, require_held
 from unbroken.run.leftovers import sweep_scratch
 from unbroken.run.outcome import conclude
-from unbroken.run.process import host_name, process_of, process_started, this_holder
+from unbroken.run.process import holder_of, host_name, process_of, this_holder
 from unbroken.run.renewal import Renewal
 from unbroken.run.scheduler import placement
 from unbroken.run.stop import StopSources, clear_requests
-from unbroken.run.takeover import patience_s, take_over
+from unbroken.run.takeover import take_over
 from unbroken.state.audit import audit
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor, Positioned
@@ -125,9 +125,10 @@ def _take(layout: Layout) -> Lease:
         this_holder(),
         token=secrets.token_hex(4),
         clock=time.time,
+        monotonic=time.monotonic,
         wait=time.sleep,
-        patience_s=patience_s(os.environ),
         process_of=process_of,
+        say=_log.info,
     )
 
 
@@ -303,7 +304,7 @@ def _draw_on(restored: Restored, settings: Settings) -> None:
 def _launcher() -> list[Holder]:
     """The process that started this job, if it is ours: a job is killed with its launcher, or it would come back."""
     told = os.environ.get(outcome_file.LAUNCHER, "")
-    return [Holder(host_name(), int(told), process_started(int(told)))] if told.isdecimal() else []
+    return [holder_of(int(told))] if told.isdecimal() else []
 
 
 def _require_shared(layout: Layout, lease: Lease, world: World) -> None:

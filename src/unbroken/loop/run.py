@@ -27,6 +27,7 @@ from unbroken.loop.job import Job
 from unbroken.loop.opening import open_run
 from unbroken.loop.saved import require_target
 from unbroken.loop.settings import Settings
+from unbroken.run.layout import absolute_run
 from unbroken.run.stop import StopReason
 from unbroken.state.audit import calling_frame
 from unbroken.state.cursor import Cursor, require_loader
@@ -46,6 +47,7 @@ class Run:
 
     Raises:
         NotAnItem: something has no state that could be saved.
+        BadRunPath: the directory is an empty path.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Run:
         on_commit: Callable[[Path], object] | None = None,
         **things: object,
     ) -> None:
-        self.directory = Path(directory)
+        self.directory = absolute_run(directory)
         self.settings = settings or Settings()
         loader = things.get("data")
         self._cursor: Cursor[Any] | None = None

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from unbroken.store.keep import best_by
+from unbroken.store.refer import is_bare
 
 _SPOT: Final = ("aws", "gcp", "azure", "auto", "off")
 
@@ -96,9 +98,22 @@ class Settings:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
         if self.spot not in (None, *_SPOT):
             raise ValueError(f"Settings.spot is {self.spot!r}, not one of {', '.join(_SPOT)}")
+        for name in ("load_path", "emergency_dir", "persistent_dir"):
+            self._make_absolute(name)
+        if self.resume not in ("auto", "scratch") and not is_bare(self.resume):
+            self._make_absolute("resume")
         for name in ("accept", "allow_pickle", "finite"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")
+
+    def _make_absolute(self, name: str) -> None:
+        """Settle now where a relative path leads: the script may change its working directory before it is used."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not value:
+            raise ValueError(f"Settings.{name} is an empty path")
+        object.__setattr__(self, name, str(Path(value).absolute()))
 
 
 def _require_seconds(name: str, value: object, *, may_be_zero: bool) -> None:

@@ -166,7 +166,18 @@ training:
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment in which a job is the demo's alone: on the CPU, with no other launcher's or scheduler's words."""
-    foreign = ("UNBROKEN_", "SLURM_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "PMI_", "OMPI_")
+    foreign = (
+        "UNBROKEN_",
+        "GPT_SIMPLE_",
+        "SLURM_",
+        "TORCHELASTIC_",
+        "MASTER_",
+        "LOCAL_",
+        "GROUP_",
+        "ROLE_",
+        "PMI_",
+        "OMPI_",
+    )
     kept = {name: value for name, value in environ.items() if not name.startswith(foreign)}
     for name in ("RANK", "WORLD_SIZE"):
         kept.pop(name, None)

@@ -10,6 +10,8 @@ from unbroken.store.fields import MOST_NUMBER
 
 SLURM: Final = "SLURM_JOB_END_TIME"
 OURS: Final = "UNBROKEN_MAX_RUNTIME"
+# The variable of GPT-Simple, which job scripts that move to us set.
+SEED_TOOL: Final = "GPT_SIMPLE_MAX_RUNTIME"
 # Before any save was measured: what a large model needs, but never more than a tenth of a short job.
 UNMEASURED_S: Final = 120.0
 _UNMEASURED_SHARE: Final = 0.1
@@ -29,7 +31,7 @@ class Deadline:
 def find_deadline(
     max_runtime_s: float | None, environ: Mapping[str, str], *, started_s: float, now_s: float
 ) -> Deadline | None:
-    """The first that is given: the run's own limit, the scheduler's end time, our environment variable; or None.
+    """The first that is given: the run's own limit, the scheduler's end time, an environment variable; or None.
 
     Raises:
         BadDeadline: it is no number, not positive, or over already.
@@ -39,9 +41,15 @@ def find_deadline(
     # An empty variable is how shells unset one.
     if text := environ.get(SLURM, "").strip():
         return _checked(SLURM, text, _number(SLURM, text), 0.0, started_s, now_s)
-    if text := environ.get(OURS, "").strip():
-        return _checked(OURS, text, _number(OURS, text), started_s, started_s, now_s)
+    if name := runtime_variable(environ):
+        text = environ[name].strip()
+        return _checked(name, text, _number(name, text), started_s, started_s, now_s)
     return None
+
+
+def runtime_variable(environ: Mapping[str, str]) -> str | None:
+    """The environment variable that says how long the job may run; None if none is set."""
+    return next((name for name in (OURS, SEED_TOOL) if environ.get(name, "").strip()), None)
 
 
 def _number(source: str, text: str) -> float:

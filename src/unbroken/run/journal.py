@@ -100,12 +100,14 @@ class History:
 
 
 class Journal:
-    """The journal of one job; any thread may write to it."""
+    """The journal of one job; any thread may write to it. ``makes_run`` is False for a job that holds the run."""
 
-    def __init__(self, layout: Layout, job: int, *, clock: Callable[[], float], files: Files = LOCAL) -> None:
+    def __init__(
+        self, layout: Layout, job: int, *, clock: Callable[[], float], makes_run: bool = True, files: Files = LOCAL
+    ) -> None:
         self.job = job
         self._clock = clock
-        self._lines = LineWriter(job_file(layout.journal, job), files)
+        self._lines = LineWriter(job_file(layout.journal, job), files, within=None if makes_run else layout.run)
 
     def write(self, kind: str, /, *, durable: bool | None = None, **facts: object) -> None:
         """Add one fact; ``durable`` overrules what its kind asks for.

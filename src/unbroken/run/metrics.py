@@ -74,6 +74,9 @@ class MetricsWriter:
         start: the step the job goes on from: what it computes comes after it.
         is_comparable: False for a job that a person let go on with a difference; nothing it computes need equal what
             was computed before it.
+        every: how many steps wait at most.
+        makes_run: False for a job that holds the run: one that was moved or deleted is not begun anew.
+        files: the storage.
     """
 
     def __init__(
@@ -84,9 +87,10 @@ class MetricsWriter:
         start: int,
         is_comparable: bool = True,
         every: int = DEFAULT_FLUSH_STEPS,
+        makes_run: bool = True,
         files: Files = LOCAL,
     ) -> None:
-        self._lines = LineWriter(job_file(layout.metrics, job), files)
+        self._lines = LineWriter(job_file(layout.metrics, job), files, within=None if makes_run else layout.run)
         self._every = every
         self._waiting: list[Values] = [
             {"schema": SCHEMA, "job": job, "start": start, "is_comparable": is_comparable},

@@ -13,7 +13,7 @@ from unbroken.errors import PeerLost, RankFailed, StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
 from unbroken.run.journal import Fact, History, Journal, read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease, read_current
+from unbroken.run.lease import Lease, ProcessOf, read_current
 from unbroken.run.request import StopReason
 from unbroken.run.state import RunState, read_run_state
 
@@ -141,20 +141,28 @@ def record_outcome(outcome: Outcome, journal: Journal, write_state: Callable[[Ou
 
 
 def read_outcome(
-    layout: Layout,
-    *,
-    now_s: float,
-    process_of: Callable[[str, int], str | None] | None = None,
-    files: Files = LOCAL,
+    layout: Layout, *, now_s: float, process_of: ProcessOf | None = None, files: Files = LOCAL
 ) -> Outcome | None:
-    """How the last job of a run ended, or that it runs; None where no job ever ran.
+    """How the last job of a run ended, or that it seems to run, at once; None where no job ever ran.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    return judge_outcome(
+        layout, is_live=lambda lease: lease.seems_live(now_s=now_s, process_of=process_of), files=files
+    )
+
+
+def judge_outcome(layout: Layout, *, is_live: Callable[[Lease], bool], files: Files = LOCAL) -> Outcome | None:
+    """The same, with a judge of one's own, who is asked only about a lease whose job wrote no outcome.
 
     Raises:
         StorageFailed: the system refused.
     """
     lease = read_current(layout.run, files)
-    is_live = lease is not None and lease.is_live(now_s=now_s, process_of=process_of)
-    return derive(lease, read_history(layout, files), read_run_state(layout, files), is_live=is_live)
+    history, state = read_history(layout, files), read_run_state(layout, files)
+    is_open = lease is not None and not lease.is_released and history.last("job-end", job=lease.number) is None
+    return derive(lease, history, state, is_live=is_open and lease is not None and is_live(lease))
 
 
 def derive(lease: Lease | None, history: History, state: RunState | None, *, is_live: bool) -> Outcome | None:

@@ -40,6 +40,7 @@ class RunState:
     config_path: str | None = None
     job: int | None = None
     exit_code: int | None = None
+    loss_step: int | None = None
 
 
 class RunStateWriter:
@@ -92,6 +93,7 @@ def encode(state: RunState, updated_at_s: float) -> bytes:
         "global_step": state.step,
         "max_steps": state.max_steps,
         "loss": _finite(loss),
+        "loss_step": state.loss_step,
         "loss_text": None if loss is None or math.isfinite(loss) else repr(float(loss)),
         "learning_rate": _finite(state.learning_rate),
         "tokens_trained": state.tokens,
@@ -121,6 +123,7 @@ def read_run_state(layout: Layout, files: Files = LOCAL) -> RunState | None:
         max_steps=as_whole(found.get("max_steps")),
         tokens=as_whole(found.get("tokens_trained")),
         loss=_loss(found),
+        loss_step=as_whole(found.get("loss_step")),
         error=_text(found.get("error")),
         updated_at_s=_instant(found.get("updated_at")),
         started_at_s=_instant(found.get("started_at")),

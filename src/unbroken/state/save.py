@@ -210,6 +210,9 @@ class Saver:
 
     def _begin(self, work: "_Work") -> DraftName:
         keeping = self._keeping
+        if keeping.fence is not None:
+            # Asked again before the commit; here so that a run that was moved or deleted is not made anew.
+            keeping.fence()
         # Beside the tensors: index, metadata, manifest, the shared record, the directories, and one record a rank.
         others = 8 + self._world.size
         require_room(

@@ -211,7 +211,8 @@ def _publish(store: Store, draft: Draft, stem: str) -> str:
 def point_latest(store: Store, name: str, *, job: str) -> bool:
     """Point ``latest`` at a committed checkpoint; it is a hint for people, never the truth.
 
-    Something called ``latest`` that is no link belongs to another tool and is left alone; then this says False.
+    Something called ``latest`` that is no link belongs to another tool and is left alone, and some file systems have no
+    symlinks; then this says False.
 
     Raises:
         StorageFailed: the system refused; the old link is intact.
@@ -220,5 +221,4 @@ def point_latest(store: Store, name: str, *, job: str) -> bool:
     found = store.files.find(link)
     if found is not None and found.kind is not NodeKind.LINK:
         return False
-    store.files.swap_link(link, name, scratch=scratch(job, LATEST))
-    return True
+    return store.files.swap_link(link, name, scratch=scratch(job, LATEST))

@@ -37,8 +37,10 @@ def record_rewind(store: Store, *, target: str, abandoned: Mapping[str, str], jo
         (int(n.name[:6]) for n in store.files.list_directory(directory) if n.name[:6].isdecimal()), default=0
     )
     path = directory / f"{number:06}.json"
+    data = json.dumps(body, sort_keys=True).encode()
+    # Only the job that holds the run goes back, so nobody contests the name.
     # crash here: no record, and nothing is abandoned; or the whole record, and everything it names is.
-    if not store.files.create_once(path, json.dumps(body, sort_keys=True).encode(), scratch=scratch(job, "rewind")):
+    if not store.files.create_once(path, data, scratch=scratch(job, "rewind"), is_contested=False):
         raise StorageFailed(operation="record a rewind", path=path, cause="another job recorded one at the same time")
 
 

@@ -207,7 +207,7 @@ def test_secrets_are_named_and_never_written() -> None:
     found = container(replace(ONE, secrets=("wandb",)))
     assert found["envFrom"] == [{"secretRef": {"name": "wandb"}}]
     written = {each["name"] for each in found["env"] if "value" in each}
-    assert written == {"HOME", "USER", "UNBROKEN_AWAIT_LEASE"}
+    assert written == {"HOME", "USER"}
     assert not any(document["kind"] == "Secret" for document in documents(ONE))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.config import Config, DataConfig
-from unbroken.errors import ConfigDiffers, ConfigUnreadable
+from unbroken.errors import ConfigDiffers, ConfigUnreadable, GptSimpleRun
 from unbroken.launch.started import settle
 
 
@@ -88,4 +88,26 @@ def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
     path = Path(asked.training.output_dir, "config.json")
     path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
     with pytest.raises(ConfigUnreadable):
+        settle(asked, 1)
+
+
+@pytest.mark.parametrize("resume", ["auto", "scratch"])
+def test_a_run_of_gpt_simple_is_recognised_and_left_alone(asked: Config, resume: str) -> None:
+    run = Path(asked.training.output_dir)
+    for name in ("checkpoint-9", "checkpoint-12-shutdown"):
+        (run / "checkpoints" / name / "model").mkdir(parents=True)
+        # Its loss is `Infinity` before the first log: no JSON.
+        (run / "checkpoints" / name / "trainer_state.json").write_text('{"step": 9, "metrics": {"loss": Infinity}}')
+        (run / "checkpoints" / name / "model" / "pytorch_model.bin").write_bytes(b"pickle")
+    asked = replace(asked, training=replace(asked.training, resume=resume))
+    with pytest.raises(GptSimpleRun) as refused:
+        settle(asked, 1, force=True)
+    assert refused.value.checkpoints == ("checkpoint-9", "checkpoint-12-shutdown")
+
+
+def test_a_run_of_gpt_simple_without_a_checkpoint_is_recognised_by_its_config(asked: Config) -> None:
+    run = Path(asked.training.output_dir)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.json").write_text('{"model": {}, "data": {}, "optimizer": {}, "training": {}}')
+    with pytest.raises(GptSimpleRun):
         settle(asked, 1)

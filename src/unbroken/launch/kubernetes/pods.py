@@ -4,7 +4,6 @@ import re
 from typing import Any, Final
 
 from unbroken.launch.kubernetes.wanted import Wanted
-from unbroken.run import takeover
 
 Document = dict[str, Any]
 
@@ -112,8 +111,6 @@ def _environment(wanted: Wanted, *, is_indexed: bool) -> list[Document]:
     found: list[Document] = [
         {"name": "HOME", "value": _HOME},
         {"name": "USER", "value": "unbroken"},
-        # A pod that was lost with its machine holds the run until its lease expires: the next one waits for that.
-        {"name": takeover.ENVIRONMENT, "value": "1"},
     ]
     if is_indexed and wanted.nodes > 1:
         found.append({"name": RANK, "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}})

@@ -27,6 +27,7 @@ ALLOWED = {
     # Handlers are hung on the package's logger, and torch's own is silenced.
     ("gpt/__main__.py", "logging.getLogger"),
     ("gpt/records.py", "logging.getLogger"),
+    ("cli/output.py", "logging.getLogger"),
     ("loop/console.py", "logging.getLogger"),
     ("launch/agent.py", "logging.getLogger"),
     # A process of a user's own test, which shows that test's own failure.

@@ -26,6 +26,10 @@ def _has_free_loop_device() -> bool:
     return os.geteuid() == 0 and _has_command("losetup")() and _succeeds("losetup", "--find")
 
 
+def _has_exfat() -> bool:
+    return Path("/dev/fuse").exists() and all(_has_command(name)() for name in ("mkfs.exfat", "mount.exfat-fuse"))
+
+
 def _has_slurm() -> bool:
     return all(_has_command(name)() for name in ("slurmctld", "slurmd", "sbatch", "munged"))
 
@@ -42,6 +46,7 @@ def _with_sbin() -> dict[str, str]:
 NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
     "strace": (_may_trace, "needs the Debian package strace, and the right to trace a process"),
     "xfsprogs": (_has_command("mkfs.xfs"), "needs the Debian package xfsprogs"),
+    "exfat": (_has_exfat, "needs /dev/fuse and the Debian packages exfat-fuse and exfatprogs"),
     "e2fsprogs": (_has_command("mkfs.ext4"), "needs the Debian package e2fsprogs"),
     "root": (lambda: os.geteuid() == 0, "needs to be root"),
     "slurm": (_has_slurm, "needs the Debian packages slurmctld, slurmd, slurm-client and munge"),

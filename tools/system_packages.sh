@@ -5,6 +5,7 @@ set -euo pipefail
 
 # command it brings : package
 needed=(strace:strace mkfs.xfs:xfsprogs mkfs.ext4:e2fsprogs
+    mkfs.exfat:exfatprogs mount.exfat-fuse:exfat-fuse
     slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge faketime:faketime)
 
 missing=()

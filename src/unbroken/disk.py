@@ -33,11 +33,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Status:
-    """What the file system says about one path, the link itself if it is one."""
+    """What the file system says about one path, the link itself if it is one.
+
+    ``identity`` is the same for two names of one file, and stays when it is renamed: the inode number.
+    """
 
     kind: NodeKind
     size_bytes: int
     modified_ns: int
+    identity: int
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ class LocalDisk:
     def status(self, path: Path) -> Status:
         found = os.lstat(path)
         kind = _KIND_BY_FORMAT.get(stat.S_IFMT(found.st_mode), NodeKind.OTHER)
-        return Status(kind, found.st_size, found.st_mtime_ns)
+        return Status(kind, found.st_size, found.st_mtime_ns, found.st_ino)
 
     def read_link(self, path: Path) -> str:
         return os.readlink(path)

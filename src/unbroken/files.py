@@ -8,12 +8,20 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from unbroken.disk import Disk, LocalDisk, Node, NodeKind, Space, Status
 from unbroken.errors import StorageFailed
+from unbroken.quoting.log import logger
+
+_log = logger(__name__)
+# What file systems answer that lack an operation. EINVAL is fsync's word for "not on this kind of file", EPERM that of
+# link and symlink for "not on this file system".
+_LACKING: Final = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_NO_DIRECTORY_SYNC: Final = _LACKING | {errno.EINVAL}
+_NO_LINKS: Final = _LACKING | {errno.EPERM}
 
 
 @contextlib.contextmanager
@@ -78,7 +86,7 @@ class Appender:
             self.files.disk.sync_file(handle)
             if not self._is_name_durable:
                 # crash here: durable bytes under a name that a power cut takes back; nobody was promised them yet.
-                self.files.disk.sync_directory(self.path.parent)
+                self.files._sync_names(self.path.parent)
                 self._is_name_durable = True
 
     def close(self) -> None:
@@ -111,6 +119,73 @@ class Files:
     """The moves of the house over one disk. Every refusal of the system surfaces as ``StorageFailed``."""
 
     disk: Disk
+    # What the file system was already said to lack: once is enough.
+    _lacking: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    # ---- what a file system may lack, or do twice ----
+
+    def _sync_names(self, directory: Path) -> None:
+        try:
+            self.disk.sync_directory(directory)
+        except OSError as refusal:
+            if refusal.errno not in _NO_DIRECTORY_SYNC:
+                raise
+            self._degrade("directory fsync", directory, "whether new files survive a power cut is up to it")
+
+    def _degrade(self, lacking: str, path: Path, consequence: str) -> None:
+        if lacking not in self._lacking:
+            self._lacking.add(lacking)
+            _log.warning("the file system of %s has no %s: %s", path, lacking, consequence)
+
+    def _rename(self, source: Path, target: Path) -> None:
+        moved = self.disk.status(source)
+        try:
+            self.disk.rename(source, target)
+        except FileNotFoundError:
+            # A network file system may do it, lose the answer and ask again: then the source is gone because it is ours
+            # that stands at the target.
+            if not self._is_same(target, moved):
+                raise
+
+    def _is_same(self, path: Path, status: Status) -> bool:
+        found = self.find(path)
+        return found is not None and (found.identity, found.kind) == (status.identity, status.kind)
+
+    def _claim(self, beside: Path, path: Path, *, is_contested: bool) -> bool:
+        """Give a finished file a name that must be free; says whether it was."""
+        try:
+            # crash here: the name is absent, or stands for a whole file; a scratch file may be left.
+            self.disk.link(beside, path)
+        except FileExistsError:
+            # Our own, if the request was repeated.
+            return self._is_same(path, self.disk.status(beside))
+        except OSError as refusal:
+            if refusal.errno not in _NO_LINKS:
+                raise
+            self._degrade("hard links", path.parent, "a lease is claimed as an empty file, then replaced")
+            return self._claim_empty(beside, path) if is_contested else self._move_to_free(beside, path)
+        return True
+
+    def _move_to_free(self, beside: Path, path: Path) -> bool:
+        if self.find(path) is not None:
+            return False
+        self._rename(beside, path)
+        return True
+
+    def _claim_empty(self, beside: Path, path: Path) -> bool:
+        try:
+            handle = self.disk.create(path)
+        except FileExistsError:
+            return False
+        try:
+            self.disk.close(handle)
+            # crash here: an empty file under the name, which its readers take for one that nobody finished.
+            self._rename(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.disk.unlink(path)
+            raise
+        return True
 
     # ---- writing ----
 
@@ -131,13 +206,13 @@ class Files:
                 # Whoever made the directory we found may have been killed before its name was synced. Above a user's
                 # own directory there may be one that only lets people through (mode 0711): that is the system's.
                 with contextlib.suppress(PermissionError):
-                    self.disk.sync_directory(path.parent)
+                    self._sync_names(path.parent)
             for each in reversed(missing):
                 # crash here: an empty directory, which every reader takes for nothing at all.
                 with contextlib.suppress(FileExistsError):
                     self.disk.make_directory(each)
                 if durable:
-                    self.disk.sync_directory(each.parent)
+                    self._sync_names(each.parent)
 
     def _leads_to_directory(self, path: Path, found: Status) -> bool:
         # A user's run directory may be a link to scratch space; only inside a checkpoint are links refused.
@@ -197,7 +272,7 @@ class Files:
             StorageFailed: the system refused.
         """
         with told("sync a directory", path):
-            self.disk.sync_directory(path)
+            self._sync_names(path)
 
     def sync_existing(self, path: Path) -> None:
         """Make the bytes of a file durable that somebody else wrote.
@@ -219,11 +294,11 @@ class Files:
             StorageFailed: the system refused; the source is where it was, or the move is not yet durable.
         """
         with told("rename", target):
-            self.disk.rename(source, target)
+            self._rename(source, target)
             # crash here: the new name or the old one, never both and never neither.
-            self.disk.sync_directory(target.parent)
+            self._sync_names(target.parent)
             if source.parent != target.parent:
-                self.disk.sync_directory(source.parent)
+                self._sync_names(source.parent)
 
     def appending(self, path: Path) -> Appender:
         """A file to which bytes are added behind its end; it is opened, or created, when it is first used."""
@@ -244,10 +319,13 @@ class Files:
                 self.publish(beside, path)
             else:
                 # crash here: the old file or the new one; after a power cut anything, for nothing is synced.
-                self.disk.rename(beside, path)
+                self._rename(beside, path)
 
-    def create_once(self, path: Path, data: bytes, *, scratch: str) -> bool:
+    def create_once(self, path: Path, data: bytes, *, scratch: str, is_contested: bool = True) -> bool:
         """Bring a small file into being whole, unless the name is taken; says whether it was us.
+
+        Where the file system has no hard links, a crash may leave an empty file under a name that others may contest
+        at the same moment.
 
         Raises:
             StorageFailed: the system refused.
@@ -257,27 +335,36 @@ class Files:
             self.remove_file(beside)
             self.write_new(beside, [data])
             try:
-                # crash here: the name is absent, or stands for a whole file; a scratch file may be left.
-                self.disk.link(beside, path)
-            except FileExistsError:
-                return False
+                if not self._claim(beside, path, is_contested=is_contested):
+                    return False
             finally:
                 self.remove_file(beside)
-            self.disk.sync_directory(path.parent)
+            self._sync_names(path.parent)
             return True
 
-    def swap_link(self, link: Path, target: str, *, scratch: str) -> None:
-        """Point a symbolic link at another target in one instant.
+    def swap_link(self, link: Path, target: str, *, scratch: str) -> bool:
+        """Point a symbolic link at another target in one instant; False where the file system has no symlinks.
 
         Raises:
             StorageFailed: the system refused; the old link is intact, or the new one not yet durable.
         """
         beside = link.with_name(scratch)
-        with told("swap the link", link):
+        with told("update the symlink", link):
             self.remove_file(beside)
-            # crash here: the old link, and a scratch link that the next swap removes.
-            self.disk.make_symlink(target, beside)
+            try:
+                # crash here: the old link, and a scratch link that the next swap removes.
+                self.disk.make_symlink(target, beside)
+            except FileExistsError:
+                # Our own, if the request was repeated.
+                if self.read_link(beside) != target:
+                    raise
+            except OSError as refusal:
+                if refusal.errno not in _NO_LINKS:
+                    raise
+                self._degrade("symlinks", link.parent, f"`{link.name}` is not kept up to date there")
+                return False
             self.publish(beside, link)
+            return True
 
     def remove_file(self, path: Path) -> None:
         """Remove a file or link; one that is not there is no error.

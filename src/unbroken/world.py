@@ -1,57 +1,155 @@
 """The ranks of a job: who I am, what the others say, and errors that reach everybody.
 
 The only user of collectives outside ``exact/``. Everything that is exchanged is small and goes over a gloo group of its
-own, made once, so that it neither waits for nor disturbs the collectives of the training loop. A ``World`` of one rank
-needs no process group at all. A background thread gets a world of its own (``beside``): a group is used by one thread
-only, and the default group by none of ours. A rank that dies is noticed by the next exchange: ``PeerLost``.
+own, so that it neither waits for nor disturbs the collectives of the training loop. A ``World`` of one rank needs no
+process group at all. A background thread gets a world of its own (``beside``): a group is used by one thread only, and
+the default group by none of ours. A rank that dies is noticed by the next exchange: ``PeerLost``.
+
+The groups are made over the default group's store and not registered with torch: only the members take part, which a
+run on a subset of the ranks needs, and ``close`` gives back their sockets and threads.
 """
 
+import collections
 import contextlib
 import datetime
+import hashlib
 import os
+import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from unbroken.errors import Bug, NoProcessGroup, PeerLost, RankFailed, UnbrokenError
+from unbroken.errors import Bug, NoProcessGroup, NotInGroup, PeerLost, RankFailed, UnbrokenError
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S: Final = 1800.0
+# How many groups these ranks have made: all make them in the same order, so that each gets a name of its own.
+_made: "collections.Counter[tuple[int, ...]]" = collections.Counter()
+
+
+class Link:
+    """A gloo group that one thread of each member exchanges over, until it is closed."""
+
+    def __init__(self, group: Any, store: "torch._C._distributed_c10d.Store | None" = None) -> None:  # noqa: ANN401
+        self._group = group
+        self._store = store
+        self._vote: dist.Work | None = None
+
+    @classmethod
+    def connect(cls, members: tuple[int, ...], rank: int, timeout_s: float) -> "Link":
+        """Connect the members, each by its number in the default group; only they take part. Collective."""
+        name = f"unbroken/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}/{_made[members]}"
+        _made[members] += 1
+        store = torch._C._distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        return cls(dist.ProcessGroupGloo(store, rank, len(members), datetime.timedelta(seconds=timeout_s)), store)
+
+    def gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
+        """The tensors of all members, by rank; all have the same shape."""
+        found = [torch.empty_like(tensor) for _ in range(size)]
+        self._open.allgather([found], [tensor]).wait()
+        return found
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Take the tensor of rank 0."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._open.broadcast([tensor], options).wait()
+
+    def reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> "dist.Work":
+        """Begin to reduce a tensor in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(how)
+        self._vote = cast("dist.Work", self._open.allreduce([tensor], options))
+        return self._vote
+
+    def leave_word(self, key: str, text: str) -> None:
+        """Leave a word for the others in the store, unless somebody has left one under this key; waits for nobody."""
+        if self._store is not None:
+            # The store may have gone with the process that served it; then nobody is left to tell.
+            with contextlib.suppress(RuntimeError):
+                self._store.compare_set(key, "", text)
+
+    def word(self, key: str) -> str | None:
+        """The word that was left under a key; None if there is none, or nobody to ask."""
+        if self._store is None:
+            return None
+        try:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except RuntimeError:
+            return None
+
+    def close(self) -> None:
+        """Give back sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
+        group, self._group, self._store = self._group, None, None
+        vote, self._vote = self._vote, None
+        if group is not None and vote is not None and not vote.is_completed():
+            # torch waits, holding the interpreter, until a group that goes away has nothing left to do: a rank that
+            # hangs would hang this one.
+            threading.Thread(target=_wait_and_drop, args=(group, vote), name="unbroken-unanswered", daemon=True).start()
+
+    @property
+    def _open(self) -> Any:  # noqa: ANN401
+        if self._group is None:
+            raise RuntimeError("the run was left: its ranks exchange nothing any more")
+        return self._group
+
+
+def _wait_and_drop(group: object, vote: "dist.Work") -> None:
+    with contextlib.suppress(RuntimeError):
+        vote.wait()
+    del group
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together; ``group`` is None in a world of one."""
+    """The ranks that train together; ``link`` is None in a world of one.
+
+    ``members`` are the ranks' numbers in the default group, in the order of their ranks here.
+    """
 
     rank: int
     size: int
-    group: "dist.ProcessGroup | None" = None
+    link: Link | None = None
+    members: tuple[int, ...] = ()
 
     @classmethod
-    def current(cls, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> "World":
-        """The world of this process: that of the initialised process group, else a world of one.
+    def current(
+        cls, process_group: "dist.ProcessGroup | None" = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> "World":
+        """The world of this process: that of a process group, the default one if none is named, else a world of one.
 
-        Collective where there is a group: every rank calls it at the same place.
+        Collective among the members where there is a group: each calls it at the same place.
 
         Raises:
             NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
+            NotInGroup: this process is not a member of the group.
         """
         if not (dist.is_available() and dist.is_initialized()):
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 # Each rank would take the run for itself and write the same checkpoint.
                 raise NoProcessGroup(world_size=int(os.environ["WORLD_SIZE"]))
             return cls(0, 1)
-        if dist.get_world_size() == 1:
+        rank = _rank_in(process_group)
+        members = tuple(dist.get_process_group_ranks(process_group))
+        if len(members) == 1:
             return cls(0, 1)
-        return cls(dist.get_rank(), dist.get_world_size(), _gloo_group(timeout_s))
+        return cls(rank, len(members), Link.connect(members, rank, timeout_s), members)
 
     def beside(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> "World":
         """The same ranks over another group, for a thread of its own. Collective."""
-        return self if self.group is None else World(self.rank, self.size, _gloo_group(timeout_s))
+        if self.link is None:
+            return self
+        return World(self.rank, self.size, Link.connect(self.members, self.rank, timeout_s), self.members)
+
+    def close(self) -> None:
+        """Give back what the group holds: its sockets and threads. Nothing can be exchanged afterwards."""
+        if self.link is not None:
+            self.link.close()
 
     @property
     def is_first(self) -> bool:
@@ -64,12 +162,15 @@ class World:
         Raises:
             PeerLost: a rank is gone or does not answer.
         """
-        if self.group is None:
+        if self.link is None:
             return [value]
-        said: list[T | None] = [None] * self.size
+        mine = _packed(value)
         with noticing_loss(self.rank):
-            dist.all_gather_object(said, value, group=self.group)
-        return cast("list[T]", said)
+            sizes = [int(size) for size in self.link.gather(torch.tensor([mine.numel()], device="cpu"), self.size)]
+            padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
+            padded[: mine.numel()] = mine
+            said = self.link.gather(padded, self.size)
+        return [cast("T", _unpacked(each[:size])) for each, size in zip(said, sizes, strict=True)]
 
     def broadcast(self, value: T) -> T:
         """What rank 0 says; the others' value is ignored.
@@ -77,12 +178,15 @@ class World:
         Raises:
             PeerLost: a rank is gone or does not answer.
         """
-        if self.group is None:
+        if self.link is None:
             return value
-        box: list[T] = [value]
+        said = _packed(value if self.is_first else None)
+        size = torch.tensor([said.numel()], device="cpu")
         with noticing_loss(self.rank):
-            dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
+            self.link.broadcast(size)
+            said = said if self.is_first else torch.empty(int(size), dtype=torch.uint8, device="cpu")
+            self.link.broadcast(said)
+        return value if self.is_first else cast("T", _unpacked(said))
 
     def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks of a tensor of integers on the CPU, in place; wraps around as integers do.
@@ -90,19 +194,19 @@ class World:
         Raises:
             PeerLost: a rank is gone or does not answer.
         """
-        if self.group is not None:
+        if self.link is not None:
             with noticing_loss(self.rank):
-                dist.all_reduce(numbers, group=self.group)
+                self.link.reduce(numbers, dist.ReduceOp.SUM).wait()
         return numbers
 
     def start_vote(self, flags: Sequence[bool]) -> "Vote":
         """Begin to ask whether any rank says yes to each question; the answer is read later, at no cost meanwhile."""
         # On the CPU whatever torch.set_default_device says: gloo carries it.
         ballot = torch.tensor([int(flag) for flag in flags], dtype=torch.int32, device="cpu")
-        if self.group is None:
+        if self.link is None:
             return Vote(ballot, None)
         with noticing_loss(self.rank):
-            work = dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+            work = self.link.reduce(ballot, dist.ReduceOp.MAX)
         return Vote(ballot, work, self.rank)
 
     def all_or_none(self, action: Callable[[], T]) -> T:
@@ -201,13 +305,24 @@ def noticing_loss(rank: int) -> Iterator[None]:
         raise PeerLost(rank=rank, said=said[0]) from broken
 
 
-def is_first_process() -> bool:
-    """Whether this process is rank 0, before there is a ``World``."""
+def is_first_process(process_group: "dist.ProcessGroup | None" = None) -> bool:
+    """Whether this process is rank 0 of the group, before there is a ``World``."""
     if dist.is_available() and dist.is_initialized():
-        return bool(dist.get_rank() == 0)
+        return bool(dist.get_rank(process_group) == 0)
     return os.environ.get("RANK", "0") == "0"
 
 
-def _gloo_group(timeout_s: float) -> "dist.ProcessGroup":
-    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
-    return cast("dist.ProcessGroup", group)
+def _rank_in(process_group: "dist.ProcessGroup | None") -> int:
+    rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise NotInGroup(rank=dist.get_rank())
+    return rank
+
+
+def _packed(value: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpacked(packed: torch.Tensor) -> object:
+    # From a process of the same job, as torch's own exchange of objects.
+    return pickle.loads(packed.numpy().tobytes())  # noqa: S301

@@ -16,7 +16,7 @@ HOLDER = Holder("here", 7, "77")
 
 
 def prepares(disk: Disk) -> None:
-    prepare(PLACES.folder, holder=HOLDER, now_s=1.0, process_of=lambda host, pid: "", files=Files(disk))
+    prepare(PLACES.folder, holder=HOLDER, now_s=1.0, process_of=lambda holder: "", files=Files(disk))
 
 
 def nothing_yet() -> MemoryDisk:

@@ -21,12 +21,12 @@ def _holder(pid: int) -> Holder:
     return Holder("host", pid, f"started-{pid}")
 
 
-def _all_are_gone(host: str, pid: int) -> str:
+def _all_are_gone(holder: Holder) -> str:
     return ""
 
 
-def _all_run(host: str, pid: int) -> str:
-    return f"started-{pid}"
+def _all_run(holder: Holder) -> str:
+    return f"started-{holder.pid}"
 
 
 def _take(files: Files, pid: int) -> Lease:

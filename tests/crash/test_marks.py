@@ -13,10 +13,12 @@ from tests.crash.scenes import ROOT, SCENES
 from tests.crash.test_answers import answers, with_old_answers
 from tests.crash.test_copied import copies_it, with_a_checkpoint
 from tests.crash.test_demo_folder import prepares, with_an_earlier_demo
+from tests.crash.test_disk_speed import measures, with_a_leftover
 from tests.crash.test_drills import DAMAGES, a_folder, damages, two_checkpoints, writes_a_drill
 from tests.crash.test_emergency import SCENES as EMERGENCIES
 from tests.crash.test_emergency import with_an_older_dump
 from tests.crash.test_export import a_place, exports, replaces, with_exports
+from tests.crash.test_file_systems import acquire_without_links
 from tests.crash.test_lease import _acquire, _release, _renew, _run_with
 from tests.crash.test_outcome_file import a_machine, tells_its_launcher
 from tests.crash.test_payload import saves_the_second, with_the_first
@@ -26,7 +28,7 @@ from tests.crash.test_records import ACTIONS, fresh
 from tests.crash.test_shards import with_the_old_one, writes_the_new_one
 from tests.crash.test_tokenize import SCENES as TOKENIZING
 from tests.crash.test_tokenize import drops_the_engine, nothing_yet, trains
-from tests.crash.test_trainer_records import a_run, keeps_its_records
+from tests.crash.test_trainer_records import a_run, accepts_a_value, keeps_its_records, with_its_records
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.store.place import Store
@@ -84,16 +86,18 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
         disk = MemoryDisk()
         scene.prepare(Store(ROOT, Files(disk)))
         found.append((disk, lambda faulty, act=scene.act: act(Store(ROOT, Files(faulty)), lambda: None)))  # type: ignore[misc]
-    found += [(_run_with(7)(), action) for action in (_acquire, _renew, _release)]
+    found += [(_run_with(7)(), action) for action in (_acquire, _renew, _release, acquire_without_links)]
     found += [(fresh(), action) for action in ACTIONS]
     found.append((with_the_first(), saves_the_second))
     found.append((a_machine(), tells_its_launcher))
     found.append((with_the_old_one(), writes_the_new_one))
     found.append((a_cache_with_scratch(), opens_a_plan))
     found.append((a_run(), keeps_its_records))
+    found.append((with_its_records(), accepts_a_value))
     found.append((with_scratch(), takes_digests))
     found += [(fresh(), action) for fresh, action in TOKENIZING.values()]
     found += [(nothing_yet(), action) for action in (drops_the_engine, trains)]
+    found.append((with_a_leftover(), measures))
     found.append((a_place(), exports))
     found.append((with_exports(), replaces))
     found.append((with_old_answers(), answers))

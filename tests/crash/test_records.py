@@ -13,10 +13,12 @@ from unbroken.errors import StorageError
 from unbroken.files import Files
 from unbroken.run.journal import Journal, read_history
 from unbroken.run.layout import Layout
+from unbroken.run.leftovers import sweep_scratch
 from unbroken.run.metrics import MetricsWriter, read_metrics
 from unbroken.run.outcome import Outcome, conclude, derive, record_outcome
 from unbroken.run.state import RunState, RunStateWriter, read_run_state
 from unbroken.run.stop import StopReason, clear_requests, end_requests, read_request, request_stop
+from unbroken.store.names import scratch
 from unbroken.testing import (
     ERRORS,
     FaultyDisk,
@@ -32,6 +34,8 @@ from unbroken.testing import (
 LAYOUT = Layout(Path("/run"))
 FAULTS = (Kill("before"), Kill("during"), Kill("after"), *ERRORS)
 STEPS = range(1, 5)
+LEFT = (scratch("j0001_a", "state"), scratch("j0001_b", "state"))
+KEPT = (scratch("j0002_a", "state"), ".scratch-mine")
 
 
 def _clock() -> float:
@@ -45,6 +49,8 @@ def fresh() -> MemoryDisk:
     Journal(LAYOUT, 1, clock=_clock, files=files).write("commit", step=0)
     RunStateWriter(LAYOUT, scratch=".s", clock=_clock, files=files).write(RunState("running", job=1), durable=True)
     request_stop(LAYOUT, job=1, by="x", scratch=".s", files=files)
+    for name in (*LEFT, *KEPT):
+        files.write_new(LAYOUT.run / name, [b"half"])
     disk.sync_all()
     return disk
 
@@ -91,7 +97,13 @@ def ends(disk: Disk) -> object:
     return outcome
 
 
-ACTIONS: tuple[Action, ...] = (commits, metrics, ends)
+def sweeps(disk: Disk) -> object:
+    """A job that clears away what dead jobs have left beside the records."""
+    sweep_scratch(LAYOUT, holder=2, now_s=_clock(), files=Files(disk))
+    return None
+
+
+ACTIONS: tuple[Action, ...] = (commits, metrics, ends, sweeps)
 
 
 def _found_after(trial: Trial[MemoryDisk]) -> list[Files]:
@@ -101,6 +113,16 @@ def _found_after(trial: Trial[MemoryDisk]) -> list[Files]:
 
 def _steps_of_commits(files: Files) -> list[int | None]:
     return [fact.whole("step") for fact in read_history(LAYOUT, files).of_kind("commit") if fact.job == 2]
+
+
+@pytest.mark.promise("X7", "U17")
+def test_a_sweep_of_scratch_files_that_was_cut_short_is_finished_by_the_next_one() -> None:
+    for trial in crash_points(fresh, sweeps, FAULTS):
+        for files in _found_after(trial):
+            sweeps(files.disk)
+            names = {node.name for node in files.list_directory(LAYOUT.run)}
+            assert names >= set(KEPT) and not names & set(LEFT), str(trial)
+            assert read_run_state(LAYOUT, files) is not None and read_history(LAYOUT, files).facts
 
 
 @pytest.mark.promise("X7")

@@ -1,20 +1,24 @@
 """What the trainer writes beside checkpoints, under every crash: the next job finds it whole, or writes it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from unbroken.config import Config, DataConfig
+from unbroken.config import Config, DataConfig, Difference, ResumeClass
 from unbroken.data.ingest.encoders import FILE_NAME, ByteEncoder, TokenizerFile
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.gpt.records import IDENTITY, TOKENIZER, keep_config, keep_tokenizer
+from unbroken.launch.accepted_values import read_accepted
 from unbroken.launch.started import Started
 from unbroken.run.layout import Layout
 from unbroken.testing import ERRORS, Kill, MemoryDisk, crash_points, crash_states
 
 LAYOUT = Layout(Path("/run"))
 STARTED = Started(Config(data=DataConfig(path="data")).settled(2))
+CHANGE = Difference("optimizer.learning_rate", ResumeClass.DECLARED, 3e-4, 1e-4)
+ACCEPTING = replace(STARTED, is_recorded=True, taken=(CHANGE,))
 CONTENT = b'{"model": {}}'
 FAULTS = (Kill("before"), Kill("during"), Kill("after"), *ERRORS)
 
@@ -30,6 +34,31 @@ def keeps_its_records(disk: Disk) -> object:
     keep_config(LAYOUT, STARTED, files)
     keep_tokenizer(LAYOUT, ByteEncoder.identity, TokenizerFile("own", CONTENT), files)
     return None
+
+
+def with_its_records() -> MemoryDisk:
+    """A run whose second job has just taken it."""
+    disk = a_run()
+    keeps_its_records(disk)
+    return disk
+
+
+def accepts_a_value(disk: Disk) -> object:
+    """What a job writes that changes a value by ``--accept``, and after it one that begins the run anew."""
+    keep_config(LAYOUT, ACCEPTING, Files(disk), job=2, step=7)
+    keep_config(LAYOUT, STARTED, Files(disk))
+    return None
+
+
+@pytest.mark.promise("U8")
+def test_after_every_crash_the_accepted_values_are_the_old_ones_or_the_new_ones() -> None:
+    seen = set()
+    for trial in crash_points(with_its_records, accepts_a_value, FAULTS):
+        for disk in (trial.disk, *(each for _, each in crash_states(trial.disk))):
+            files = Files(disk)
+            assert files.read_bytes(LAYOUT.config, limit_bytes=1 << 20) == STARTED.config.to_json().encode()
+            seen.add(tuple(change.now for change in read_accepted(LAYOUT, files)))
+    assert seen == {(), (1e-4,)}
 
 
 @pytest.mark.promise("X7")

@@ -30,7 +30,7 @@ from unbroken import errors
 from unbroken.state.plan import plan_save
 from unbroken.state.stage import as_bits
 from unbroken.store.place import Store
-from unbroken.world import World
+from unbroken.world import Link, World
 
 RANKS = 4
 
@@ -376,7 +376,7 @@ def main() -> None:
     )
     sizes = range(1, RANKS + 1)
     groups = {size: dist.new_group(list(range(size))) for size in sizes}
-    worlds = {size: World(rank, size, groups[size] if size > 1 else None) for size in sizes}
+    worlds = {size: World(rank, size, Link(groups[size]) if size > 1 else None) for size in sizes}
     meshes = {size: DeviceMesh("cpu", torch.arange(size)) for size in sizes}
     scene = Scene(rank, worlds, meshes, root)
     found: dict[str, str | None] = {}

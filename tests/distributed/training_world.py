@@ -278,7 +278,14 @@ def refuse_room(number: int) -> None:
         asked.append(1)
         if len(asked) == number:
             raise NoRoom(
-                path=store.root, needed_bytes=9, free_bytes=1, needed_inodes=1, free_inodes=9, prunable_bytes=0
+                path=store.root,
+                needed_bytes=9,
+                reserve_bytes=0,
+                free_bytes=1,
+                needed_inodes=1,
+                reserve_inodes=0,
+                free_inodes=9,
+                prunable_bytes=0,
             )
         require(store, **named)
 

@@ -90,7 +90,7 @@ def alone() -> dict[str, object]:
     """A world of one has no group and answers itself."""
     world = World.current()
     return {
-        "group": world.group is None,
+        "group": world.link is None,
         "gathered": world.all_gather(1),
         "vote": world.start_vote([True, False]).read(),
         "beside": world.beside() is world,

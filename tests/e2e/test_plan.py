@@ -53,6 +53,25 @@ def test_a_config_adds_target_wall_time_and_what_its_own_cadence_would_cost(unbr
     assert "as set   every 10 steps" in unbroken("plan", str(config), *options).stdout
 
 
+def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(unbroken: Tool, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "model: {n_layer: 1, n_embd: 32, n_head: 2, n_positions: 64}\n"
+        "data: {path: data, tokenizer: bytes, max_length: 64, overlap_size: 8}\n"
+        f"training: {{output_dir: {tmp_path / 'runs' / 'none'}, max_steps: 500}}\n"
+    )
+    told = json.loads(unbroken("plan", str(config), "--walltime", "04:00:00", "--mtbf", "2d", "--json").stdout)
+    assert (
+        told["given"]["steps"] == 500 and told["given"]["walltime_s"] == 14_400 and told["given"]["mtbf_s"] == 172_800
+    )
+    assert told["given"]["step_s"] > 0 and told["given"]["save_s"] >= told["given"]["blocked_s"] > 0
+    said = " ".join(told["assumptions"])
+    assert "a step takes" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.yaml"], "nothing is left of the measurement"
+    bad = unbroken("plan", str(config), "--walltime", "4x")
+    assert bad.returncode == 2 and "'4x' is no duration" in bad.stderr
+
+
 def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(unbroken: Tool) -> None:
     bad = unbroken("plan", "--steps", "-1", "--mtbf", "nan")
     assert bad.returncode == 2

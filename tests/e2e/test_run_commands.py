@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,9 @@ def test_force_kills_the_launcher_that_the_job_named_too(unbroken: Tool, start: 
 
 
 def _holder_of(pid: int) -> Holder:
-    from unbroken.run.process import host_name, process_started
+    from unbroken.run.process import holder_of
 
-    return Holder(host_name(), pid, process_started(pid))
+    return holder_of(pid)
 
 
 def test_a_job_on_another_host_is_not_killed_and_the_error_says_where_it_runs(unbroken: Tool, tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_a_job_on_another_host_is_not_killed_and_the_error_says_where_it_runs(un
 def test_a_process_number_that_is_used_again_is_nobody_to_kill(unbroken: Tool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    acquire(run, Holder(this_holder().host, os.getpid(), "1"), token="a", now_s=time.time())
+    acquire(run, replace(this_holder(), process_started="1"), token="a", now_s=time.time())
     ended = _json(unbroken("stop", "run", "--force", "--json"))
     assert (ended["was_running"], ended["killed"]) == (False, [])
 

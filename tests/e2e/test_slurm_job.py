@@ -224,7 +224,7 @@ def test_a_run_that_another_job_holds_is_waited_for_and_then_left_alone(site: Si
     site.wait_for_step()
     program = (
         "import time; from pathlib import Path; from unbroken.launch.slurm.job import *;"
-        "around = Surroundings({'SLURM_JOB_ID': '8'}, time.monotonic, time.time, time.sleep, print, 0.2);"
+        "around = Surroundings({'SLURM_JOB_ID': '8'}, time.monotonic, time.sleep, print, 0.2);"
         "print(work(Orders(Path('r'), ('touch', 'began')), around))"
     )
     said = subprocess.check_output([sys.executable, "-c", program], cwd=site.path, text=True)

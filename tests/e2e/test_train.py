@@ -115,6 +115,37 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     assert "step 8/8" not in said, "a run that is complete computes nothing more"
 
 
+def test_json_is_one_object_a_line_and_status_tells_which_step_its_loss_is_of(folder: Folder) -> None:
+    words = ["train", "run.yaml", *SHORT, "training.logging_steps=4", "--json"]
+
+    def lines(*more: str, **environ: str) -> tuple[int, list[dict[str, Any]], str]:
+        ended = subprocess.run(
+            [*TOOL, *words, *more], capture_output=True, text=True, cwd=folder.path, env={**ENVIRONMENT, **environ},
+            check=False, timeout=PATIENCE_S,
+        )  # fmt: skip
+        return ended.returncode, [json.loads(line) for line in ended.stdout.splitlines()], ended.stderr
+
+    # Stopped in the middle by the time limit that scripts of GPT-Simple set; the loss is read every fourth step.
+    code, events, said = lines(GPT_SIMPLE_MAX_RUNTIME="1e-9")
+    assert code == 2 and events[-1]["event"] == "end" and "GPT_SIMPLE_MAX_RUNTIME" in said + str(events)
+    code, events, said = lines()
+    assert code == 0 and "step 4/8" in said, "text for people goes to standard error"
+    assert {each["schema"] for each in events} == {"unbroken.train/1"}
+    kinds = [each["event"] for each in events]
+    assert kinds[0] == "start" and kinds[-1] == "end" and {"step", "evaluation", "checkpoint"} <= set(kinds)
+    steps = [(each["step"], each["loss"] > 0) for each in events if each["event"] == "step"]
+    assert steps == [(4, True), (8, True)]
+    saved = [(each["step"], each["name"]) for each in events if each["event"] == "checkpoint"]
+    assert (3, "checkpoint-3") in saved and (8, "final") in saved
+    assert events[-1]["class"] == "done" and events[-1]["exit_code"] == 0
+    status = folder.told("status", "runs/tiny")
+    assert (status["step"], status["loss_step"]) == (8, 8)
+    assert status["loss"] == next(each["loss"] for each in reversed(events) if each["event"] == "step")
+    code, events, said = lines("training.seed=7")
+    assert code == 6 and [each["event"] for each in events] == ["error"] and events[0]["kind"] == "config-differs"
+    assert not said
+
+
 def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", "model.n_embd=400000", "model.n_head=4")
     assert code == 2, said
@@ -196,6 +227,11 @@ def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_o
     longer = (*SHORT, "training.max_steps=10")
     code, said = folder.call("train", "run.yaml", *longer, "--accept", "training.max_steps")
     assert code == 0 and "config: training.max_steps was 8, is 10" in said, said
+    # The first command again: the accepted target is the run's, and the newest end is `final`.
+    code, said = folder.call("train", "run.yaml", *SHORT)
+    assert code == 0 and "training.max_steps is 8 in the config, but 10 was accepted by job 2 at step 8" in said, said
+    assert "nothing to do: step 10 of 10 is already reached" in said, said
+    assert folder.told("show", "runs/tiny@final")["step"] == 10
 
 
 def test_all_problems_of_a_config_are_said_at_once_and_nothing_is_started(folder: Folder) -> None:

@@ -116,12 +116,19 @@ def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, wa
     assert (launch.end(), starts_of(tmp_path)) == (75, 1), launch.said
 
 
-@pytest.mark.promise("G23")
-def test_the_trainer_goes_on_until_it_is_done(folder: Folder) -> None:
+@pytest.mark.promise("G23", "U9")
+def test_the_trainer_goes_on_until_it_is_done_and_back_to_a_step_once(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", *SHORT, "--until-done", "--resume", "scratch")
-    assert code == 2 and "with --until-done every restart would begin at 'scratch' again" in said, said
+    assert code == 2 and "with --until-done a restart would ask for 'scratch' again and be refused" in said, said
     # All of its time is kept for a last save: each job stops cleanly after one step, and the next one goes on.
     hurried = ("training.max_steps=3", "training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     code, said = folder.call("train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0")
     assert code == 0, said
     assert said.count("stopped: its time is nearly over") == 2 and "completed: the target is reached" in said, said
+    # Each restart repeats the command: only the first job goes back, and the others come to the end.
+    code, said = folder.call(
+        "train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0", "--resume", "1"
+    )
+    assert code == 0 and said.count("resuming from step 1 ") == 1 and "resuming from step 2 " in said, said
+    assert "resume '1' was already carried out by job 4" in said, said
+    assert len(list((folder.run / "checkpoints" / ".rewinds").glob("*.json"))) == 1

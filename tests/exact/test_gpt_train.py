@@ -149,7 +149,10 @@ def test_more_ranks_than_lanes_are_refused_before_anything_is_built(data: Path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_change_that_was_accepted_is_journalled_and_goes_on(alone: Config, tmp_path: Path) -> None:
+@pytest.mark.promise("U8")
+def test_a_change_that_was_accepted_is_journalled_and_later_jobs_continue_with_it(
+    alone: Config, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     config = at(alone, run)
     run_jobs(config, [Job(stop_at=4)])
@@ -162,6 +165,19 @@ def test_a_change_that_was_accepted_is_journalled_and_goes_on(alone: Config, tmp
     assert [fact.values["names"] for fact in history.of_kind("accept")] == [["optimizer.learning_rate"]]
     assert history.of_kind("config")[-1].values["changes"]["optimizer.learning_rate"] == [3e-3, 1e-3]
     assert bits(run)[STEPS] != bits(directory(alone))[STEPS]
+    # Killed after it, and continued by the old command, which says neither the new value nor --accept.
+    chained = at(alone, tmp_path / "chained")
+    run_jobs(chained, [Job(stop_at=4)])
+    accepting = replace(chained, optimizer=changed.optimizer)
+    spawn(1, gpt_world.train, accepting, Job(kill_in=9), ("optimizer.learning_rate",))
+    [trained] = run_jobs(chained, [Job()])
+    assert trained.is_completed and bits(tmp_path / "chained") == bits(run)
+    history = read_history(Layout(tmp_path / "chained"))
+    assert not history.of_kind("mismatch")
+    assert [fact.values["compared"] for fact in history.of_kind("recomputed")] == [2]
+    said = (tmp_path / "chained" / "logs" / "job-0003.log").read_text()
+    assert "optimizer.learning_rate is 0.003 in the config, but 0.001 was accepted by job 2 at step 4" in said
+    assert "exact from step 4 on: accepted by name: optimizer.learning_rate" in said
 
 
 def bigram_loss(data: Path) -> float:

@@ -12,6 +12,7 @@ from tests.exact.chain_world import TOTAL, job, refused
 from tests.exact.lane_world import Case
 from tests.exact.small_gpt import Shape
 from unbroken import errors
+from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.metrics import read_metrics
 from unbroken.testing.worlds import logs, spawn
@@ -70,6 +71,9 @@ def test_killed_and_resized_on_the_way_a_run_ends_with_the_bits_of_one_job(
     # What was lost in a kill and computed again, elsewhere and in another world, is the same too.
     lost = read_metrics(Layout(tmp_path / "run")).lost
     assert lost and all(dict(row.bits) == bits(reference)[row.step] for row in lost)
+    history = read_history(Layout(tmp_path / "run"))
+    assert [fact.values["notes"] for fact in history.of_kind("resume")] == [[]] * 4, "a resize that is exact says so"
+    assert sum(fact.values["compared"] for fact in history.of_kind("recomputed")) >= len(lost)
 
 
 def test_another_number_of_lanes_or_another_precision_is_refused_by_name(alone: tuple[Case, Path, str]) -> None:

@@ -66,7 +66,7 @@ DATA = (
          "        while outside.size:\n", "        placed[outside] = 0\n        while False:\n",
          "tests/unit/data/test_permute.py::test_it_is_a_bijection_at_every_small_size"),
     one("overlap not masked", "data/windows.py",
-         "np.where(number > 0, overlap, 0))", "0)",
+         "np.where(number > 0, shared, 0))", "0)",
          "tests/property/test_packing.py::test_the_fresh_tokens_of_all_windows_are_the_entries_exactly"),
     one("windows put where they fit worst", "data/pack.py",
          "(fits & -fits).bit_length() - 1", "fits.bit_length() - 1",

@@ -34,11 +34,11 @@ HERE = (
          "    if failure.code == -signal.SIGTERM:\n        return 2\n", "",
          "tests/unit/launch/test_agent.py::test_what_torchrun_did_itself_is_never_the_cause"),
     one("ranks of a new world meet in the store of the old one", "launch/command.py",
-         '{OWN_STORE: "1", takeover.ENVIRONMENT: "1"}', '{takeover.ENVIRONMENT: "1"}',
+         '            environment[OWN_STORE] = "1"\n', "            pass\n",
          f"{_COMMAND}test_agents_that_meet_restart_by_themselves_and_look_for_no_key_of_an_earlier_world"),
     one("a run taken from a holder elsewhere that lives", "run/takeover.py",
-         "            if is_alive or clock() >= end_s:\n", "            if clock() >= end_s:\n",
-         f"{_TAKEOVER}test_a_holder_that_gives_a_sign_of_life_keeps_its_run"),
+         "return Standing.ALIVE if self.is_renewed else Standing.UNKNOWN", "return Standing.UNKNOWN",
+         f"{_TAKEOVER}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says"),
 )  # fmt: skip
 
 CLUSTERS = (

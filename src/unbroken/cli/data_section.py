@@ -12,7 +12,8 @@ from unbroken import amounts
 from unbroken.cli.output import Output
 from unbroken.config import Config
 from unbroken.errors import DataMissing
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
 NEEDED: Final = "numpy"

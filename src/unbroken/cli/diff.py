@@ -4,7 +4,8 @@ import click
 
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.run.refer import resolve_checkpoint
 from unbroken.store.compare import Difference, compare
 

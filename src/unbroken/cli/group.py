@@ -85,10 +85,10 @@ def nearest(name: str, known: list[str]) -> tuple[str, ...]:
     return tuple(sorted(near, key=lambda each: -likeness[each])[:3])
 
 
-def _root(json: bool, quiet: bool, version: bool) -> int | None:
+def _root(json: bool, quiet: bool, verbose: bool, version: bool) -> int | None:
     """Training runs that survive any kill, bit for bit."""
     ctx = click.get_current_context()
-    ctx.obj = Flags(json=json, quiet=quiet)
+    ctx.obj = Flags().joined(json=json, quiet=quiet, verbose=verbose)
     if version:
         output = Output(json=json, quiet=quiet, stdout=sys.stdout, stderr=sys.stderr, environ=os.environ)
         output.document("unbroken.version/1", {"version": VERSION}, lambda: version_line(VERSION))
@@ -105,11 +105,11 @@ def command_group(name: str, table: dict[str, Entry], help: str) -> LazyGroup:  
     return LazyGroup(table, name=name, callback=_remember, help=help, **settings)
 
 
-def _remember(json: bool, quiet: bool) -> None:
+def _remember(json: bool, quiet: bool, verbose: bool) -> None:
     """Hand what was asked for before the command's name on to the command."""
     ctx = click.get_current_context()
     asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
-    ctx.obj = Flags(json=json or asked.json, quiet=quiet or asked.quiet)
+    ctx.obj = asked.joined(json=json, quiet=quiet, verbose=verbose)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         ctx.exit(EXIT_USAGE)

@@ -1,6 +1,5 @@
 """``unbroken kubernetes``: a manifest that starts a run in a cluster and goes on with it after anything."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from unbroken.launch.kubernetes.kinds import documents
 from unbroken.launch.kubernetes.pods import CONFIG_FOLDER
 from unbroken.launch.kubernetes.text import manifest
 from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, named_after, require_fit
+from unbroken.quoting.shell import shell_line
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 
@@ -136,7 +136,7 @@ def _wrote(wanted: Wanted, target: Path) -> str:
 
 def _made_by(arguments: Sequence[str]) -> str:
     """The command as it was given, on one line, whatever is in it."""
-    return " ".join(shlex.join(["unbroken", *arguments]).split())
+    return shell_line(["unbroken", *arguments])
 
 
 def _program(words: Sequence[str], run_dir: str | None) -> Program:

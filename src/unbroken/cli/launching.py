@@ -15,6 +15,7 @@ import click
 
 from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output
+from unbroken.cli.runs import run_path
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch import outcome_file
@@ -111,7 +112,7 @@ def script_arguments(function: _Function) -> _Function:
         click.option("-m", "--module", metavar="MODULE", help="Run a module instead of a script."),
         click.option(
             "--run-dir",
-            type=click.Path(path_type=Path),
+            callback=run_path,
             metavar="RUN",
             help="The run, whose records are read; needed on nodes without rank 0, told by the job otherwise.",
         ),
@@ -189,11 +190,14 @@ def _asked(program: str, options: dict[str, Any]) -> Asked:
     )
 
 
-def launched(output: Output, program: str, schema: str, orders: Orders) -> int:
-    """Launch, say how it ended, and return the exit code; ``program`` is who speaks."""
+def launched(output: Output, program: str, schema: str, orders: Orders, *, speaks_json: bool = False) -> int:
+    """Launch, say how it ended, and return the exit code; ``program`` is who speaks.
+
+    With ``speaks_json`` the job itself writes lines of JSON to standard output, and how it ended is the last of them.
+    """
     with _place() as place:
-        ended = launch(orders, _surroundings(output, program, orders.shape, place))
-    _say_verdict(output, program, schema, ended)
+        ended = launch(orders, _surroundings(output, program, orders.shape, place, speaks_json=speaks_json))
+    _say_verdict(output, program, schema, ended, is_line=speaks_json)
     return ended.verdict.exit_code
 
 
@@ -208,7 +212,7 @@ def _place() -> Iterator[Path]:
             LOCAL.remove_tree(place)
 
 
-def _surroundings(output: Output, program: str, shape: Shape, place: Path) -> Surroundings:
+def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, speaks_json: bool) -> Surroundings:
     def say(message: str) -> None:
         # The terminal or the reader of a pipe may be gone; the job is not to suffer, nor the exit code.
         with contextlib.suppress(StorageFailed, BrokenPipeError):
@@ -217,13 +221,13 @@ def _surroundings(output: Output, program: str, shape: Shape, place: Path) -> Su
     if sets_threads(os.environ, shape):
         say(f"{THREADS_VARIABLE} is set to 1 for each process, since it was not set")
     # The job's own words go beside the one document that standard output is for.
-    stdout = sys.stderr if output.json else None
+    stdout = sys.stderr if output.json and not speaks_json else None
     # `stop --force` must end the launcher too, or it would start the job again.
     environ = {**os.environ, outcome_file.LAUNCHER: str(os.getpid())}
     return Surroundings(environ, sys.executable, place, time.monotonic, time.time, say, stdout)
 
 
-def _say_verdict(output: Output, program: str, schema: str, ended: Launched) -> None:
+def _say_verdict(output: Output, program: str, schema: str, ended: Launched, *, is_line: bool) -> None:
     verdict = ended.verdict
     if output.json:
         facts = {
@@ -234,7 +238,10 @@ def _say_verdict(output: Output, program: str, schema: str, ended: Launched) -> 
             "run": verdict.run,
             "jobs": ended.jobs,
         }
-        output.document(schema, facts, str)
+        if is_line:
+            output.line(schema, {"event": "end", **facts})
+        else:
+            output.document(schema, facts, str)
         return
     with contextlib.suppress(StorageFailed, BrokenPipeError):
         output.note(f"{program}: {verdict.line} (exit code {verdict.exit_code})")

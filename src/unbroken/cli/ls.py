@@ -8,7 +8,8 @@ from unbroken import amounts
 from unbroken.cli.facts import line_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 from unbroken.run.refer import resolve
 from unbroken.run.summary import Line, checkpoint_lines

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 COMPLETE_VARIABLE = "_UNBROKEN_COMPLETE"
+# The packages of the extra `train`: a base install has none of them.
+TRAIN_PACKAGES = frozenset({"numpy", "pyarrow", "tokenizers", "torch", "zstandard"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +104,7 @@ def _run(args: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as surprise:  # noqa: BLE001 -- the one place where anything unexpected becomes our bug
-        return _told(_as_bug(surprise), args)
+        return _told(_as_missing(surprise, args) or _as_bug(surprise), args)
 
 
 def _told(error: "UnbrokenError", args: list[str]) -> int:
@@ -111,11 +113,27 @@ def _told(error: "UnbrokenError", args: list[str]) -> int:
     if os.environ.get("UNBROKEN_TRACEBACK"):
         import traceback
 
-        traceback.print_exception(error)
+        from unbroken.quoting.terminal import for_terminal
+
+        sys.stderr.write(for_terminal("".join(traceback.format_exception(error))))
     options = args[: args.index("--")] if "--" in args else args
     output = Output(json="--json" in options, quiet=False, stdout=sys.stdout, stderr=sys.stderr, environ=os.environ)
     output.error(error)
     return error.exit_code
+
+
+def _as_missing(surprise: Exception, args: list[str]) -> "UnbrokenError | None":
+    """The error for a base install in which a command needs more; None where it is something else."""
+    package = (surprise.name or "").partition(".")[0] if isinstance(surprise, ModuleNotFoundError) else ""
+    if package not in TRAIN_PACKAGES:
+        return None
+    from unbroken.errors import PackageMissing, TorchMissing
+
+    name = next((word for word in args if not word.startswith("-")), "")
+    purpose = f"unbroken {name}".strip()
+    if package == "torch":
+        return TorchMissing(purpose=purpose)
+    return PackageMissing(package=package, purpose=purpose)
 
 
 def _as_bug(surprise: Exception) -> "UnbrokenError":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from unbroken.errors import BadUsage, Help, PathMissing, WouldOverwrite
 from unbroken.files import LOCAL
+from unbroken.store.names import scratch
 
 
 def write_new(command: str, target: Path, text: str, remedy: Help, *, is_replacing: bool) -> None:
@@ -21,8 +22,8 @@ def write_new(command: str, target: Path, text: str, remedy: Help, *, is_replaci
     if not target.parent.is_dir():
         raise PathMissing(path=target.parent, purpose="directory")
     # The process id keeps two commands beside each other from sharing a scratch file.
-    scratch = f".{target.name}.{os.getpid()}.tmp"
+    beside = scratch(f"new_{os.getpid()}", target.name)
     if is_replacing:
-        LOCAL.replace(target, text.encode(), scratch=scratch)
-    elif not LOCAL.create_once(target, text.encode(), scratch=scratch):
+        LOCAL.replace(target, text.encode(), scratch=beside)
+    elif not LOCAL.create_once(target, text.encode(), scratch=beside):
         raise WouldOverwrite(path=target, remedy=remedy)

@@ -8,9 +8,12 @@ from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.errors import NoOutcome
+from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
-from unbroken.run.outcome import Outcome, read_outcome, with_exit_code
+from unbroken.run.lease import Standing
+from unbroken.run.outcome import Outcome, judge_outcome, with_exit_code
 from unbroken.run.process import process_of
+from unbroken.run.takeover import Watch
 
 _TODO = {
     "done": "the target is reached",
@@ -33,10 +36,12 @@ _TODO = {
 def command(output: Output, run: str | None, output_dir: str | None, stopped_exit_code: int) -> int:
     """Tell how the last job of a run ended, and exit with its exit code.
 
-    Its class says what to do: done, again, look or held.
+    Its class says what to do: done, again, look or held. A job that wrote no outcome and cannot be seen from here is
+    watched until it renews its lease or the lease has expired, at most a minute.
     """
     layout = named_run("outcome", run, output_dir)
-    found = read_outcome(layout, now_s=time.time(), process_of=process_of)
+    watch = Watch(layout.run, monotonic=time.monotonic, process_of=process_of)
+    found = judge_outcome(layout, is_live=lambda _: watch.until_known(time.sleep, output.note) is Standing.ALIVE)
     if found is None:
         raise NoOutcome(path=layout.run)
     outcome = with_exit_code(found, stopped_exit_code)
@@ -62,4 +67,4 @@ def _text(outcome: Outcome, style: Style) -> str:
         lines.append(("reason", outcome.reason))
     lines.append(("class", f"{outcome.verdict}: {_TODO[outcome.verdict]}"))
     lines.append(("exit", str(outcome.exit_code)))
-    return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+    return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)

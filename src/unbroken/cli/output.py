@@ -2,7 +2,8 @@
 
 Owns the choice between text and JSON, what ``--quiet`` silences, where colour goes and when a progress bar is drawn.
 Promises that ``--json`` puts exactly one document on standard output and nothing on standard error, and that text
-which nobody will see is never made. ``as_command`` gives every command the same two options.
+which nobody will see is never made; ``--verbose`` adds the library's log lines on standard error. ``as_command`` gives
+every command the same three options.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ from typing import Any, TextIO
 
 import click
 
-from unbroken.errors import StorageFailed, UnbrokenError, as_json, render
+from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json, render
+from unbroken.quoting.terminal import for_terminal
 from unbroken.report.style import Style, wants_color
 
 Advance = Callable[[int], None]
@@ -31,6 +33,7 @@ class Output:
     stdout: TextIO
     stderr: TextIO
     environ: Mapping[str, str]
+    verbose: bool = False
 
     @property
     def style(self) -> Style:
@@ -47,6 +50,15 @@ class Output:
             ValueError: a fact is NaN or infinite; those are no JSON, so the command decides how to say them.
         """
         self._say(self.stdout, encoded(schema, facts) if self.json else text())
+
+    def line(self, schema: str, facts: Mapping[str, Any]) -> None:
+        """Say one of many documents: a single line of JSON.
+
+        Raises:
+            StorageFailed: standard output took no more.
+            ValueError: a fact is NaN or infinite.
+        """
+        self._say(self.stdout, encoded(schema, facts, indent=None))
 
     def note(self, message: str) -> None:
         """Say something by the way, on standard error; silent with ``--quiet`` and ``--json``."""
@@ -79,7 +91,8 @@ class Output:
 
     def _say(self, stream: TextIO, text: str) -> None:
         try:
-            stream.write(text if text.endswith("\n") else text + "\n")
+            shown = for_terminal(text)
+            stream.write(shown if shown.endswith("\n") else shown + "\n")
             # Flushed at once: a full disk behind a redirect is met here, where it can still be told.
             stream.flush()
         except BrokenPipeError:
@@ -94,14 +107,14 @@ def _unseen(amount: int) -> None:
     """Nobody is looking."""
 
 
-def encoded(schema: str, facts: Mapping[str, Any]) -> str:
+def encoded(schema: str, facts: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """One JSON document: the schema first, then every key in order, ASCII only, so that any pipe carries it.
 
     Raises:
         ValueError: a fact is NaN or infinite.
     """
     ordered = {"schema": schema, **_in_order(facts)}
-    return json_format.dumps(ordered, indent=2, allow_nan=False, default=_plain)
+    return json_format.dumps(ordered, indent=indent, allow_nan=False, default=_plain)
 
 
 def _in_order(value: Any) -> Any:  # noqa: ANN401 -- JSON is any
@@ -124,18 +137,31 @@ class Flags:
 
     json: bool = False
     quiet: bool = False
+    verbose: bool = False
+
+    def joined(self, *, json: bool, quiet: bool, verbose: bool) -> "Flags":
+        """These and what was asked for after the command's name.
+
+        Raises:
+            BadUsage: less and more were asked for at once.
+        """
+        flags = Flags(json or self.json, quiet or self.quiet, verbose or self.verbose)
+        if flags.quiet and flags.verbose:
+            raise BadUsage(command="unbroken", complaint="--quiet and --verbose contradict each other; give one")
+        return flags
 
 
 def speaking_options() -> list[click.Parameter]:
-    """The two options that the tool and each of its commands take."""
+    """The options that the tool and each of its commands take."""
     return [
         click.Option(["--json"], is_flag=True, help="Print one JSON document instead of text."),
         click.Option(["-q", "--quiet"], is_flag=True, help="Print the result alone: no notes, no progress."),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Print log messages too, on standard error."),
     ]
 
 
 class Command(click.Command):
-    """A command with ``--json`` and ``--quiet``; its function gets them as one ``output``."""
+    """A command with ``--json``, ``--quiet`` and ``--verbose``; its function gets them as one ``output``."""
 
     def __init__(self, name: str, **settings: Any) -> None:  # noqa: ANN401 -- click's own settings, handed through
         settings["params"] = [*(settings.get("params") or []), *speaking_options()]
@@ -144,14 +170,30 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 -- click's signature
         """Run the command; what its function returns is the exit code, and None is 0."""
         asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
+        flags = asked.joined(**{name: ctx.params.pop(name) for name in ("json", "quiet", "verbose")})
         ctx.params["output"] = Output(
-            json=ctx.params.pop("json") or asked.json,
-            quiet=ctx.params.pop("quiet") or asked.quiet,
+            json=flags.json,
+            quiet=flags.quiet,
             stdout=sys.stdout,
             stderr=sys.stderr,
             environ=os.environ,
+            verbose=flags.verbose,
         )
+        if flags.verbose:
+            _show_log()
         return super().invoke(ctx)
+
+
+def _show_log() -> None:
+    """Let what the library logs reach standard error."""
+    # Imported here: few calls ask for it.
+    import logging
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("unbroken")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
 
 
 def as_command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Command]:  # noqa: ANN401

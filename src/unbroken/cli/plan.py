@@ -10,7 +10,9 @@ import click
 
 from unbroken import amounts
 from unbroken.cli.facts import instant
+from unbroken.cli.numbers import Duration
 from unbroken.cli.output import Output, as_command
+from unbroken.cli.plan_estimate import with_estimates
 from unbroken.cli.runs import named_store
 from unbroken.config import Config
 from unbroken.config.decode import decode
@@ -19,14 +21,14 @@ from unbroken.errors import BadPlan
 from unbroken.files import LOCAL
 from unbroken.report.style import Style
 from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout, run_of
+from unbroken.run.layout import Layout, require_reachable, run_of
 from unbroken.run.plan import UNMEASURED_MTBF_S, Numbers, Plan, make_plan, measured, problems
 from unbroken.run.summary import summarize
 from unbroken.store.place import Store
 
 
 def _seconds(option: str, meaning: str) -> Callable[[Any], Any]:
-    return click.option(option, type=float, metavar="SECONDS", help=meaning)
+    return click.option(option, type=Duration(), metavar="DURATION", help=meaning)
 
 
 @as_command("plan")
@@ -51,10 +53,12 @@ def command(
 ) -> None:
     """Say how often to save, and when a run will be done: what failures cost, how many jobs it takes.
 
-    What a run has measured is taken from its journal; options win over it, and with enough of them neither CONFIG nor
-    RUN is needed. What is neither measured nor given is said as an assumption.
+    What a run has measured is taken from its journal. For a CONFIG whose run has not started, step and save are
+    estimated from the parameters, this machine's devices and a short write to its disk. Options win over both, and with
+    enough of them neither CONFIG nor RUN is needed. What is neither measured nor given is said as an assumption. A
+    DURATION is seconds, 4h, 1h30m, HH:MM:SS or D-HH:MM:SS.
     """
-    numbers, assumed, save_steps = _known(place)
+    numbers, assumed, config = _known(place)
     given = {
         "steps": steps,
         "step_s": step_seconds,
@@ -66,12 +70,13 @@ def command(
         "restart_s": restart_seconds,
     }
     numbers = replace(numbers, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    numbers, estimated = (numbers, []) if config is None else with_estimates(numbers, config)
     if found := problems(numbers):
         raise BadPlan(problems=tuple(found))
     now_s = time.time()
     plan = make_plan(numbers, now_s=now_s)
-    as_set = _as_set(numbers, save_steps, now_s)
-    said = [*([] if mtbf is not None else assumed), *_assumptions(numbers)]
+    as_set = _as_set(numbers, config, now_s)
+    said = [*estimated, *([] if mtbf is not None else assumed), *_assumptions(numbers)]
     facts = {
         "given": asdict(numbers),
         "plan": _plan_facts(plan),
@@ -81,18 +86,16 @@ def command(
     output.document("unbroken.plan/1", facts, lambda: _text(numbers, plan, as_set, said, output.style))
 
 
-def _known(place: str | None) -> tuple[Numbers, list[str], int | None]:
+def _known(place: str | None) -> tuple[Numbers, list[str], Config | None]:
     """What a config and the run it belongs to say; nothing where none is named."""
     if place is None:
         return Numbers(), [], None
+    require_reachable(place)
     if not Path(place).is_file():
         store = named_store("plan", place, None)
         return *_of_run(store, None), None
     config = decode(read(Path(place)), (), source=place).config
-    training = config.training
-    numbers, assumed = _of_run(Store(Layout(Path(training.output_dir)).checkpoints), config)
-    save_steps = training.save_steps if isinstance(training.save_steps, int) else None
-    return numbers, assumed, save_steps
+    return *_of_run(Store(Layout(Path(config.training.output_dir)).checkpoints), config), config
 
 
 def _of_run(store: Store, config: Config | None) -> tuple[Numbers, list[str]]:
@@ -115,9 +118,10 @@ def _of_run(store: Store, config: Config | None) -> tuple[Numbers, list[str]]:
     return replace(numbers, steps=None if target is None else max(0, target - done)), assumed
 
 
-def _as_set(numbers: Numbers, save_steps: int | None, now_s: float) -> Plan | None:
+def _as_set(numbers: Numbers, config: Config | None, now_s: float) -> Plan | None:
     """The plan with the cadence that a config sets, where it sets one."""
-    if save_steps is None or numbers.step_s is None:
+    save_steps = None if config is None else config.training.save_steps
+    if not isinstance(save_steps, int) or numbers.step_s is None:
         return None
     return make_plan(numbers, now_s=now_s, interval_s=save_steps * numbers.step_s)
 

@@ -16,12 +16,14 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from unbroken.quoting.terminal import printable
+
 
 @contextlib.contextmanager
 def bar(title: str, total: int, *, is_bytes: bool, stream: TextIO) -> Iterator[Callable[[int], None]]:
     """Draw a bar while the block runs; it is wiped when the block ends, so that only the result stays."""
     amounts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if is_bytes else [MofNCompleteColumn()]
-    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), *amounts, TimeRemainingColumn()]
     with Progress(*columns, console=Console(file=stream), transient=True) as progress:
-        task = progress.add_task(title, total=total)
+        task = progress.add_task(printable(title), total=total)
         yield lambda amount: progress.advance(task, amount)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
@@ -11,11 +12,14 @@ from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import policies_of
 from unbroken.errors import BadUsage
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.run.layout import run_of
-from unbroken.run.lease import draft_judge, read_current
+from unbroken.run.lease import Lease, Standing, draft_judge, read_current
+from unbroken.run.leftovers import left_scratch
 from unbroken.run.process import process_of
 from unbroken.run.refer import resolve
+from unbroken.run.takeover import Watch
 from unbroken.store.check import Level, verify
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
@@ -54,19 +58,28 @@ def command(
     chosen = _composed(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
     _require_measured(store, keep_best)
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
-    is_live = _judge(store, include_torn=include_torn)
+    is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run)
     plan = plan_sweep(store, decision.released, is_live=is_live)
+    left = left_scratch(run_of(store), is_live=lambda job: is_live(DraftName(job, 0, 0)), now_s=time.time())
+    # A store that stands alone is its own run, and its plan has them already.
+    scratch = [path for path in left if path.parent != store.root]
     if not dry_run:
         carry_out(store, plan)
+        for path in scratch:
+            store.files.remove_file(path)
     facts = {
         "store": str(store.root),
         "dry_run": dry_run,
         "removed": list(plan.names),
+        "removed_scratch": [str(path) for path in scratch],
         "freed_bytes": plan.freed_bytes,
         "left": [{"name": name, "reason": reason} for name, reason in plan.left],
         "kept": {name: list(reasons) for name, reasons in decision.kept.items()},
     }
-    output.document("unbroken.prune/1", facts, lambda: _text(decision, plan, dry_run=dry_run, style=output.style))
+    names = (*plan.names, *(str(path) for path in scratch))
+    output.document(
+        "unbroken.prune/1", facts, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
+    )
 
 
 def _composed(last_k: int, every_n: int | None, every_s: float | None, best: str | None) -> Sequence[Policy]:
@@ -101,19 +114,29 @@ def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_
         known = [replace(each, is_usable=False) if each.name == decision.newest else each for each in known]
 
 
-def _judge(store: Store, *, include_torn: bool) -> Callable[[DraftName], bool]:
+def _judge(store: Store, output: Output, *, include_torn: bool, watches: bool) -> Callable[[DraftName], bool]:
     run = run_of(store).run
     if include_torn and read_current(run, store.files) is None:
         return lambda draft: False
-    live = draft_judge(run, now_s=time.time(), process_of=process_of, files=store.files)
+    live = draft_judge(run, is_live=lambda lease: _is_live(run, lease, output, watches=watches), files=store.files)
     return lambda draft: live(draft.job)
 
 
-def _text(decision: Decision, plan: Plan, *, dry_run: bool, style: Style) -> str:
+def _is_live(run: Path, lease: Lease, output: Output, *, watches: bool) -> bool:
+    """Whether the holder may still be writing; what cannot be seen is watched before anything of it is removed."""
+    watch = Watch(run, monotonic=time.monotonic, process_of=process_of)
+    if not watches:
+        return lease.standing(process_of) is not Standing.GONE
+    return watch.until_known(time.sleep, output.note) is Standing.ALIVE
+
+
+def _text(decision: Decision, plan: Plan, names: Sequence[str], *, dry_run: bool, style: Style) -> str:
     verb = "would remove" if dry_run else "removed"
-    lines = [f"{style.good('keep')}    {name}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()]
+    lines = [
+        f"{style.good('keep')}    {printable(name)}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()
+    ]
     lines += [f"{style.warn('left')}    {printable(name)}  ({printable(reason)})" for name, reason in plan.left]
-    lines += [f"{style.bad('remove')}  {name}" for name in plan.names]
-    what = amounts.plural(len(plan.names), "entry").replace("entrys", "entries")
+    lines += [f"{style.bad('remove')}  {printable(name)}" for name in names]
+    what = amounts.plural(len(names), "entry").replace("entrys", "entries")
     lines.append(f"{verb} {what}, {amounts.size(plan.freed_bytes)}")
     return "\n".join(lines)

@@ -36,6 +36,7 @@ def launch_script(
         BadUsage: nothing is named, or no script.
         PathMissing: there is no such script.
         ModuleMissing: there is no such module.
+        BadRunPath: the run's directory is a path at which no run can be.
         NotAStore: there is a file where the run's directory is to be.
         TorchMissing: several processes were asked for and there is no torch.
     """

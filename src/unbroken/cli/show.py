@@ -7,7 +7,8 @@ import click
 from unbroken import amounts
 from unbroken.cli.facts import instant, manifest_facts
 from unbroken.cli.output import Output, as_command
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 from unbroken.run.refer import resolve_checkpoint
 from unbroken.store.manifest import Manifest

@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from unbroken.cli.output import Output, as_command
+from unbroken.cli.runs import run_path
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.launch.slurm.job import Orders, Surroundings, work
 
@@ -16,7 +17,7 @@ PROGRAM: Final = "unbroken slurm job"
 
 
 @as_command("job", context_settings={"allow_interspersed_args": True})
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", callback=run_path)
 @click.argument("words", metavar="-- SRUN...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="What a follower is submitted from.")
 @click.option("--link", is_flag=True, help="Start nothing if the run is done, held, or for a person to look at.")
@@ -42,5 +43,5 @@ def command(
         with contextlib.suppress(StorageFailed, BrokenPipeError):
             output.note(f"{PROGRAM}: {message}")
 
-    around = Surroundings(os.environ, time.monotonic, time.time, time.sleep, say)
+    around = Surroundings(os.environ, time.monotonic, time.sleep, say)
     return work(Orders(run, words, script, link, chained, in_vain), around)

@@ -11,9 +11,13 @@ from unbroken import amounts
 from unbroken.cli.facts import instant
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_store
+from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
+from unbroken.run.clocks import TOLERATED_S
 from unbroken.run.journal import Fact
+from unbroken.run.lease import Lease, Standing
 from unbroken.run.process import process_of
+from unbroken.run.state import RunState
 from unbroken.run.summary import RunSummary, summarize
 
 MOST_MISMATCHES: Final = 10
@@ -42,11 +46,14 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "host": lease.holder.host,
             "pid": lease.holder.pid,
             "renewed_at": instant(int(lease.renewed_at_s * 1e9)),
+            "is_released": lease.is_released,
+            "standing": summary.standing.value if summary.standing else None,
         },
         "step": state.step if state else (newest.step if newest else None),
         "max_steps": state.max_steps if state else None,
         "tokens": state.tokens if state else None,
         "loss": state.loss if state and state.loss is not None and math.isfinite(state.loss) else None,
+        "loss_step": state.loss_step if state else None,
         "error": state.error if state else None,
         "class": outcome.verdict if outcome else None,
         "exit_code": outcome.exit_code if outcome else None,
@@ -92,12 +99,10 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     lines = [("run", f"{summary.run}  {paint.get(summary.status, style.warn)(summary.status)}")]
     state, newest = summary.state, summary.newest_usable
     if summary.lease is not None:
-        age = amounts.ago(time.time() - summary.lease.renewed_at_s)
-        lines.append(("job", f"{summary.lease.describe()}, last sign of life {age}"))
+        lines.append(("job", _job(summary.lease, summary.standing)))
     if state and state.step is not None:
         target = f" of {amounts.count(state.max_steps)}" if state.max_steps is not None else ""
-        loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-        lines.append(("step", f"{amounts.count(state.step)}{target}{loss}"))
+        lines.append(("step", f"{amounts.count(state.step)}{target}{_loss(state)}"))
     if newest:
         age = amounts.ago((time.time_ns() - newest.saved_at_ns) / 1e9)
         size = amounts.size(newest.size_bytes)
@@ -116,7 +121,25 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     lines.append(("store", ", ".join(counts)))
     if state and state.error:
         lines.append(("error", state.error))
-    return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+    return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)
+
+
+def _loss(state: RunState) -> str:
+    """The newest loss; metrics are read from the device every few steps, so it may belong to an earlier step."""
+    if state.loss is None:
+        return ""
+    older = state.loss_step is not None and state.loss_step != state.step
+    return f", loss {state.loss:.4f}" + (f" at step {amounts.count(state.loss_step or 0)}" if older else "")
+
+
+def _job(lease: Lease, standing: Standing | None) -> str:
+    age_s = time.time() - lease.renewed_at_s
+    renewed = f"last renewed {amounts.ago(age_s)}"
+    if standing is Standing.UNKNOWN:
+        if age_s < -TOLERATED_S:
+            renewed = f"last renewed {amounts.duration(-age_s)} in the future"
+        renewed += " by its own clock; its process cannot be seen from here"
+    return f"{lease.describe()}, {renewed}"
 
 
 def _without_checkpoint(summary: RunSummary) -> str:

@@ -12,12 +12,16 @@ from unbroken.cli.numbers import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.errors import RunsElsewhere, StillRunning
+from unbroken.quoting.shell import for_shell
+from unbroken.quoting.terminal import printable
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease, read_current
+from unbroken.run.lease import Lease, Standing
 from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placements
+from unbroken.run.takeover import Watch
+from unbroken.store.names import scratch
 
 POLL_S = 0.1
 # A killed process is gone in milliseconds; one that waits for storage in the kernel is not, and is said to be there.
@@ -36,8 +40,9 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     With --force the job's processes are killed instead, which works only where they run.
     """
     layout = named_run("stop", run, output_dir)
-    lease = _live(layout)
-    if lease is None:
+    watch = Watch(layout.run, monotonic=time.monotonic, process_of=process_of)
+    standing, lease = watch.look(), watch.lease
+    if lease is None or standing is Standing.GONE:
         facts = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
         output.document("unbroken.stop/1", facts, lambda: _nothing_to_stop(layout))
         return
@@ -46,8 +51,8 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
         killed = _kill(layout, lease)
         wait = max(wait or 0.0, KILL_WAIT_S)
     else:
-        request_stop(layout, job=lease.number, by=host_name(), scratch=f".scratch-stop-{os.getpid()}")
-    has_ended = _await(lambda: _holds(layout, lease), wait or 0.0)
+        request_stop(layout, job=lease.number, by=host_name(), scratch=scratch(f"stop_{os.getpid()}", "request"))
+    has_ended = _await(lambda: _holds(watch, lease), wait or 0.0)
     if wait and not has_ended:
         raise StillRunning(path=layout.run, holder=lease.describe(), waited_s=wait)
     facts = {
@@ -57,30 +62,32 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
         "job": lease.number,
         "killed": killed,
     }
-    output.document("unbroken.stop/1", facts, lambda: _text(lease, killed, has_ended=has_ended))
+    output.document("unbroken.stop/1", facts, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
 
 
-def _text(lease: Lease, killed: list[int], *, has_ended: bool) -> str:
+def _text(layout: Layout, watch: Watch, killed: list[int], *, has_ended: bool) -> str:
+    holder = watch.lease.describe() if watch.lease else ""
     if killed:
-        return f"killed {lease.describe()}, {amounts.plural(len(killed), 'process').replace('processs', 'processes')}"
-    return f"{lease.describe()}: {'it has ended' if has_ended else 'it will save and end at its next step'}"
+        return f"killed {holder}, {amounts.plural(len(killed), 'process').replace('processs', 'processes')}"
+    if has_ended:
+        return f"{holder}: it has ended"
+    said = f"{holder}: it will save and end at its next step"
+    if watch.look() is not Standing.UNKNOWN:
+        return said
+    check = f"unbroken release {for_shell(layout.run)}"
+    return f"{said}; whether it is alive cannot be seen from here, `{check}` finds out"
 
 
 def _nothing_to_stop(layout: Layout) -> str:
     said = "no job is at work here; there is nothing to stop"
     placed = placements(read_history(layout).facts)
     # Between two jobs there is nobody to ask but the scheduler.
-    return f"{said}; if SLURM has it queued again: scancel {placed[-1][1].id}" if placed else said
+    return f"{said}; if SLURM has it queued again: scancel {for_shell(placed[-1][1].id)}" if placed else said
 
 
-def _live(layout: Layout) -> Lease | None:
-    lease = read_current(layout.run)
-    return lease if lease is not None and lease.is_live(now_s=time.time(), process_of=process_of) else None
-
-
-def _holds(layout: Layout, lease: Lease) -> bool:
-    current = _live(layout)
-    return current is not None and current.number == lease.number
+def _holds(watch: Watch, lease: Lease) -> bool:
+    standing = watch.look()
+    return standing is not Standing.GONE and watch.lease is not None and watch.lease.number == lease.number
 
 
 def _await(is_there: Callable[[], bool], wait_s: float) -> bool:
@@ -93,15 +100,16 @@ def _await(is_there: Callable[[], bool], wait_s: float) -> bool:
 
 
 def _kill(layout: Layout, lease: Lease) -> list[int]:
-    started = process_of(lease.holder.host, lease.holder.pid)
-    if started is None:
+    if process_of(lease.holder) is None:
         reason = f"it runs on {lease.holder.host}, and this is {host_name()}"
+        if lease.holder.host == host_name():
+            reason = "it runs in another container or PID namespace of this machine, or a clone of it"
         raise RunsElsewhere(path=layout.run, holder=lease.describe(), reason=reason)
     killed: list[int] = []
     # The launcher first: it would start the ranks again.
     for each in [*recorded_processes(layout, lease.number), lease.holder]:
         # Process numbers are used again; only the very process that wrote its start is ours to kill.
-        if each.pid not in killed and each.pid > 1 and process_of(each.host, each.pid) == each.process_started:
+        if each.pid not in killed and each.pid > 1 and process_of(each) == each.process_started:
             try:
                 os.kill(each.pid, signal.SIGKILL)
             except ProcessLookupError:

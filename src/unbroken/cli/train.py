@@ -18,18 +18,22 @@ from unbroken.config import Config
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
-from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing
+from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError, as_json
 from unbroken.launch.command import Shape, Target
+from unbroken.launch.jobs import Orders
 from unbroken.launch.started import settle
+from unbroken.run.layout import require_directory
+from unbroken.store.rewind import SCRATCH, without_tag
 
 PROGRAM: Final = "unbroken train"
 MODULE: Final = "unbroken.gpt"
+SCHEMA: Final = "unbroken.train/1"
 
 
 @as_command("train", context_settings={"ignore_unknown_options": True})
 @config_arguments
-@click.option("--accept", multiple=True, metavar="NAME", help="Go on though this differs from the run; repeatable.")
-@click.option("--resume", metavar="WHAT", help="As training.resume: auto, scratch, or a checkpoint to go back to.")
+@click.option("--accept", multiple=True, metavar="NAME", help="Accept a change to the run by name; repeatable.")
+@click.option("--resume", metavar="WHAT", help="auto, scratch, or a checkpoint to go back to, once.")
 @click.option("--force", is_flag=True, help="With --resume scratch: set the checkpoints that are there aside.")
 @allowance_options
 @click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")
@@ -51,24 +55,45 @@ def command(
 
     CONFIG is a YAML or JSON file. OVERRIDE is --section.field value, --section.field=value or section.field=value.
     Problems of the config are all told before anything is started. Exit codes: unbroken explain exit-codes.
+    With --json standard output carries one JSON object per line (start, step, evaluation, checkpoint, end).
     """
-    flags = allowance_overrides(allowed)
-    flags += [] if resume is None else [f"training.resume={resume}"]
-    taken = take_apart((*arguments, *flags))
+    words = [*arguments, *allowance_overrides(allowed), *([] if resume is None else [f"training.resume={resume}"])]
+    try:
+        orders = _orders(output, words, named, accept, asked, force=force, until_done=until_done)
+        return launched(output, PROGRAM, SCHEMA, orders, speaks_json=output.json)
+    except UnbrokenError as refused:
+        if not output.json:
+            raise
+        facts = as_json(refused)
+        output.line(facts.pop("schema"), {"event": "error", **facts})
+        return refused.exit_code
+
+
+def _orders(
+    output: Output,
+    written: Sequence[str],
+    named: str | None,
+    accept: Sequence[str],
+    asked: Asked,
+    *,
+    force: bool,
+    until_done: bool,
+) -> Orders:
+    """What is to be launched, after everything that can be refused without a process was looked at."""
+    taken = take_apart(written)
     path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
     config = decode(read(path), taken.overrides, source=str(path)).config
-    if (asked.max_restarts or until_done) and config.training.resume != "auto":
+    if (asked.max_restarts or until_done) and without_tag(config.training.resume) == SCRATCH and not force:
         option = "--max-restarts" if asked.max_restarts else "--until-done"
-        complaint = f"with {option} every restart would begin at '{config.training.resume}' again"
+        complaint = f"with {option} a restart would ask for 'scratch' again and be refused; add --force to start once"
         raise BadUsage(command=PROGRAM, complaint=complaint)
+    require_directory(Path(config.training.output_dir))
     _require_startable(config, asked.shape, accept, force=force)
-    words = (str(path), *taken.written, *flags)
+    words = (str(path), *taken.written)
     words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())
-    words += ("--quiet",) if output.quiet else ()
-    orders = asked.orders(
-        Target(MODULE, words, is_module=True), run=Path(config.training.output_dir), until_done=until_done
-    )
-    return launched(output, PROGRAM, "unbroken.train/1", orders)
+    words += tuple(f"--{name}" for name in ("json", "quiet", "verbose") if getattr(output, name))
+    target = Target(MODULE, words, is_module=True)
+    return asked.orders(target, run=Path(config.training.output_dir), until_done=until_done)
 
 
 def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, force: bool) -> None:

@@ -18,8 +18,10 @@ from unbroken.config.derived import derived
 from unbroken.config.document import all_fields
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
+from unbroken.launch.started import require_own
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
+from unbroken.run.layout import Layout
 
 
 @as_command("validate", context_settings={"ignore_unknown_options": True})
@@ -49,6 +51,7 @@ def command(
     taken = take_apart((*arguments, *allowance_overrides(allowed)))
     path = config_path("unbroken validate", taken.rest, named, one="one config is checked at a time")
     resolved = decode(read(path), taken.overrides, source=str(path))
+    require_own(Layout(Path(resolved.config.training.output_dir)))
     data = None if no_data else data_facts(resolved.config, world_size, output, is_strict=strict)
     memory = memory_facts(resolved.config, world_size, data["vocabulary"] if data else None)
     walltime = walltime_facts(resolved.config, world_size)

@@ -8,7 +8,8 @@ from unbroken import amounts
 from unbroken.cli.facts import verdict_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.run.refer import resolve
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.place import Store

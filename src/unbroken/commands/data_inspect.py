@@ -12,7 +12,8 @@ from unbroken.data.catalogue import DEFAULT_BUCKET, Bucket, Check, Corpus, open_
 from unbroken.data.tree import walk
 from unbroken.errors import DataDamaged, PathMissing
 from unbroken.errors.tree import quoted
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
 

@@ -11,7 +11,7 @@ from unbroken.data.listing import LISTING
 from unbroken.data.seal import seal_shards
 from unbroken.data.tree import walk
 from unbroken.errors import PathMissing
-from unbroken.report.style import printable
+from unbroken.quoting.terminal import printable
 
 
 @as_command("seal")

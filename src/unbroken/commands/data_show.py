@@ -11,7 +11,8 @@ from unbroken.commands.data_input import Asked, Decode, Input, decoder_of, windo
 from unbroken.data.described import Described, DescribedWindow, describe
 from unbroken.data.stream import Stream
 from unbroken.errors import BadUsage, TokenizerUnknown
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 
 _COMMAND: Final = "unbroken data show"
 # Five letters stand before each line: together they fill a terminal of 80.

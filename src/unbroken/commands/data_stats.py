@@ -14,7 +14,8 @@ from unbroken.commands.data_input import Asked, Input, window_options
 from unbroken.data.catalogue import Corpus
 from unbroken.data.drawn import DrawnBucket
 from unbroken.data.stream import Stream
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
 _STRETCH: Final = 1 << 20

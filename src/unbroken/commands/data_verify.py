@@ -7,7 +7,7 @@ import click
 from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.commands.data_inspect import open_splits
-from unbroken.report.style import printable
+from unbroken.quoting.terminal import printable
 
 
 @as_command("verify")

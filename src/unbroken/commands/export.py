@@ -20,7 +20,7 @@ from unbroken.gpt.export import is_export, to_safetensors, to_torch
 from unbroken.gpt.huggingface import require_expressible, to_huggingface
 from unbroken.gpt.load import Found, Loaded, find_model
 from unbroken.gpt.vocabulary import vocabulary_of
-from unbroken.report.style import printable
+from unbroken.quoting.terminal import printable
 
 _COMMAND: Final = "unbroken export"
 _SUFFIXES: Final = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}

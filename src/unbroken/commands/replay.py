@@ -23,7 +23,8 @@ from unbroken.prove.replay import (
     require_sound,
     span_of,
 )
-from unbroken.report.style import Style, printable
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 
 EXIT_DIFFER = 3
 

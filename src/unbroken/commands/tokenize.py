@@ -51,7 +51,9 @@ _DEFAULTS = Options()
 @click.option("--val-fraction", metavar="F", help="The share of documents for val/, chosen by their text.")
 @click.option("--bake-windows", is_flag=True, help="Cut documents into windows now, not when training.")
 @click.option("--max-length", type=click.IntRange(2), metavar="N", help="Tokens of a baked window.")
-@click.option("--overlap-size", type=click.IntRange(0), metavar="N", help="Tokens two baked windows share.")
+@click.option("--overlap-size", type=click.IntRange(0), metavar="N", help="Tokens two baked windows share; at least 1.")
+@click.option("--probabilistic-overlap", is_flag=True, help="Give that overlap to some documents only, by their text.")
+@click.option("--overlap-probability", metavar="P", help="The share of documents that get it; 0.7 by default.")
 @click.option("--eod-token", metavar="TOKEN", help="The token that ends a document, where it is not found by itself.")
 @click.option("--add", is_flag=True, help="Tokenize files that came after the shards were finished.")
 @click.option(
@@ -75,6 +77,8 @@ def command(
     bake_windows: bool,
     max_length: int | None,
     overlap_size: int | None,
+    probabilistic_overlap: bool,
+    overlap_probability: str | None,
     eod_token: str | None,
     add: bool,
     accelerator: str,
@@ -91,9 +95,10 @@ def command(
         text_field=text_field,
         min_text_length=min_text_length,
         shard_tokens=shard_tokens,
-        val_fraction=_fraction(val_fraction),
+        val_fraction=_fraction("--val-fraction", val_fraction),
         max_length=max_length,
-        overlap_size=overlap_size or 0 if bake_windows else None,
+        overlap_size=overlap_size or 1 if bake_windows else None,  # 0 would leave first tokens untrained
+        overlap_probability=_overlap_share(overlap_probability, probabilistic_overlap, bake_windows),
     )
     request = Request(
         input_dir=input_dir,
@@ -125,7 +130,7 @@ def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size
         if max_length is None:
             raise BadUsage(command=_COMMAND, complaint="--bake-windows needs --max-length")
         try:
-            require_bakeable(max_length, overlap_size or 0)
+            require_bakeable(max_length, overlap_size or 1)
         except ValueError as wrong:
             raise BadUsage(command=_COMMAND, complaint=str(wrong)) from wrong
     elif max_length is not None or overlap_size is not None:
@@ -136,7 +141,15 @@ def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size
         raise BadUsage(command=_COMMAND, complaint=complaint)
 
 
-def _fraction(text: str | None) -> str | None:
+def _overlap_share(probability: str | None, is_asked: bool, bake_windows: bool) -> str | None:
+    """The share of documents whose windows overlap; None: all of them."""
+    if is_asked and not bake_windows:
+        complaint = "--probabilistic-overlap is for --bake-windows; when training, all documents overlap alike"
+        raise BadUsage(command=_COMMAND, complaint=complaint)
+    return _fraction("--overlap-probability", probability or "0.7") if is_asked else None
+
+
+def _fraction(option: str, text: str | None) -> str | None:
     """A share in one spelling, so that 0.1 and 0.10 are the same option."""
     if text is None:
         return None
@@ -145,7 +158,7 @@ def _fraction(text: str | None) -> str | None:
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 < share < 1:
-        raise BadUsage(command=_COMMAND, complaint=f"--val-fraction is '{text}'; it lies between 0 and 1")
+        raise BadUsage(command=_COMMAND, complaint=f"{option} is '{text}'; it lies between 0 and 1")
     return str(share)
 
 

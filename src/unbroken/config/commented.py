@@ -7,10 +7,8 @@ from typing import Any, Final
 
 from unbroken.config.document import SECTIONS, Config, all_fields
 from unbroken.config.fields import Field
+from unbroken.quoting.yaml import scalar
 
-_SAFE_TEXT: Final = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")
-# Words that YAML readers take for something else than text.
-_TAKEN: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _WIDTH: Final = 120
 _HEADINGS: Final = {
     "model": "The network.",
@@ -30,27 +28,12 @@ def as_yaml(value: Any) -> str:  # noqa: ANN401 -- any plain JSON value
         case float():
             return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].replace('+', '')}{m[2]}", repr(value))
         case str():
-            is_safe = _SAFE_TEXT.fullmatch(value) and value.lower() not in _TAKEN
-            return value if is_safe else _quoted(value)
+            return scalar(value)
         case list():
             return f"[{', '.join(map(as_yaml, value))}]"
         case dict():
             return f"{{{', '.join(f'{as_yaml(key)}: {as_yaml(item)}' for key, item in value.items())}}}"
     return str(value)
-
-
-def _quoted(text: str) -> str:
-    # YAML takes JSON's escapes, but not its pairs of them for characters beyond 16 bits.
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def heading_of(section: str) -> str:

@@ -43,7 +43,10 @@ class DataConfig:
         2048, "Sequence length, in tokens; at most model.n_positions.", FIXED, minimum=2, maximum=MOST_POSITIONS
     )
     overlap_size: int = field(
-        256, "Tokens that the windows of a long document share; at most half of max_length.", FIXED, minimum=0
+        256,
+        "Tokens that the windows of a long document share; at most half of max_length; 0 repeats none.",
+        FIXED,
+        minimum=0,
     )
     packing: bool = field(True, "Several documents share a sequence.", FIXED)
     epochs: int | None = field(
@@ -55,12 +58,16 @@ class DataConfig:
         example=4,
     )
     check: Literal["quick", "full", "read"] = field(
-        "quick",
-        "Held to digests: sizes and indexes, all bytes at the start, or every sequence as it is read.",
+        "read",
+        "Verify every sequence as it is read, all bytes at each start (full), or sizes and indexes (quick).",
         FREE,
     )
     cache_dir: str | None = field(
-        None, "Where packing plans are kept.", FREE, null_means=".unbroken in data.path", example="/scratch/plans"
+        None,
+        "Where packing plans and checksums are kept.",
+        FREE,
+        null_means=".unbroken in data.path",
+        example="/scratch/plans",
     )
     num_workers: int = field(
         4,

@@ -8,6 +8,7 @@ from unbroken.config.commented import as_yaml, heading_of
 from unbroken.config.document import SECTIONS, Config, all_fields
 from unbroken.config.fields import Field, ResumeClass
 from unbroken.config.presets import PRESETS
+from unbroken.quoting.shell import for_shell
 
 _WIDTH: Final = 100
 
@@ -44,14 +45,8 @@ def _explain_field(field: Field) -> str:
     shown = said.example if field.default is None else default_text(field)
     text = shown if isinstance(shown, str) else as_yaml(shown)
     pairs.append(("write", f"{field.name}: {text}   in the section {field.section}, or"))
-    pairs.append(("", f"--{field.dotted} {_for_shell(text)}"))
+    pairs.append(("", f"--{field.dotted} {for_shell(text)}"))
     return "\n".join([f"# {field.dotted}", "", said.meaning, "", *_aligned(pairs)])
-
-
-def _for_shell(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
 
 
 def _explain_section(section: str) -> str:

@@ -1,11 +1,13 @@
 """Compares the config a run was started with and the one a job brings, by the resume class of each field."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.config.document import Config, all_fields
+from unbroken.config.document import SCHEMA, Config, all_fields, digest_of
 from unbroken.config.fields import ResumeClass
+from unbroken.config.reading import from_json
 
 GLOBAL_BATCH = "training.global_batch_size"
 
@@ -51,3 +53,24 @@ def _differences(started: Config, now: Config) -> Iterator[Difference]:
         if was == is_now or (name == GLOBAL_BATCH and is_now is None):
             continue
         yield Difference(name, field.declaration.resume, was, is_now)
+
+
+def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A config with some fields replaced, by their full names; fields that are no longer known are left out."""
+    values = config.values()
+    for name, value in changes.items():
+        if name in all_fields():
+            section, _, field = name.partition(".")
+            values[section][field] = value
+    document = {"schema": SCHEMA, "digest": digest_of(values), **values}
+    return from_json(json.dumps(document), "config.json").config
+
+
+def computing_values(config: Config) -> dict[str, Any]:
+    """The fields that the bits of a step depend on, in plain JSON form: all that a resume may not change freely."""
+    values = config.values()
+    return {
+        name: values[field.section][field.name]
+        for name, field in all_fields().items()
+        if field.declaration.resume is not ResumeClass.FREE
+    }

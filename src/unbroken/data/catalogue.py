@@ -2,7 +2,8 @@
 
 ``open_corpus`` walks the folder, opens every index, compares sizes and digests with what ``shards.json`` lists, and
 names all problems at once. The quick check, made at every start, reads indexes whole and ``.bin`` files not at all:
-it sees a ``.bin`` whose size changed, not one whose bytes did. The full check reads every byte.
+it sees a ``.bin`` whose size changed, not one whose bytes did; those are verified by the stream, as they are read. The
+full check reads every byte.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

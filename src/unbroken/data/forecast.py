@@ -95,7 +95,7 @@ def forecast(config: Config, world: int = 1, *, progress: Progress | None = None
         DataError: the data is missing, damaged or unfinished in itself.
         StorageFailed: the system refused to read it, or to write the cache.
     """
-    # Bytes are a matter of the start, and of `data verify`: a forecast depends on sizes and indexes alone.
+    # Bytes are verified by the job and by `data verify`: a forecast depends on sizes and indexes alone.
     config = replace(config, data=replace(config.data, check="quick"))
     findings = _Findings()
     corpus = corpus_of(config.data)

@@ -6,7 +6,6 @@ scratch file, which the next builder of the same bucket removes.
 """
 
 import contextlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +18,12 @@ from unbroken.data.plan_build import Recipe, build_group
 from unbroken.data.plan_file import GroupPlan, GroupSummary, PlanDamaged, decode_plan, decode_summary, encode_plan
 from unbroken.errors import StorageFailed
 from unbroken.files import Files, told
+from unbroken.quoting.log import logger
 
 _SCRATCH_SUFFIX: Final = ".tmp"
 _LARGEST_SUMMARY_BYTES: Final = 1 << 30
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """A digest for every sequence, so that bytes that changed are caught as they are read.
 
-Digests are taken once, when a stream that checks its reads is first opened, after the shards have been held to the
-digests they are listed with. They are kept in the cache, one file for each group, named by what the group is made of,
-and read when the group is, a bounded number at a time. A file that does not prove itself is made again.
+Digests are taken once, when data is first opened for reading, after the shards were verified against the digests that
+``shards.json`` lists. Shards without a list (another tool's) are taken as they are: damage from before that moment
+cannot be seen, later damage is. The digests are kept in the cache, one file for each group, named by what the group is
+made of. Processes that open the same data at the same time share the work. A file that does not match its own digest is
+made anew.
 """
 
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
@@ -16,21 +17,26 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from unbroken import amounts
 from unbroken.data.assemble import cut_pieces
 from unbroken.data.catalogue import Shard
 from unbroken.data.drawn import DrawnBucket
+from unbroken.data.listing import LISTING
 from unbroken.data.maps import TokenMaps
 from unbroken.data.shards import digest_file
 from unbroken.errors import DataDamaged, StorageFailed
+from unbroken.errors.tree import quoted
 from unbroken.files import Files
+from unbroken.quoting.log import logger
 from unbroken.store.digest import DIGEST_BYTES, digest_bytes
 
 FOLDER: Final = "reads"
 _WORD: Final[np.dtype[Any]] = np.dtype("<u8")
 _AT_ONCE: Final = 1024
-_HELD_GROUPS: Final = 64
+# A shuffle draws from 16 groups of every bucket at once: all of them fit, or each look-up would read them anew.
+_HELD_BYTES: Final = 256 << 20
 _LARGEST_BYTES: Final = 1 << 30
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 Digests = NDArray[np.uint64]
 
@@ -71,6 +77,7 @@ class SequenceDigests:
         self._files = files
         self._token = token or secrets.token_hex(8)
         self._held: OrderedDict[tuple[str, int], Digests] = OrderedDict()
+        self._held_bytes = 0
         self._proven: set[int] = set()
 
     def prepare(self) -> None:
@@ -81,14 +88,35 @@ class SequenceDigests:
             StorageFailed: the system refused to read, or to write the cache.
         """
         self._files.make_directory(self._folder)
-        names = set()
-        for bucket in self._buckets:
-            for group in range(len(bucket.group_digests)):
-                path = self._path(bucket, group)
-                names.add(path.name)
-                if self._files.find(path) is None:
-                    self._keep(path, self._take(bucket, group))
+        groups = [(bucket, group) for bucket in self._buckets for group in range(len(bucket.group_digests))]
+        names = {self._path(bucket, group).name for bucket, group in groups}
+        kept = {node.name for node in self._files.list_directory(self._folder)}
+        missing = [each for each in groups if self._path(*each).name not in kept]
+        if missing:
+            self._say_first_reading({number for bucket, group in missing for number in bucket.shards_of(group)})
+        # Each process begins elsewhere and skips what another has finished meanwhile: ranks share the reading.
+        begin = int.from_bytes(digest_bytes(self._token.encode())) % max(len(missing), 1)
+        for bucket, group in missing[begin:] + missing[:begin]:
+            path = self._path(bucket, group)
+            if self._files.find(path) is None:
+                self._keep(path, self._take(bucket, group))
         self._clear_scratch(names)
+
+    def _say_first_reading(self, numbers: Collection[int]) -> None:
+        shards = [self._shards[number] for number in sorted(numbers)]
+        size = amounts.size(sum(shard.bin_bytes for shard in shards))
+        counted = amounts.plural(len(shards), "shard")
+        _log.info("data: computing checksums of %s (%s), once; kept in %s", counted, size, self._folder)
+        unlisted = [shard for shard in shards if shard.bin_digest is None]
+        if unlisted:
+            folders = sorted({quoted(shard.directory) for shard in unlisted})
+            _log.warning(
+                "data: %s without %s: checksums are taken from the bytes as they are now, so earlier damage cannot be "
+                "seen; to list them: unbroken data seal %s",
+                amounts.plural(len(unlisted), "shard"),
+                LISTING,
+                folders[0],
+            )
 
     def of(self, bucket: DrawnBucket, group: int, sequences: NDArray[np.int64]) -> Digests:
         """The digests of some sequences of a group.
@@ -97,10 +125,13 @@ class SequenceDigests:
             DataDamaged, StorageFailed: as ``prepare`` does, where digests have to be taken again.
         """
         key = bucket.name, group
-        if key not in self._held:
+        if key in self._held:
+            self._held.move_to_end(key)
+        else:
             self._held[key] = self._read(bucket, group)
-            if len(self._held) > _HELD_GROUPS:
-                self._held.popitem(last=False)
+            self._held_bytes += self._held[key].nbytes
+            while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
+                self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         return self._held[key][sequences]
 
     def _path(self, bucket: DrawnBucket, group: int) -> Path:
@@ -114,7 +145,7 @@ class SequenceDigests:
         data = self._files.read_bytes(path, limit_bytes=_LARGEST_BYTES) if self._files.find(path) else b""
         if data[:DIGEST_BYTES] == digest_bytes(memoryview(data)[DIGEST_BYTES:]):
             return np.frombuffer(data, _WORD, offset=DIGEST_BYTES)
-        _log.warning("the digests %s are taken again: what is kept does not prove itself", path)
+        _log.warning("data: the checksums in %s are damaged or gone: computing them again", path)
         taken = self._take(bucket, group)
         self._keep(path, taken)
         return taken
@@ -158,7 +189,7 @@ class SequenceDigests:
     def _require_listed(self, numbers: Sequence[int]) -> None:
         shards = [self._shards[number] for number in numbers]
         findings = [
-            f"{shard.bucket}/{shard.name}.bin: its digest is {found} and {shard.bin_digest} is listed"
+            f"{shard.bucket}/{shard.name}.bin: its checksum is {found}, {LISTING} lists {shard.bin_digest}"
             for shard in shards
             if shard.bin_digest is not None and (found := digest_file(shard.bin_path).whole) != shard.bin_digest
         ]

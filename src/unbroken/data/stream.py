@@ -26,6 +26,8 @@ from unbroken.errors import SequenceDamaged
 from unbroken.files import LOCAL, Files
 
 CACHE: Final = ".unbroken"
+# The first token of a window has no token before it: without a shared one it would never be trained.
+LEAST_OVERLAP: Final = 1
 # Every map holds a file open, those of the tokens too: the plans of all buckets together stay within this.
 _MOST_MAPPED_GROUPS: Final = 512
 
@@ -72,7 +74,8 @@ class Stream:
     Args:
         corpus: the data, as ``open_corpus`` found it.
         max_length: tokens of a sequence.
-        overlap: tokens that the windows of a long document share; at most half of ``max_length``.
+        overlap: tokens that the windows of a long document share; at most half of ``max_length``. 0 is taken as 1: one
+            shared token, from which the next is predicted, so that every token is trained once.
         seed: another seed is another order.
         packing: several documents share a sequence.
         phases: a curriculum; without one, every epoch is one pass over all buckets.
@@ -81,13 +84,13 @@ class Stream:
         cache: where plans are kept; by default ``.unbroken`` in the data folder.
         eras: the history of a stream that grew; by default one era with all shards.
         shuffle: without it, the sequences of a bucket come in the order of its plan.
-        check_reads: hold every sequence to a digest of its bytes as it is read.
+        check_reads: verify every sequence against a checksum as it is read; False trains on whatever the files hold.
         files: how the cache is written.
         progress: told how many entries were planned, while plans are made.
 
     Raises:
         BadMix: the phases do not fit the buckets.
-        DataDamaged: reads are checked, and a shard is not what it is listed as.
+        DataDamaged: reads are checked, and a shard does not match ``shards.json``.
         ShardDamaged: an index is not in order.
         StorageFailed: the system refused to read an index or to write the cache.
         ValueError: a length, ``epochs`` or ``on_dry`` cannot be, or the eras are not those of this corpus.
@@ -108,13 +111,13 @@ class Stream:
         cache: Path | str | None = None,
         eras: Sequence[Era] = (),
         shuffle: bool = True,
-        check_reads: bool = False,
+        check_reads: bool = True,
         files: Files = LOCAL,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         _require_known(seed, epochs, on_dry)
         self.corpus = corpus
-        self.settings = Settings(max_length, overlap, seed, packing, shuffle, _in_one_spelling(phases))
+        self.settings = Settings(max_length, overlap or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases))
         self.cache = corpus.root / CACHE if cache is None else Path(cache)
         self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_dry),)
         self._files = files
@@ -198,7 +201,7 @@ class Stream:
 
     @property
     def checks_reads(self) -> bool:
-        """Whether every sequence is held to its digest as it is read."""
+        """Whether every sequence is verified against its checksum as it is read."""
         return self._digests is not None
 
     @property

@@ -1,8 +1,9 @@
 """Entries cut into windows: where each window lies and how much of it is masked. No token is read or copied.
 
-Windows of an entry start ``max_length - overlap`` tokens apart. Every token behind an entry's masked prefix is fresh in
-exactly one window; a window without a fresh token is not made, and an entry without one is dropped and counted. Only
-the last window of an entry reaches its end, so only there EOD can stand.
+Windows of an entry start ``max_length - overlap`` tokens apart. With an overlap of at least one token every token but
+the first of an entry follows another one in some window, so that it can be learned. Every token behind an entry's
+masked prefix is fresh in exactly one window; a window without a fresh token is not made, and an entry without one is
+dropped and counted. Only the last window of an entry reaches its end, so only there EOD can stand.
 """
 
 from dataclasses import dataclass
@@ -55,22 +56,30 @@ def require_bakeable(max_length: int, overlap: int) -> None:
 
 
 def cut(
-    lengths: NDArray[np.int64], prefixes: NDArray[np.unsignedinteger[Any]], max_length: int, overlap: int
+    lengths: NDArray[np.int64],
+    prefixes: NDArray[np.unsignedinteger[Any]],
+    max_length: int,
+    overlap: int | NDArray[np.int64],
 ) -> Windows:
     """Cut entries of these lengths, whose first ``prefixes`` tokens are masked, into windows.
+
+    ``overlap`` is one number for all entries, or one for each.
 
     Raises:
         ValueError: windows of fewer than 2 tokens, or an overlap of more than half a window.
     """
-    require_cuttable(max_length, overlap)
-    stride = max_length - overlap
+    each_overlap = np.broadcast_to(np.asarray(overlap, np.int64), lengths.shape)
+    for bound in (each_overlap.min(initial=max_length // 2), each_overlap.max(initial=0)):
+        require_cuttable(max_length, int(bound))
+    stride = max_length - each_overlap
     counts = 1 + -(-np.maximum(lengths - max_length, 0) // stride)
     entry = np.repeat(np.arange(lengths.size), counts)
+    shared = each_overlap[entry]
     number = np.arange(entry.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = number * stride
+    start = number * stride[entry]
     length = np.minimum(lengths[entry] - start, max_length)
     # A prefix can be longer than the window it begins in; the rest of it is masked in the next one.
-    masked = np.maximum(prefixes.astype(np.int64)[entry] - start, np.where(number > 0, overlap, 0))
+    masked = np.maximum(prefixes.astype(np.int64)[entry] - start, np.where(number > 0, shared, 0))
     is_fresh = masked < length
     if is_fresh.all():
         return Windows(entry, start, length, masked, 0)

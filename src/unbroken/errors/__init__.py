@@ -10,6 +10,7 @@ from unbroken.errors.checkpoint import (
     NoRoom,
     NoUsableCheckpoint,
     RecordDamaged,
+    RunGone,
     RunHeld,
     SealedDiffers,
     StorageFailed,
@@ -47,10 +48,12 @@ from unbroken.errors.resume import (
     NoProcessGroup,
     NotAnItem,
     NotExact,
+    NotInGroup,
     NotRestored,
     NotShared,
     PeerLost,
     RankFailed,
+    RankRaised,
     StateDiffers,
     UnsavedState,
     WrittenDuringSave,
@@ -76,6 +79,7 @@ from unbroken.errors.stream import LanesUnfit, SequenceDamaged, StreamDiffers
 from unbroken.errors.tensors import TensorUnsupported
 from unbroken.errors.tokenize import (
     BadDocuments,
+    ColumnMissing,
     ControlToken,
     NoEodToken,
     NoTextFound,
@@ -89,7 +93,7 @@ from unbroken.errors.tokenize import (
     TokenizerUnknown,
     WorkerDied,
 )
-from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GradientNotFinite
+from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GptSimpleRun, GradientNotFinite
 from unbroken.errors.tree import (
     BusyError,
     CheckpointError,
@@ -108,6 +112,7 @@ from unbroken.errors.tree import (
     render,
 )
 from unbroken.errors.usage import (
+    BadRunPath,
     BadUsage,
     CannotSeal,
     CheckpointUnknown,
@@ -125,6 +130,7 @@ __all__ = [
     "BadDocuments",
     "BadMix",
     "BadPlan",
+    "BadRunPath",
     "BadSpot",
     "BadUsage",
     "BaselineFails",
@@ -136,6 +142,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointUnknown",
     "CheckpointsExist",
+    "ColumnMissing",
     "CompilerMissing",
     "ConfigDiffers",
     "ConfigError",
@@ -158,6 +165,7 @@ __all__ = [
     "FieldChange",
     "FormatUnknown",
     "GenerationInvalid",
+    "GptSimpleRun",
     "GradientNotFinite",
     "Halted",
     "Help",
@@ -191,6 +199,7 @@ __all__ = [
     "NotDeterministic",
     "NotExact",
     "NotExpressible",
+    "NotInGroup",
     "NotRestored",
     "NotShared",
     "NothingToProve",
@@ -200,8 +209,10 @@ __all__ = [
     "PeerLost",
     "Problem",
     "RankFailed",
+    "RankRaised",
     "RecordDamaged",
     "ReplayUnfinished",
+    "RunGone",
     "RunHeld",
     "RunsElsewhere",
     "SealedDiffers",

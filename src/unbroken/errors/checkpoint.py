@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from unbroken import amounts
 from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
@@ -278,26 +278,29 @@ class EvidenceMissing(StorageError):
 
 @dataclass(eq=False, kw_only=True)
 class NoRoom(StorageError):
-    """The disk cannot hold the coming save."""
+    """The disk cannot hold the coming save and the reserve beside it."""
 
     kind = "no-room"
     path: Path
     needed_bytes: int
+    reserve_bytes: int
     free_bytes: int
     needed_inodes: int
+    reserve_inodes: int
     free_inodes: int | None
     prunable_bytes: int
     prunable: tuple[str, ...] = ()
 
     def headline(self) -> str:
-        if self.free_bytes < self.needed_bytes:
+        if self.free_bytes < self.needed_bytes + self.reserve_bytes:
             return (
-                f"the save needs {amounts.size(self.needed_bytes)} and the disk has "
-                f"{amounts.size(self.free_bytes)} free"
+                f"disk full: the save needs {amounts.size(self.needed_bytes)}, {amounts.size(self.free_bytes)} free, "
+                f"of which {amounts.size(self.reserve_bytes)} is kept as a reserve"
             )
         return (
-            f"the save needs {amounts.count(self.needed_inodes)} files and the disk has room for "
-            f"{amounts.count(self.free_inodes or 0)}"
+            f"disk full: the save needs {amounts.plural(self.needed_inodes, 'file')}, "
+            f"{amounts.plural(self.free_inodes or 0, 'inode')} free, "
+            f"of which {amounts.count(self.reserve_inodes)} are kept as a reserve"
         )
 
     def at(self) -> str | None:
@@ -347,19 +350,67 @@ class RunHeld(BusyError):
     kind = "run-held"
     path: Path
     holder: str
-    age_s: float
+    # How that is known: its process is seen here, it renewed its lease while it was watched, it was quicker just now,
+    # or not at all.
+    proof: Literal["process", "renewed", "contest", "unknown"]
+    watched_s: float = 0.0
 
     def headline(self) -> str:
-        return f"another live job holds this run: {self.holder}"
+        is_known = self.proof != "unknown"
+        return f"another {'live ' if is_known else ''}job holds this run: {self.holder}"
 
     def at(self) -> str | None:
         return str(self.path)
 
     def so(self) -> str | None:
-        return f"it gave a sign of life {amounts.ago(self.age_s)}; two jobs on one run would overwrite each other"
+        known = {
+            "process": "its process is running on this machine",
+            "renewed": f"it renewed its lease while it was watched ({amounts.duration(self.watched_s)})",
+            "contest": "it took the run at the same moment",
+            "unknown": "whether it is alive cannot be seen from here",
+        }[self.proof]
+        return f"{known}; two jobs on one run would overwrite each other"
 
     def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken status {quoted(self.path)}", "see what it is doing"),)
+        shown = Help(f"unbroken status {quoted(self.path)}", "see what it is doing")
+        if self.proof != "unknown":
+            return (shown,)
+        return shown, Help(
+            f"unbroken release {quoted(self.path)}", "watch its lease, and release it if nobody renews it"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class RunGone(CheckpointError):
+    """The run directory was moved or deleted while a job was training."""
+
+    kind = "run-gone"
+    exit_code = 5
+    path: Path
+    job: int
+    # Whether something stands at the path: then only the job's lease is missing.
+    is_there: bool = False
+
+    def headline(self) -> str:
+        if self.is_there:
+            return f"the lease of job {self.job} was removed from the run directory while it was training"
+        return f"the run directory was moved or deleted while job {self.job} was training"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        if self.is_there:
+            return "nothing more is saved: whether another job uses this directory cannot be known"
+        return (
+            "nothing more can be saved, and what was committed there went with it; if it was moved, move it back:"
+            " started as it is, the run would begin at step 0"
+        )
+
+    def help(self) -> tuple[Help, ...]:
+        nearest = next((above for above in self.path.parents if os.access(above, os.F_OK)), self.path.parent)
+        place = self.path if self.is_there else nearest
+        return (Help(f"ls -la {quoted(place)}", "see what is there"),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -42,21 +42,53 @@ class RankFailed(PeerError):
 
 
 @dataclass(eq=False, kw_only=True)
+class RankRaised(PeerError):
+    """Another rank failed first, and this one lost its connection to it.
+
+    ``cause`` is the first failure in words; status, exit code and verdict are those of the rank that it happened on.
+    """
+
+    kind = "rank-raised"
+    exit_code: int = 1  # type: ignore[misc]  # that of the first failure
+    rank: int
+    cause: str
+    status: str
+    verdict: str
+    noticed_by: int
+    said: str
+
+    def headline(self) -> str:
+        return f"rank {self.rank} failed first: {self.cause}"
+
+    def at(self) -> str | None:
+        return f"noticed by rank {self.noticed_by}: {self.said[:120]}"
+
+    def so(self) -> str | None:
+        return "this rank lost its connection because of it; the last commit is intact"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain rank-raised", "where to find the traceback"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class PeerLost(PeerError):
-    """Another rank is gone or does not answer; ``rank`` is the one that noticed."""
+    """Another rank is gone or does not answer; ``rank`` is the one that noticed, ``lost`` the one that is gone."""
 
     kind = "peer-lost"
     rank: int
     said: str
+    lost: int | None = None
 
     def headline(self) -> str:
+        if self.lost is not None:
+            return f"rank {self.lost} is gone: it was killed or crashed without an error message"
         return "another rank is gone, or does not answer any more"
 
     def at(self) -> str | None:
         return f"noticed by rank {self.rank}: {self.said[:120]}"
 
     def so(self) -> str | None:
-        return "the job ends; the last commit is intact, and the same command goes on from it"
+        return "the job ends; the last commit is intact, and the same command resumes from it"
 
     def help(self) -> tuple[Help, ...]:
         return (Help("unbroken explain peer-lost", "how to find the rank that went first"),)
@@ -224,6 +256,23 @@ class NoProcessGroup(UsageError):
 
     def help(self) -> tuple[Help, ...]:
         return (Help("unbroken explain no-process-group", "where the call belongs"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class NotInGroup(UsageError):
+    """A run was opened by a rank that is not in its process group."""
+
+    kind = "not-in-group"
+    rank: int
+
+    def headline(self) -> str:
+        return f"rank {self.rank} is not in the process group of this run"
+
+    def so(self) -> str | None:
+        return "only the ranks of `process_group` open the run; nothing was started"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain not-in-group", "how to train on a subset of the ranks"),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -108,6 +108,33 @@ class SourceBroken(DataError):
 
 
 @dataclass(eq=False, kw_only=True)
+class ColumnMissing(DataError):
+    """A Parquet file without the column that the text is read from; ``columns`` are those it has, with their types."""
+
+    kind = "column-missing"
+    path: Path
+    column: str
+    columns: tuple[tuple[str, str], ...]
+
+    def headline(self) -> str:
+        return f"this file has no column '{self.column}'"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "text is read from that column; --text-field of unbroken tokenize names another one"
+
+    def details(self) -> Iterator[str]:
+        yield from (f"column {name}: {kind}" for name, kind in self.columns[:40])
+        if len(self.columns) > 40:
+            yield f"and {len(self.columns) - 40} more"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken tokenize --help", "see --text-field"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class SourcesChanged(DataError):
     """The input is not the one that the shards were made from."""
 

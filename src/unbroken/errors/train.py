@@ -25,6 +25,28 @@ class FieldChange:
 
 
 @dataclass(eq=False, kw_only=True)
+class GptSimpleRun(UsageError):
+    """The run directory of a job holds a run of GPT-Simple; ``checkpoints`` are the names of its checkpoints."""
+
+    kind = "gpt-simple-run"
+    run: Path
+    checkpoints: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        return "training.output_dir holds a run of GPT-Simple"
+
+    def at(self) -> str | None:
+        return str(self.run)
+
+    def so(self) -> str | None:
+        held = ", ".join(self.checkpoints[-_SHOWN:]) or "no checkpoint yet"
+        return f"its state ({held}) cannot be resumed here; nothing was changed. Set another training.output_dir"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help("unbroken explain gpt-simple-run", "what can be taken over from it, and what cannot"),)
+
+
+@dataclass(eq=False, kw_only=True)
 class ConfigDiffers(ExactnessError):
     """A job that would go on with another config than the run was started with: every field at once."""
 

@@ -9,8 +9,10 @@ A leaf has typed fields; its message is made from them here and nowhere else, so
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar
+
+from unbroken.quoting.shell import for_shell
+from unbroken.quoting.terminal import printable
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class UnbrokenError(Exception):
         return ()
 
     def __str__(self) -> str:
-        return self.headline()
+        # Python prints this in the traceback of a script that does not catch it.
+        return printable(self.headline())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception pickles positional args only; ranks hand their errors to rank 0, fields and all.
@@ -61,14 +64,18 @@ def _rebuild(cls: type[UnbrokenError], values: dict[str, Any]) -> UnbrokenError:
 
 
 def render(error: UnbrokenError) -> str:
-    """The printed form: headline, at, so, details, help; every label in the same column."""
-    lines = [f"error[{error.kind}]: {error.headline()}"]
+    """The printed form: headline, at, so, details, help; every label in the same column.
+
+    Each text takes one line: file names and messages of others can neither break it nor steer a terminal.
+    """
+    lines = [f"error[{error.kind}]: {printable(error.headline())}"]
     for label, text in (("at", error.at()), ("so", error.so())):
         if text:
-            lines.append(f"  {label:<4} {text}")
-    lines += [f"       {detail}" for detail in error.details()]
-    width = max((len(h.command) for h in error.help()), default=0)
-    lines += [f"  help {h.command:<{width}}   {h.effect}".rstrip() for h in error.help()]
+            lines.append(f"  {label:<4} {printable(text)}")
+    lines += [f"       {printable(detail)}" for detail in error.details()]
+    helps = [(printable(each.command), printable(each.effect)) for each in error.help()]
+    width = max((len(command) for command, _ in helps), default=0)
+    lines += [f"  help {command:<{width}}   {effect}".rstrip() for command, effect in helps]
     return "\n".join(lines)
 
 
@@ -154,9 +161,5 @@ class InternalError(UnbrokenError, RuntimeError):
     exit_code = 1
 
 
-def quoted(path: Path | str) -> str:
-    """A path as a shell takes it."""
-    # Imported here: help lines are made only when an error is being shown.
-    import shlex
-
-    return shlex.quote(str(path))
+# How help lines quote a path; the name says what it does at a call.
+quoted = for_shell

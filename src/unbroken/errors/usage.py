@@ -1,9 +1,13 @@
 """Errors whose remedy is another command line."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from unbroken.errors.tree import Help, UsageError, quoted
+
+_MOST_SHOWN: Final = 200
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,8 +80,54 @@ class PathMissing(UsageError):
         return str(self.path)
 
     def help(self) -> tuple[Help, ...]:
-        nearest = next(above for above in (self.path.parent, *self.path.parent.parents, Path()) if above.exists())
+        above = (self.path.parent, *self.path.parent.parents)
+        nearest = next((each for each in above if os.access(each, os.F_OK)), Path())
         return (Help(f"ls {quoted(nearest)}", "see what is there"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class BadRunPath(UsageError):
+    """A path at which no run can be, or behind which nobody can look; ``obstacle`` is the part of it that is wrong."""
+
+    kind = "bad-run-path"
+    path: str
+    problem: Literal["empty", "nul", "long-name", "too-long", "dangling", "circular", "forbidden"]
+    obstacle: str = ""
+
+    def headline(self) -> str:
+        size_bytes = len(os.fsencode(self.obstacle))
+        return {
+            "empty": "the path of the run is empty",
+            "nul": "the path of the run has a NUL character in it",
+            "long-name": f"the path of the run is too long: a name in it has {size_bytes:,} bytes",
+            "too-long": f"the path of the run is too long: it has {size_bytes:,} bytes",
+            "dangling": f"the path of the run is a symlink that leads nowhere: its target is {self.obstacle}",
+            "circular": "the symlinks in the path of the run lead in a circle",
+            "forbidden": f"the path of the run cannot be looked into: permission denied in {self.obstacle}",
+        }[self.problem]
+
+    def at(self) -> str | None:
+        return printable_path(self.path) if self.path else None
+
+    def so(self) -> str | None:
+        if self.problem == "empty":
+            return "it would be the working directory; give the run a directory of its own, such as runs/a"
+        if self.problem == "dangling":
+            return "nothing is created behind it: its disk may just not be mounted"
+        return "nothing was written"
+
+    def help(self) -> tuple[Help, ...]:
+        if self.problem == "forbidden":
+            return (Help(f"ls -ld {quoted(self.obstacle)}", "see who may look there"),)
+        if self.problem in ("dangling", "circular"):
+            return (Help(f"ls -l {quoted(self.path)}", "see where it leads"),)
+        return ()
+
+
+def printable_path(path: str) -> str:
+    """A path as far as a line can show it."""
+    shown = path.replace("\0", "\\0")
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
 
 
 @dataclass(eq=False, kw_only=True)

@@ -4,7 +4,6 @@
 ``Numerics`` that is handed to ``Run`` compares the record at every resume and names what differs.
 """
 
-import logging
 import os
 import platform
 from collections.abc import Collection, Mapping
@@ -13,8 +12,9 @@ from typing import Any, Final
 import torch
 
 from unbroken.errors import ArithmeticDiffers
+from unbroken.quoting.log import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # torch's switches have no types.
 _backends: Any = torch.backends
 _deterministic: Any = torch.utils.deterministic

@@ -5,7 +5,6 @@ lane order, and clips by a norm that does not depend on the sharding. When the l
 parameter's ``grad`` is that of the whole step on every rank.
 """
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -29,8 +28,9 @@ from unbroken.exact.reduction import Reduction, ReplicatedFold
 from unbroken.exact.sharded import ShardedFold, compute_dtype_of, ranks_of, shards_of
 from unbroken.exact.stock import NOT_PROMISED, ReplicatedStock, ShardedStock, stock_norm
 from unbroken.exact.tree import fold
+from unbroken.quoting.log import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _SUMMING = (nn.parallel.DistributedDataParallel, nn.parallel.DataParallel, FullyShardedDataParallel)
 
@@ -304,6 +304,11 @@ class Reducer:
         self._is_closed = True
 
     # ---- what a checkpoint keeps of it ----
+
+    @property
+    def is_exact_on_any_world(self) -> bool:
+        """Whether its steps have the same bits on any number of ranks: not with torch's own sums."""
+        return not self._is_stock
 
     def state_dict(self) -> dict[str, Any]:
         """What must stay as it is for the bits to stay: hand the reducer to ``Run``, and a change is refused."""

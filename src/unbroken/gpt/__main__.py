@@ -1,7 +1,8 @@
 """``python -m unbroken.gpt CONFIG [OVERRIDE]...``: one rank of a job, as ``unbroken train`` and torchrun start it.
 
-Says what the trainer says on standard output, an error in the house's form on standard error, and tells the launcher
-how it ended where no run could: torchrun turns every exit code into 1.
+Prints the trainer's lines on standard output, errors on standard error, and tells the launcher how it ended where no
+run could: torchrun turns every exit code into 1. With ``--json`` standard output carries events alone, one JSON object
+a line, and everything else goes to standard error.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError, render
 from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.quoting.terminal import for_terminal
+from unbroken.run.events import EventLines
 from unbroken.run.outcome import EXIT_INTERRUPTED, conclude
 
 
@@ -25,9 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--accept", action="append", default=[], metavar="NAME")
     parser.add_argument("--force", action="store_true")
     parser.add_argument("-q", "--quiet", action="store_true")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("--json", action="store_true")
     options, words = parser.parse_known_args(argv)
     rank = int(os.environ.get("RANK", "0"))
-    _speak(rank, is_quiet=options.quiet)
+    if options.json:
+        _speak_json(rank)
+    _speak(rank, is_quiet=options.quiet, is_verbose=options.verbose)
     output_dir: Path | None = None
     try:
         taken = take_apart(words)
@@ -48,13 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _speak(rank: int, *, is_quiet: bool) -> None:
-    """Let the package's words reach the terminal: the first rank's all, of the others what is wrong."""
+def _speak_json(rank: int) -> None:
+    """Keep standard output for events: what anything else prints there goes to standard error."""
+    events = os.dup(1)
+    os.dup2(2, 1)
+    if rank == 0:
+        logging.getLogger("unbroken").addHandler(EventLines(os.fdopen(events, "w", encoding="utf-8")))
+
+
+def _speak(rank: int, *, is_quiet: bool, is_verbose: bool) -> None:
+    """Let the package's log lines reach the terminal: of the first rank all, of the others errors."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(_Line("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
-    handler.setLevel(logging.ERROR if rank else logging.WARNING if is_quiet else logging.INFO)
+    level = logging.ERROR if rank else logging.WARNING if is_quiet else logging.INFO
+    handler.setLevel(logging.DEBUG if is_verbose else level)
     spoken = logging.getLogger("unbroken")
-    spoken.setLevel(logging.INFO)
+    spoken.setLevel(logging.DEBUG if is_verbose else logging.INFO)
     spoken.addHandler(handler)
 
 
@@ -62,14 +78,15 @@ class _Line(logging.Formatter):
     """Plain lines; what is more than a note begins with what it is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = super().format(record)
+        # A traceback is formatted behind the filter that makes messages fit for a terminal.
+        said = for_terminal(super().format(record))
         return said if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {said}"
 
 
 def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if rank == 0 or not isinstance(refused, RankFailed):
-        sys.stderr.write(render(refused) + "\n")
+        sys.stderr.write(for_terminal(render(refused)) + "\n")
         sys.stderr.flush()
     outcome = conclude(refused)
     if rank == 0 and run is not None:

@@ -33,13 +33,23 @@ def accepted_items(accept: Collection[str]) -> tuple[str, ...]:
 class Arithmetic:
     """How this job computes; hand it to ``Run``."""
 
-    def __init__(self, reducer: Reducer, numerics: Numerics, accept: Collection[str]) -> None:
-        self._reducer, self._numerics = reducer, numerics
+    def __init__(
+        self,
+        reducer: Reducer,
+        numerics: Numerics,
+        accept: Collection[str],
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._reducer, self._numerics, self._settings = reducer, numerics, settings or {}
         self._accept = {*accept, *(name for field in accept for name in FOLLOWING.get(field, ()))}
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, by name."""
         return {**self._reducer.state_dict(), **self._numerics.record()}
+
+    def comparable_settings(self) -> Mapping[str, Any]:
+        """The config that the steps of this job are computed under; those of another one are not compared."""
+        return self._settings
 
     def is_accepting(self, name: str) -> bool:
         """Whether an accepted name is looked at here, or was when the config was compared."""

@@ -4,7 +4,6 @@ Speeds are taken over the steps since the line before, evaluation and waiting in
 told. MFU counts six operations for each parameter and token and those of causal attention, against the device's peak.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,11 @@ from unbroken import amounts
 from unbroken.config import Config
 from unbroken.gpt.place import Place
 from unbroken.gpt.prepare import TrainingData
+from unbroken.launch.accepted_values import AcceptedValue
+from unbroken.quoting.log import logger
+from unbroken.run.events import event
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.
 PEAKS: Final = (
     ("B200", 2250e12),
@@ -93,7 +95,10 @@ class Progress:
         each_s, measured = self.speed.look(step)
         if self.is_first:
             said = self.wording(step, loss, rate, norm, each_s, measured)
-            _log.info("%s", "  ".join([said, *(f"{count} {why}" for why, count in (left_out or {}).items())]))
+            text = "  ".join([said, *(f"{count} {why}" for why, count in (left_out or {}).items())])
+            facts = {"loss": loss, "lr": rate, "grad_norm": norm, "step_s": each_s, **measured}
+            facts |= {"tokens": step * self.speed.tokens_per_step, "max_steps": self.max_steps}
+            _log.info("%s", text, extra=event("step", step=step, **facts))
         return measured
 
     def wording(
@@ -128,6 +133,7 @@ def say_first_lines(
     place: Place,
     step: int,
     dtype: torch.dtype | None,
+    changed: Sequence[AcceptedValue] = (),
     accepted: Sequence[str] = (),
 ) -> None:
     """What is trained, on what, and what is promised, in the same order at the start of every job."""
@@ -137,15 +143,27 @@ def say_first_lines(
     precision = str(dtype or torch.float32).removeprefix("torch.")
     compiled = ", compiled" if training.compile else ""
     ranks = amounts.plural(place.world.size, "rank")
-    _log.info("model %s parameters, %s, %s %s%s", parameters, precision, held, ranks, compiled)
     batch, lane = config.global_batch_size(1), training.per_device_batch_size
     tokens = amounts.plural(batch * config.data.max_length, "token")
+    started = event(
+        "start",
+        run=training.output_dir,
+        step=step,
+        max_steps=training.max_steps,
+        world_size=place.world.size,
+        parameters=model.parameters(data.vocab_size),
+        tokens_per_step=batch * config.data.max_length,
+        is_exact=training.exact,
+    )
+    _log.info("model %s parameters, %s, %s %s%s", parameters, precision, held, ranks, compiled, extra=started)
     _log.info("batch %s in %s, %s a step", batch, amounts.plural(batch // lane, "lane"), tokens)
     end = "without end" if data.train.end is None else f"of {amounts.count(data.train.end)}"
     _log.info("data %s, at sample %s %s", config.data.path, amounts.count(step * batch), end)
-    if training.exact and accepted and step:
-        # What a person let pass may have changed the bits: one long job is no longer what this run can be held to.
-        _log.info("exact from step %s on: accepted by name: %s", amounts.count(step), ", ".join(accepted))
+    names = dict.fromkeys((*(change.field for change in changed), *accepted))
+    if training.exact and names and step:
+        # What a person accepted may have changed the bits: one long job is no longer what this run can be held to.
+        since = step if accepted else changed[-1].step
+        _log.info("exact from step %s on: accepted by name: %s", amounts.count(since), ", ".join(names))
     elif training.exact:
         _log.info("exact: the same bits on any number of ranks and over any number of jobs")
     else:

@@ -4,7 +4,6 @@ The first rank does what must be done once (text is tokenized, plans are made) a
 data must agree about; the others find it done.
 """
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,9 +23,10 @@ from unbroken.errors import (
     TokenizerUnknown,
     TooManyRanks,
 )
+from unbroken.quoting.log import logger
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What the trainer adds to a run's directory: its config, its tokenizer, and what each job said.
 
-``config.json`` and ``tokenizer/`` are written by the job that starts the run, which holds it by then, and never again.
+``config.json`` and ``tokenizer/`` are written by the job that starts the run, which holds it by then, and never again;
+``accepted.json`` by each job that changes a value by ``--accept``, before its first step.
 ``logs/job-0005.log`` has the lines of one job as they were said; a refusal to take them ends no training.
 """
 
@@ -16,23 +17,31 @@ from unbroken.data.ingest.encoders import FILE_NAME, TokenizerFile
 from unbroken.data.listing import TokenizerIdentity
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Appender, Files
+from unbroken.launch.accepted_values import write_accepted
 from unbroken.launch.started import Started
 from unbroken.run.layout import Layout
+from unbroken.store.names import scratch
 
 TOKENIZER: Final = "tokenizer"
 IDENTITY: Final = "identity.json"
 LOGS: Final = "logs"
 
 
-def keep_config(layout: Layout, started: Started, files: Files = LOCAL) -> None:
-    """Write the config that started the run, unless it stands already.
+def keep_config(layout: Layout, started: Started, files: Files = LOCAL, *, job: int = 1, step: int = 0) -> None:
+    """Write the config that started the run, unless it stands already, and the values that this job changes.
 
     Raises:
         StorageFailed: the system refused.
     """
-    if not started.is_recorded:
-        # crash here: no record yet, or the whole one; without a checkpoint the next job writes it again if it differs.
-        files.replace(layout.config, started.config.to_json().encode(), scratch=".scratch-config")
+    if started.is_recorded:
+        if started.taken:
+            write_accepted(layout, started.history(job=job, step=step), files)
+        return
+    if files.find(layout.accepted) is not None:
+        # Of the run before this one. First, so that no crash leaves them beside the new config.
+        write_accepted(layout, (), files)
+    # crash here: no record yet, or the whole one; without a checkpoint the next job writes it again if it differs.
+    files.replace(layout.config, started.config.to_json().encode(), scratch=scratch("trainer", "config"))
 
 
 def keep_tokenizer(
@@ -49,10 +58,10 @@ def keep_tokenizer(
     files.make_directory(folder, durable=True)
     if file is not None and file.content is not None:
         # crash here: the file without its identity; the next job writes both.
-        files.replace(folder / FILE_NAME, file.content, scratch=f".scratch-{FILE_NAME}")
+        files.replace(folder / FILE_NAME, file.content, scratch=scratch("trainer", FILE_NAME))
     said = json.dumps(asdict(identity), indent=2) + "\n"
     # crash here: no identity yet; the next job writes it.
-    files.replace(folder / IDENTITY, said.encode(), scratch=f".scratch-{IDENTITY}")
+    files.replace(folder / IDENTITY, said.encode(), scratch=scratch("trainer", IDENTITY))
 
 
 class JobLog(logging.Handler):

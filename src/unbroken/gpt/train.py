@@ -9,7 +9,6 @@ step that is a fixed list of lanes, summed in lane order (``unbroken.exact``), a
 (``rates``), and a checkpoint with everything else (``unbroken.Run``). What is left is the loop below.
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 
 from unbroken import exact
 from unbroken.config import Config, load, require_sound
+from unbroken.config.resume import Difference, computing_values
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
 from unbroken.gpt.adamw import AdamW
@@ -40,9 +40,11 @@ from unbroken.launch.accepted import require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
+from unbroken.run.events import event
 from unbroken.run.layout import Layout
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 VALIDATION_LOSS = "val_loss"
 AVERAGED_LOSS = "ema_val_loss"
 
@@ -133,14 +135,14 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
         settings=_settings(started, accept, force=force, has_scaler=scaler is not None),
         model=model,
         optimizer=optimizer,
-        arithmetic=Arithmetic(reducer, numerics, accept),
+        arithmetic=Arithmetic(reducer, numerics, (*accept, *started.unsaved), computing_values(config)),
         data=make_loader(config, data.train, place.world),
         **extras,
     )
     with JobLog() as log, run:
         if place.is_first:
             log.begin(run.directory, run.job)
-            say_first_lines(config, data, place, run.step, dtype, accept)
+            say_first_lines(config, data, place, run.step, dtype, started.history(job=run.job, step=run.step), accept)
         place.world.from_first(lambda: _keep_records(run, started, data))
         follow(optimizer, config.optimizer)
         if average is not None and not average.is_restored:
@@ -284,7 +286,9 @@ class Training:
                 self.run.save(by_all=True)
         if self.place.is_first:
             note = "  best so far" if found.loss < best else ""
-            _log.info("step %s  %s %.4f  perplexity %.2f%s", f"{done:,}", metric, found.loss, found.perplexity, note)
+            facts = event("evaluation", step=done, metric=metric, loss=found.loss, perplexity=found.perplexity)
+            shown = f"{done:,}", metric, found.loss, found.perplexity, note
+            _log.info("step %s  %s %.4f  perplexity %.2f%s", *shown, extra=facts)
 
     def _is_due(self, done: int, every: int | None) -> bool:
         return every is not None and (done % every == 0 or done == self.config.training.max_steps)
@@ -329,14 +333,15 @@ def _are_finite(*numbers: torch.Tensor) -> bool:
 def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
     training = started.config.training
     # A job that replaces the config of one that never saved computes other losses under the same step numbers.
-    accepted = (*accept, *accepted_items(accept), *(("config.json",) if started.is_replaced else ()))
+    items = accepted_items((*accept, *started.unsaved))
+    accepted = (*accept, *items, *(("config.json",) if started.is_replaced else ()))
     return Settings(
         save_steps=training.save_steps,
         keep_last_k=training.keep_last_k,
         keep_milestone_every=training.keep_milestone_every,
         keep_every_seconds=training.keep_every_seconds,
         keep_best=training.keep_best,
-        resume=training.resume,
+        resume=started.resume,
         force=force,
         load_path=training.load_path,
         accept=accepted,
@@ -356,14 +361,29 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
 
 
 def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
-    """What stands beside the checkpoints, written by the job that starts the run; changes are said and journalled."""
+    """What stands beside the checkpoints, before the first step; changes are said and journalled."""
     layout = Layout(run.directory)
-    keep_config(layout, started)
+    keep_config(layout, started, job=run.job, step=run.step)
     keep_tokenizer(layout, data.tokenizer, data.tokenizer_file)
     differences = started.differences
     changes = [*differences.fixed, *differences.declared, *differences.free]
-    for change in changes:
-        _log.info("config: %s was %s, is %s", change.field, change.started_with, change.now)
+    _say_changes(started, changes)
     if changes:
         facts = {change.field: [change.started_with, change.now] for change in changes}
-        run.fact("config", changes=facts, is_replaced=started.is_replaced)
+        accepted = [change.field for change in started.taken]
+        run.fact("config", changes=facts, is_replaced=started.is_replaced, accepted=accepted)
+
+
+def _say_changes(started: Started, changes: Sequence[Difference]) -> None:
+    """One line for each value that is not the config file's, or not what the run was started with."""
+    by_field = {change.field: change for change in started.accepted}
+    for kept in started.kept:
+        last = by_field[kept.field]
+        _log.warning(
+            "config: %s is %s in the config, but %s was accepted by job %s at step %s: continuing with %s "
+            "(--accept %s uses %s)",
+            *(kept.field, kept.now, last.now, last.job, f"{last.step:,}", last.now, kept.field, kept.now),
+        )
+    for change in changes:
+        if change.field not in {kept.field for kept in started.kept}:
+            _log.info("config: %s was %s, is %s", change.field, change.started_with, change.now)

@@ -1,15 +1,16 @@
-"""Which names a person may accept for a run of the trainer: all that could differ between two of its jobs.
+"""Which names a person may accept for a run of the trainer, and which were accepted and not yet saved.
 
 A name that means nothing is refused before anything is started: whoever mistypes one would else learn it from the
 difference that is still refused, or, where nothing differs today, never.
 """
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from unbroken.config.document import all_fields
 from unbroken.errors import AcceptUnknown
+from unbroken.run.journal import Fact
 
 # What the record of the arithmetic holds, on a CPU or on a GPU.
 ARITHMETIC: Final = (
@@ -48,6 +49,21 @@ def require_known(accept: Collection[str], tensors: Iterable[str] | None = None)
         told = sorted(known)
         nearest = ((name, tuple(difflib.get_close_matches(name, told, n=_NEAREST))) for name in unknown)
         raise AcceptUnknown(names=tuple(nearest))
+
+
+def still_accepted(facts: Sequence[Fact]) -> tuple[str, ...]:
+    """The names that earlier jobs accepted since the last commit, after which a checkpoint holds the new state itself.
+
+    A job that is killed before it saves leaves the checkpoint as it was; what was accepted about it stays accepted.
+    """
+    names: dict[str, None] = {}
+    for fact in facts:
+        told, unmet = fact.values.get("names"), fact.values.get("without_difference")
+        if fact.kind == "accept" and isinstance(told, list) and isinstance(unmet, list):
+            names |= dict.fromkeys(name for name in told if isinstance(name, str) and name not in unmet)
+        elif fact.kind in ("commit", "emergency-resume") or (fact.kind == "resume" and fact.values.get("set_aside")):
+            names.clear()
+    return tuple(names)
 
 
 def _above(name: str) -> list[str]:

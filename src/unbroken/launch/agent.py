@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from unbroken.errors import UnbrokenError
 from unbroken.launch import outcome_file, torchrun
 from unbroken.launch.verdict import SIGNALLED, signal_name
+from unbroken.quoting.terminal import printable
 
 MODULE: Final = "unbroken.launch.agent"
 _ERRORS: Final = "torch.distributed.elastic.multiprocessing.errors"
@@ -108,21 +109,29 @@ def _failures(ended: Any) -> list[Failure]:  # noqa: ANN401 -- torchrun's own er
 
 def _told_failure(failure: Failure, environ: Mapping[str, str]) -> int:
     # Where the run itself told why it ended, a rank's exit code adds nothing; a signal is what the run cannot know.
-    if failure.code < 0 or not _has_told(environ.get(outcome_file.ENVIRONMENT)):
+    place = environ.get(outcome_file.ENVIRONMENT)
+    has_told = place is not None and _completed_by(failure, Path(place))
+    if failure.code < 0 or not has_told:
         _say(failure.in_words())
     return failure.exit_code
 
 
-def _has_told(place: str | None) -> bool:
+def _completed_by(failure: Failure, place: Path) -> bool:
+    """Whether the run told how it ended; where it lost a rank to a signal, the signal is added to its words."""
     try:
-        told = outcome_file.read(Path(place)) if place else None
+        told = outcome_file.read(place)
+        if told is None or not told.has_ended:
+            return False
+        is_loss = told.status == "error" and told.outcome_class == "again"
+        if is_loss and failure.code < 0 and failure.code != -signal.SIGTERM:
+            outcome_file.write(place, replace(told, reason=f"{told.reason}; {failure.in_words()}"))
     except UnbrokenError:
         return False
-    return told is not None and told.has_ended
+    return True
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"unbroken: {message}\n")
+    sys.stderr.write(f"unbroken: {printable(message)}\n")
     sys.stderr.flush()
 
 

@@ -10,7 +10,6 @@ from typing import Final
 from unbroken.errors import BadUsage, ModuleMissing, PathMissing
 from unbroken.launch import agent, outcome_file, torchrun
 from unbroken.launch.elastic import OWN_STORE, Meeting, Nodes
-from unbroken.run import takeover
 
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
@@ -187,8 +186,7 @@ def environment_of(
         if sets_threads(before, shape):
             environment[THREADS_VARIABLE] = "1"
         if shape.meeting is not None:
-            # The job before, of the same agents, may have been held by a node that is gone.
-            environment |= {OWN_STORE: "1", takeover.ENVIRONMENT: "1"}
+            environment[OWN_STORE] = "1"
     elif shape.processes == 1:
         ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
         sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")

@@ -14,7 +14,7 @@ from typing import Any, Final
 from unbroken.disk import NodeKind
 from unbroken.errors import RecordDamaged
 from unbroken.files import LOCAL, Files
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import Malformed, Table, parsed
 
 ENVIRONMENT: Final = "UNBROKEN_OUTCOME_FILE"
 LAUNCHER: Final = "UNBROKEN_LAUNCHER_PID"
@@ -72,9 +72,9 @@ def read(path: Path, *, files: Files = LOCAL) -> JobOutcome | None:
     if found.kind is not NodeKind.FILE:
         raise RecordDamaged(path=path, complaint="it is not a regular file")
     try:
-        content: Any = json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
+        content: Any = parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
         return _decoded(Table(content, "the outcome"))
-    except (ValueError, RecursionError) as complaint:
+    except ValueError as complaint:
         raise RecordDamaged(path=path, complaint="it is no JSON") from complaint
     except Malformed as complaint:
         raise RecordDamaged(path=path, complaint=str(complaint)) from complaint

@@ -5,7 +5,6 @@ cannot be read just now is told apart from nothing only by its absence here: the
 processes say.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +12,7 @@ from unbroken.errors import StorageFailed
 from unbroken.launch.outcome_file import JobOutcome
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import read_current
+from unbroken.run.lease import ProcessOf, read_current
 from unbroken.run.outcome import read_outcome
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
@@ -39,7 +38,7 @@ def recorded_outcome(
     *,
     after_job: int | None,
     now_s: float,
-    process_of: Callable[[str, int], str | None] | None = None,
+    process_of: ProcessOf | None = None,
 ) -> JobOutcome | None:
     """The outcome that a job later than ``after_job`` left in its run; an older one says nothing of this launch."""
     if run is None or after_job is None:

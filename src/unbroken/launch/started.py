@@ -1,7 +1,9 @@
-"""What a run was started with, and whether a job may go on with the config it was given.
+"""What a run was started with, what was accepted since, and whether a job may continue with the config it was given.
 
-The record is ``config.json``, written by the first job of a run. While a run has no checkpoint there is nothing that
-another config could spoil: then the record is kept if it says the same, and replaced otherwise.
+``config.json`` is written by the first job of a run, ``accepted.json`` by each job that changes a value with
+``--accept``. An accepted value is the run's from then on: a later job continues with it even if its config file says
+another one, and says so. While a run has no checkpoint there is nothing that another config could spoil: then the
+record is kept if it says the same, and replaced otherwise.
 """
 
 import json
@@ -11,57 +13,145 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.config import Config, compare, from_json
-from unbroken.config.resume import Difference, Differences
-from unbroken.errors import ConfigDiffers, FieldChange
+from unbroken.config.document import digest_of
+from unbroken.config.resume import Difference, Differences, computing_values, with_values
+from unbroken.disk import NodeKind
+from unbroken.errors import CheckpointsExist, ConfigDiffers, FieldChange, GptSimpleRun
 from unbroken.files import LOCAL, Files
-from unbroken.launch.accepted import require_known
+from unbroken.launch.accepted import require_known, still_accepted
+from unbroken.launch.accepted_values import AcceptedValue, read_accepted, values_of
+from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.store.place import Store
-from unbroken.store.scan import scan
+from unbroken.store.rewind import SCRATCH, last_request, without_tag
+from unbroken.store.scan import newest_first, scan
 
 _LIMIT_BYTES: Final = 1 << 20
+# What each checkpoint of GPT-Simple holds, and none of ours.
+_GPT_SIMPLE: Final = ("trainer_state.json", "model/pytorch_model.bin")
+_DIGITS: Final = 12
 
 
 @dataclass(frozen=True)
 class Started:
-    """The config a job trains by, its global batch settled; ``differences`` are those to the run's record.
+    """The config a job trains by, its global batch settled; ``differences`` are those to the run's ``config.json``.
 
     Attributes:
+        resume: ``training.resume``, in the words by which the store remembers the request.
+        accepted: what earlier jobs accepted, oldest first.
+        taken: the run's values that this job changes, because they are accepted by name.
+        kept: where the config says another value than an earlier job accepted; the run's is used.
+        unsaved: names accepted since the newest checkpoint, which still knows the state before.
         is_recorded: the record stands already, and says the same in every fixed field.
         is_replaced: there is a record of another config, of a run that never saved anything.
     """
 
     config: Config
     differences: Differences = Differences()
+    resume: str = "auto"
+    accepted: tuple[AcceptedValue, ...] = ()
+    taken: tuple[Difference, ...] = ()
+    kept: tuple[Difference, ...] = ()
+    unsaved: tuple[str, ...] = ()
     is_recorded: bool = False
     is_replaced: bool = False
+
+    def history(self, *, job: int, step: int) -> tuple[AcceptedValue, ...]:
+        """All that was accepted, with what this job changes at the step it resumes from."""
+        now = (AcceptedValue(each.field, each.started_with, each.now, job, step) for each in self.taken)
+        return (*self.accepted, *now)
 
 
 def settle(
     asked: Config, world: int, *, accept: Collection[str] = (), force: bool = False, files: Files = LOCAL
 ) -> Started:
-    """The config of this job: as asked, with the batch that the run was started with.
+    """The config of this job: as asked, with the batch the run was started with and the values accepted since.
 
     Raises:
-        ConfigDiffers: it may not go on with this config; every field is named.
-        ConfigUnreadable: the run's record is damaged.
+        GptSimpleRun: the run directory is one of GPT-Simple.
+        CheckpointsExist: a start from scratch was asked for without ``force``, and there are checkpoints.
+        ConfigDiffers: it may not continue with this config; every field is named.
+        ConfigUnreadable: one of the run's records is damaged.
+        ConfigInvalid: with the values of the run, the config has problems.
         AcceptUnknown: a name is accepted that nothing has which could differ.
         StorageFailed: the system refused to read.
     """
     require_known(accept)
     layout = Layout(Path(asked.training.output_dir))
+    require_own(layout, files)
+    store = Store(layout.checkpoints, files)
+    names = newest_first(store, scan(store).committed)
+    resume = _request(asked)
+    if without_tag(resume) == SCRATCH and names and not force:
+        raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
     recorded = _recorded(layout, files)
-    begins_anew = asked.training.resume == "scratch" and force
+    begins_anew = without_tag(resume) == SCRATCH and force and not (names and _is_carried_out(store, resume))
     if recorded is None or begins_anew:
-        return Started(asked.settled(world), is_replaced=recorded is not None)
-    found = compare(recorded, asked)
-    if not _has_checkpoints(layout, files):
+        return Started(asked.settled(world), resume=resume, is_replaced=recorded is not None)
+    history = read_accepted(layout, files)
+    found = compare(with_values(recorded, values_of(history)), asked)
+    # One that was set aside as damaged is the past of this run too.
+    if not names and not scan(store).quarantined:
         if found.fixed or found.declared:
-            return Started(asked.settled(world), found, is_replaced=True)
-    elif refused := (*found.fixed, *found.not_accepted(frozenset(accept))):
+            return Started(asked.settled(world), found, resume, is_replaced=True)
+    elif refused := (*found.fixed, *found.not_accepted(frozenset({*accept, *values_of(history)}))):
         raise ConfigDiffers(run=layout.run, changes=tuple(map(_change, refused)))
     batch = recorded.training.global_batch_size
-    return Started(replace(asked, training=replace(asked.training, global_batch_size=batch)), found, is_recorded=True)
+    config = replace(asked, training=replace(asked.training, global_batch_size=batch))
+    kept = found.not_accepted(frozenset(accept))
+    config = with_values(config, {each.field: each.started_with for each in kept}) if kept else config
+    return Started(
+        config,
+        compare(recorded, config),
+        resume,
+        accepted=history,
+        taken=tuple(each for each in found.declared if each not in kept),
+        kept=kept,
+        unsaved=still_accepted(read_history(layout, files).facts),
+        is_recorded=True,
+    )
+
+
+def _request(asked: Config) -> str:
+    """``training.resume`` as it is remembered: a start from scratch with another config is another request."""
+    resume = asked.training.resume
+    if without_tag(resume) != SCRATCH:
+        return resume
+    digest = digest_of(computing_values(asked)).partition(":")[2][:_DIGITS]
+    return f"{resume}{'#' if resume == SCRATCH else '.'}config-{digest}"
+
+
+def _is_carried_out(store: Store, resume: str) -> bool:
+    last = last_request(store)
+    return last is not None and last.asked == resume
+
+
+def require_own(layout: Layout, files: Files = LOCAL) -> None:
+    """Pass unless a run directory is one of GPT-Simple, whose layout is like ours.
+
+    Raises:
+        GptSimpleRun: it is.
+        StorageFailed: the system refused to look.
+    """
+    there = files.find(layout.checkpoints)
+    nodes = files.list_directory(layout.checkpoints) if there and there.kind is NodeKind.DIRECTORY else ()
+    names = [node.name for node in nodes if node.kind is NodeKind.DIRECTORY]
+    checkpoints = [
+        name for name in names if all(files.find(layout.checkpoints / name / part) is not None for part in _GPT_SIMPLE)
+    ]
+    if checkpoints or _is_config_of_gpt_simple(layout, files):
+        raise GptSimpleRun(run=layout.run, checkpoints=tuple(sorted(checkpoints, key=lambda name: (len(name), name))))
+
+
+def _is_config_of_gpt_simple(layout: Layout, files: Files) -> bool:
+    """Whether ``config.json`` is one that GPT-Simple writes: the same sections, and no schema."""
+    if files.find(layout.config) is None:
+        return False
+    try:
+        found = json.loads(files.read_bytes(layout.config, limit_bytes=_LIMIT_BYTES))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "schema" not in found and {"model", "data", "training"} <= found.keys()
 
 
 def _recorded(layout: Layout, files: Files) -> Config | None:
@@ -69,15 +159,6 @@ def _recorded(layout: Layout, files: Files) -> Config | None:
         return None
     text = files.read_bytes(layout.config, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace")
     return from_json(text, str(layout.config)).config
-
-
-def _has_checkpoints(layout: Layout, files: Files) -> bool:
-    store = Store(layout.checkpoints, files)
-    if files.find(store.root) is None:
-        return False
-    found = scan(store)
-    # One that was set aside as damaged is the past of this run too.
-    return bool(found.committed or found.quarantined)
 
 
 def _change(difference: Difference) -> FieldChange:

@@ -1,43 +1,86 @@
 """What a job writes down and says when it begins: where it goes on from, what it passed over, when it will end."""
 
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 
 from unbroken import amounts
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.resume import Resumed
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.clocks import skew_sentence
 from unbroken.run.deadline import Deadline
 from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease
+from unbroken.run.lease import Lease, number_of
 from unbroken.run.process import host_name
 from unbroken.state.accepted import without_difference
 from unbroken.state.capture import GENERATORS
+from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
-def record_resume(found: Resumed, recorder: SilentRecorder, settings: Settings, world: World) -> None:
-    """Write down where the job goes on from and what it passed over, and begin its metrics."""
+def record_resume(
+    found: Resumed,
+    recorder: SilentRecorder,
+    settings: Settings,
+    world: World,
+    *,
+    accepted_before: Collection[str] = (),
+) -> None:
+    """Write down where the job resumes from and what it passed over, and begin its metrics."""
     for name, reason in found.passed_over:
         recorder.fact("passed-over", name=name, reason=reason)
         if world.is_first:
             _log.warning("passed over %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
     notes = found.restored.notes if found.restored else ()
+    asked = {} if settings.resume == "auto" else {"asked": settings.resume}
+    if found.followed is not None:
+        asked["carried_out_by"] = found.followed.job
     recorder.fact(
         "resume",
         step=step,
         name=found.target.name if found.target else None,
         notes=list(notes),
         set_aside=found.set_aside,
+        changed=[change.name for change in found.changes if change.used(settings.hyperparameters) == "script"],
+        **asked,
     )
-    is_comparable = not settings.accept and not notes and not found.set_aside
-    recorder.begin_metrics(step, is_comparable=is_comparable)
+    if world.is_first:
+        _tell_request(found, settings)
+        _tell_hyperparameters(found, settings, recorder)
+    # RNG states that were accepted start anew in every job.
+    fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {GENERATORS})
+    is_comparable = not fresh and not notes and not found.set_aside
+    recorder.begin_metrics(step, is_comparable=is_comparable, settings=found.computes_under)
+
+
+def _tell_request(found: Resumed, settings: Settings) -> None:
+    """Say what became of a request to resume from somewhere else than the newest checkpoint."""
+    if found.set_aside:
+        _log.info("moved to abandoned/: %s", ", ".join(found.set_aside))
+    if found.followed is not None and found.target is not None:
+        _log.info(
+            "resume '%s' was already carried out by job %s: continuing from the newest checkpoint; "
+            "to do it again, ask for '%s'",
+            without_tag(settings.resume),
+            number_of(found.followed.job) or found.followed.job,
+            asked_again(settings.resume),
+        )
+
+
+def _tell_hyperparameters(found: Resumed, settings: Settings, recorder: SilentRecorder) -> None:
+    """Say and write down where the script constructs other values than the run began with, and which are used."""
+    mode = settings.hyperparameters
+    if found.changes:
+        told = [{**asdict(change), "used": change.used(mode)} for change in found.changes]
+        recorder.fact("hyperparameters", step=found.restored.step if found.restored else 0, changes=told)
+    for change in found.changes:
+        _log.warning("%s", change.sentence(mode))
 
 
 def tell_accepted(
@@ -53,7 +96,7 @@ def tell_accepted(
         unmet = without_difference(settings.accept, differed, list(things))
     recorder.fact("accept", names=list(settings.accept), without_difference=unmet)
     for name in unmet if world.is_first else ():
-        _log.warning("accepted, and nothing of that name differs: %s", name)
+        _log.warning("accept '%s' had no effect: it did not change", name)
 
 
 def tell_data(notices: Sequence[str], recorder: SilentRecorder, world: World) -> None:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from unbroken.quoting.terminal import for_terminal
+
 QUIET: Final = "UNBROKEN_QUIET"
 _LOGGER: Final = "unbroken"
 
@@ -22,7 +24,7 @@ class _Console(logging.Handler):
             # Somebody has set up logging meanwhile: the line is theirs.
             return
         try:
-            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.write(f"{for_terminal(self.format(record))}\n")
             sys.stderr.flush()
         except (OSError, ValueError):
             # A closed stderr is no reason to end a training.

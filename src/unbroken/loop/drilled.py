@@ -1,17 +1,17 @@
 """A job under a drill: sent elsewhere, saved at another cadence, struck and stopped where the drill says."""
 
 import importlib
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.drill import Drill, read_drill
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

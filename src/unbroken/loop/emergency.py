@@ -4,7 +4,6 @@
 What storage refuses here is said and never raised: whoever is in an emergency has nothing better to do than to go on.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from unbroken.files import LOCAL
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
+from unbroken.quoting.log import logger
 from unbroken.run.grace import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease, number_of, require_held
@@ -50,11 +50,12 @@ from unbroken.store.emergency import (
     read_pointers,
 )
 from unbroken.store.hosts import machine_of
+from unbroken.store.names import scratch
 from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.world import Vote, World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _LOOK_EVERY_S = 0.0005
 
 
@@ -83,10 +84,10 @@ def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) ->
 
 def _refusal(directory: Path) -> str | None:
     """Why this process cannot write there; None where it can."""
-    probe = directory / f".scratch-probe-{host_name().replace('/', '-')}-{os.getpid()}"
+    probe = directory / scratch(f"probe_{os.getpid()}", host_name().replace("/", "-"))
     try:
         LOCAL.make_directory(directory)
-        # Killed in between it leaves one byte under a name that nobody reads.
+        # Killed in between it leaves one byte under a name that nobody reads, and that a later job sweeps.
         LOCAL.write_new(probe, [b"?"], durable=False)
         LOCAL.remove_file(probe)
     except StorageError as refused:
@@ -149,6 +150,7 @@ class Emergency:
         self._stops, self._recorder = stops, recorder
         self._learned, self._clock = learned, clock
         self.is_leaving = False
+        self.hyperparameters: Mapping[str, str] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -287,6 +289,7 @@ class Emergency:
                 allow_pickle=self._settings.allow_pickle,
                 shares_generators=self._settings.shared_generators,
                 files_per_rank=self._settings.files_per_rank,
+                hyperparameters=self.hyperparameters,
             )
         except UnbrokenError as refused:
             _log.error("the emergency dump of step %s was refused: %s", f"{step:,}", refused)

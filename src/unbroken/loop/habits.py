@@ -6,7 +6,6 @@ edge, with the line to change.
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -14,10 +13,11 @@ import torch
 
 from unbroken.loop.carry import Carried
 from unbroken.loop.opened import Opened
+from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
 from unbroken.state.rng import capture_generators, generator_devices, restore_generators
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _CARRY: Final = 'batch = run.carry("batch", lambda: next(run.data))'
 
 

@@ -6,7 +6,6 @@ agree, a save or a stop that is due is carried out, or waits for an optimizer st
 """
 
 import functools
-import logging
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from unbroken.loop.measures import Measures, NonFinite, first_non_finite
 from unbroken.loop.opened import Opened
 from unbroken.loop.resume import UNFINISHED
 from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, say_end, shown
+from unbroken.quoting.log import logger
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
 from unbroken.state.cursor import Cursor
@@ -39,7 +39,7 @@ from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _WORTH_TELLING_S: Final = 1.0
 # How long a stop may wait for an optimizer step before the gradients are saved as they are.
 _STOP_WAITS_S: Final = 10.0
@@ -86,18 +86,22 @@ class Job:
         """Finish what is being saved, write how the job ended, and let the run go.
 
         Raises:
-            BaseException: what ending the loop or the last save came to, where ``error`` is None.
+            BaseException: what ending the loop or the last save came to, where ``error`` is None; or the failure of
+                another rank that ``error`` follows from.
         """
         try:
+            cause = self.opened.ending_of(error) if error is not None else None
             # A save in flight is of a step before the error: it is worth finishing, while the others take part.
             refused = self.refused or self.settle_last(last_wait_s(self.opened, error or self.refused))
         except KeyboardInterrupt as at_once:
             # Told to go while it waits: the outcome is said and the run let go all the same.
             self._close(at_once)
             raise
-        self._close(error or refused or self.ending or StopReason("asked", "the loop was left"))
+        self._close(cause or refused or self.ending or StopReason("asked", "the loop was left"))
         if error is None and refused is not None:
             raise refused
+        if isinstance(cause, BaseException) and cause is not error:
+            raise cause
 
     def _close(self, ending: StopReason | BaseException) -> None:
         self.is_in_body = False

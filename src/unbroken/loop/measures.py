@@ -17,9 +17,10 @@ _TAKEN = frozenset({"step", "bits"})
 
 @dataclass
 class Measures:
-    """The metrics of the steps that were not read yet, and the last values that were."""
+    """The metrics of the steps that were not read yet, the last values that were, and the steps those belong to."""
 
     latest: dict[str, Number] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
     _last: tuple[int, dict[str, Number]] | None = None
     _open: dict[str, Number | torch.Tensor] = field(default_factory=dict)
     _waiting: list[tuple[int, dict[str, Number | torch.Tensor]]] = field(default_factory=list)
@@ -55,8 +56,9 @@ class Measures:
             (step, {name: next(numbers) if isinstance(v, torch.Tensor) else v for name, v in values.items()})
             for step, values in waiting
         ]
-        for _, values in rows:
+        for step, values in rows:
             self.latest.update(values)
+            self.steps.update(dict.fromkeys(values, step))
         if rows:
             self._last = rows[-1]
         return rows

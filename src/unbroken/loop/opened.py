@@ -1,27 +1,32 @@
 """A run that a job holds, as its loop sees it, and how it is let go."""
 
-import logging
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from unbroken.errors import StorageFailed
 from unbroken.loop.drilled import Drilled
 from unbroken.loop.emergency import Emergency
 from unbroken.loop.pace import SaveClock
+from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
+from unbroken.loop.workers import is_worker_death
+from unbroken.quoting.log import logger
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Lease
-from unbroken.run.outcome import Outcome
+from unbroken.run.outcome import Outcome, conclude
 from unbroken.run.renewal import Renewal
 from unbroken.run.stop import StopReason, StopSources, end_requests
+from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item
 from unbroken.state.restore import Restored
 from unbroken.state.save import Saver
 from unbroken.store.names import SHUTDOWN
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass
@@ -40,6 +45,8 @@ class Opened:
     resumed_from: str | None
     settings: Settings
     emergency: Emergency
+    peers: Peers
+    cursor: Cursor[Any] | None = None
     drilled: Drilled | None = None
     noticed: StopReason | None = None
     look_for_unsaved: Callable[[], None] = lambda: None
@@ -87,15 +94,34 @@ class Opened:
         finished = next((reason for reason in reasons if reason.kind == "done"), None)
         return finished or (reasons[0] if reasons else StopReason("asked", "another rank"))
 
+    def ending_of(self, error: BaseException) -> StopReason | BaseException:
+        """What an error that ended the loop really is: itself, the first failure of another rank, or the stop.
+
+        A loader worker that a stop signal killed breaks a step in the middle, where the state is not whole: the job is
+        stopped, and nothing is saved.
+        """
+        signalled = self.stops.signalled
+        if signalled is None or not is_worker_death(error):
+            return self.peers.settle(error)
+        detail = f"{signalled.detail}, which killed a loader worker too: nothing was saved after the last checkpoint"
+        self.peers.tell(conclude(stop := StopReason("signal", detail)))
+        _log.warning("stopped in the middle of a step: %s; hand the loader to the Run as data= to avoid this", detail)
+        return stop
+
     def close(self, outcome: Outcome) -> None:
         """Write how the job ended and let the run go."""
-        try:
-            # Signals are caught until the outcome stands: torchrun sends one as soon as any rank has failed.
-            self.recorder.end(outcome)
-        finally:
-            self.stops.restore()
+        with contextlib.ExitStack() as closing:
+            # From the last to the first, each though another fails. Signals are caught until all is done: torchrun
+            # sends one as soon as any rank has failed.
+            closing.callback(self.stops.restore)
+            closing.callback(self.world.close)
+            closing.callback(self.saver.close)
+            if self.cursor is not None:
+                closing.callback(self.cursor.close)
             if self.renewal is not None:
-                let_go(self.layout, self.renewal, is_followed=outcome.status in ("stopped", "completed"))
+                is_followed = outcome.status in ("stopped", "completed")
+                closing.callback(let_go, self.layout, self.renewal, is_followed=is_followed)
+            self.recorder.end(outcome, waits=not self.peers.is_first_to_fail)
 
 
 def let_go(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:

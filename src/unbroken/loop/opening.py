@@ -1,16 +1,18 @@
 """Taking a run: lease, records, audit, resume. What a loop holds from then on is an ``Opened``."""
 
-import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+import torch.distributed as dist
+
 from unbroken.errors import ItemsDiffer, NotExact, NotShared, UnbrokenError, UnsavedState
 from unbroken.launch import outcome_file
+from unbroken.launch.accepted import still_accepted
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
 from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
@@ -19,23 +21,27 @@ from unbroken.loop.drilled import Drilled, find_drill
 from unbroken.loop.emergency import Emergency, find_area
 from unbroken.loop.opened import Opened, let_go
 from unbroken.loop.pace import SaveClock
+from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.settings import Settings
+from unbroken.loop.workers import shield_workers
+from unbroken.quoting.log import logger
 from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
 from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
 from unbroken.run.grace import learned_costs
 from unbroken.run.layout import Layout, require_directory
 from unbroken.run.lease import Holder, Lease, number_of, read_current, require_held
+from unbroken.run.leftovers import sweep_scratch
 from unbroken.run.outcome import conclude
-from unbroken.run.process import host_name, process_of, process_started, this_holder
+from unbroken.run.process import holder_of, host_name, process_of, this_holder
 from unbroken.run.renewal import Renewal
 from unbroken.run.scheduler import placement
 from unbroken.run.stop import StopSources, clear_requests
-from unbroken.run.takeover import patience_s, take_over
+from unbroken.run.takeover import take_over
 from unbroken.state.audit import Unsaved, Watch, audit, modules_of, named_rngs, non_persistent
 from unbroken.state.capture import GENERATORS, require_savable
-from unbroken.state.cursor import Cursor, Positioned
+from unbroken.state.cursor import Cursor
 from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_generators
@@ -45,7 +51,7 @@ from unbroken.store.keep import compose
 from unbroken.store.place import Store
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_run(
@@ -55,8 +61,9 @@ def open_run(
     frame: FrameType | None,
     *,
     carried: Carried | None = None,
+    process_group: "dist.ProcessGroup | None" = None,
 ) -> Opened:
-    """Take a run and bring its state to where it was left. Collective.
+    """Take a run and bring its state to where it was left. Collective among the ranks of the process group.
 
     Raises:
         DrillUnreadable: this is to be a drill, and nobody can say which.
@@ -67,14 +74,29 @@ def open_run(
         UnsavedState: live state was not handed over, and the settings refuse that.
         UnbrokenError: it cannot be resumed; the error says why.
     """
-    world = World.current()
+    world = World.current(process_group)
+    try:
+        return _open_in(world, directory, things, settings, frame, carried or Carried())
+    except BaseException:
+        world.close()
+        raise
+
+
+def _open_in(
+    world: World,
+    directory: Path,
+    things: Mapping[str, object],
+    settings: Settings,
+    frame: FrameType | None,
+    carried: Carried,
+) -> Opened:
     drilled = find_drill(world)
     if drilled is not None:
         directory, settings = drilled.applied(directory, settings)
     layout = Layout(directory)
     # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
     try:
-        items = world.all_or_none(lambda: _items(things, carried or Carried()))
+        items = world.all_or_none(lambda: _items(things, carried))
         _require_alike(items, world)
         lease = world.from_first(lambda: _take(layout))
     except UnbrokenError as refused:
@@ -124,9 +146,10 @@ def _take(layout: Layout) -> Lease:
         this_holder(),
         token=secrets.token_hex(4),
         clock=time.time,
+        monotonic=time.monotonic,
         wait=time.sleep,
-        patience_s=patience_s(os.environ),
         process_of=process_of,
+        say=_log.info,
     )
 
 
@@ -141,6 +164,7 @@ class Taken:
     items: list[Item]
     things: Mapping[str, object]
     settings: Settings
+    accepted_before: tuple[str, ...] = ()
 
 
 def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drilled: Drilled | None) -> Opened:
@@ -149,15 +173,24 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     deadline = world.from_first(
         lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
-    _record_start(taken, deadline)
+    peers = Peers(world, _record_start(taken, deadline))
     look = _audit(taken, frame)
     clock = world.all_or_none(lambda: _clock(settings, recorder, world))
     world.from_first(lambda: clear_requests(layout, job=lease.number))
+    local = [Path(settings.emergency_dir)] if settings.emergency_dir else []
+    world.from_first(lambda: sweep_scratch(layout, holder=lease.number, now_s=time.time(), further=local))
     stops = _listen(taken, clock, deadline)
+    cursor = taken.things.get("data")
+    cursor = cursor if isinstance(cursor, Cursor) else None
     try:
-        loader = _positioned(taken.things)
+        if cursor is not None:
+            cursor.use_workers_of_run(lambda: stops.signalled is not None)
+        loader = cursor.positioned if cursor is not None else None
+        # What an earlier job accepted about the newest checkpoint needs no second word.
+        before = world.from_first(lambda: still_accepted(recorder.history().facts))
+        taken = replace(taken, settings=replace(settings, accept=(*settings.accept, *before)), accepted_before=before)
         if loader is not None:
-            loader.accept(settings.accept)
+            loader.accept(taken.settings.accept)
         emergency = _emergency(taken, clock, stops)
         found = _resume(taken, emergency)
         tell_accepted(found, (*taken.things.values(), loader), settings, recorder, world)
@@ -183,16 +216,19 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
         source,
         settings,
         emergency,
+        peers,
+        cursor,
         drilled,
         look_for_unsaved=look,
         items=taken.items,
     )
 
 
-def _record_start(taken: Taken, deadline: Deadline | None) -> None:
-    """Write down who takes part in this job, and under which terms. Collective."""
+def _record_start(taken: Taken, deadline: Deadline | None) -> list[Holder]:
+    """Write down who takes part in this job, and under which terms; returns the ranks' processes. Collective."""
     world, settings = taken.world, taken.settings
-    processes = [asdict(holder) for holder in (*_launcher(), *world.all_gather(this_holder()))]
+    holders = world.all_gather(this_holder())
+    processes = [asdict(holder) for holder in (*_launcher(), *holders)]
     say_clocks(world)
     taken.recorder.fact(
         "job-start",
@@ -207,6 +243,7 @@ def _record_start(taken: Taken, deadline: Deadline | None) -> None:
             settings.keep_best,
         ],
     )
+    return holders
 
 
 def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSources:
@@ -225,9 +262,9 @@ def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSo
     )
     if taken.world.is_first:
         follow_end_time(settings.max_runtime_s, os.environ, stops, taken.recorder.fact)
-    if settings.catch_signals:
-        # From here on a signal is a request: a job that is asked to end while it loads ends at its first edge.
-        stops.install()
+    # From here on a signal is a request: a job that is asked to end while it loads ends after its first step.
+    if settings.catch_signals and stops.install():
+        stops.end_with(shield_workers(lambda: stops.signalled is not None))
     return stops
 
 
@@ -256,16 +293,12 @@ def _resume(taken: Taken, emergency: Emergency) -> Resumed:
     passed_over = emergency.bring_in()
     found = resume(Store(taken.layout.checkpoints), taken.items, world, settings, job=taken.lease.job)
     found.passed_over[:0] = passed_over
-    record_resume(found, taken.recorder, settings, world)
+    emergency.hyperparameters = found.hyperparameters
+    record_resume(found, taken.recorder, settings, world, accepted_before=taken.accepted_before)
     if (restored := found.restored) is not None:
         # Last of all: making a loader's iterator draws from them.
         world.all_or_none(lambda: _draw_on(restored, settings))
     return found
-
-
-def _positioned(things: Mapping[str, object]) -> Positioned | None:
-    data = things.get("data")
-    return data.positioned if isinstance(data, Cursor) else None
 
 
 def _notices(things: Mapping[str, object]) -> list[str]:
@@ -294,6 +327,7 @@ def _saver(taken: Taken, found: Resumed) -> Saver:
         keeping,
         allow_pickle=settings.allow_pickle,
         shares_generators=settings.shared_generators,
+        hyperparameters=found.hyperparameters,
     )
 
 
@@ -309,7 +343,7 @@ def _draw_on(restored: Restored, settings: Settings) -> None:
 def _launcher() -> list[Holder]:
     """The process that started this job, if it is ours: a job is killed with its launcher, or it would come back."""
     told = os.environ.get(outcome_file.LAUNCHER, "")
-    return [Holder(host_name(), int(told), process_started(int(told)))] if told.isdecimal() else []
+    return [holder_of(int(told))] if told.isdecimal() else []
 
 
 def _require_shared(layout: Layout, lease: Lease, world: World) -> None:

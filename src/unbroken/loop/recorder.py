@@ -15,6 +15,7 @@ from typing import Final
 
 from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.launch import outcome_file, steps_file
+from unbroken.quoting.log import logger
 from unbroken.run.journal import History, Journal, read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder, Lease
@@ -22,8 +23,9 @@ from unbroken.run.metrics import MetricsWriter, Mismatch, Recheck, lost_values
 from unbroken.run.outcome import Outcome, record_outcome
 from unbroken.run.process import process_of
 from unbroken.run.state import RunState, RunStateWriter
+from unbroken.store.names import scratch
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # torchrun ends all workers as soon as one has failed.
 _TOLD_WITHIN_S = 5.0
 # So many steps that were computed twice and differ are written down one by one.
@@ -45,7 +47,7 @@ class SilentRecorder:
     def fact(self, kind: str, /, **facts: object) -> None:
         """Nothing."""
 
-    def begin_metrics(self, start: int, *, is_comparable: bool) -> None:
+    def begin_metrics(self, start: int, *, is_comparable: bool, settings: str | None = None) -> None:
         """Nothing."""
 
     def metrics(self, step: int, values: Mapping[str, Number]) -> None:
@@ -57,10 +59,13 @@ class SilentRecorder:
     def snapshot(self, **changes: object) -> None:
         """Nothing."""
 
-    def end(self, outcome: Outcome) -> None:
-        """Let the first rank tell the launcher first; its end would take it away in the middle of the sentence."""
+    def end(self, outcome: Outcome, *, waits: bool = True) -> None:
+        """Let the first rank tell the launcher first: torchrun ends it as soon as this one has ended with an error.
+
+        A rank whose own error the first one can only notice by its end does not wait (``waits``).
+        """
         place = os.environ.get(outcome_file.ENVIRONMENT)
-        if place is None or outcome.exit_code == 0:
+        if place is None or outcome.exit_code == 0 or not waits:
             return
         until = time.monotonic() + _TOLD_WITHIN_S
         # Nothing is waited for from a first rank that is gone.
@@ -75,8 +80,8 @@ class Recorder(SilentRecorder):
         super().__init__(lease.holder)
         self._layout = layout
         self._number = lease.number
-        self._journal = Journal(layout, lease.number, clock=clock)
-        self._snapshots = RunStateWriter(layout, scratch=f".scratch-{lease.job}-state", clock=clock)
+        self._journal = Journal(layout, lease.number, clock=clock, makes_run=False)
+        self._snapshots = RunStateWriter(layout, scratch=scratch(lease.job, "state"), clock=clock)
         self._state = RunState(status="running", pid=lease.holder.pid, started_at_s=lease.taken_at_s, job=lease.number)
         self._metrics: MetricsWriter | None = None
         self._recheck: Recheck | None = None
@@ -94,20 +99,27 @@ class Recorder(SilentRecorder):
 
     def fact(self, kind: str, /, **facts: object) -> None:
         """Write one fact into the journal."""
-        with _said_not_raised("the journal"):
+        with self._said_not_raised("the journal"):
             self._journal.write(kind, durable=None, **facts)
 
-    def begin_metrics(self, start: int, *, is_comparable: bool) -> None:
-        """Start the metrics of this job, after the step it goes on from."""
-        with _said_not_raised("the metrics of earlier jobs"):
-            self._metrics = MetricsWriter(self._layout, self._number, start=start, is_comparable=is_comparable)
+    def begin_metrics(self, start: int, *, is_comparable: bool, settings: str | None = None) -> None:
+        """Start the metrics of this job, after the step it resumes from; ``settings`` is what it computes under."""
+        with self._said_not_raised("the metrics of earlier jobs"):
+            self._metrics = MetricsWriter(
+                self._layout,
+                self._number,
+                start=start,
+                is_comparable=is_comparable,
+                settings=settings,
+                makes_run=False,
+            )
             if is_comparable:
-                self._recheck = lost_values(self._layout, job=self._number, start=start)
+                self._recheck = lost_values(self._layout, job=self._number, start=start, settings=settings)
 
     def metrics(self, step: int, values: Mapping[str, Number]) -> None:
         """Write what one step gave, and compare it with what an earlier job got for the same step."""
         if self._metrics is not None:
-            with _said_not_raised("the metrics"):
+            with self._said_not_raised("the metrics"):
                 self._metrics.write(step, values)
         if self._recheck is None:
             return
@@ -136,7 +148,7 @@ class Recorder(SilentRecorder):
     def flush(self, *, durable: bool) -> None:
         """Hand the metrics to the kernel, or wait until they outlive a power cut."""
         if self._metrics is not None:
-            with _said_not_raised("the metrics"):
+            with self._said_not_raised("the metrics"):
                 self._metrics.flush(durable=durable)
 
     def snapshot(self, **changes: object) -> None:
@@ -144,13 +156,13 @@ class Recorder(SilentRecorder):
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
         if self._steps is not None and "step" in changes and self._state.step is not None:
             self._steps.write(self._state.step)
-        with _said_not_raised("the live snapshot"):
+        with self._said_not_raised("the live snapshot"):
             self._snapshots.write(self._state)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, *, waits: bool = True) -> None:
         """Write how the job ended, everywhere it is looked for."""
         self._record_recheck()
-        with _said_not_raised("the metrics"):
+        with self._said_not_raised("the metrics"):
             if self._metrics is not None:
                 self._metrics.close()
 
@@ -161,13 +173,16 @@ class Recorder(SilentRecorder):
             state = replace(self._state, status=ended.status, step=step, error=error, exit_code=ended.exit_code)
             self._snapshots.write(state, durable=True)
 
-        with _said_not_raised("the outcome"):
+        with self._said_not_raised("the outcome"):
             record_outcome(outcome, self._journal, write_state)
-        with _said_not_raised("the journal"):
+        with self._said_not_raised("the journal"):
             self._journal.close()
         if self._steps is not None:
             self._steps.close()
         self._tell(outcome)
+
+    def _said_not_raised(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _said_not_raised(what, self._layout.run)
 
     def _tell(self, outcome: Outcome) -> None:
         if self._launcher:
@@ -189,7 +204,7 @@ def tell_launcher_of_refusal(run: Path, outcome: Outcome) -> None:
 
 def _is_gone(process: Holder | None) -> bool:
     """Whether a process has ended, as far as can be seen from this machine."""
-    return process is not None and process_of(process.host, process.pid) not in (None, process.process_started)
+    return process is not None and process_of(process) not in (None, process.process_started)
 
 
 def _is_told(place: Path) -> bool:
@@ -201,8 +216,10 @@ def _is_told(place: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _said_not_raised(what: str) -> Iterator[None]:
+def _said_not_raised(what: str, run: Path | None = None) -> Iterator[None]:
     try:
         yield
     except StorageFailed as refused:
-        _log.warning("%s could not be written: %s (%s)", what, refused.headline(), refused.at())
+        # A run that is gone is said once, as that, by the lease.
+        level = logging.WARNING if run is None or run.exists() else logging.DEBUG
+        _log.log(level, "%s could not be written: %s (%s)", what, refused.headline(), refused.at())

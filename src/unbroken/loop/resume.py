@@ -1,11 +1,14 @@
-"""Finding the checkpoint to go on from, and going on from it, on all ranks alike.
+"""Finding the checkpoint to resume from, and resuming from it, on all ranks alike.
 
-Rank 0 looks and decides; everybody loads and proves. A checkpoint that turns out damaged while it is read is moved
+Rank 0 looks and decides; all ranks load and verify. A checkpoint that turns out damaged while it is read is moved
 aside and the next older one is tried, so that a bad newest checkpoint never becomes a crash loop.
+
+A request to start somewhere else (an older step, from scratch, another run's checkpoint) is carried out once: it is
+recorded in the store, and the same request in a later job continues the branch that it began.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +23,7 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.loop.settings import Settings
+from unbroken.state.hyperparameters import Change, Script, digest_of_settings
 from unbroken.state.items import Item
 from unbroken.state.restore import Restored, Source, restore
 from unbroken.store.check import Level
@@ -29,7 +33,15 @@ from unbroken.store.names import MANIFEST, QUARANTINE, step_of
 from unbroken.store.place import Store
 from unbroken.store.quarantine import quarantine
 from unbroken.store.refer import is_bare, named_in, resolve_checkpoint
-from unbroken.store.rewind import record_rewind, rewind, set_aside
+from unbroken.store.rewind import (
+    SCRATCH,
+    Request,
+    last_request,
+    record_rewind,
+    rewind,
+    set_aside,
+    without_tag,
+)
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
 
@@ -48,16 +60,43 @@ class Target:
 
 @dataclass
 class Resumed:
-    """How a job began: from which checkpoint, if any, and what was passed over on the way."""
+    """How a job began: from which checkpoint, if any, and what was passed over on the way.
+
+    Attributes:
+        followed: the request of the settings, if an earlier job has carried it out already.
+        hyperparameters: the values that the run's checkpoints keep as those it was constructed with.
+        changes: where the script constructs other values than the checkpoint's run began with.
+        computes_under: a digest of the config and hyperparameters from here on, by which steps can be compared.
+    """
 
     target: Target | None = None
     restored: Restored | None = None
     passed_over: list[tuple[str, str]] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
+    followed: Request | None = None
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    computes_under: str | None = None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where to look: at one checkpoint of this run (``named``), else the newest, else one of another run, else step 0.
+
+    ``is_required``: there must be a checkpoint. ``is_unasked``: a start at step 0 would be nobody's wish, so that a
+    past that is lost, in quarantine, is a reason to refuse.
+    """
+
+    named: str | None = None
+    elsewhere: str | None = None
+    is_required: bool = False
+    is_unasked: bool = False
+    set_aside: tuple[str, ...] = ()
+    followed: Request | None = None
 
 
 def resume(store: Store, items: Sequence[Item], world: World, settings: Settings, *, job: str) -> Resumed:
-    """Bring the items to the state to go on from; leaves them alone where the run starts. Collective.
+    """Bring the items to the state to resume from; leaves them alone where the run starts. Collective.
 
     Raises:
         CheckpointsExist: a start from scratch was asked for, and there are checkpoints.
@@ -66,10 +105,12 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
         StateDiffers: the objects do not fit; nothing was loaded.
         NotExact: something would not be exact, and nobody accepted it.
     """
-    found = Resumed()
-    named, found.set_aside = world.from_first(lambda: _prepare(store, settings, job))
+    # Before anything is restored: what the script has constructed is not to be seen afterwards.
+    script = world.all_or_none(lambda: Script(items))
+    start = world.from_first(lambda: _prepare(store, settings, job))
+    found = Resumed(set_aside=list(start.set_aside), followed=start.followed)
     while found.restored is None:
-        target, passed = world.from_first(lambda: _choose(store, settings, named, job))
+        target, passed = world.from_first(lambda: _choose(store, start, job))
         told = {name for name, _ in found.passed_over}
         found.passed_over += [(name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in told]
         if target is None:
@@ -83,10 +124,24 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
             found.restored = restore(source, items, world, accept=settings.accept, allow_pickle=settings.allow_pickle)
             found.target = target
         except UnbrokenError as refused:
-            if named is not None or target.store.root != store.root:
+            if start.named is not None or target.store.root != store.root:
                 raise
             found.passed_over.append(_set_bad_aside(store, target.name, refused, world, job))
+    world.all_or_none(lambda: _settle_hyperparameters(script, found, settings))
+    found.computes_under = digest_of_settings(found.hyperparameters, items)
+    found.set_aside += world.from_first(lambda: _carry_out(store, settings.resume, start, found.target, job))
     return found
+
+
+def _settle_hyperparameters(script: Script, found: Resumed, settings: Settings) -> None:
+    if found.restored is None:
+        found.hyperparameters = script.start()
+        return
+    before = found.restored.hyperparameters
+    found.changes = script.changes(before or {})
+    if found.changes and before is not None and settings.hyperparameters == "script":
+        script.put_in_place(before)
+    found.hyperparameters = script.continued(before, settings.hyperparameters)
 
 
 def _require_finished(target: Target, settings: Settings) -> None:
@@ -107,34 +162,59 @@ def _set_bad_aside(store: Store, name: str, refused: UnbrokenError, world: World
     return name, reasons[0]
 
 
-def _prepare(store: Store, settings: Settings, job: str) -> tuple[str | None, list[str]]:
-    """Carry out what was asked about the past; returns the one checkpoint that must be used, if one was named."""
-    names = newest_first(store, scan(store).committed)
+def _prepare(store: Store, settings: Settings, job: str) -> _Start:
+    """What the settings ask for, unless an earlier job has carried it out; only a start from scratch does so here."""
     if settings.resume == "auto":
-        return None, []
-    if settings.resume == "scratch":
+        return _Start(elsewhere=settings.load_path, is_unasked=True)
+    names = newest_first(store, scan(store).committed)
+    wanted = without_tag(settings.resume)
+    last = last_request(store)
+    followed = last if last is not None and last.asked == settings.resume else None
+    if wanted == SCRATCH:
+        # Without force it is refused even if it was followed before: who asks for it expects step 0.
         if names and not settings.force:
             raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
-        _abandon_all(store, names, job)
-        return None, names
+        if followed is None:
+            _abandon_all(store, names, job, asked=settings.resume if settings.force else None)
+        set_aside = () if followed else tuple(names)
+        return _Start(elsewhere=settings.load_path, set_aside=set_aside, followed=followed)
+    if followed is not None:
+        elsewhere = wanted if followed.is_elsewhere else None
+        return _Start(elsewhere=elsewhere, is_required=True, followed=followed)
     # A bare step or name is this run's own, whatever else is called so where the job was started.
-    if is_bare(settings.resume):
-        place, name = store, named_in(store, settings.resume)
+    if is_bare(wanted):
+        place, name = store, named_in(store, wanted)
     else:
-        place, name, _ = resolve_checkpoint(settings.resume, store.files)
+        place, name, _ = resolve_checkpoint(wanted, store.files)
     # One directory may be named in two ways, by a link or by "..".
-    if place.root.resolve() != store.root.resolve():
-        if names:
-            # Neither may win silently: `load_path` is for starting from another run, and gives way to this one's own.
-            raise CheckpointUnknown(reference=settings.resume, store=store.root, known=tuple(names))
-        return None, []
-    return name, rewind(store, names, target=name, job=job, at_ns=time.time_ns())
+    if place.root.resolve() == store.root.resolve():
+        return _Start(named=name, is_required=True)
+    if names:
+        # Neither may win silently: `load_path` is for starting from another run, and gives way to this one's own.
+        raise CheckpointUnknown(reference=wanted, store=store.root, known=tuple(names))
+    return _Start(elsewhere=wanted, is_required=True)
 
 
-def _abandon_all(store: Store, names: list[str], job: str) -> None:
+def _carry_out(store: Store, asked: str, start: _Start, target: Target | None, job: str) -> list[str]:
+    """Record that the request was carried out, now that its checkpoint is loaded; returns what that set aside.
+
+    Only now: a target that is damaged or does not fit must leave the newer checkpoints where they are.
+    """
+    if target is None or not start.is_required or start.followed is not None:
+        return []
+    if start.named is not None:
+        names = newest_first(store, scan(store).committed)
+        return rewind(store, names, target=start.named, job=job, at_ns=time.time_ns(), asked=asked)
+    if target.store.root != store.root:
+        path = str(target.store.path(target.name).absolute())
+        record_rewind(store, target=path, abandoned={}, job=job, at_ns=time.time_ns(), asked=asked)
+    return []
+
+
+def _abandon_all(store: Store, names: list[str], job: str, *, asked: str | None) -> None:
     ids = {name: manifest.id for name in names if (manifest := read_quietly(store, name))}
-    if ids:
-        record_rewind(store, target="scratch", abandoned=ids, job=job, at_ns=time.time_ns())
+    if ids or asked is not None:
+        record_rewind(store, target=SCRATCH, abandoned=ids, job=job, at_ns=time.time_ns(), asked=asked)
         set_aside(store, list(ids))
     for name in names:
         if name not in ids:
@@ -147,27 +227,24 @@ def _bereft(store: Store, *, after_step: int) -> list[tuple[str, str]]:
     return [(name, f"{MANIFEST}: is missing") for name in names if (step_of(name) or 0) > after_step]
 
 
-def _choose(
-    store: Store, settings: Settings, named: str | None, job: str
-) -> tuple[Target | None, list[tuple[str, str]]]:
-    if named is not None:
-        return Target(store, named, store.read_manifest(named)), []
-    # Quick only: every byte is proven anyway as it is read.
+def _choose(store: Store, start: _Start, job: str) -> tuple[Target | None, list[tuple[str, str]]]:
+    if start.named is not None:
+        return Target(store, start.named, store.read_manifest(start.named)), []
+    # Quick only: all checksums are verified anyway as the bytes are read.
     choice = resume_point(store, Level.QUICK, job=job, at_ns=time.time_ns())
     passed = [(over.name, over.reason) for over in choice.passed_over]
     chosen = choice.chosen.manifest if choice.chosen is not None else None
     passed += _bereft(store, after_step=chosen.step if chosen else -1)
     if choice.chosen is not None and chosen is not None:
         return Target(store, choice.chosen.name, chosen), passed
-    if settings.resume == "auto":
+    if start.is_unasked:
         # An earlier job may have set the last ones aside: the past that is lost is no reason to begin anew unasked.
         passed += [(f"{QUARANTINE}/{name}", "it was set aside as damaged") for name in scan(store).quarantined]
         if passed:
             return None, passed
-    elsewhere = settings.load_path if settings.resume in ("auto", "scratch") else settings.resume
-    if elsewhere is not None:
-        place, name, manifest = resolve_checkpoint(elsewhere, store.files)
+    if start.elsewhere is not None:
+        place, name, manifest = resolve_checkpoint(start.elsewhere, store.files)
         return Target(place, name, manifest), passed
-    if settings.resume not in ("auto", "scratch"):
+    if start.is_required:
         raise NoUsableCheckpoint(store=store.root, passed_over=tuple(passed))
     return None, passed

@@ -20,17 +20,24 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from unbroken.errors import LoopsDisagree, NoEmergencyArea, PeerLost, UnbrokenError, explain_in_traceback
+import torch.distributed as dist
+
+from unbroken.errors import LoopsDisagree, NoEmergencyArea, NotExact, PeerLost, UnbrokenError, explain_in_traceback
 from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.console import show_lines
 from unbroken.loop.job import Job
 from unbroken.loop.opening import open_run
 from unbroken.loop.saved import require_target
 from unbroken.loop.settings import Settings
+from unbroken.run.layout import absolute_run
 from unbroken.run.stop import StopReason
 from unbroken.state.audit import calling_frame
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.world import is_first_process
+
+
+def _already_trained(steps: int) -> str:
+    return f"this Run already trained {steps} steps in this process, and there is no checkpoint to resume from"
 
 
 class Run:
@@ -39,6 +46,7 @@ class Run:
     Args:
         directory: the run's directory, the same for every job and every rank.
         settings: how it is saved, kept, resumed and stopped.
+        process_group: the ranks that train, if they are not all; the others do not open the run.
         on_commit: called on the first rank with the path of each new checkpoint, at the edge after its commit; an
             error it raises is logged and training continues.
         things: what makes up its state, by name: models, optimizers, schedulers, anything with ``state_dict`` and
@@ -46,6 +54,7 @@ class Run:
 
     Raises:
         NotAnItem: something has no state that could be saved.
+        BadRunPath: the directory is an empty path.
     """
 
     def __init__(
@@ -53,10 +62,12 @@ class Run:
         directory: str | os.PathLike[str],
         *,
         settings: Settings | None = None,
-        on_commit: Callable[[Path], object] | None = None,
+        # Or anything: else a dict of things, unpacked behind them, would not pass a type checker.
+        process_group: "dist.ProcessGroup | Any" = None,  # noqa: ANN401
+        on_commit: Callable[[Path], object] | Any = None,  # noqa: ANN401
         **things: object,
     ) -> None:
-        self.directory = Path(directory)
+        self.directory = absolute_run(directory)
         self.settings = settings or Settings()
         loader = things.get("data")
         self._cursor: Cursor[Any] | None = None
@@ -65,6 +76,7 @@ class Run:
             things["data"] = self._cursor
         self._things = things
         self._asked = (self.directory, self.settings)
+        self._process_group = process_group
         self._on_commit = on_commit
         # The job of this handle, the last one once it has ended.
         self._job: Job | None = None
@@ -84,10 +96,10 @@ class Run:
         for other in [each for each in _SELF_ENTERED if each._job is not None and each._job.is_in_body]:
             if other.directory.absolute() == self.directory.absolute():
                 other._abandon()
-        carried = Carried()
-        hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process())
+        carried, group = Carried(), self._process_group
+        hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process(group))
         try:
-            opened = open_run(self.directory, self._things, self.settings, frame, carried=carried)
+            opened = open_run(self.directory, self._things, self.settings, frame, carried=carried, process_group=group)
         except BaseException as refused:
             hide_lines()
             if isinstance(refused, UnbrokenError):
@@ -95,7 +107,12 @@ class Run:
             raise
         self._hide_lines, self._is_open = hide_lines, True
         self.directory, self.settings = opened.layout.run, opened.settings
+        trained = self.step
         self._job = Job(opened, self._cursor, carried, self._on_commit)
+        if opened.restored is None and trained > 0:
+            untrue = NotExact(differences=(("model", _already_trained(trained)),))
+            self._leave(untrue)
+            raise untrue
         return self._job
 
     def _entered(self, frame: FrameType | None) -> Job:

@@ -1,15 +1,16 @@
 """What a loop tells at its edges: how a save ended, what the live snapshot shows, how long a last save may take."""
 
-import logging
 from typing import Final
 
-from unbroken.errors import RankFailed, UnbrokenError
+from unbroken.errors import RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
+from unbroken.quoting.log import logger
+from unbroken.run.events import event
 from unbroken.run.outcome import Outcome
 from unbroken.state.save import Saved
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 # After an error the other ranks may be gone, and a save that needs them would never end.
 LAST_SAVE_WAIT_S: Final = 60.0
 
@@ -31,7 +32,9 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
     opened.recorder.fact(
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
-    _log.warning("could not save step %s: %s; the last commit is intact", f"{step:,}", saved.error)
+    facts = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
+    intact = "" if cause == RunGone.kind else "; the last commit is intact"
+    _log.warning("could not save step %s: %s%s", f"{step:,}", saved.error, intact, extra=facts)
     return saved.error
 
 
@@ -51,8 +54,10 @@ def _note_commit(opened: Opened, saved: Saved) -> None:
     if saved.account is not None and not saved.account["agrees"]:
         _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
     opened.recorder.snapshot(latest_checkpoint=saved.name)
+    size, seconds, paused_s = saved.size_bytes, saved.total_s, saved.blocked_s
+    facts = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
     if opened.world.is_first:
-        _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, saved.total_s, saved.blocked_s)
+        _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=facts)
     # After the commit, never before.
     opened.emergency.sweep(step)
 
@@ -81,6 +86,7 @@ def shown(measures: Measures) -> dict[str, object]:
     tokens = measures.latest.get("tokens")
     return {
         "loss": measures.number("loss"),
+        "loss_step": measures.steps.get("loss"),
         "learning_rate": measures.number("lr"),
         "tokens_per_s": measures.number("tokens_per_s"),
         "tokens": tokens if isinstance(tokens, int) else None,

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from unbroken.store.keep import best_by
+from unbroken.store.refer import is_bare
 
 _SPOT: Final = ("aws", "gcp", "azure", "auto", "off")
 
@@ -20,13 +22,17 @@ class Settings:
         keep_every_seconds: keep one checkpoint per this many seconds.
         keep_best: keep the best by a metric that was logged for the step it is of, ``loss:min`` or ``accuracy:max``;
             a loop that measures now and then calls ``run.save(by_all=True)`` where it does.
-        resume: ``auto`` goes on from the newest usable checkpoint or starts; ``scratch`` starts anew and refuses where
+        resume: ``auto`` resumes from the newest usable checkpoint or starts; ``scratch`` starts anew and refuses where
             there are checkpoints; anything else is a checkpoint of this run to go back to: its step, its name,
-            ``latest``, or a path such as ``runs/a@1000``.
+            ``latest``, or a path such as ``runs/a@1000``. A request is carried out once; the same one in a later job
+            continues from the newest checkpoint. ``5#2`` goes back to 5 a second time, on purpose.
         force: with ``scratch``, set the checkpoints that are there aside and start.
         load_path: a checkpoint of another run to start from where this one has none.
         accept: differences that a person accepts by name (an item, a tensor, or all below a name), so that a resume may
             go on without being exact.
+        hyperparameters: which values a resume uses where the script constructs optimizers, schedulers or loss scalers
+            with others than when the run began: those of the ``checkpoint``, or those of the ``script``. Each
+            difference is printed either way.
         audit: what to do about live state that was not handed over: ``warn``, ``error`` or ``off``.
         audit_ignore: names that the audit passes over: variables of the script, or buffers as it names them.
         allow_pickle: items whose values may be stored by pickle.
@@ -57,6 +63,7 @@ class Settings:
     force: bool = False
     load_path: str | None = None
     accept: tuple[str, ...] = ()
+    hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
     audit: Literal["warn", "error", "off"] = "warn"
     audit_ignore: tuple[str, ...] = ()
     allow_pickle: tuple[str, ...] = ()
@@ -93,14 +100,32 @@ class Settings:
                 best_by(self.keep_best)
             except ValueError as wrong:
                 raise ValueError(f"Settings.keep_best: {wrong}") from wrong
-        for name, words in (("audit", ("warn", "error", "off")), ("non_finite", ("stop", "allow"))):
+        choices = {
+            "audit": ("warn", "error", "off"),
+            "non_finite": ("stop", "allow"),
+            "hyperparameters": ("checkpoint", "script"),
+        }
+        for name, words in choices.items():
             if getattr(self, name) not in words:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
         if self.spot not in (None, *_SPOT):
             raise ValueError(f"Settings.spot is {self.spot!r}, not one of {', '.join(_SPOT)}")
+        for name in ("load_path", "emergency_dir", "persistent_dir"):
+            self._make_absolute(name)
+        if self.resume not in ("auto", "scratch") and not is_bare(self.resume):
+            self._make_absolute("resume")
         for name in ("accept", "allow_pickle", "audit_ignore", "finite"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"Settings.{name} is a tuple of names, not one text")
+
+    def _make_absolute(self, name: str) -> None:
+        """Settle now where a relative path leads: the script may change its working directory before it is used."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not value:
+            raise ValueError(f"Settings.{name} is an empty path")
+        object.__setattr__(self, name, str(Path(value).absolute()))
 
 
 def _require_seconds(name: str, value: object, *, may_be_zero: bool) -> None:

@@ -3,7 +3,6 @@
 The second one saves often, as the chains will; so that the two also show whether saving changes anything.
 """
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
 from unbroken.prove.bench import LOG_LINES, Bench
 from unbroken.prove.causes import likely_causes, script_text
 from unbroken.prove.jobs import Ended, Job
+from unbroken.quoting.shell import shell_line
 from unbroken.run.drill import Drill
 from unbroken.run.journal import Fact, read_history
 from unbroken.run.layout import Layout
@@ -130,4 +130,4 @@ def _seconds_between(start: Fact | None, end: Fact | None) -> float:
 
 
 def _shown(bench: Bench) -> str:
-    return shlex.join(bench.command.given)
+    return shell_line(bench.command.given)

@@ -12,12 +12,12 @@ from unbroken import amounts
 from unbroken.files import Source
 from unbroken.store.check import Level, verify
 from unbroken.store.commit import walk_files
-from unbroken.store.names import MANIFEST, DraftName
+from unbroken.store.names import MANIFEST, DraftName, scratch
 from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 
 _CHUNK_BYTES: Final = 1 << 20
-_SCRATCH: Final = ".scratch-damage"
+_SCRATCH: Final = scratch("damage", "part")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files
 from unbroken.prove.demo_plan import NEEDED_BYTES, Places, config_text
 from unbroken.run.lease import DIRECTORY as LEASES
-from unbroken.run.lease import Holder, acquire
+from unbroken.run.lease import Holder, ProcessOf, acquire
 
 COMMAND: Final = "unbroken demo"
 
@@ -41,7 +40,7 @@ def prepare(
     *,
     holder: Holder,
     now_s: float,
-    process_of: Callable[[str, int], str | None],
+    process_of: ProcessOf,
     files: Files = LOCAL,
 ) -> Places:
     """Make the demo's folder ready: a new or an empty one, or that of an earlier demo, which is begun anew.

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from unbroken.prove.corpus import CODE, DOCSTRINGS
+from unbroken.quoting.yaml import scalar
 from unbroken.run.drill import Drill, Fault
+from unbroken.store.names import scratch
 
 STEPS: Final = 120
 SAVE_STEPS: Final = 20
@@ -112,7 +114,7 @@ class Places:
     @property
     def scratch(self) -> Path:
         """Where the config is written before it has its name."""
-        return self.folder / ".scratch-run.yaml"
+        return self.folder / scratch("demo", "run.yaml")
 
     def log(self, name: str) -> Path:
         """What one command said."""
@@ -136,8 +138,8 @@ model:
   n_positions: {_LENGTH}
   dropout: 0.1
 data:
-  path: {_quoted(places.data)}
-  tokenizer: {_quoted(places.tokenizer)}
+  path: {scalar(str(places.data))}
+  tokenizer: {scalar(str(places.tokenizer))}
   max_length: {_LENGTH}
   overlap_size: 8
   num_workers: 0
@@ -148,7 +150,7 @@ optimizer:
   learning_rate: 5.0e-3
   warmup_steps: 10
 training:
-  output_dir: {_quoted(places.chained)}
+  output_dir: {scalar(str(places.chained))}
   max_steps: {STEPS}
   per_device_batch_size: {_LANE}
   global_batch_size: {_LANES * _LANE}
@@ -162,13 +164,20 @@ training:
 """
 
 
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
-
-
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment in which a job is the demo's alone: on the CPU, with no other launcher's or scheduler's words."""
-    foreign = ("UNBROKEN_", "SLURM_", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "PMI_", "OMPI_")
+    foreign = (
+        "UNBROKEN_",
+        "GPT_SIMPLE_",
+        "SLURM_",
+        "TORCHELASTIC_",
+        "MASTER_",
+        "LOCAL_",
+        "GROUP_",
+        "ROLE_",
+        "PMI_",
+        "OMPI_",
+    )
     kept = {name: value for name, value in environ.items() if not name.startswith(foreign)}
     for name in ("RANK", "WORLD_SIZE"):
         kept.pop(name, None)

@@ -16,7 +16,7 @@ from typing import Final
 from unbroken.disk import Disk, LocalDisk
 from unbroken.files import LOCAL, Files
 from unbroken.run.drill import Drill, Fault, mark_of
-from unbroken.store.names import DRAFT_PREFIX, LATEST, MANIFEST, TRASH_PREFIX
+from unbroken.store.names import DRAFT_PREFIX, LATEST, MANIFEST, TRASH_PREFIX, scratch
 from unbroken.testing.faults import Fault as Strike
 from unbroken.testing.faults import FaultyDisk, Kill, Operation, Refuse
 
@@ -54,7 +54,7 @@ def _marking(drill: Drill) -> Tell:
         if drill.marks is not None and fault not in told:
             told.add(fault)
             mark = drill.marks / mark_of(drill.faults.index(fault))
-            files.replace(mark, b"", scratch=f".scratch-{os.getpid()}")
+            files.replace(mark, b"", scratch=scratch(f"drill_{os.getpid()}", "mark"))
 
     return tell
 

@@ -21,11 +21,12 @@ from unbroken.files import LOCAL
 from unbroken.launch import processes
 from unbroken.run.journal import Fact, read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import read_current
+from unbroken.run.lease import Standing, read_current
 from unbroken.run.lines import job_file
 from unbroken.run.outcome import EXIT_KILLED, Outcome, read_outcome
 from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
+from unbroken.store.names import scratch
 
 if TYPE_CHECKING:
     import subprocess
@@ -123,7 +124,7 @@ class Job:
         """Whether the rank that holds the run is gone without a word, whoever else of the job may still be there."""
         lease = read_current(self._layout.run)
         is_ours = lease is not None and lease.number > self._before and not lease.is_released
-        return is_ours and lease is not None and not lease.is_live(now_s=time.time(), process_of=process_of)
+        return is_ours and lease is not None and lease.standing(process_of) is Standing.GONE
 
     def fact(self, kind: str) -> Fact | None:
         """The last fact of a kind that this very job has written into the run's journal.
@@ -159,8 +160,8 @@ class Job:
             if not self.is_running or time.monotonic() >= deadline_s:
                 return False
             time.sleep(POLL_S)
-        scratch = f".scratch-stop-{os.getpid()}-{secrets.token_hex(4)}"
-        request_stop(self._layout, job=self.number() or 0, by=host_name(), scratch=scratch)
+        beside = scratch(f"stop_{os.getpid()}_{secrets.token_hex(4)}", "request")
+        request_stop(self._layout, job=self.number() or 0, by=host_name(), scratch=beside)
         return True
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -217,7 +218,7 @@ class Job:
         number = self.number()
         named = () if number is None else recorded_processes(self._layout, number)
         # Process numbers are used again; only the very process that wrote its start is ours to kill.
-        living = [each for each in named if process_of(each.host, each.pid) == each.process_started]
+        living = [each for each in named if process_of(each) == each.process_started]
         return [each.pid for each in living if each.pid > 1 and each.pid != os.getpid()]
 
 

@@ -4,14 +4,13 @@ A run of ``unbroken train`` keeps the config it was started with; its journal te
 comes the config that the steps in question were computed with. A run of any other script keeps no such record.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from unbroken.config import Config, compare, from_json
-from unbroken.config.document import SCHEMA, all_fields, digest_of
+from unbroken.config.resume import with_values
 from unbroken.errors import BadUsage
 from unbroken.files import LOCAL
 from unbroken.run.journal import History, read_history
@@ -55,7 +54,7 @@ def config_of_jobs(layout: Layout, started: Config, jobs: Iterable[int]) -> Conf
         StorageFailed: the system refused.
     """
     history = read_history(layout)
-    by_job = {job: changed(started, _changes(history, job)) for job in sorted(set(jobs))}
+    by_job = {job: with_values(started, _changes(history, job)) for job in sorted(set(jobs))}
     if not by_job:
         return started
     (first, config), *others = by_job.items()
@@ -78,18 +77,3 @@ def _changes(history: History, job: int) -> dict[str, Any]:
     if not isinstance(told, dict) or fact is None or fact.values.get("is_replaced"):
         return {}
     return {name: pair[1] for name, pair in told.items() if isinstance(pair, list) and len(pair) == 2}
-
-
-def changed(config: Config, changes: dict[str, Any]) -> Config:
-    """A config with some fields replaced, by their full names; fields that are no longer known are passed by."""
-    values = config.values()
-    for name, value in changes.items():
-        if name in all_fields():
-            section, _, field = name.partition(".")
-            values[section][field] = value
-    return _from_values(values)
-
-
-def _from_values(values: dict[str, dict[str, Any]]) -> Config:
-    document = {"schema": SCHEMA, "digest": digest_of(values), **values}
-    return from_json(json.dumps(document), "config.json").config

@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken import amounts
+from unbroken.config.resume import with_values
 from unbroken.errors import BadUsage, CheckpointUnknown, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
 from unbroken.prove.command import RANKS, understood
 from unbroken.prove.copied import copy_checkpoint
 from unbroken.prove.jobs import POLL_S, Ended, Job
-from unbroken.prove.recorded import PROGRAM, Elsewhere, changed, config_of_jobs, recorded_config
+from unbroken.prove.recorded import PROGRAM, Elsewhere, config_of_jobs, recorded_config
 from unbroken.run.drill import ENVIRONMENT, Drill, write_drill
 from unbroken.run.layout import Layout, run_of
 from unbroken.run.metrics import Stitched, read_metrics
 from unbroken.store.check import Level, verify
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import PERIODIC, SHUTDOWN
+from unbroken.store.names import PERIODIC, SHUTDOWN, scratch
 from unbroken.store.place import Store
 from unbroken.store.refer import named_in
 from unbroken.testing.exactness import MetricsComparison, StateComparison, compare_checkpoints, compare_metrics
@@ -195,9 +196,9 @@ def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[s
         )
         raise BadUsage(command=PROGRAM, complaint=complaint)
     jobs = {row.job for step, row in read_metrics(layout).kept.items() if span.a.step < step <= span.b.step}
-    config = changed(config_of_jobs(layout, started, jobs), Elsewhere(place.run, means.data_path).changes())
+    config = with_values(config_of_jobs(layout, started, jobs), Elsewhere(place.run, means.data_path).changes())
     path = place.root / CONFIG
-    LOCAL.replace(path, config.to_json().encode(), scratch=f".scratch-{CONFIG}", durable=False)
+    LOCAL.replace(path, config.to_json().encode(), scratch=scratch("replay", CONFIG), durable=False)
     ranks = [] if means.ranks is None else ["--nproc-per-node", str(means.ranks)]
     return [python, "-m", "unbroken", "train", str(path), *ranks]
 

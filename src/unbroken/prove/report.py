@@ -1,6 +1,5 @@
 """What a proof says, as text and as a document: what was injected, what was recovered, what it cost, the verdict."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import Any, Final
 from unbroken import amounts
 from unbroken.prove.baseline import Baseline
 from unbroken.prove.chain import ChainReport, JobReport
-from unbroken.report.style import Style, printable
+from unbroken.quoting.shell import shell_line
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 from unbroken.testing.exactness import Comparison
 
@@ -50,7 +51,7 @@ class Proof:
         """The command that makes one chain again."""
         ranks = ["--ranks", ",".join(map(str, self.ranks))] if len(self.ranks) > 1 else []
         words = ["unbroken", "prove", "--seed", str(self.seed), "--chain", str(chain.number)]
-        return shlex.join([*words, "--faults", ",".join(self.faults), *ranks, "--", *self.words])
+        return shell_line([*words, "--faults", ",".join(self.faults), *ranks, "--", *self.words])
 
     def facts(self) -> dict[str, Any]:
         """The proof as a document."""

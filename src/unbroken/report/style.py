@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-_RESET = "\x1b[0m"
+from unbroken.quoting.terminal import styled
 
 
 class Stream(Protocol):
@@ -19,13 +19,6 @@ def wants_color(stream: Stream, environ: Mapping[str, str]) -> bool:
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and stream.isatty()
 
 
-def printable(text: str) -> str:
-    """A text from outside with what steers a terminal spelt out: a file's name must neither paint nor erase."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 @dataclass(frozen=True)
 class Style:
     """Marks text for a terminal; gives it back untouched where colour is off."""
@@ -33,7 +26,7 @@ class Style:
     color: bool
 
     def _marked(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}{_RESET}" if self.color and text else text
+        return styled(code, text) if self.color and text else text
 
     def bold(self, text: str) -> str:
         """What to look at first."""

@@ -1,14 +1,13 @@
 """Aligned tables in plain text. Owns columns, widths and alignment; knows nothing of what the cells mean."""
 
-import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from unbroken.quoting.terminal import printable, unstyled
 from unbroken.report.style import Style
 
 _GAP = "  "
-_MARK = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,13 @@ class Column:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, style: Style) -> str:
     """Rows under their headings, every column as wide as its widest cell; no line ends in spaces.
 
-    A cell may carry styles of its own; they take no room.
+    A cell takes one line, whatever is in it. It may carry styles of its own; they take no room.
 
     Raises:
         ValueError: a row has more or fewer cells than there are columns.
     """
     widths = [width(column.heading) for column in columns]
+    rows = [[printable(cell) for cell in row] for row in rows]
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"a row of {len(row)} cells in a table of {len(columns)} columns")
@@ -51,7 +51,7 @@ def _padded(cell: str, wide: int, is_number: bool, paint: Callable[[str], str] |
 
 def width(text: str) -> int:
     """How many terminal columns a text takes: styles none, wide letters two, combining marks none."""
-    bare = _MARK.sub("", text)
+    bare = unstyled(text)
     if bare.isascii():
         return len(bare)
     return sum(_cells(letter) for letter in bare)

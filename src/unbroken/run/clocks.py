@@ -1,11 +1,11 @@
-"""Clocks that disagree: leases and deadlines are told in seconds since 1970, so ranks should agree on the hour."""
+"""Clocks that disagree: deadlines are told in seconds since 1970, so ranks should agree on the hour."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from unbroken import amounts
 
-# A barrier lets ranks go within a second, and a lease lives for a minute.
+# A barrier lets ranks go within a second.
 TOLERATED_S: Final = 5.0
 
 
@@ -21,6 +21,5 @@ def skew_sentence(now_s: Sequence[float], hosts: Sequence[str]) -> str | None:
     way = "ahead of" if ahead_s > 0 else "behind"
     return (
         f"clocks differ: that of rank {rank} on {hosts[rank]} is {amounts.duration(abs(ahead_s))} {way} that of rank 0"
-        f" on {hosts[0]}; deadlines and leases follow rank 0, and a job on another node may judge a lease by so much"
-        " too early or too late"
+        f" on {hosts[0]}; deadlines follow the clock of rank 0"
     )

@@ -1,15 +1,17 @@
 """How long a job has, and how much of it must be kept for a last save. Pure: clock and environment are handed in."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from unbroken.errors import BadDeadline
 from unbroken.run.journal import Fact
+from unbroken.store.fields import MOST_NUMBER
 
 SLURM: Final = "SLURM_JOB_END_TIME"
 OURS: Final = "UNBROKEN_MAX_RUNTIME"
+# The variable of GPT-Simple, which job scripts that move to us set.
+SEED_TOOL: Final = "GPT_SIMPLE_MAX_RUNTIME"
 # Before any save was measured: what a large model needs, but never more than a tenth of a short job.
 UNMEASURED_S: Final = 120.0
 _UNMEASURED_SHARE: Final = 0.1
@@ -29,7 +31,7 @@ class Deadline:
 def find_deadline(
     max_runtime_s: float | None, environ: Mapping[str, str], *, started_s: float, now_s: float
 ) -> Deadline | None:
-    """The first that is given: the run's own limit, the scheduler's end time, our environment variable; or None.
+    """The first that is given: the run's own limit, the scheduler's end time, an environment variable; or None.
 
     Raises:
         BadDeadline: it is no number, not positive, or over already.
@@ -39,9 +41,15 @@ def find_deadline(
     # An empty variable is how shells unset one.
     if text := environ.get(SLURM, "").strip():
         return _checked(SLURM, text, _number(SLURM, text), 0.0, started_s, now_s)
-    if text := environ.get(OURS, "").strip():
-        return _checked(OURS, text, _number(OURS, text), started_s, started_s, now_s)
+    if name := runtime_variable(environ):
+        text = environ[name].strip()
+        return _checked(name, text, _number(name, text), started_s, started_s, now_s)
     return None
+
+
+def runtime_variable(environ: Mapping[str, str]) -> str | None:
+    """The environment variable that says how long the job may run; None if none is set."""
+    return next((name for name in (OURS, SEED_TOOL) if environ.get(name, "").strip()), None)
 
 
 def _number(source: str, text: str) -> float:
@@ -52,8 +60,9 @@ def _number(source: str, text: str) -> float:
 
 
 def _checked(source: str, text: str, number: float, since_s: float, started_s: float, now_s: float) -> Deadline:
-    if not math.isfinite(number) or number <= 0:
-        raise BadDeadline(source=source, value=text, complaint="it is no positive number of seconds")
+    if not 0 < number <= MOST_NUMBER:
+        complaint = f"it must be a number of seconds above 0, at most {MOST_NUMBER:g}"
+        raise BadDeadline(source=source, value=text, complaint=complaint)
     at_s = since_s + number
     if at_s <= now_s:
         raise BadDeadline(source=source, value=text, complaint=f"it was over {now_s - at_s:.0f} s ago")

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from unbroken.errors import DrillUnreadable, StorageFailed
 from unbroken.files import LOCAL, Files
-from unbroken.store.fields import Malformed, Table
-from unbroken.store.names import PERIODIC, SHUTDOWN
+from unbroken.store.fields import MOST_RANKS, Malformed, Table, parsed
+from unbroken.store.names import PERIODIC, SHUTDOWN, scratch
 
 ENVIRONMENT: Final = "UNBROKEN_DRILL"
 # Where a fault can strike, in the order a step's edge meets them; each is reached once a save, but for the last two.
@@ -132,7 +132,7 @@ def write_drill(path: Path, drill: Drill, files: Files = LOCAL) -> None:
     """
     text = json.dumps({"schema": _SCHEMA, **drill.facts()}, indent=2) + "\n"
     # crash here: the drill before or this one; the job that was to follow it was never started.
-    files.replace(path, text.encode(), scratch=f".scratch-{path.name}")
+    files.replace(path, text.encode(), scratch=scratch("drill", path.name))
 
 
 def read_drill(environ: Mapping[str, str], files: Files = LOCAL) -> Drill | None:
@@ -146,10 +146,10 @@ def read_drill(environ: Mapping[str, str], files: Files = LOCAL) -> Drill | None
         return None
     path = Path(told)
     try:
-        return _decoded(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
+        return _decoded(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
     except StorageFailed as refused:
         raise DrillUnreadable(path=path, reason=f"it cannot be read ({refused.cause})") from refused
-    except (Malformed, ValueError, RecursionError) as wrong:
+    except (Malformed, ValueError) as wrong:
         raise DrillUnreadable(path=path, reason=" ".join(str(wrong).split())) from wrong
 
 
@@ -179,5 +179,5 @@ def _counted(table: Table, key: str) -> int | None:
 
 def _fault(row: Table) -> Fault:
     row.only({each.name for each in fields(Fault)})
-    rank = row.whole("rank") if row.has_value("rank") else None
+    rank = row.whole("rank", below=MOST_RANKS) if row.has_value("rank") else None
     return Fault(row.text("at"), row.text("do"), row.whole("when"), rank, row.number("seconds"))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
 from unbroken.run.lines import LineWriter, Torn, job_file, jobs_in, plain, read_lines
-from unbroken.store.fields import as_number
+from unbroken.store.fields import as_instant, as_number, as_whole
 
 # What a fact of each kind says; a reader meets kinds it does not know and passes them by.
 KINDS: Final[Mapping[str, str]] = {
@@ -22,6 +22,7 @@ KINDS: Final[Mapping[str, str]] = {
     "resume": "the checkpoint and step it goes on from",
     "passed-over": "a newer checkpoint it did not take, and why",
     "accept": "a difference that a person accepted by name",
+    "hyperparameters": "values that the script constructs otherwise than when the run began, and which are used",
     "audit": "live state that nobody handed over",
     "config": "fields in which this job differs from what the run was started with",
     "skipped": "a step whose loss or gradient was no number, and which moved no weight",
@@ -43,7 +44,7 @@ KINDS: Final[Mapping[str, str]] = {
     "job-end": "how it ended",
 }
 DURABLE: Final = frozenset(
-    {"job-start", "accept", "commit", "mirror", "mismatch", "job-end"}
+    {"job-start", "accept", "hyperparameters", "commit", "mirror", "mismatch", "job-end"}
     | {"emergency-save", "emergency-mirror", "emergency-resume"}
 )
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")
@@ -60,13 +61,16 @@ class Fact:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def whole(self, name: str) -> int | None:
-        """A whole number, or None where there is none."""
-        value = self.values.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        """A whole number from 0, or None where there is none."""
+        return as_whole(self.values.get(name))
 
     def number(self, name: str) -> float | None:
         """A number, or None where there is none."""
         return as_number(self.values.get(name))
+
+    def instant(self, name: str) -> float | None:
+        """Seconds since 1970, or None where there is no such number."""
+        return as_instant(self.values.get(name))
 
     def text(self, name: str) -> str | None:
         """A text, or None where there is none."""
@@ -97,12 +101,14 @@ class History:
 
 
 class Journal:
-    """The journal of one job; any thread may write to it."""
+    """The journal of one job; any thread may write to it. ``makes_run`` is False for a job that holds the run."""
 
-    def __init__(self, layout: Layout, job: int, *, clock: Callable[[], float], files: Files = LOCAL) -> None:
+    def __init__(
+        self, layout: Layout, job: int, *, clock: Callable[[], float], makes_run: bool = True, files: Files = LOCAL
+    ) -> None:
         self.job = job
         self._clock = clock
-        self._lines = LineWriter(job_file(layout.journal, job), files)
+        self._lines = LineWriter(job_file(layout.journal, job), files, within=None if makes_run else layout.run)
 
     def write(self, kind: str, /, *, durable: bool | None = None, **facts: object) -> None:
         """Add one fact; ``durable`` overrules what its kind asks for.
@@ -157,6 +163,6 @@ def read_journal(layout: Layout, files: Files = LOCAL) -> list[Fact]:
 def _seconds(at: object) -> float | None:
     try:
         instant = datetime.fromisoformat(at) if isinstance(at, str) else None
-        return instant.timestamp() if instant is not None and instant.tzinfo is not None else None
+        return as_instant(instant.timestamp()) if instant is not None and instant.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None

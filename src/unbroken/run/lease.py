@@ -1,22 +1,25 @@
 """Who holds a run: at most one job, proven by a file only one can create.
 
 A job takes a run by creating the lease with the next number in ``.lease/``; creating is exclusive, so of two contenders
-one wins, and the number is a fence: whoever finds a higher one than his own has been taken for dead and commits nothing
-more. The holder renews its lease; one that has not been renewed for its time to live is dead, and on the holder's own
-host a process that is gone is dead at once.
+one wins, and the number is a fence: a job that finds a higher number than its own was taken for dead and commits
+nothing more. A holder is known to be alive or gone only where its process can be seen: same machine, same boot, same
+PID namespace. Everywhere else the lease is watched (``takeover``): a living holder renews it, and the clocks of two
+machines are never compared.
 """
 
 import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.errors import LeaseLost, RunHeld
+from unbroken.errors import LeaseLost, RunGone, RunHeld
 from unbroken.files import LOCAL, Files
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import Malformed, Table, parsed
+from unbroken.store.names import scratch, scratch_owner
 
 DIRECTORY: Final = ".lease"
 DEFAULT_TTL_S: Final = 60.0
@@ -25,21 +28,41 @@ _LIMIT_BYTES: Final = 1 << 16
 _KEPT_OLD_LEASES: Final = 4
 _UNKNOWN: Final = "unknown"
 _FILE: Final = re.compile(r"[0-9]{6,18}\.json")
-_SCRATCH: Final = re.compile(r"\.scratch-j(?P<number>[0-9]+)_.*")
+# Nobody asks for more; a lease that says so was damaged or tampered with, and would be watched for ever.
+_MOST_TTL_S: Final = 3600.0
+# A guess for display tolerates clocks that differ by this much.
+_SKEW_S: Final = 300.0
+
+
+class Standing(Enum):
+    """What is known of a lease's holder."""
+
+    ALIVE = "alive"
+    GONE = "gone"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who a job is: the host, the process, and when that process began, since process numbers are used again."""
+    """Who a job is: host, process, and when that process started, since process numbers are used again.
+
+    ``scope`` is where the process number counts: one PID namespace of one machine. None in records of older versions
+    and where the system does not tell; then nothing can be concluded from a process number.
+    """
 
     host: str
     pid: int
     process_started: str
+    scope: str | None = None
+
+
+ProcessOf = Callable[[Holder], str | None]
+"""The start of a holder's process, "" if it is gone, None if it cannot be seen from here."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """One job's hold on a run; ``number`` is the job's number and its fence."""
+    """One job's hold on a run; ``number`` is the job's number and its fence, ``renewals`` counts its signs of life."""
 
     number: int
     token: str
@@ -48,27 +71,33 @@ class Lease:
     renewed_at_s: float
     ttl_s: float = DEFAULT_TTL_S
     is_released: bool = False
+    renewals: int = 0
 
     @property
     def job(self) -> str:
         """How the job is named inside file names."""
         return f"j{self.number:04}_{self.token}"
 
-    def is_live(self, *, now_s: float, process_of: Callable[[str, int], str | None] | None = None) -> bool:
-        """Whether its job may still be writing.
-
-        ``process_of(host, pid)`` gives the start of a process on this host, "" if there is none, or None where it
-        cannot know (another host): then the clock decides.
-        """
+    def standing(self, process_of: ProcessOf | None = None) -> Standing:
+        """What can be known without watching; a released lease counts as gone."""
         if self.is_released:
-            return False
-        started = process_of(self.holder.host, self.holder.pid) if process_of else None
-        if started is not None:
-            return started == self.holder.process_started
-        return now_s - self.renewed_at_s < self.ttl_s
+            return Standing.GONE
+        started = process_of(self.holder) if process_of else None
+        if started is None:
+            return Standing.UNKNOWN
+        return Standing.ALIVE if started == self.holder.process_started else Standing.GONE
+
+    def seems_live(self, *, now_s: float, process_of: ProcessOf | None = None) -> bool:
+        """A guess for display only: where nothing is known, by the holder's own clock. Nothing is decided by it."""
+        standing = self.standing(process_of)
+        if standing is Standing.UNKNOWN:
+            return now_s - self.renewed_at_s < self.ttl_s + _SKEW_S
+        return standing is Standing.ALIVE
 
     def describe(self) -> str:
         """The holder in words."""
+        if self.token == _UNKNOWN:
+            return f"job {self.number} on an unknown host (its lease is damaged)"
         return f"job {self.number} on {self.holder.host}, process {self.holder.pid}"
 
 
@@ -91,25 +120,30 @@ def acquire(
     token: str,
     now_s: float,
     ttl_s: float = DEFAULT_TTL_S,
-    process_of: Callable[[str, int], str | None] | None = None,
+    process_of: ProcessOf | None = None,
+    expired: Lease | None = None,
     files: Files = LOCAL,
 ) -> Lease:
-    """Take the run.
+    """Take the run if its holder is known to be gone; ``expired`` is a lease that was watched and not renewed.
 
     Raises:
-        RunHeld: a live job holds it, or another contender was quicker.
+        RunHeld: a job holds it that is not known to be gone, or another contender was quicker.
         StorageFailed: the system refused.
     """
     files.make_directory(run / DIRECTORY, durable=True)
     current = read_current(run, files)
-    if current is not None and current.is_live(now_s=now_s, process_of=process_of):
-        raise RunHeld(path=run, holder=current.describe(), age_s=now_s - current.renewed_at_s)
+    if current is not None and current != expired:
+        standing = current.standing(process_of)
+        if standing is not Standing.GONE:
+            is_alive = standing is Standing.ALIVE
+            raise RunHeld(path=run, holder=current.describe(), proof="process" if is_alive else "unknown")
     number = 1 if current is None else current.number + 1
     lease = Lease(number, token, holder, taken_at_s=now_s, renewed_at_s=now_s, ttl_s=ttl_s)
-    # crash here: the run is free, or held by a process that is gone and taken over at the next start.
-    if not files.create_once(_path(run, number), _encode(lease), scratch=f".scratch-{lease.job}"):
+    # crash here: the run is free, or held by a process that is gone and taken over at the next start; where the file
+    # system has no hard links, also by an empty lease, which the next start watches.
+    if not files.create_once(_path(run, number), _encode(lease), scratch=scratch(lease.job, "lease")):
         winner = read_current(run, files)
-        raise RunHeld(path=run, holder=winner.describe() if winner else "another contender", age_s=0.0)
+        raise RunHeld(path=run, holder=winner.describe() if winner else "another job", proof="contest")
     _tidy(run, lease, files)
     return lease
 
@@ -119,7 +153,8 @@ def _tidy(run: Path, lease: Lease, files: Files) -> None:
         files.remove_file(_path(run, old))
     for node in files.list_directory(run / DIRECTORY):
         # A contender for our own number may still be writing; one for a lower number has lost, alive or not.
-        if (found := _SCRATCH.fullmatch(node.name)) and int(found["number"]) < lease.number:
+        owner = scratch_owner(node.name)
+        if owner is not None and (number_of(owner) or lease.number) < lease.number:
             files.remove_file(run / DIRECTORY / node.name)
 
 
@@ -128,24 +163,46 @@ def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lea
 
     Raises:
         LeaseLost: another job has the run.
+        RunGone: the run directory is not there any more.
         StorageFailed: the system refused.
     """
     require_held(run, lease, files)
-    renewed = replace(lease, renewed_at_s=now_s)
-    files.replace(_path(run, lease.number), _encode(renewed), scratch=f".scratch-{lease.job}")
+    renewed = replace(lease, renewed_at_s=now_s, renewals=lease.renewals + 1)
+    _write(run, renewed, by=lease.job, files=files)
     return renewed
 
 
 def release(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> None:
-    """Let the run go, so that the next job need not wait.
+    """Give the run up, so that the next job need not wait.
 
     Raises:
         LeaseLost: another job has the run.
+        RunGone: the run directory is not there any more.
         StorageFailed: the system refused.
     """
     require_held(run, lease, files)
-    released = replace(lease, renewed_at_s=now_s, is_released=True)
-    files.replace(_path(run, lease.number), _encode(released), scratch=f".scratch-{lease.job}")
+    released = replace(lease, renewed_at_s=now_s, renewals=lease.renewals + 1, is_released=True)
+    _write(run, released, by=lease.job, files=files)
+
+
+def release_expired(run: Path, expired: Lease, *, by: str, files: Files = LOCAL) -> None:
+    """Mark as released a lease that was watched and not renewed, or whose process is gone; ``by`` names the writer.
+
+    Its number stays: a holder that wakes up after all goes on renewing it, unless another job has taken the run.
+
+    Raises:
+        RunHeld: the lease has changed since.
+        StorageFailed: the system refused.
+    """
+    current = read_current(run, files)
+    if current != expired:
+        raise RunHeld(path=run, holder=(current or expired).describe(), proof="renewed")
+    _write(run, replace(expired, is_released=True), by=f"j{expired.number:04}_{by}", files=files)
+
+
+def _write(run: Path, lease: Lease, *, by: str, files: Files) -> None:
+    # crash here: the lease as it was, and a scratch file that the next job removes.
+    files.replace(_path(run, lease.number), _encode(lease), scratch=scratch(by, "lease"))
 
 
 def require_held(run: Path, lease: Lease, files: Files = LOCAL) -> None:
@@ -153,11 +210,23 @@ def require_held(run: Path, lease: Lease, files: Files = LOCAL) -> None:
 
     Raises:
         LeaseLost: another job has the run.
+        RunGone: the run directory is not there any more.
         StorageFailed: the system refused.
     """
     numbers = _numbers(run, files)
-    if not numbers or numbers[-1] != lease.number:
-        raise LeaseLost(path=run, mine=lease.number, current=numbers[-1] if numbers else 0)
+    if not numbers or numbers[-1] < lease.number:
+        raise RunGone(path=run, job=lease.number, is_there=files.find(run) is not None)
+    if numbers[-1] != lease.number:
+        raise LeaseLost(path=run, mine=lease.number, current=numbers[-1])
+
+
+def is_present(run: Path, lease: Lease, files: Files = LOCAL) -> bool:
+    """Whether the lease file itself is still there: one look, cheap enough for every second.
+
+    Raises:
+        StorageFailed: the system refused to say.
+    """
+    return files.find(_path(run, lease.number)) is not None
 
 
 def _numbers(run: Path, files: Files) -> list[int]:
@@ -180,22 +249,36 @@ def _encode(lease: Lease) -> bytes:
 def _read(run: Path, number: int, files: Files) -> Lease:
     path = _path(run, number)
     try:
-        body = Table(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), "lease")
-        body.one_of("schema", (_SCHEMA,))
-        holder = Table(body.table("holder"), "lease.holder")
-        return Lease(
-            number=number,
-            token=body.text("token"),
-            holder=Holder(holder.text("host"), holder.whole("pid"), holder.text("process_started")),
-            taken_at_s=body.number("taken_at_s"),
-            renewed_at_s=body.number("renewed_at_s"),
-            ttl_s=body.number("ttl_s"),
-            is_released=body.flag("is_released"),
-        )
-    except (ValueError, RecursionError, Malformed):
+        return _decoded(number, Table(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), "lease"))
+    except (ValueError, Malformed):
+        # Whoever rewrites it changes its time, so that watching works for a damaged lease too.
         found = files.find(path)
         written_s = found.modified_ns / 1e9 if found else 0.0
         return Lease(number, _UNKNOWN, Holder("an unknown host", 0, "?"), written_s, written_s)
+
+
+def _decoded(number: int, body: Table) -> Lease:
+    body.one_of("schema", (_SCHEMA,))
+    holder = Table(body.table("holder"), "lease.holder")
+    ttl_s = body.number("ttl_s")
+    if not 0 < ttl_s <= _MOST_TTL_S:
+        raise Malformed("the time to live of the lease is out of range")
+    return Lease(
+        number=number,
+        token=body.text("token"),
+        holder=Holder(
+            holder.text("host"),
+            holder.whole("pid"),
+            holder.text("process_started"),
+            # Leases of older versions have neither a scope nor a count of renewals.
+            scope=holder.optional_text("scope") if "scope" in holder else None,
+        ),
+        taken_at_s=body.instant("taken_at_s"),
+        renewed_at_s=body.instant("renewed_at_s"),
+        ttl_s=ttl_s,
+        is_released=body.flag("is_released"),
+        renewals=body.whole("renewals") if "renewals" in body else 0,
+    )
 
 
 def number_of(job: str) -> int | None:
@@ -204,17 +287,12 @@ def number_of(job: str) -> int | None:
     return int(number) if job.startswith("j") and number.isdigit() else None
 
 
-def draft_judge(
-    run: Path,
-    *,
-    now_s: float,
-    process_of: Callable[[str, int], str | None] | None = None,
-    files: Files = LOCAL,
-) -> Callable[[str], bool]:
+def draft_judge(run: Path, *, is_live: Callable[[Lease], bool], files: Files = LOCAL) -> Callable[[str], bool]:
     """Who may still be writing, by the name a job has in file names.
 
     Only the current holder can be; every job before it is fenced off. Where no job ever took the run, nobody proved to
-    be alive or dead, and everybody counts as alive.
+    be alive or dead, and everybody counts as alive. ``is_live`` is asked at most once, and only if it matters: it may
+    have to watch the lease.
 
     Raises:
         StorageFailed: the system refused.
@@ -222,9 +300,15 @@ def draft_judge(
     current = read_current(run, files)
     if current is None:
         return lambda job: True
-    if not current.is_live(now_s=now_s, process_of=process_of):
-        return lambda job: False
-    if current.token == _UNKNOWN:
-        # Its lease cannot be read, so what its drafts are called is not known either, but for the number.
-        return lambda job: job.startswith(f"j{current.number:04}_")
-    return lambda job: job == current.job
+    # The name of a job whose lease cannot be read is known but for the number.
+    prefix = f"j{current.number:04}_" if current.token == _UNKNOWN else current.job
+    answers: list[bool] = []
+
+    def judge(job: str) -> bool:
+        if job != prefix and not (current.token == _UNKNOWN and job.startswith(prefix)):
+            return False
+        if not answers:
+            answers.append(is_live(current))
+        return answers[0]
+
+    return judge

@@ -4,8 +4,10 @@ A job that is killed leaves a line half written, a power cut may leave zeros. So
 unfinished line begins behind it on a new one, and a reader counts what is no line of ours and goes on.
 """
 
+import errno
 import json
 import math
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,7 @@ from typing import Any, Final
 from unbroken.disk import NodeKind
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
+from unbroken.store.fields import parsed
 
 Values = dict[str, Any]
 
@@ -31,11 +34,18 @@ def job_file(directory: Path, job: int) -> Path:
 
 
 class LineWriter:
-    """Adds lines to the file of one job; any thread may call it."""
+    """Adds lines to the file of one job; any thread may call it.
 
-    def __init__(self, path: Path, files: Files = LOCAL) -> None:
+    Args:
+        path: the file; its directory is made if it is not there.
+        files: the storage.
+        within: a directory that is never made: a run that was moved or deleted is not begun anew by its records.
+    """
+
+    def __init__(self, path: Path, files: Files = LOCAL, *, within: Path | None = None) -> None:
         self._files = files
         self._path = path
+        self._within = within
         self._appender = files.appending(path)
         self._lock = threading.Lock()
         # Whether what stands at the end of the file may be an unfinished line; not known before the first write.
@@ -58,6 +68,9 @@ class LineWriter:
         # An empty line costs a byte and is nothing to a reader; asking how the file ends would cost more.
         found = self._files.find(self._path) if self._may_be_torn else None
         if found is None and self._may_be_torn:
+            if self._within is not None and self._files.find(self._within) is None:
+                cause = os.strerror(errno.ENOENT)
+                raise StorageFailed(operation="append to", path=self._path, cause=cause)
             self._files.make_directory(self._path.parent, durable=True)
         self._may_be_torn, before = True, b"\n" if found is not None and found.size_bytes else b""
         # crash here: the lines before are whole, and the last one may be cut anywhere.
@@ -111,8 +124,8 @@ def read_lines(path: Path, torn: Torn, files: Files = LOCAL) -> Iterator[Values]
     for line in _split(path, files):
         if line:
             try:
-                found: Any = json.loads(line)
-            except (ValueError, RecursionError):
+                found: Any = parsed(line)
+            except ValueError:
                 found = None
             if isinstance(found, dict):
                 yield found

@@ -13,6 +13,7 @@ from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
 from unbroken.run.lines import LineWriter, Torn, Values, job_file, jobs_in, plain, read_lines
 from unbroken.run.recomputed import Mismatch, Recomputed
+from unbroken.store.fields import MOST_WHOLE, as_whole
 
 __all__ = [
     "MOST_WAITING",
@@ -73,6 +74,10 @@ class MetricsWriter:
         start: the step the job goes on from: what it computes comes after it.
         is_comparable: False for a job that a person let go on with a difference; nothing it computes need equal what
             was computed before it.
+            settings: a digest of the config and hyperparameters it computes under; steps under others are not compared.
+        every: how many steps wait at most.
+        makes_run: False for a job that holds the run: one that was moved or deleted is not begun anew.
+        files: the storage.
     """
 
     def __init__(
@@ -82,14 +87,15 @@ class MetricsWriter:
         *,
         start: int,
         is_comparable: bool = True,
+        settings: str | None = None,
         every: int = DEFAULT_FLUSH_STEPS,
+        makes_run: bool = True,
         files: Files = LOCAL,
     ) -> None:
-        self._lines = LineWriter(job_file(layout.metrics, job), files)
+        self._lines = LineWriter(job_file(layout.metrics, job), files, within=None if makes_run else layout.run)
         self._every = every
-        self._waiting: list[Values] = [
-            {"schema": SCHEMA, "job": job, "start": start, "is_comparable": is_comparable},
-        ]
+        head = {"schema": SCHEMA, "job": job, "start": start, "is_comparable": is_comparable}
+        self._waiting: list[Values] = [head if settings is None else {**head, "settings": settings}]
 
     def write(self, step: int, values: Mapping[str, Number]) -> None:
         """Add what one step gave.
@@ -132,12 +138,13 @@ def _line(step: int, values: Mapping[str, Number]) -> Values:
 
 @dataclass(frozen=True)
 class Row:
-    """What one job computed at one step."""
+    """What one job computed at one step, under which settings."""
 
     step: int
     job: int
     values: Mapping[str, Number]
     bits: Mapping[str, str]
+    settings: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,14 +155,19 @@ class JobRows:
     start: int | None
     is_comparable: bool
     rows: Iterable[Row]
+    settings: str | None = None
 
 
 @dataclass
 class Recheck:
-    """Compares steps as they are computed again with what was computed before; keeps only the steps still to come."""
+    """Compares steps as they are computed again with what was computed before, under the same settings.
+
+    It keeps only the steps still to come.
+    """
 
     job: int
     lost: dict[int, Row] = field(default_factory=dict)
+    settings: str | None = None
     compared: int = 0
     agreeing: int = 0
     mismatches: list[Mismatch] = field(default_factory=list)
@@ -181,8 +193,11 @@ class Recheck:
     def check_bits(self, step: int, bits: Mapping[str, str]) -> Mismatch | None:
         """The same for values that are bits already."""
         before = self.lost.pop(step, None)
-        names = [name for name in bits if before and name in before.bits and is_exact(name)]
-        if before is None or not names:
+        if before is None or before.settings != self.settings:
+            # Other settings give other numbers, and nobody is to take that for silent data corruption.
+            return None
+        names = [name for name in bits if name in before.bits and is_exact(name)]
+        if not names:
             return None
         self.compared += 1
         different = [name for name in names if bits[name] != before.bits[name]]
@@ -197,8 +212,8 @@ class Recheck:
         return mismatch
 
 
-def lost_values(layout: Layout, *, job: int, start: int, files: Files = LOCAL) -> Recheck:
-    """What earlier jobs computed after the step this job goes on from: to be compared when it is computed again.
+def lost_values(layout: Layout, *, job: int, start: int, settings: str | None = None, files: Files = LOCAL) -> Recheck:
+    """What earlier jobs computed after the step this job resumes from: to be compared when it is computed again.
 
     Raises:
         StorageFailed: the system refused.
@@ -212,7 +227,7 @@ def lost_values(layout: Layout, *, job: int, start: int, files: Files = LOCAL) -
         for row in before.rows:
             if row.step > start:
                 lost[row.step] = _merged(lost.get(row.step), row)
-    return Recheck(job, lost)
+    return Recheck(job, lost, settings)
 
 
 @dataclass(frozen=True)
@@ -262,7 +277,7 @@ def stitch(jobs: Iterable[JobRows]) -> Stitched:
                 gone = {step: kept.pop(step) for step in sorted(step for step in kept if step > start)}
                 lost += gone.values()
                 before.update(gone if job.is_comparable else {})
-                recheck = Recheck(job.job, before)
+                recheck = Recheck(job.job, before, job.settings)
             recheck.check_bits(row.step, row.bits)
             kept[row.step] = _merged(kept.get(row.step), row)
         if recheck is not None:
@@ -275,7 +290,7 @@ def _merged(before: Row | None, row: Row) -> Row:
     # Two calls of the same step by one job say different things of it; another job says all anew.
     if before is None or before.job != row.job:
         return row
-    return Row(row.step, row.job, {**before.values, **row.values}, {**before.bits, **row.bits})
+    return Row(row.step, row.job, {**before.values, **row.values}, {**before.bits, **row.bits}, row.settings)
 
 
 def _jobs(layout: Layout, torn: Torn, files: Files) -> Iterator[JobRows]:
@@ -284,11 +299,14 @@ def _jobs(layout: Layout, torn: Torn, files: Files) -> Iterator[JobRows]:
         first = next(lines, {})
         is_head = first.get("schema") == SCHEMA
         start = first.get("start") if is_head else None
+        told = first.get("settings") if is_head else None
+        settings = told if isinstance(told, str) else None
         yield JobRows(
             job,
-            start if type(start) is int else None,
+            as_whole(start),
             is_comparable=not is_head or first.get("is_comparable") is not False,
-            rows=_rows(job, lines if is_head else _chained(first, lines), torn),
+            rows=_rows(job, lines if is_head else _chained(first, lines), torn, settings),
+            settings=settings,
         )
 
 
@@ -298,17 +316,17 @@ def _chained(first: Values, lines: Iterator[Values]) -> Iterator[Values]:
     yield from lines
 
 
-def _rows(job: int, lines: Iterator[Values], torn: Torn) -> Iterator[Row]:
+def _rows(job: int, lines: Iterator[Values], torn: Torn, settings: str | None) -> Iterator[Row]:
     for line in lines:
-        step, bits = line.pop("step", None), line.pop("bits", {})
+        step, bits = as_whole(line.pop("step", None)), line.pop("bits", {})
         if "schema" in line:
             continue
-        if type(step) is not int or not isinstance(bits, dict):
+        if step is None or not isinstance(bits, dict):
             torn.lines += 1
             continue
         values = {name: _number(value) for name, value in line.items()}
         said = {name: text for name, text in bits.items() if isinstance(text, str)}
-        yield Row(step, job, {name: value for name, value in values.items() if value is not None}, said)
+        yield Row(step, job, {name: value for name, value in values.items() if value is not None}, said, settings)
 
 
 _NAMED: Final[Mapping[str, Callable[[], float]]] = {
@@ -321,4 +339,7 @@ _NAMED: Final[Mapping[str, Callable[[], float]]] = {
 def _number(value: Any) -> Number | None:  # noqa: ANN401 -- whatever JSON held
     if isinstance(value, str) and value in _NAMED:
         return _NAMED[value]()
+    if isinstance(value, int) and not -MOST_WHOLE <= value <= MOST_WHOLE:
+        # No plot or table holds it; its bits are compared all the same.
+        return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

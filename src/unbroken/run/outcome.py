@@ -7,13 +7,13 @@ into ``.run_state.json``, before a job lets its run go. A job that wrote none an
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
-from unbroken.errors import PeerLost, RankFailed, StorageFailed, UnbrokenError
+from unbroken.errors import PeerLost, RankFailed, RankRaised, StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
 from unbroken.run.journal import Fact, History, Journal, read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease, read_current
+from unbroken.run.lease import Lease, ProcessOf, read_current
 from unbroken.run.request import StopReason
 from unbroken.run.state import RunState, read_run_state
 
@@ -27,6 +27,7 @@ EXIT_NOT_EXACT: Final = 6
 EXIT_HELD: Final = 7
 EXIT_STORAGE: Final = 74
 EXIT_KILLED: Final = 128
+_EXIT_CODES: Final = 256
 EXIT_INTERRUPTED: Final = EXIT_KILLED + signal.SIGINT
 
 # What a status lets an orchestrator do: start the same command again, or leave it to a person.
@@ -73,11 +74,15 @@ def conclude(
         return Outcome("stopped", EXIT_INTERRUPTED, "again", "it was interrupted at once", step, job)
     if isinstance(ending, SystemExit):
         return _by_itself(ending, step, job, stopped_exit_code)
+    if isinstance(ending, RankRaised):
+        # As the rank that failed first concluded; that this one lost its connection is only how it shows here.
+        status, verdict = cast("Status", ending.status), cast("Verdict", ending.verdict)
+        return Outcome(status, ending.exit_code, verdict, _in_words(ending), step, job)
     cause = ending.cause if isinstance(ending, RankFailed) else ending
     code = cause.exit_code if isinstance(cause, UnbrokenError) else EXIT_BUG
     status = "halted" if code in _HALTING else "error"
-    # Who has lost a rank did nothing wrong, and the last commit is intact: the same command goes on.
-    verdict: Verdict = "again" if isinstance(cause, PeerLost) else _verdict(status, code)
+    # A rank that lost a peer did nothing wrong, and the last commit is intact: the same command resumes.
+    verdict = "again" if isinstance(cause, PeerLost) else _verdict(status, code)
     return Outcome(status, code, verdict, _in_words(ending), step, job)
 
 
@@ -140,20 +145,28 @@ def record_outcome(outcome: Outcome, journal: Journal, write_state: Callable[[Ou
 
 
 def read_outcome(
-    layout: Layout,
-    *,
-    now_s: float,
-    process_of: Callable[[str, int], str | None] | None = None,
-    files: Files = LOCAL,
+    layout: Layout, *, now_s: float, process_of: ProcessOf | None = None, files: Files = LOCAL
 ) -> Outcome | None:
-    """How the last job of a run ended, or that it runs; None where no job ever ran.
+    """How the last job of a run ended, or that it seems to run, at once; None where no job ever ran.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    return judge_outcome(
+        layout, is_live=lambda lease: lease.seems_live(now_s=now_s, process_of=process_of), files=files
+    )
+
+
+def judge_outcome(layout: Layout, *, is_live: Callable[[Lease], bool], files: Files = LOCAL) -> Outcome | None:
+    """The same, with a judge of one's own, who is asked only about a lease whose job wrote no outcome.
 
     Raises:
         StorageFailed: the system refused.
     """
     lease = read_current(layout.run, files)
-    is_live = lease is not None and lease.is_live(now_s=now_s, process_of=process_of)
-    return derive(lease, read_history(layout, files), read_run_state(layout, files), is_live=is_live)
+    history, state = read_history(layout, files), read_run_state(layout, files)
+    is_open = lease is not None and not lease.is_released and history.last("job-end", job=lease.number) is None
+    return derive(lease, history, state, is_live=is_open and lease is not None and is_live(lease))
 
 
 def derive(lease: Lease | None, history: History, state: RunState | None, *, is_live: bool) -> Outcome | None:
@@ -187,7 +200,8 @@ def _from_state(state: RunState | None, job: int | None) -> Outcome | None:
     }
     status = fallback[state.status]
     codes: dict[Status, int] = {"completed": 0, "stopped": 0, "halted": EXIT_DATA, "error": EXIT_BUG}
-    code = codes[status] if state.exit_code is None else state.exit_code
+    is_code = state.exit_code is not None and state.exit_code < _EXIT_CODES
+    code = state.exit_code if is_code and state.exit_code is not None else codes[status]
     return Outcome(
         status, code, _verdict(status, code), state.error or "", state.step, state.job if job is None else job
     )
@@ -197,7 +211,7 @@ def _decoded(fact: Fact) -> Outcome | None:
     status: Any = fact.text("status")
     code = fact.whole("exit_code")
     verdict: Any = fact.text("verdict")
-    if status not in _VERDICTS or code is None or verdict not in _VERDICTS.values():
+    if status not in _VERDICTS or code is None or code >= _EXIT_CODES or verdict not in _VERDICTS.values():
         return None
     return Outcome(status, code, verdict, fact.text("reason") or "", fact.whole("step"), fact.job)
 

@@ -15,6 +15,7 @@ from unbroken import amounts
 from unbroken.run.cadence import Auto, Pace, interval_steps, mean_time_between_failures_s
 from unbroken.run.deadline import Reserve, learned_reserve
 from unbroken.run.journal import Fact
+from unbroken.store.fields import MOST_NUMBER, MOST_WHOLE
 
 _RECENT: Final = 16
 UNMEASURED_MTBF_S: Final = 86_400.0
@@ -106,6 +107,18 @@ def problems(numbers: Numbers) -> list[str]:
     ):
         if value is not None and not (math.isfinite(value) and value >= 0):
             found.append(f"{option} is {value:g}: it is a number of seconds, 0 or more")
+    for option, value in (
+        ("--step-seconds", numbers.step_s),
+        ("--save-seconds", numbers.save_s),
+        ("--mtbf", numbers.mtbf_s),
+        ("--walltime", numbers.walltime_s),
+        ("--reserve", numbers.reserve_s),
+        ("--restart-seconds", numbers.restart_s),
+    ):
+        if value is not None and math.isfinite(value) and value > MOST_NUMBER:
+            found.append(f"{option} is {value:g}: at most {MOST_NUMBER:g} seconds can be planned with")
+    if numbers.steps is not None and numbers.steps > MOST_WHOLE:
+        found.append("--steps is larger than 2^63 - 1")
     if numbers.steps is not None and numbers.steps < 0:
         found.append(f"--steps is {numbers.steps}: it counts from 0")
     return found or _contradictions(numbers)

@@ -1,5 +1,6 @@
 """Which process a job is, and whether it still runs; what the machine knows of itself, handed to those who decide."""
 
+import hashlib
 import os
 import socket
 from collections.abc import Iterator
@@ -9,44 +10,99 @@ from typing import Any, Final
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.run.lease import Holder
-from unbroken.store.hosts import boot_of, host_of, same_host
+from unbroken.store.fields import as_whole
+from unbroken.store.hosts import host_of
 
 _START_TIME_FIELD: Final = 19
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE_ID: Final = Path("/etc/machine-id")
+_NETWORK_DEVICES: Final = Path("/sys/class/net")
 
 
 def this_holder() -> Holder:
     """This process."""
-    pid = os.getpid()
-    return Holder(host_name(), pid, process_started(pid))
+    return holder_of(os.getpid())
+
+
+def holder_of(pid: int) -> Holder:
+    """A process that this one can see."""
+    return Holder(host_name(), pid, process_started(pid), pid_scope())
 
 
 def host_name() -> str:
     """This machine and this boot of it: after a restart no process of before is alive."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return host_of(socket.gethostname(), boot.read_text().strip()[:8] if boot.exists() else None)
+    return host_of(socket.gethostname(), _text(_BOOT_ID)[:8] or None)
+
+
+def pid_scope() -> str | None:
+    """Where this process's numbers count: its PID namespace and its machine; None where the system does not tell.
+
+    Host name and boot id are not enough: containers share both with ``--network host``, and machines cloned from one
+    image in memory may share them too.
+    """
+    try:
+        # A /proc of another PID namespace (one made without mounting its own) shows other processes under our numbers.
+        if Path("/proc/self").readlink() != Path(str(os.getpid())):
+            return None
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return None
+    identity = "\n".join([_text(_BOOT_ID), _text(_MACHINE_ID), *_wired_addresses()])
+    return f"{namespace}-{hashlib.blake2s(identity.encode(), digest_size=4).hexdigest()}"
+
+
+def _wired_addresses() -> list[str]:
+    """The hardware addresses of wired network devices; wireless ones change theirs as they like."""
+    try:
+        devices = sorted(_NETWORK_DEVICES.iterdir())
+    except OSError:
+        return []
+    return [
+        _text(each / "address")
+        for each in devices
+        if (each / "device").exists() and not (each / "wireless").exists() and not (each / "phy80211").exists()
+    ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def process_started(pid: int) -> str:
     """When a process of this machine began, in the kernel's ticks; "" if there is none."""
+    return _started(pid) or ""
+
+
+def _started(pid: int) -> str | None:
+    """As ``process_started``, and None where the system does not show this process, if there is one."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return ""
+        return None
     # The second field is the program's name in parentheses and may hold anything, so count from behind it.
     fields = stat.rpartition(")")[2].split()
     # A zombie has ended and only waits to be noticed.
     return "" if fields[0] in ("Z", "X") else fields[_START_TIME_FIELD]
 
 
-def process_of(host: str, pid: int) -> str | None:
-    """When a holder's process began; "" if it is gone, None if it is on another machine and cannot be seen.
-
-    A machine whose name matches and whose boot does not has restarted since: the process is gone.
-    """
-    here = host_name()
-    if host == here:
-        return process_started(pid)
-    return "" if same_host(host, here) and None not in (boot_of(host), boot_of(here)) else None
+def process_of(holder: Holder) -> str | None:
+    """When a holder's process began; "" if it is gone, None if it cannot be seen from here."""
+    if holder.scope is None or holder.pid < 1 or (holder.host, holder.scope) != (host_name(), pid_scope()):
+        return None
+    started = _started(holder.pid)
+    if started is not None:
+        return started
+    try:
+        # /proc mounted with hidepid shows no process of another user; signal number 0 still tells that it is there.
+        os.kill(holder.pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return ""
+    except OSError:
+        return None
+    return _started(holder.pid)
 
 
 def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:
@@ -59,6 +115,7 @@ def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:
     listed: Any = start.values.get("processes") if start is not None else None
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, dict):
-            host, pid, began = each.get("host"), each.get("pid"), each.get("process_started")
-            if isinstance(host, str) and type(pid) is int and isinstance(began, str) and began:
-                yield Holder(host, pid, began)
+            host, pid, began = each.get("host"), as_whole(each.get("pid")), each.get("process_started")
+            scope = each.get("scope")
+            if isinstance(host, str) and pid is not None and isinstance(began, str) and began:
+                yield Holder(host, pid, began, scope if isinstance(scope, str) else None)

@@ -22,7 +22,8 @@ class Mismatch:
         return (
             f"step {amounts.count(self.step)} was computed twice and does not agree: {self.metric} was "
             f"{self.first_bits} in job {self.first_job} and is {self.second_bits} in job {self.second_job}; "
-            "this is state that nobody handed to the run, a kernel that is not deterministic, or silent data corruption"
+            "causes to check, in this order: config or hyperparameters that the script changed between the two jobs, "
+            "state that was not passed to the run, a nondeterministic kernel, silent data corruption"
         )
 
     def facts(self) -> dict[str, Any]:

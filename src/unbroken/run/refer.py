@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unbroken.errors import NotAStore, NoUsableCheckpoint
 from unbroken.files import LOCAL
-from unbroken.run.layout import Layout
+from unbroken.run.layout import Layout, require_reachable
 from unbroken.run.lease import DIRECTORY as LEASES
 from unbroken.store import refer
 from unbroken.store.emergency import read_pointers
@@ -26,6 +26,7 @@ def resolve(reference: str) -> Reference:
     """The store, and the checkpoint if one is named; a run that has not saved yet has an empty store.
 
     Raises:
+        BadRunPath: it is a path at which nothing can be.
         PathMissing: there is nothing at the path.
         NotAStore: there is, and it is no run and holds no checkpoint of ours.
         CheckpointUnknown: the store has no checkpoint by that name or step.
@@ -33,6 +34,7 @@ def resolve(reference: str) -> Reference:
         TornCheckpoint: the path is, or lies in, a checkpoint that was never committed.
         StorageFailed: the system refused to look.
     """
+    require_reachable(reference)
     try:
         return refer.resolve(reference)
     except NotAStore:

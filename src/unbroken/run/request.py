@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
+from unbroken.store.fields import as_whole, parsed
 
 Kind = Literal["signal", "walltime", "spot", "flag", "asked", "done"]
 
@@ -65,8 +66,8 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
     if files.find(layout.stop_request) is None:
         return None
     try:
-        found: Any = json.loads(files.read_bytes(layout.stop_request, limit_bytes=_LIMIT_BYTES))
-    except (ValueError, RecursionError):
+        found: Any = parsed(files.read_bytes(layout.stop_request, limit_bytes=_LIMIT_BYTES))
+    except ValueError:
         return StopRequest()
     except StorageFailed as refused:
         cause = refused.__cause__
@@ -79,8 +80,8 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
         raise
     if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
         return StopRequest()
-    job, by = found.get("job"), found.get("by")
-    return StopRequest(job if type(job) is int else None, by if isinstance(by, str) else "")
+    by = found.get("by")
+    return StopRequest(as_whole(found.get("job")), by if isinstance(by, str) else "")
 
 
 def clear_requests(layout: Layout, *, job: int, files: Files = LOCAL) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from unbroken import amounts
 from unbroken.run.journal import Fact
+from unbroken.store.fields import as_whole
 
 SLURM: Final = "slurm"
 
@@ -55,7 +56,8 @@ def placements(facts: Iterable[Fact]) -> tuple[tuple[int, Placement], ...]:
 def _decoded(said: object) -> Placement | None:
     if not isinstance(said, Mapping):
         return None
-    scheduler, job, requeues, nodes = (said.get(name) for name in ("scheduler", "id", "requeues", "nodes"))
-    if not isinstance(scheduler, str) or not isinstance(job, str) or not isinstance(requeues, int):
+    scheduler, job, nodes = (said.get(name) for name in ("scheduler", "id", "nodes"))
+    requeues = as_whole(said.get("requeues"))
+    if not isinstance(scheduler, str) or not isinstance(job, str) or requeues is None:
         return None
     return Placement(scheduler, job, requeues, nodes if isinstance(nodes, str) else None)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.run.layout import Layout
-from unbroken.store.fields import as_number
+from unbroken.store.fields import as_instant, as_number, as_whole, parsed
 
 STATUSES: Final = ("running", "completed", "stopped", "halted", "error")
 WRITE_EVERY_S: Final = 1.0
@@ -40,6 +40,7 @@ class RunState:
     config_path: str | None = None
     job: int | None = None
     exit_code: int | None = None
+    loss_step: int | None = None
 
 
 class RunStateWriter:
@@ -92,6 +93,7 @@ def encode(state: RunState, updated_at_s: float) -> bytes:
         "global_step": state.step,
         "max_steps": state.max_steps,
         "loss": _finite(loss),
+        "loss_step": state.loss_step,
         "loss_text": None if loss is None or math.isfinite(loss) else repr(float(loss)),
         "learning_rate": _finite(state.learning_rate),
         "tokens_trained": state.tokens,
@@ -108,19 +110,20 @@ def encode(state: RunState, updated_at_s: float) -> bytes:
 def read_run_state(layout: Layout, files: Files = LOCAL) -> RunState | None:
     """The snapshot, or None if there is none or it cannot be read: it is a convenience, never the truth."""
     try:
-        found: Any = json.loads(files.read_bytes(layout.run_state, limit_bytes=_LIMIT_BYTES))
-    except (ValueError, RecursionError, StorageFailed):
+        found: Any = parsed(files.read_bytes(layout.run_state, limit_bytes=_LIMIT_BYTES))
+    except (ValueError, StorageFailed):
         return None
     if not isinstance(found, dict):
         return None
     status = found.get("status")
     return RunState(
         status=status if status in STATUSES else None,
-        pid=_whole(found.get("pid")),
-        step=_whole(found.get("global_step")),
-        max_steps=_whole(found.get("max_steps")),
-        tokens=_whole(found.get("tokens_trained")),
+        pid=as_whole(found.get("pid")),
+        step=as_whole(found.get("global_step")),
+        max_steps=as_whole(found.get("max_steps")),
+        tokens=as_whole(found.get("tokens_trained")),
         loss=_loss(found),
+        loss_step=as_whole(found.get("loss_step")),
         error=_text(found.get("error")),
         updated_at_s=_instant(found.get("updated_at")),
         started_at_s=_instant(found.get("started_at")),
@@ -128,14 +131,16 @@ def read_run_state(layout: Layout, files: Files = LOCAL) -> RunState | None:
         tokens_per_s=as_number(found.get("tokens_per_sec")),
         latest_checkpoint=_text(found.get("latest_checkpoint")),
         config_path=_text(found.get("config_path")),
-        job=_whole(found.get("job")),
-        exit_code=_whole(found.get("exit_code")),
+        job=as_whole(found.get("job")),
+        exit_code=as_whole(found.get("exit_code")),
     )
 
 
 def _loss(found: dict[str, Any]) -> float | None:
     named = found.get("loss_text")
-    return float(named) if named in ("nan", "inf", "-inf") else as_number(found.get("loss"))
+    loss = found.get("loss")
+    # Other tools write a bare NaN; a loss may also be larger than any duration, as long as a float holds it.
+    return float(named) if named in ("nan", "inf", "-inf") else loss if isinstance(loss, float) else as_number(loss)
 
 
 def _finite(value: float | None) -> float | None:
@@ -146,10 +151,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
 def _iso(at_s: float | None) -> str | None:
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
@@ -158,7 +159,7 @@ def _instant(value: object) -> float | None:
     if isinstance(value, str):
         try:
             instant = datetime.fromisoformat(value)
-        except ValueError:
+            return as_instant((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp())
+        except (ValueError, OverflowError):
             return None
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-    return as_number(value)
+    return as_instant(value)

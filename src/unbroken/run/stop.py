@@ -5,7 +5,6 @@ finds the state whole. Handlers that stood before are put back at the end, and a
 ones would end the process in the middle of a step.
 """
 
-import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any, Final, Protocol
 from unbroken import amounts
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
+from unbroken.quoting.log import logger
 from unbroken.run.layout import Layout
 from unbroken.run.request import StopReason, StopRequest, clear_requests, end_requests, read_request, request_stop
 
@@ -37,7 +37,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_EVERY_S: Final = 1.0
 # One Ctrl-C reaches a rank from the terminal and again from its launcher; only a later one is meant a second time.
 SECOND_AFTER_S: Final = 1.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def is_due(now_s: float, deadline_s: float | None, reserve_s: float) -> bool:
@@ -136,6 +136,11 @@ class StopSources:
         elif now_s - self._interrupted_at_s >= SECOND_AFTER_S:
             raise KeyboardInterrupt
 
+    @property
+    def signalled(self) -> StopReason | None:
+        """The signal that came, if one did."""
+        return None if self._signal is None else StopReason("signal", signal.Signals(self._signal).name)
+
     def end_with(self, end: Callable[[], None]) -> None:
         """Let something that serves these sources end with them, in ``restore``."""
         self._ended_with.append(end)
@@ -166,7 +171,7 @@ class StopSources:
     def look(self) -> StopReason | None:
         """Whether anybody asks for an end; a few microseconds, but for one look at the flag file a second."""
         if self._signal is not None:
-            return StopReason("signal", signal.Signals(self._signal).name)
+            return self.signalled
         if self._asked is not None:
             return self._asked
         if self._notices is not None and (notice := self._notices.look()) is not None:

@@ -1,6 +1,6 @@
 """One picture of a run, from which text, JSON and page are all made, so that they cannot disagree."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unbroken import amounts
@@ -9,7 +9,7 @@ from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.run.emergencies import Dumps, emergencies
 from unbroken.run.journal import Fact, History, read_history
 from unbroken.run.layout import Layout, run_of
-from unbroken.run.lease import Lease, read_current
+from unbroken.run.lease import Lease, ProcessOf, Standing, read_current
 from unbroken.run.outcome import Outcome, derive
 from unbroken.run.recomputed import Mismatch, Recomputed
 from unbroken.run.request import read_request
@@ -18,6 +18,7 @@ from unbroken.run.state import RunState, read_run_state
 from unbroken.store.check import Cause, Level, Verdict, verify
 from unbroken.store.choose import Choice, choose
 from unbroken.store.emergency import read_pointers
+from unbroken.store.fields import as_whole
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST
@@ -65,8 +66,8 @@ def account_of(manifest: Manifest | None) -> Account | None:
     said = manifest.facts.get("data") if manifest is not None else None
     if not isinstance(said, Mapping):
         return None
-    samples, digest, agrees = said.get("samples"), said.get("digest"), said.get("agrees")
-    if not isinstance(samples, int) or not isinstance(digest, str) or not isinstance(agrees, bool):
+    samples, digest, agrees = as_whole(said.get("samples")), said.get("digest"), said.get("agrees")
+    if samples is None or not isinstance(digest, str) or not isinstance(agrees, bool):
         return None
     return Account(samples, digest, agrees)
 
@@ -92,6 +93,7 @@ class RunSummary:
     run: str
     status: str
     lease: Lease | None
+    standing: Standing | None
     state: RunState | None
     inventory: Inventory
     newest_usable: Manifest | None
@@ -107,7 +109,7 @@ class RunSummary:
         return account_of(self.newest_usable)
 
 
-def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], str | None] | None = None) -> RunSummary:
+def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None) -> RunSummary:
     """Look at a run: quick checks only, so that it answers in milliseconds on a login node.
 
     Raises:
@@ -118,7 +120,7 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
     found = choose(newest_first(store, inventory.committed), lambda name: verify(store, name, Level.QUICK))
     lease = read_current(layout.run, store.files)
     state = read_run_state(layout, store.files)
-    is_live = lease is not None and lease.is_live(now_s=now_s, process_of=process_of)
+    is_live = lease is not None and lease.seems_live(now_s=now_s, process_of=process_of)
     history = read_history(layout, store.files)
     outcome = derive(lease, history, state, is_live=is_live)
     requested = outcome is not None and outcome.status == "running" and _is_requested(layout, store)
@@ -126,6 +128,7 @@ def summarize(store: Store, *, now_s: float, process_of: Callable[[str, int], st
         run=str(layout.run),
         status=outcome.status if outcome else ("idle" if found.chosen else "empty"),
         lease=lease,
+        standing=lease.standing(process_of) if lease is not None else None,
         state=state,
         inventory=inventory,
         newest_usable=found.chosen.manifest if found.chosen else None,
@@ -171,9 +174,9 @@ def records_of(
 def _deadline_s(history: History, job: int | None) -> float | None:
     # What the scheduler told last stands above what the environment said at the start.
     if (moved := history.last("deadline", job=job)) is not None:
-        return moved.number("at_s")
+        return moved.instant("at_s")
     start = history.last("job-start", job=job)
-    return start.number("deadline_s") if start is not None else None
+    return start.instant("deadline_s") if start is not None else None
 
 
 def recomputed_of(history: History) -> Recomputed:

@@ -332,6 +332,7 @@ def _commit(
         values=merged.shared,
         ranked=tuple(sorted(merged.ranked[0])),
         counters=first.counters,
+        hyperparameters=first.hyperparameters,
     )
     parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
     described = _described(merged, {key: sums for each in everything for key, sums in each.sums.items()})

@@ -8,6 +8,7 @@ made, as torch's does, and costs the time of those batches. A ``Positioned`` loa
 says one position for all ranks: nothing is kept beside it. ``loaders`` knows what each kind of loader needs.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
@@ -16,7 +17,7 @@ from unbroken.errors import DataEnded, NotAnItem
 from unbroken.state.items import Stateful
 from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
 from unbroken.state.own_rng import comparable, rng_state, set_rng_state
-from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.rng import capture_generators, generator_devices, restore_generators
 from unbroken.state.wrappers import is_wrapped_loader
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class Positioned(Stateful, Protocol):
         """
 
 
+# A process that is killed closes its connections before the system says that it has ended.
+_DIES_WITHIN_S = 1.0
 _LOADERS_OWN = "loader"
 _OWN = "generators"
 _WORKERS = "workers"
@@ -93,6 +96,7 @@ class Cursor(Generic[T]):
         self._mark: Mark | None = None
         self._iterator: Iterator[T] | None = None
         self._began: dict[str, Any] | None = None
+        self._is_stopping: Callable[[], bool] = lambda: False
         # The loader's own generators when the iterator was made.
         self._drawn: list[object] = []
         self.is_stateful = says_all(loader)
@@ -120,7 +124,7 @@ class Cursor(Generic[T]):
                 self._open()
             assert self._iterator is not None
             try:
-                batch = next(self._iterator)
+                batch = self._next_batch()
             except StopIteration:
                 self._iterator = None
                 self.epoch += 1
@@ -132,6 +136,48 @@ class Cursor(Generic[T]):
         # A loader without a single batch would spin for ever.
         raise DataEnded(epoch=self.epoch, served=0)
 
+    def _next_batch(self) -> T:
+        assert self._iterator is not None
+        try:
+            return next(self._iterator)
+        except (RuntimeError, OSError, EOFError):
+            # A batch whose worker is gone shows as a broken connection too.
+            if not self._is_stopping() or not self._has_lost_workers():
+                raise
+            # The signal that stops the run killed workers too, and the step that is under way needs this batch: other
+            # workers find it as a resume would, and the loop gets to the end of its step, where it stops.
+            self._replace_workers()
+            return next(self._iterator)
+
+    def use_workers_of_run(self, is_stopping: Callable[[], bool]) -> None:
+        """Start the loader's workers anew, so that they ignore stop signals; hear whether such a signal came."""
+        self._is_stopping = is_stopping
+        if getattr(self.loader, "persistent_workers", False):
+            self._drop_workers()
+
+    def _has_lost_workers(self) -> bool:
+        workers: Any = getattr(self._iterator, "_workers", ())
+        until_s = time.monotonic() + _DIES_WITHIN_S
+        while all(worker.is_alive() for worker in workers) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return not all(worker.is_alive() for worker in workers)
+
+    def _replace_workers(self) -> None:
+        held = capture_generators(generator_devices())
+        state = self.state_dict()
+        self._drop_workers()
+        self.load_state_dict(state)
+        # Finding the place drew from them.
+        restore_generators(held)
+
+    def _drop_workers(self) -> None:
+        """End the loader's workers, also those that it keeps from epoch to epoch."""
+        self._iterator = None
+        kept: Any = getattr(self.loader, "_iterator", None)
+        if hasattr(kept, "_shutdown_workers"):
+            kept._shutdown_workers()
+            self.loader._iterator = None  # type: ignore[attr-defined]
+
     def _open(self) -> None:
         self._set_epoch()
         if not self.is_stateful:
@@ -139,6 +185,11 @@ class Cursor(Generic[T]):
             self._began = {**capture_generators(), _LOADERS_OWN: states_of(self.loader)}
         self._iterator = iter(self.loader)
         self._drawn = states_of(self.loader)
+
+    def close(self) -> None:
+        """Drop the iterator, and with it the workers that it has; the place is kept."""
+        self._iterator = None
+        self._is_stopping = lambda: False
 
     def _set_epoch(self) -> None:
         """Tell a distributed sampler the epoch, or it would draw the same order in every one."""

@@ -7,7 +7,6 @@ save makes between live ranks can be made later, between dumps.
 """
 
 import json
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any, Final, cast
 import torch
 
 from unbroken.errors import ManifestDamaged, NeedsPeers, UnbrokenError
+from unbroken.quoting.log import logger
 from unbroken.state.capture import GENERATORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
@@ -25,12 +25,12 @@ from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, St
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.payload import Place, share_out, write_bundles
 from unbroken.state.plan import Held, Piece, held_by, local_piece
-from unbroken.state.records import encode_counters, json_part, read_record
+from unbroken.state.records import HYPERPARAMETERS, encode_counters, json_part, read_hyperparameters, read_record
 from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.tree import split
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.emergency import FACTS, dump_name
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import MOST_RANKS, Malformed, Table
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
 from unbroken.store.place import Store
@@ -38,7 +38,7 @@ from unbroken.world import World
 
 RECORD_PART: Final = "emergency.json"
 _SCHEMA: Final = "unbroken.emergency/1"
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class View:
         counters: the loop's own.
         share: what this rank's loader has served and not yet told the others; None where it keeps no account.
         shares_generators: whether one rank's generators stand for all.
+        hyperparameters: the values that the run began with.
     """
 
     rank: int
@@ -88,6 +89,7 @@ class View:
     counters: Json
     share: Json = None
     shares_generators: bool = False
+    hyperparameters: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def dump(
     allow_pickle: Collection[str] = (),
     shares_generators: bool = False,
     files_per_rank: int = 1,
+    hyperparameters: Mapping[str, str] | None = None,
 ) -> Dumped:
     """Write all that this rank holds, durably, into a store of its own. Not collective: other ranks may be gone.
 
@@ -139,6 +142,7 @@ def dump(
             places=written.places,
             counters=encoded,
             shares_generators=shares_generators,
+            hyperparameters=hyperparameters,
         )
         # crash here: a draft with some of its parts; it is torn.
         parts = (*written.parts, draft.write_part(RECORD_PART, [_encode(view)]))
@@ -280,7 +284,7 @@ def _own_values(
 
 
 def _encode(view: View) -> bytes:
-    body = {
+    body: dict[str, Any] = {
         "schema": _SCHEMA,
         "rank": view.rank,
         "world": view.world,
@@ -296,6 +300,7 @@ def _encode(view: View) -> bytes:
         "counters": view.counters,
         "share": view.share or {},
         "shares_generators": view.shares_generators,
+        **({} if view.hyperparameters is None else {HYPERPARAMETERS: dict(view.hyperparameters)}),
     }
     return json_part(body)
 
@@ -334,8 +339,8 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
     if unknown := [one.dtype for one in held if one.dtype not in DTYPES]:
         raise Malformed(f"there is no dtype {unknown[0]!r}")
     return View(
-        rank=body.whole("rank"),
-        world=body.whole("world"),
+        rank=body.whole("rank", below=MOST_RANKS),
+        world=body.whole("world", below=MOST_RANKS),
         step=body.whole("step"),
         kinds={str(k): str(v) for k, v in body.table("kinds").items()},
         values=body.table("values"),
@@ -348,6 +353,7 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
         counters=dict(body.table("counters")),
         share=dict(body.table("share")) or None,
         shares_generators=body.flag("shares_generators"),
+        hyperparameters=read_hyperparameters(body),
     )
 
 

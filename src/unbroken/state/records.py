@@ -15,6 +15,7 @@ from unbroken.store.parts import read_whole
 from unbroken.store.place import Store
 
 COUNTERS: Final = "counters"
+HYPERPARAMETERS: Final = "hyperparameters"
 TRAINER_STATE: Final = "trainer_state.json"
 _SCHEMA: Final = "unbroken.trainer-state/1"
 _RANK_SCHEMA: Final = "unbroken.rank-state/1"
@@ -22,7 +23,10 @@ _RANK_SCHEMA: Final = "unbroken.rank-state/1"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What all ranks agree on: the step, each item's kind and values, and which items differ by rank."""
+    """What all ranks agree on: the step, each item's kind and values, and which items differ by rank.
+
+    ``hyperparameters`` are the values the run began with, as text; None where a checkpoint was written without them.
+    """
 
     step: int
     world: int
@@ -30,6 +34,7 @@ class TrainerState:
     values: Mapping[str, Json]
     ranked: tuple[str, ...]
     counters: Json = None
+    hyperparameters: Mapping[str, str] | None = None
 
     def encode(self) -> bytes:
         """Its part's bytes."""
@@ -41,6 +46,7 @@ class TrainerState:
             "values": dict(self.values),
             "ranked": list(self.ranked),
             "counters": self.counters,
+            **({} if self.hyperparameters is None else {HYPERPARAMETERS: dict(self.hyperparameters)}),
         }
         return json_part(body)
 
@@ -74,6 +80,18 @@ def _no_tensor(name: Json) -> torch.Tensor:
     raise Malformed(f"counters hold no tensors, and name {name!r}")
 
 
+def read_hyperparameters(body: Table) -> Mapping[str, str] | None:
+    """The values that a run began with, from a record that may lack them.
+
+    Raises:
+        Malformed: one of them is no text.
+    """
+    if HYPERPARAMETERS not in body:
+        return None
+    values = Table(body.table(HYPERPARAMETERS), HYPERPARAMETERS)
+    return {name: values.text(name) for name in body.table(HYPERPARAMETERS)}
+
+
 def rank_part(rank: int) -> str:
     """The part that holds one rank's own values."""
     return f"ranks/rank-{rank:05}.json"
@@ -105,6 +123,7 @@ def read_trainer_state(store: Store, name: str, manifest: Manifest) -> TrainerSt
             values=body.table("values"),
             ranked=tuple(body.texts("ranked")),
             counters=dict(body.table("counters")),
+            hyperparameters=read_hyperparameters(body),
         )
         decode_counters(state.counters)
     except Malformed as wrong:

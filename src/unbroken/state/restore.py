@@ -7,7 +7,7 @@ were saved: a tensor that nobody wrote, or that a load zeroed, cannot pass.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
@@ -49,7 +49,8 @@ _SENTINEL = 0xA5
 class Restored:
     """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it.
 
-    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them.
+    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them;
+    ``hyperparameters`` are the values the script constructed its objects with when the run began.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Restored:
     notes: tuple[str, ...]
     world: int = 1
     accepted: tuple[str, ...] = ()
+    hyperparameters: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,15 @@ def restore(
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
     accepted = (*record.accepted, *plan.cold.tensors())
-    return Restored(trainer.step, counters, cast("State", generators), plan.notes, trainer.world, accepted)
+    return Restored(
+        trainer.step,
+        counters,
+        cast("State", generators),
+        plan.notes,
+        trainer.world,
+        accepted,
+        trainer.hyperparameters,
+    )
 
 
 def _half_loaded(refused: Exception) -> Exception:
@@ -277,8 +287,9 @@ def _skeletons(
         mine = read_rank_values(source.store, source.name, source.manifest, lender)
         found |= {name: value for name, value in mine.items() if name in here or name == GENERATORS}
         if world.size != trainer.world:
-            lenders = f"each rank takes the generators of its number modulo {trainer.world}"
-            notes.append(f"world {trainer.world} -> {world.size}: {lenders}")
+            if not _draws_in_lanes(items):
+                lenders = f"each rank takes the RNG states of rank number modulo {trainer.world}"
+                notes.append(f"world {trainer.world} -> {world.size}: {lenders}")
             differences += [
                 (name, f"its state differs by rank, and {trainer.world} ranks became {world.size}")
                 for name in trainer.ranked
@@ -292,6 +303,21 @@ def _skeletons(
     if refused:
         raise NotExact(differences=refused)
     return found, differences, notes
+
+
+@runtime_checkable
+class Laned(Protocol):
+    """An object that seeds the RNG of each lane and sums in lane order, as ``unbroken.exact.Reducer`` does."""
+
+    @property
+    def is_exact_on_any_world(self) -> bool:
+        """Whether its steps have the same bits on any number of ranks."""
+
+
+def _draws_in_lanes(items: Sequence[Item]) -> bool:
+    """Whether no bit depends on a rank's own RNG states, so that another number of ranks is exact all the same."""
+    things = [item.thing for item in items if isinstance(item, ObjectItem)]
+    return any(isinstance(thing, Laned) and thing.is_exact_on_any_world is True for thing in things)
 
 
 def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -5,7 +5,6 @@ committing happen in a thread over a group of its own. At most one save is in fl
 next edge, leaves the last commit intact and lets training go on.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenError, WrittenDuringSave
+from unbroken.quoting.log import logger
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
@@ -37,7 +37,7 @@ from unbroken.store.space import require_room
 from unbroken.store.sweep import settle
 from unbroken.world import World
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Saver:
         *,
         allow_pickle: Collection[str] = (),
         shares_generators: bool = False,
+        hyperparameters: Mapping[str, str] | None = None,
     ) -> None:
         self._items = list(items)
         self._world = world
@@ -100,6 +101,7 @@ class Saver:
         self._keeping = keeping
         self._allow_pickle = frozenset(allow_pickle)
         self._shares_generators = shares_generators
+        self._hyperparameters = hyperparameters
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
         self._thread: threading.Thread | None = None
@@ -179,6 +181,25 @@ class Saver:
         ended, self._ended, self._thread = self._ended, None, None
         return ended
 
+    def close(self) -> None:
+        """Give back the group, the buffers and the hooks; a save that is still in flight does so when it ends."""
+        if self._thread is not None and self._thread.is_alive():
+            threading.Thread(
+                target=self._close_after, args=(self._thread,), name="unbroken-save-end", daemon=True
+            ).start()
+        else:
+            self._give_back()
+
+    def _close_after(self, thread: threading.Thread) -> None:
+        thread.join()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._beside is not self._world:
+            self._beside.close()
+        self._buffers.close()
+        self._plan = None
+
     def _run(self, inbox: "queue.SimpleQueue[_Work | None]") -> None:
         work = inbox.get()
         if work is None:
@@ -217,6 +238,9 @@ class Saver:
 
     def _begin(self, work: "_Work") -> DraftName:
         keeping = self._keeping
+        if keeping.fence is not None:
+            # Asked again before the commit; here so that a run that was moved or deleted is not made anew.
+            keeping.fence()
         # Beside the tensors: index, metadata, manifest, the shared record, the directories, and one record a rank.
         others = 8 + self._world.size
         require_room(
@@ -251,6 +275,7 @@ class Saver:
             values=work.captured.shared,
             ranked=tuple(sorted(work.captured.ranked)),
             counters=work.counters,
+            hyperparameters=self._hyperparameters,
         )
         parts = [part for each in told for part in (*each.written.parts, each.record)]
         parts += payload.finish(work.plan, [each.written for each in told], draft)

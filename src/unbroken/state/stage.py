@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import torch
 
@@ -44,6 +44,13 @@ class StagedPiece:
         return [memoryview(cast("bytes", stretch.numpy())) for stretch in self.stretches]
 
 
+class Handle(Protocol):
+    """What torch gives for a registered hook."""
+
+    def remove(self) -> None:
+        """Take the hook away."""
+
+
 class Buffers:
     """The one set of host buffers, its side streams, and what the next optimizer step has to wait for."""
 
@@ -54,7 +61,7 @@ class Buffers:
         self._arenas: list[torch.Tensor] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pending: Mapping[torch.device, torch.cuda.Event] = {}
-        self._guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._guarded: weakref.WeakKeyDictionary[torch.optim.Optimizer, Handle] = weakref.WeakKeyDictionary()
         self._in_use = threading.Lock()
 
     @property
@@ -119,8 +126,20 @@ class Buffers:
         """From now on let every step of these wait for the copies of what it changes."""
         for optimizer in optimizers:
             if optimizer not in self._guarded:
-                self._guarded.add(optimizer)
-                optimizer.register_step_pre_hook(self._before_step)
+                self._guarded[optimizer] = cast("Handle", optimizer.register_step_pre_hook(self._before_step))
+
+    def close(self) -> None:
+        """Give back memory, streams and hooks; the save that used them has ended."""
+        for handle in self._guarded.values():
+            handle.remove()
+        self._guarded.clear()
+        is_pinned = any(arena.is_pinned() for arena in self._arenas)
+        self._arenas.clear()
+        self._streams.clear()
+        self._pending = {}
+        if is_pinned:
+            # torch keeps freed pinned memory for itself, and no later tensor of the script is as large as an arena.
+            torch._C._host_emptyCache()
 
     def _before_step(self, *_: object) -> None:
         # The device waits, the host does not. An event that has passed costs next to nothing, so it is left in place:

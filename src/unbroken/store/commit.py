@@ -11,12 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.disk import NodeKind
-from unbroken.errors import EvidenceMissing, StorageFailed
+from unbroken.errors import CheckpointError, EvidenceMissing, StorageFailed
 from unbroken.files import Files
 from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
-from unbroken.store.names import LATEST, MANIFEST, DraftName, checkpoint_name, is_job, parse_draft, require_safe
+from unbroken.store.names import (
+    FINAL,
+    LATEST,
+    MANIFEST,
+    PERIODIC,
+    DraftName,
+    checkpoint_name,
+    is_job,
+    parse_draft,
+    require_safe,
+    scratch,
+)
 from unbroken.store.parts import write_part
-from unbroken.store.place import Store, scratch
+from unbroken.store.place import Store
+from unbroken.store.rewind import abandoned_ids
 
 
 @dataclass(frozen=True)
@@ -190,19 +202,42 @@ def _directories(root: Path, plan: Collection[str]) -> list[Path]:
 
 def _publish(store: Store, draft: Draft, stem: str) -> str:
     taken = {node.name for node in store.files.list_directory(store.root)}
-    name, copy = stem, 1
-    while name in taken:
-        copy += 1
-        name = f"{stem}.{copy}"
+    if stem == FINAL and FINAL in taken:
+        taken = _make_way(store, taken, draft.name.step)
+    name = _free(stem, taken)
     # crash here: the draft's name or the final one; the rename is the commit.
     store.files.publish(draft.path, store.path(name))
     return name
 
 
+def _free(stem: str, taken: Collection[str]) -> str:
+    name, copy = stem, 1
+    while name in taken:
+        copy += 1
+        name = f"{stem}.{copy}"
+    return name
+
+
+def _make_way(store: Store, taken: Collection[str], step: int) -> set[str]:
+    """Give an earlier end of an extended run the name of its step: ``final`` is the newest. Returns the names then."""
+    try:
+        earlier = store.read_manifest(FINAL)
+    except CheckpointError:
+        return set(taken)
+    # One that was abandoned is known by its name, and under another one it would be chosen again.
+    if earlier.step >= step or earlier.id in abandoned_ids(store).get(FINAL, ()):
+        return set(taken)
+    name = _free(checkpoint_name(earlier.step, PERIODIC), taken)
+    # crash here: the earlier end under one name or the other; `latest` may point at neither until the next save.
+    store.files.publish(store.path(FINAL), store.path(name))
+    return {*taken, name} - {FINAL}
+
+
 def point_latest(store: Store, name: str, *, job: str) -> bool:
     """Point ``latest`` at a committed checkpoint; it is a hint for people, never the truth.
 
-    Something called ``latest`` that is no link belongs to another tool and is left alone; then this says False.
+    Something called ``latest`` that is no link belongs to another tool and is left alone, and some file systems have no
+    symlinks; then this says False.
 
     Raises:
         StorageFailed: the system refused; the old link is intact.
@@ -211,5 +246,4 @@ def point_latest(store: Store, name: str, *, job: str) -> bool:
     found = store.files.find(link)
     if found is not None and found.kind is not NodeKind.LINK:
         return False
-    store.files.swap_link(link, name, scratch=scratch(job, LATEST))
-    return True
+    return store.files.swap_link(link, name, scratch=scratch(job, LATEST))

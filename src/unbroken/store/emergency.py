@@ -18,11 +18,11 @@ from unbroken.disk import NodeKind
 from unbroken.errors import RecordDamaged, StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.store.check import Level, verify
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import MOST_RANKS, Malformed, Table, parsed
 from unbroken.store.hosts import machine_of, same_host
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import EMERGENCY
-from unbroken.store.place import Store, scratch
+from unbroken.store.names import EMERGENCY, scratch
+from unbroken.store.place import Store
 from unbroken.store.scan import scan
 
 FOLDER: Final = "emergency"
@@ -182,9 +182,9 @@ def make_area(run: Path, *, job: str, is_new: bool = False, files: Files = LOCAL
 
 def _record(path: Path, schema: str, files: Files) -> Table:
     try:
-        body = Table(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), path.name)
+        body = Table(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), path.name)
         body.one_of("schema", (schema,))
-    except (ValueError, RecursionError, Malformed) as wrong:
+    except (ValueError, Malformed) as wrong:
         raise RecordDamaged(path=path, complaint=" ".join(str(wrong).split())[:120]) from wrong
     return body
 
@@ -235,9 +235,9 @@ def read_pointers(run: Path, files: Files = LOCAL) -> list[Pointer]:
 
 
 def _pointer(body: Table) -> Pointer:
-    whole = {name: body.whole(name) for name in ("rank", "world", "step")}
+    ranks = {name: body.whole(name, below=MOST_RANKS) for name in ("rank", "world")}
     texts = {name: body.text(name) for name in ("job", "host", "path")}
-    return Pointer(**whole, **texts, copy=body.optional_text("copy"))  # type: ignore[arg-type]
+    return Pointer(**ranks, **texts, step=body.whole("step"), copy=body.optional_text("copy"))  # type: ignore[arg-type]
 
 
 # ---- looking ----
@@ -300,7 +300,8 @@ def _dump(store: Store, name: str, manifest: Manifest | None, key: str, *, is_sh
         facts = Table(manifest.facts.get(FACTS), FACTS)
         if facts.text("run") != key:
             return None
-        rank, world, host = facts.whole("rank"), facts.whole("world"), facts.text("host")
+        rank, world = (facts.whole(each, below=MOST_RANKS) for each in ("rank", "world"))
+        host = facts.text("host")
     except Malformed:
         return None
     at_ns, where = manifest.saved_at_ns, str(store.root)

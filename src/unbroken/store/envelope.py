@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from unbroken.files import Files
 from unbroken.store.digest import ALGORITHM, HEX_LENGTH, digest_bytes
-from unbroken.store.fields import Malformed
+from unbroken.store.fields import Malformed, parsed
 
 _START: Final = b'{"body":'
 _END: Final = re.compile(rb',"digest":"([a-z0-9-]{1,32}):([0-9a-f]{1,256})","format":"([ -!#-\[\]-~]{1,64})"}\n')
@@ -87,10 +87,9 @@ def from_canonical(data: bytes) -> Any:  # noqa: ANN401 -- whatever JSON held
 
     Raises:
         Malformed: it is spelled in another way.
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
+        ValueError: it is no JSON, or is nested too deeply.
     """
-    found = json.loads(data)
+    found = parsed(data)
     # Two readers must never see two values in the same bytes: no key twice, no NaN, one order, one spelling.
     if canonical(found) != data:
         raise Malformed("it is not canonical")

@@ -1,19 +1,71 @@
-"""Reading typed values out of decoded JSON, refusing everything else by name. Owns no format."""
+"""Reading JSON and typed values out of it, refusing everything else by name. Owns no format.
 
-import math
+Numbers are bounded here, once, so that no arithmetic behind a reader can overflow: whole numbers fit into 64 bits,
+others are finite and no larger than any duration or rate can be, instants lie within the calendar.
+"""
+
+import json
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Final
+
+MOST_WHOLE: Final = (1 << 63) - 1
+MOST_NUMBER: Final = 1e15
+# The last second of the year 9999, where the calendar of Python and of ISO 8601 ends.
+LATEST_S: Final = 253_402_300_799.0
+# More ranks than this are no world, and loops over them would not end.
+MOST_RANKS: Final = 1 << 20
+_MOST_NESTED: Final = 200
+
+
+def parsed(data: bytes | str) -> Any:  # noqa: ANN401 -- whatever JSON held
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or is nested too deeply for whoever handles the value.
+    """
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    brackets = data.count("[") + data.count("{") if isinstance(data, str) else data.count(b"[") + data.count(b"{")
+    # Python versions differ in how deep they read and how deep they write: what is read must be writable again.
+    if brackets > _MOST_NESTED and not _is_shallow(found):
+        raise ValueError("it is nested too deeply")
+    return found
+
+
+def _is_shallow(value: object) -> bool:
+    level = [value]
+    for _ in range(_MOST_NESTED):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def as_number(value: object) -> float | None:
-    """A number that JSON held; None if it is none or no float holds it. ``true`` is none."""
+    """A number that JSON held; None if it is none, is not finite or is out of range. ``true`` is none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
+    # NaN compares false; a whole number of any length compares without becoming a float.
+    return float(value) if -MOST_NUMBER <= value <= MOST_NUMBER else None
+
+
+def as_whole(value: object) -> int | None:
+    """A whole number from 0 that fits into 64 bits; None if it is none. ``true`` is none."""
+    return value if type(value) is int and 0 <= value <= MOST_WHOLE else None
+
+
+def as_instant(value: object) -> float | None:
+    """Seconds since 1970 that a calendar has a date for; None if it is no such number."""
+    found = as_number(value)
+    return found if found is not None and 0 <= found <= LATEST_S else None
 
 
 class Malformed(Exception):
@@ -36,6 +88,10 @@ class Table:
 
     def _wrong(self, key: str, wanted: str) -> Malformed:
         return Malformed(f"{key!r} in {self._name} is not {wanted}")
+
+    def any(self, key: str) -> Any:  # noqa: ANN401 - whatever JSON held
+        """A member of any type; null is one."""
+        return self._get(key)
 
     def text(self, key: str) -> str:
         """A string."""
@@ -75,11 +131,11 @@ class Table:
             raise Malformed(f"{self._name} has an unknown member {unknown[0]!r}")
 
     def whole(self, key: str, *, below: int | None = None) -> int:
-        """A whole number that is not negative; ``true`` is not 1."""
-        value = self._get(key)
-        if type(value) is not int or value < 0 or (below is not None and value >= below):
-            raise self._wrong(key, "a whole number" if below is None else f"a whole number below {below}")
-        return value
+        """A whole number that is not negative and fits into 64 bits; ``true`` is not 1."""
+        found = as_whole(self._get(key))
+        if found is None or (below is not None and found >= below):
+            raise self._wrong(key, f"a whole number below {'2^63' if below is None else below}")
+        return found
 
     def flag(self, key: str) -> bool:
         """True or false."""
@@ -89,10 +145,17 @@ class Table:
         return value
 
     def number(self, key: str) -> float:
-        """A number; neither infinity nor what is none."""
+        """A number within range; neither infinity nor NaN."""
         found = as_number(self._get(key))
-        if found is None or not math.isfinite(found):
-            raise self._wrong(key, "a number")
+        if found is None:
+            raise self._wrong(key, f"a number up to {MOST_NUMBER:g}")
+        return found
+
+    def instant(self, key: str) -> float:
+        """Seconds since 1970, up to the end of the year 9999."""
+        found = as_instant(self._get(key))
+        if found is None:
+            raise self._wrong(key, "an instant in seconds since 1970")
         return found
 
     def table(self, key: str) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from unbroken.errors import FormatUnknown, ManifestDamaged, UnsafeName
 from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest
 from unbroken.store.envelope import canonical, from_canonical, opened, sealed
-from unbroken.store.fields import Malformed, Table
+from unbroken.store.fields import Malformed, Table, as_whole
 from unbroken.store.names import KINDS, require_safe
 
 FORMAT: Final = "unbroken.checkpoint/1"
@@ -23,8 +23,6 @@ _ANY_FORMAT: Final = re.compile(r"unbroken\.checkpoint/[1-9][0-9]*")
 FILE_LIMIT_BYTES: Final = 1 << 30
 # It names a pin's file, so it must not hide and must not climb.
 _ID: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
-_LATEST_NS: Final = 1 << 63
-_LATEST_STEP: Final = 1 << 63
 _BODY: Final = frozenset(
     {"block_bytes", "digest", "facts", "fingerprint", "id", "job", "kind", "metrics", "origin", "parts"}
     | {"saved_at_ns", "step", "tensors"}
@@ -155,9 +153,9 @@ def _manifest(body: Table) -> Manifest:
     body.only(_BODY)
     return Manifest(
         id=body.matching("id", _ID),
-        step=body.whole("step", below=_LATEST_STEP),
+        step=body.whole("step"),
         kind=body.one_of("kind", KINDS),
-        saved_at_ns=body.whole("saved_at_ns", below=_LATEST_NS),
+        saved_at_ns=body.whole("saved_at_ns"),
         job=body.text("job"),
         origin=body.text("origin"),
         parts=_parts(body.rows("parts"), block_bytes),
@@ -210,7 +208,7 @@ def _part(row: Table, block_bytes: int) -> Part:
 def _tensor(value: object, name: str) -> Tensor:
     match value:
         case [str(dtype), [*shape], str(digest)]:
-            sizes = tuple(n for n in shape if isinstance(n, int) and not isinstance(n, bool) and n >= 0)
+            sizes = tuple(n for each in shape if (n := as_whole(each)) is not None)
             if len(sizes) == len(shape):
                 return Tensor(dtype, sizes, digest)
     raise Malformed(f"tensor {name!r} is not [dtype, shape, digest]")

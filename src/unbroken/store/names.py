@@ -1,11 +1,15 @@
 """The names inside a store, and which names a manifest may use. Pure text; touches no disk.
 
 A store is one directory. Checkpoints stand in it as ``checkpoint-1000``, ``checkpoint-2734-shutdown`` or ``final``;
-a second save of the same step gets ``.2`` behind it. Everything that begins with a dot is ours and unfinished, or is
-a record of ours; every other name that carries no manifest is foreign and never touched.
+a second save of the same step gets ``.2`` behind it. What is unfinished (drafts, trash, scratch files) begins with a
+dot and ends in a mark, ``~`` and a checksum of the name before it: something nobody types, and the proof that it is
+ours before anything is removed. Every other name that carries no manifest is foreign and never touched, ``.trash-x``
+and ``.tmp-a-3-1`` included. Versions before the mark wrote the names without it; those are taken for ours only where
+the job in them has the form that a lease gives.
 """
 
 import re
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,27 +36,40 @@ EMERGENCY: Final = "emergency"
 KINDS: Final = (PERIODIC, SHUTDOWN, FINAL, SEALED, EMERGENCY)
 
 _CHECKPOINT: Final = re.compile(
-    r"checkpoint-(?P<step>0|[1-9][0-9]*)(?P<shutdown>-shutdown)?(?:\.(?P<copy>[1-9][0-9]*))?"
+    r"checkpoint-(?P<step>0|[1-9][0-9]{0,18})(?P<shutdown>-shutdown)?(?:\.(?P<copy>[1-9][0-9]*))?"
 )
 _FINAL: Final = re.compile(r"final(?:\.(?P<copy>[1-9][0-9]*))?")
-_DRAFT: Final = re.compile(r"\.tmp-(?P<job>[0-9A-Za-z_]+)-(?P<step>[0-9]+)-(?P<attempt>[0-9]+)")
+_DRAFT: Final = re.compile(r"\.tmp-(?P<job>[0-9A-Za-z_]{1,64})-(?P<step>[0-9]{1,19})-(?P<attempt>[0-9]{1,18})")
+_SCRATCH: Final = re.compile(re.escape(SCRATCH_PREFIX) + r"(?P<owner>[0-9A-Za-z_]+)-.+", re.DOTALL)
+_MARK: Final = re.compile(r"(?P<stem>.+)~(?P<mark>[0-9a-f]{8})", re.DOTALL)
+# A job as its lease names it inside file names; no person calls a file so.
+_LEASED_JOB: Final = re.compile(r"j[0-9]{4,18}_[0-9a-z]+")
+# Of the name of a checkpoint in the trash; with prefix and mark it stays within what a file system takes.
+_LONGEST_TRASHED_BYTES: Final = 200
 # Short enough that a name or an id with a job in it stays within every limit.
 _JOB: Final = re.compile(r"[0-9A-Za-z_]{1,64}")
-_STEP_IN_NAME: Final = re.compile(r"(?:^|[^0-9])(?:step|global_step|checkpoint|iter|iteration)[-_=]?0*([0-9]+)")
+_STEP_IN_NAME: Final = re.compile(
+    r"(?:^|[^0-9])(?:step|global_step|checkpoint|iter|iteration)[-_=]?0*([0-9]{1,18})(?![0-9])"
+)
 
 _LONGEST_NAME: Final = 1024
 
 
 @dataclass(frozen=True)
 class DraftName:
-    """What the name of an unfinished checkpoint says: who writes it, for which step, at which attempt."""
+    """What the name of an unfinished checkpoint says: who writes it, for which step, at which attempt.
+
+    ``is_marked`` is False for a draft that an earlier version left behind.
+    """
 
     job: str
     step: int
     attempt: int
+    is_marked: bool = True
 
     def __str__(self) -> str:
-        return f"{DRAFT_PREFIX}{self.job}-{self.step}-{self.attempt}"
+        stem = f"{DRAFT_PREFIX}{self.job}-{self.step}-{self.attempt}"
+        return _marked(stem) if self.is_marked else stem
 
 
 def checkpoint_name(step: int, kind: str, copy: int = 1) -> str:
@@ -79,9 +96,58 @@ def step_told_by(name: str) -> int | None:
 
 
 def parse_draft(name: str) -> DraftName | None:
-    """What the name of an unfinished checkpoint says; None if it is no such name."""
-    found = _DRAFT.fullmatch(name)
-    return DraftName(found["job"], int(found["step"]), int(found["attempt"])) if found else None
+    """What the name of an unfinished checkpoint says; None if it is no such name, or not ours."""
+    stem = _unmarked(name)
+    found = _DRAFT.fullmatch(stem or name)
+    if found is None or (stem is None and not is_leased(found["job"])):
+        return None
+    return DraftName(found["job"], int(found["step"]), int(found["attempt"]), is_marked=stem is not None)
+
+
+def trash_name(name: str) -> str:
+    """What a checkpoint is called from the instant it is no longer one until its files are gone."""
+    kept = name.encode("utf-8", "surrogateescape")[:_LONGEST_TRASHED_BYTES].decode("utf-8", "ignore")
+    return _marked(f"{TRASH_PREFIX}{kept}")
+
+
+def is_trash(name: str) -> bool:
+    """Whether a name is one that a sweep of ours has given."""
+    stem = _unmarked(name)
+    return stem is not None and stem.startswith(TRASH_PREFIX)
+
+
+def trashed_before_marks(name: str) -> bool:
+    """Whether a sweep of an earlier version gives a checkpoint this name; a person may have, too."""
+    return name.startswith(TRASH_PREFIX) and is_checkpoint_name(name.removeprefix(TRASH_PREFIX))
+
+
+def scratch(owner: str, purpose: str) -> str:
+    """A name beside a file being replaced; ``owner`` is the job that writes, and tells a sweep whose leftover it is."""
+    return _marked(f"{SCRATCH_PREFIX}{owner}-{purpose}")
+
+
+def scratch_owner(name: str) -> str | None:
+    """The job or command that a scratch file belongs to; None if it is none of ours."""
+    stem = _unmarked(name)
+    found = _SCRATCH.fullmatch(stem or name)
+    if found is None or (stem is None and not is_leased(found["owner"])):
+        return None
+    return found["owner"]
+
+
+def is_leased(job: str) -> bool:
+    """Whether a job is called as a lease calls it; commands, which hold no lease, are called otherwise."""
+    return _LEASED_JOB.fullmatch(job) is not None
+
+
+def _marked(stem: str) -> str:
+    return f"{stem}~{zlib.crc32(f'unbroken {stem}'.encode('utf-8', 'surrogateescape')):08x}"
+
+
+def _unmarked(name: str) -> str | None:
+    """The name without its mark; None if it has none, or one that does not fit."""
+    found = _MARK.fullmatch(name)
+    return found["stem"] if found and _marked(found["stem"]) == name else None
 
 
 def is_job(text: str) -> bool:

@@ -4,8 +4,8 @@ import json
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.store.names import PINS
-from unbroken.store.place import Store, scratch
+from unbroken.store.names import PINS, scratch
+from unbroken.store.place import Store
 
 _SCHEMA: Final = "unbroken.pin/1"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unbroken.files import LOCAL, Files
 from unbroken.store.manifest import FILE_LIMIT_BYTES, Manifest, decode
-from unbroken.store.names import MANIFEST, SCRATCH_PREFIX
+from unbroken.store.names import MANIFEST
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,3 @@ class Store:
         """
         path = self.path(name) / MANIFEST
         return decode(self.files.read_bytes(path, limit_bytes=FILE_LIMIT_BYTES), path)
-
-
-def scratch(job: str, purpose: str) -> str:
-    """A name beside a file being replaced; it tells the sweep whose leftover it is."""
-    return f"{SCRATCH_PREFIX}{job}-{purpose}"

@@ -3,8 +3,8 @@
 import json
 from typing import Final
 
-from unbroken.store.names import QUARANTINE
-from unbroken.store.place import Store, scratch
+from unbroken.store.names import QUARANTINE, scratch
+from unbroken.store.place import Store
 
 _SCHEMA: Final = "unbroken.quarantine/1"
 

@@ -5,7 +5,6 @@ for that one. A directory is a checkpoint if it carries a manifest of ours, what
 that was sealed counts like one that we wrote.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,18 +23,18 @@ from unbroken.store.names import (
     PINS,
     QUARANTINE,
     REWINDS,
-    SCRATCH_PREFIX,
-    TRASH_PREFIX,
     DraftName,
     is_checkpoint_name,
+    is_trash,
     parse_draft,
+    scratch_owner,
     step_of,
+    trashed_before_marks,
 )
 from unbroken.store.place import Store
 from unbroken.store.rewind import abandoned_ids
 
 _RECORDS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS)
-_SCRATCH: Final = re.compile(re.escape(SCRATCH_PREFIX) + r"(?P<job>[0-9A-Za-z_]+)-.+")
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,10 @@ def scan(store: Store) -> Inventory:
         draft = parse_draft(node.name)
         if draft and node.kind is NodeKind.DIRECTORY:
             torn.append(Torn(draft))
-        elif node.name.startswith(TRASH_PREFIX):
+        elif is_trash(node.name) or _is_old_trash(store, node):
             leftover.append(Leftover(node.name, None))
-        elif found := _SCRATCH.fullmatch(node.name):
-            leftover.append(Leftover(node.name, found["job"]))
+        elif (owner := scratch_owner(node.name)) is not None and node.kind is not NodeKind.DIRECTORY:
+            leftover.append(Leftover(node.name, owner))
         elif _is_record(node):
             continue
         elif not _carries_manifest(store, node):
@@ -170,8 +169,17 @@ def _scratch_of_records(store: Store, nodes: Iterable[Node]) -> Iterator[Leftove
     for above in nodes:
         if above.name in _RECORDS and above.kind is NodeKind.DIRECTORY:
             for node in store.files.list_directory(store.path(above.name)):
-                if found := _SCRATCH.fullmatch(node.name):
-                    yield Leftover(f"{above.name}/{node.name}", found["job"])
+                if (owner := scratch_owner(node.name)) is not None and node.kind is not NodeKind.DIRECTORY:
+                    yield Leftover(f"{above.name}/{node.name}", owner)
+
+
+def _is_old_trash(store: Store, node: Node) -> bool:
+    """Whether an earlier version has left this in the trash: a proven checkpoint, with nothing else in it."""
+    if node.kind is not NodeKind.DIRECTORY or not trashed_before_marks(node.name):
+        return False
+    manifest = read_quietly(store, node.name)
+    ours = {MANIFEST, *(part.name for part in manifest.parts)} if manifest is not None else set()
+    return manifest is not None and all(name in ours for name, _ in walk_files(store.files, store.path(node.name)))
 
 
 def _is_record(node: Node) -> bool:

@@ -4,7 +4,6 @@ The folder's own files are read, made durable and never changed. Nothing in them
 step and the tool, and a safetensors header tells the tensors; a pickle is bytes to us.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from unbroken.store.check import DEFAULT_WORKERS, Level, verify
 from unbroken.store.commit import walk_files
 from unbroken.store.digest import BLOCK_BYTES, PartDigest, block_ranges, digest_bytes
 from unbroken.store.envelope import begins_one
+from unbroken.store.fields import as_whole, parsed
 from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
 from unbroken.store.names import (
     ABANDONED,
@@ -32,10 +32,11 @@ from unbroken.store.names import (
     SEALED,
     TRASH_PREFIX,
     require_safe,
+    scratch,
     step_told_by,
 )
 from unbroken.store.parts import BlockReader
-from unbroken.store.place import Store, scratch
+from unbroken.store.place import Store
 from unbroken.store.safetensors import tensors_in
 from unbroken.store.scan import scan
 
@@ -216,13 +217,13 @@ def infer_step(files: Files, directory: Path) -> int | None:
 
 def _step_in_json(files: Files, path: Path) -> int | None:
     try:
-        state: Any = json.loads(files.read_bytes(path, limit_bytes=_STATE_LIMIT_BYTES))
-    except (ValueError, RecursionError, StorageFailed):
+        state: Any = parsed(files.read_bytes(path, limit_bytes=_STATE_LIMIT_BYTES))
+    except (ValueError, StorageFailed):
         return None
     if isinstance(state, dict):
         for key in ("global_step", "step"):
-            if type(state.get(key)) is int and state[key] >= 0:
-                return int(state[key])
+            if (step := as_whole(state.get(key))) is not None:
+                return step
     return None
 
 

@@ -32,17 +32,18 @@ def require_room(
     """
     store.files.make_directory(store.root)
     space = store.files.space(store.root)
-    needed_bytes, needed_inodes = coming_bytes + reserve_bytes, coming_files + reserve_inodes
-    has_inodes = space.free_inodes is None or space.free_inodes >= needed_inodes
-    if space.free_bytes >= needed_bytes and has_inodes:
+    has_inodes = space.free_inodes is None or space.free_inodes >= coming_files + reserve_inodes
+    if space.free_bytes >= coming_bytes + reserve_bytes and has_inodes:
         return
     released = decide(candidates(store, scan(store).committed), tuple(policies)).released
     plan = plan_sweep(store, released, is_live=is_live)
     raise NoRoom(
         path=store.root,
-        needed_bytes=needed_bytes,
+        needed_bytes=coming_bytes,
+        reserve_bytes=reserve_bytes,
         free_bytes=space.free_bytes,
-        needed_inodes=needed_inodes,
+        needed_inodes=coming_files,
+        reserve_inodes=reserve_inodes,
         free_inodes=space.free_inodes,
         prunable_bytes=plan.freed_bytes,
         prunable=plan.names,

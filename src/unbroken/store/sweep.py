@@ -12,7 +12,7 @@ from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.store.commit import point_latest, walk_files
 from unbroken.store.keep import Candidate, Decision, Policy, decide, keeps_everything
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import ABANDONED, MANIFEST, TRASH_PREFIX, DraftName
+from unbroken.store.names import ABANDONED, MANIFEST, DraftName, trash_name
 from unbroken.store.pins import pinned_ids
 from unbroken.store.place import Store
 from unbroken.store.rewind import set_aside
@@ -151,7 +151,7 @@ def _weigh(store: Store, name: str, inventory: Inventory) -> tuple[str | None, i
 
 
 def _remove_checkpoint(store: Store, name: str) -> None:
-    trash = store.path(f"{TRASH_PREFIX}{name}")
+    trash = store.path(trash_name(name))
     # A crash may have left an earlier checkpoint of this name in the trash.
     store.files.remove_tree(trash)
     # crash here: the checkpoint under its own name, or as trash; in one instant it stops being a checkpoint.

@@ -31,6 +31,7 @@ MUTATING: Final = frozenset(
     }
 )
 _SYNCS: Final = frozenset({"sync_file", "sync_directory"})
+_NAME_CHANGES: Final = frozenset({"make_directory", "rename", "link", "make_symlink", "unlink", "remove_directory"})
 _Result = TypeVar("_Result")
 
 
@@ -101,7 +102,16 @@ class Ignore:
         return operation.name in _SYNCS
 
 
-Fault = Refuse | Shorten | Kill | Ignore
+@dataclass(frozen=True)
+class Repeat:
+    """A network file system carries the request out, loses its answer and asks again: the second answer is returned."""
+
+    def fits(self, operation: Operation) -> bool:
+        """Only changes of names answer differently the second time."""
+        return operation.name in _NAME_CHANGES
+
+
+Fault = Refuse | Shorten | Kill | Ignore | Repeat
 Plan = Callable[[Operation], Fault | None]
 
 
@@ -196,6 +206,8 @@ class FaultyDisk:
         if isinstance(fault, Refuse):
             raise OSError(fault.code, os.strerror(fault.code), str(operation.path))
         result = act()
+        if isinstance(fault, Repeat):
+            result = act()
         if isinstance(fault, Kill):
             self._die(operation, fault)
         return result

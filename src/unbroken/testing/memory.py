@@ -291,7 +291,7 @@ class MemoryDisk:
             size_bytes = len(inode.data)
         elif isinstance(inode, LinkInode):
             size_bytes = len(os.fsencode(inode.target))
-        return Status(_KINDS[type(inode)], size_bytes, inode.modified_ns)
+        return Status(_KINDS[type(inode)], size_bytes, inode.modified_ns, id(inode))
 
     @_one_at_a_time
     def read_link(self, path: Path) -> str:

@@ -46,7 +46,7 @@ def test_a_command_is_where_the_table_says_and_begins_with_the_words_of_the_tabl
 @each_command
 def test_a_command_takes_json_quiet_and_help(name: str) -> None:
     command = load(EVERY[name])
-    assert {"--json", "--quiet", "-q"} <= {opt for param in command.params for opt in param.opts}
+    assert {"--json", "--quiet", "-q", "--verbose", "-v"} <= {opt for param in command.params for opt in param.opts}
 
 
 @each_command

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import math
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.cli.output import Output, encoded
-from unbroken.errors import StorageFailed, UnknownTopic, render
+from unbroken.cli.output import Output, as_command, encoded
+from unbroken.cli.status import _loss
+from unbroken.errors import BadUsage, StorageFailed, UnknownTopic, render
+from unbroken.run.state import RunState
 
 
 class Terminal(io.StringIO):
@@ -147,3 +150,27 @@ def test_a_full_disk_behind_standard_output_is_told_as_a_storage_error() -> None
     output = Output(json=False, quiet=False, stdout=FullDisk(), stderr=sys.stderr, environ={})
     with pytest.raises(StorageFailed, match="No space left on device"):
         output.document("unbroken.x/1", {}, lambda: "result")
+
+
+def test_verbose_shows_the_log_and_contradicts_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("unbroken")
+    handlers, level = list(logger.handlers), logger.level
+
+    @as_command("talk")
+    def talk(output: Output) -> None:
+        logging.getLogger("unbroken.x").debug("a detail")
+        output.document("unbroken.x/1", {}, lambda: "done")
+
+    try:
+        talk.main(["-v"], standalone_mode=False)
+        assert capsys.readouterr() == ("done\n", "DEBUG unbroken.x: a detail\n")
+    finally:
+        logger.handlers, logger.level = handlers, level
+    with pytest.raises(BadUsage, match="--quiet and --verbose"):
+        talk.main(["-v", "-q"], standalone_mode=False)
+
+
+def test_status_says_of_which_step_a_loss_is() -> None:
+    assert _loss(RunState(step=8, loss=2.5, loss_step=8)) == ", loss 2.5000"
+    assert _loss(RunState(step=9, loss=2.5, loss_step=8)) == ", loss 2.5000 at step 8"
+    assert _loss(RunState(step=9)) == ""

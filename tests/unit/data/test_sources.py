@@ -17,7 +17,7 @@ from unbroken.data.ingest import documents
 from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
 from unbroken.data.ingest.sources import SUFFIXES, Source, find_sources
 from unbroken.data.ingest.units import UNIT_BYTES, cut_units
-from unbroken.errors import NoTextFound, PathMissing, SourceBroken
+from unbroken.errors import ColumnMissing, NoTextFound, PathMissing, SourceBroken
 from unbroken.store.digest import BlockDigester, PartDigest, digest_of
 
 
@@ -147,8 +147,9 @@ def test_rows_of_parquet_that_are_no_text_are_told_and_a_missing_column_is_refus
     found, bad = read(tmp_path)
     assert found == ["one", "two"]
     assert [each.split(": ")[0] for each in bad] == ["a.parquet:2", "a.parquet:3"]
-    with pytest.raises(SourceBroken, match="no column 'body'"):
+    with pytest.raises(ColumnMissing, match="no column 'body'") as missing:
         read(tmp_path, field="body")
+    assert missing.value.columns == (("text", "binary"),)
 
 
 # ---- stretches and units ----

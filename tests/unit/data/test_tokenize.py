@@ -129,6 +129,30 @@ def test_baked_windows_hold_every_token_once_and_end_with_eod_only_at_the_end(tm
     assert listing.baked is not None and (listing.baked.max_length, listing.baked.overlap_size) == (8, 3)
 
 
+def test_baked_windows_without_overlap_still_train_every_token(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.jsonl").write_bytes(lines(["x" * 20]))
+    tokenize(request(tmp_path, options=Options(max_length=8, overlap_size=0)))
+    found = list(entries(tmp_path / "data/train"))
+    # The first token of a document is the only one that nothing predicts.
+    assert sum(len(entry) - 1 for entry in found) == 20
+
+
+def test_a_share_of_the_documents_overlaps_by_chance_decided_by_their_text(tmp_path: Path) -> None:
+    documents = [f"{number:03} " + "x" * 12 for number in range(200)]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.jsonl").write_bytes(lines(documents))
+    options = Options(max_length=8, overlap_size=4, overlap_probability="7/10")
+    tokenize(request(tmp_path, options=options))
+    found = list(entries(tmp_path / "data/train"))
+    # 17 tokens: 4 windows with an overlap of 4, 3 with one of 1.
+    assert len(found) in range(3 * 200 + 115, 3 * 200 + 165)
+    corpus = open_corpus(tmp_path / "data", check="full")
+    prefixes = corpus.shards[0].index.prefixes(0, corpus.shards[0].entries)
+    assert set(prefixes.tolist()) == {0, 1, 4}
+    assert sum(map(len, found)) - int(prefixes.sum()) == 200 * 17
+
+
 def test_the_same_text_goes_to_the_same_side_whatever_file_it_stands_in(tmp_path: Path) -> None:
     documents = [f"document {number}" for number in range(300)]
     (tmp_path / "text" / "web").mkdir(parents=True)

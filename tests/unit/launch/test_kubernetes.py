@@ -13,11 +13,11 @@ import yaml
 from tests.unit.launch.kubernetes_schema import Refused, check
 from unbroken.cli import run as run_command
 from unbroken.cli import train as train_command
-from unbroken.errors import ManifestUnfit
+from unbroken.errors import ManifestUnfit, PeerLost
 from unbroken.launch.kubernetes.grace import Grace, grace_of
-from unbroken.launch.kubernetes.kinds import documents
+from unbroken.launch.kubernetes.kinds import LEFT_TO_A_PERSON, documents
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.launch.kubernetes.wanted import KINDS, Program, Wanted, named_after, require_fit
+from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, named_after, require_fit
 from unbroken.run.journal import Fact
 
 TRAIN = Program(
@@ -207,13 +207,50 @@ def test_secrets_are_named_and_never_written() -> None:
     found = container(replace(ONE, secrets=("wandb",)))
     assert found["envFrom"] == [{"secretRef": {"name": "wandb"}}]
     written = {each["name"] for each in found["env"] if "value" in each}
-    assert written == {"HOME", "USER", "UNBROKEN_AWAIT_LEASE"}
+    assert written == {"HOME", "USER"}
     assert not any(document["kind"] == "Secret" for document in documents(ONE))
 
 
 def test_a_word_of_the_users_is_no_variable_of_the_pods() -> None:
     program = replace(SCRIPT, words=("/app/train.py", "$(HOME)", "a$b"))
     assert container(replace(ONE, program=program))["command"][-3:] == ["/app/train.py", "$$(HOME)", "a$b"]
+
+
+def _expanded(word: str) -> str:
+    """What Kubernetes makes of a word of a command where no variable is set: ``$$`` is ``$``, ``$(NAME)`` stays."""
+    found, rest = "", word
+    while rest:
+        if rest.startswith("$$"):
+            found, rest = found + "$", rest[2:]
+        elif rest.startswith("$(") and ")" in rest:
+            found, rest = found + "EXPANDED", rest[rest.index(")") + 1 :]
+        else:
+            found, rest = found + rest[0], rest[1:]
+    return found
+
+
+@pytest.mark.promise("U17")
+@pytest.mark.parametrize(
+    "word", ["$(HOME)", "$$(HOME)", "$$$(HOME)", "a$$b", "$", "$$", "$(", "a$b", "x\n$(HOME)", "plain"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_user_gives_reaches_the_pod_exactly(kind: Kind, word: str) -> None:
+    program = replace(SCRIPT, words=("/app/train.py", word), run=f"/runs/{word}")
+    made = manifest(replace(ONE, kind=kind, program=program), f"unbroken kubernetes {word!r}")
+    document = list(yaml.safe_load_all(made))[-1]
+    command = pods(document)[0]["spec"]["containers"][0]["command"]
+    assert _expanded(command[-1]) == word
+    assert f"--run-dir=/runs/{word}" in [_expanded(each) for each in command]
+    assert made.isascii() and all(line.isprintable() for line in made.split("\n"))
+
+
+@pytest.mark.promise("U17")
+def test_a_path_with_a_control_character_is_refused_by_name() -> None:
+    program = replace(SCRIPT, run="/runs/a\nb")
+    with pytest.raises(ManifestUnfit) as refused:
+        require_fit(replace(ONE, program=program, mount="/runs\x1b"))
+    told = [each for each in refused.value.problems if "control character" in each]
+    assert [each.split(" ")[0] for each in told] == ["--mount", "the"]
 
 
 def test_the_claim_that_is_made_can_be_shared_by_several_nodes() -> None:
@@ -325,3 +362,8 @@ def test_a_name_is_made_of_the_run_directory() -> None:
 
 def test_the_documents_are_plain_json() -> None:
     assert json.loads(json.dumps(documents(ONE))) == documents(ONE)
+
+
+@pytest.mark.promise("U5")
+def test_a_pod_that_lost_another_rank_is_started_again() -> None:
+    assert PeerLost.exit_code not in LEFT_TO_A_PERSON

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.store.saving import save
 from unbroken.config import Config, DataConfig
-from unbroken.errors import ConfigDiffers, ConfigUnreadable
-from unbroken.launch.started import settle
+from unbroken.errors import CheckpointsExist, ConfigDiffers, ConfigInvalid, ConfigUnreadable, GptSimpleRun
+from unbroken.gpt.records import keep_config
+from unbroken.launch.started import Started, settle
+from unbroken.run.layout import Layout
+from unbroken.store.place import Store
 
 
 @pytest.fixture
@@ -83,9 +87,103 @@ def test_a_start_from_scratch_by_force_begins_a_record_of_its_own(asked: Config)
         settle(scratch, 1)
 
 
+def accepted(config: Config, *accept: str, job: int, step: int) -> Started:
+    """A job that accepts, up to its first step."""
+    started = settle(config, 1, accept=accept)
+    keep_config(Layout(Path(config.training.output_dir)), started, job=job, step=step)
+    return started
+
+
+@pytest.mark.promise("U8")
+def test_an_accepted_value_is_the_runs_until_another_one_is_accepted(asked: Config) -> None:
+    record(asked.settled(1))
+    accepted(with_rate(asked, 1e-4), "optimizer.learning_rate", job=2, step=10)
+    # The first value, or a third one, in the config file.
+    for rate in (asked.optimizer.learning_rate, 5e-5):
+        started = settle(with_rate(asked, rate), 1)
+        assert started.config.optimizer.learning_rate == 1e-4
+        assert [(kept.field, kept.now) for kept in started.kept] == [("optimizer.learning_rate", rate)]
+        assert [each.now for each in started.differences.declared] == [1e-4], "what replay reads from the journal"
+    with pytest.raises(ConfigDiffers) as caught:
+        settle(replace(asked, optimizer=replace(asked.optimizer, weight_decay=0.3)), 1)
+    assert [change.field for change in caught.value.changes] == ["optimizer.weight_decay"]
+    # Back to the first value needs a word, and is then the run's.
+    started = accepted(asked, "optimizer.learning_rate", job=3, step=20)
+    assert started.config.optimizer.learning_rate == asked.optimizer.learning_rate and not started.kept
+    again = settle(with_rate(asked, 1e-4), 1)
+    assert again.config.optimizer.learning_rate == asked.optimizer.learning_rate
+    assert [(each.job, each.step, each.was, each.now) for each in again.accepted] == [
+        (2, 10, 3e-4, 1e-4),
+        (3, 20, 1e-4, 3e-4),
+    ]
+
+
+@pytest.mark.promise("U8")
+def test_values_of_the_run_that_do_not_go_with_the_config_are_refused(asked: Config) -> None:
+    record(asked.settled(1))
+    shorter = replace(asked, training=replace(asked.training, max_steps=150))
+    accepted(shorter, "training.max_steps", job=2, step=10)
+    longer = replace(asked, optimizer=replace(asked.optimizer, warmup_steps=200))
+    with pytest.raises(ConfigInvalid):
+        settle(longer, 1, accept=["optimizer.warmup_steps"])
+
+
+def test_a_record_of_accepted_values_that_was_changed_by_hand_is_refused(asked: Config) -> None:
+    record(asked.settled(1))
+    accepted(with_rate(asked, 1e-4), "optimizer.learning_rate", job=2, step=10)
+    path = Path(asked.training.output_dir, "accepted.json")
+    path.write_text(path.read_text().replace("0.0001", "0.0002"))
+    with pytest.raises(ConfigUnreadable):
+        settle(asked, 1)
+
+
+@pytest.mark.promise("U8", "U9")
+def test_a_start_from_scratch_forgets_what_was_accepted_and_is_one_request_per_config(asked: Config) -> None:
+    record(asked.settled(1))
+    accepted(with_rate(asked, 1e-4), "optimizer.learning_rate", job=2, step=10)
+    scratch = replace(asked, training=replace(asked.training, resume="scratch"))
+    started = settle(scratch, 1, force=True)
+    assert started.is_replaced and started.config.optimizer == asked.optimizer
+    keep_config(Layout(Path(asked.training.output_dir)), started)
+    assert settle(asked, 1).config.optimizer == asked.optimizer
+    assert settle(with_rate(scratch, 1e-4), 1, force=True).resume != started.resume
+    assert settle(scratch, 1, force=True).resume == started.resume
+
+
+def test_scratch_where_there_are_checkpoints_asks_for_force_whatever_else_differs(asked: Config) -> None:
+    record(asked.settled(1))
+    save(Store(Path(asked.training.output_dir, "checkpoints")), 4)
+    scratch = replace(asked, training=replace(asked.training, resume="scratch", seed=7))
+    with pytest.raises(CheckpointsExist):
+        settle(scratch, 1)
+    assert settle(scratch, 1, force=True).is_replaced
+
+
 def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
     record(asked.settled(1))
     path = Path(asked.training.output_dir, "config.json")
     path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
     with pytest.raises(ConfigUnreadable):
+        settle(asked, 1)
+
+
+@pytest.mark.parametrize("resume", ["auto", "scratch"])
+def test_a_run_of_gpt_simple_is_recognised_and_left_alone(asked: Config, resume: str) -> None:
+    run = Path(asked.training.output_dir)
+    for name in ("checkpoint-9", "checkpoint-12-shutdown"):
+        (run / "checkpoints" / name / "model").mkdir(parents=True)
+        # Its loss is `Infinity` before the first log: no JSON.
+        (run / "checkpoints" / name / "trainer_state.json").write_text('{"step": 9, "metrics": {"loss": Infinity}}')
+        (run / "checkpoints" / name / "model" / "pytorch_model.bin").write_bytes(b"pickle")
+    asked = replace(asked, training=replace(asked.training, resume=resume))
+    with pytest.raises(GptSimpleRun) as refused:
+        settle(asked, 1, force=True)
+    assert refused.value.checkpoints == ("checkpoint-9", "checkpoint-12-shutdown")
+
+
+def test_a_run_of_gpt_simple_without_a_checkpoint_is_recognised_by_its_config(asked: Config) -> None:
+    run = Path(asked.training.output_dir)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.json").write_text('{"model": {}, "data": {}, "optimizer": {}, "training": {}}')
+    with pytest.raises(GptSimpleRun):
         settle(asked, 1)

@@ -1,19 +1,22 @@
 """Which checkpoint a job goes on from: the newest, none, a named one, or one of another run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.state.tiny import bits, job, quietly, tiny
+from tests.unit.state.tiny import bits, job, model, quietly, tiny
 from unbroken import Run
 from unbroken.errors import (
     CheckpointsExist,
     CheckpointUnknown,
     FormatUnknown,
+    NotExact,
     NoUsableCheckpoint,
     PathMissing,
     UnbrokenError,
 )
+from unbroken.store.place import Store
 
 
 def names(directory: Path) -> set[str]:
@@ -189,3 +192,91 @@ def test_a_newer_checkpoint_that_lost_its_manifest_is_passed_over_aloud(
     (store / "checkpoint-2" / "manifest.json").unlink()
     with pytest.raises(NoUsableCheckpoint):
         began(tmp_path / "other")
+
+
+@pytest.mark.promise("U9")
+def test_a_rewind_happens_once_and_the_same_request_continues_its_branch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    all_kept = quietly(keep_last_k=None)
+    job(run, 7, all_kept, **tiny())
+    # The job that goes back is killed before it saves anything, and the next ones get the same settings.
+    assert began(run, resume="4") == 4
+    assert began(run, resume="4") == 4
+    assert job(run, 9, quietly(resume="4", keep_last_k=None), **tiny()).step == 9
+    with caplog.at_level("INFO", "unbroken"):
+        assert began(run, resume="4") == 9
+    assert "resume '4' was already carried out by job 2" in caplog.text and "ask for '4#2'" in caplog.text
+    # Another request, the first one after it, and the same one twice on purpose.
+    for count, resume in enumerate(("6", "4", "4#2"), start=2):
+        assert began(run, resume=resume) == int(resume[0])
+        job(run, 9, all_kept, **tiny())
+        assert began(run, resume=resume) == 9
+        assert len(list((run / "checkpoints" / ".rewinds").iterdir())) == count
+
+
+@pytest.mark.promise("U9")
+def test_a_request_is_remembered_where_nothing_newer_stood(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 4, **tiny())
+    job(run, 9, quietly(resume="4", keep_last_k=1), **tiny())
+    assert "checkpoint-4" not in names(run) and began(run, resume="4") == 9
+
+
+@pytest.mark.promise("U9")
+def test_a_start_from_scratch_or_from_another_run_happens_once_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 5, **tiny())
+    anew = {"resume": "scratch", "force": True}
+    assert began(run, **anew) == 0
+    job(run, 3, quietly(**anew), **tiny())
+    assert began(run, **anew) == 3
+    assert began(run, resume="scratch#2", force=True) == 0
+    other = {"resume": str(run) + "@2"}
+    job(run, 3, **tiny())
+    for _ in range(2):
+        assert began(tmp_path / "other", **other) == 2
+    job(tmp_path / "other", 6, quietly(**other), **tiny())
+    assert began(tmp_path / "other", **other) == 6
+
+
+@pytest.mark.promise("U9", "K5")
+def test_a_target_that_cannot_be_loaded_abandons_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 7, **tiny())
+    before = names(run)
+    part = run / "checkpoints" / "checkpoint-4" / "state" / "__0_0.distcp"
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    for _ in range(2):
+        with pytest.raises(UnbrokenError):
+            began(run, resume="4")
+    assert names(run) == before and began(run) == 7
+
+
+def test_final_is_the_newest_end_of_an_extended_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for target in (3, 4, 6):
+        job(run, target, quietly(keep_last_k=None), **tiny())
+        assert (run / "checkpoints" / "latest").readlink() == Path("final")
+        assert Store(run / "checkpoints").read_manifest("final").step == target
+    assert names(run) == {"checkpoint-2", "checkpoint-3", "checkpoint-4", "final"}
+    assert began(run, resume="3") == 3
+
+
+@pytest.mark.promise("U8")
+def test_what_was_accepted_about_a_checkpoint_stays_accepted_until_the_next_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job(run, 4, **tiny())
+
+    def more() -> dict[str, Any]:
+        return {**tiny(), "average": model(3)}
+
+    with pytest.raises(NotExact):
+        job(run, 6, **more())
+    with pytest.raises(RuntimeError), Run(run, settings=quietly(accept=("average",)), **more()):
+        raise RuntimeError("killed before it saves")
+    # The same script without the word, and then with its own checkpoint: one that lacks it needs a word again.
+    assert job(run, 6, **more()).step == 6
+    with pytest.raises(NotExact):
+        job(run, 8, **tiny())

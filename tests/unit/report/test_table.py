@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from unbroken.quoting.terminal import for_terminal
 from unbroken.report.style import Style, wants_color
 from unbroken.report.table import Column, table, width
 
@@ -40,7 +41,7 @@ def test_styles_and_wide_letters_do_not_shift_a_column() -> None:
     made = table(columns, [("モデル", COLOR.good("ok")), ("e\u0301", "x")], style=COLOR)
     starts = [width(line.split("  ")[0]) for line in made.splitlines()]
     assert starts == [4, 6, 1]
-    lines = made.splitlines()
+    lines = for_terminal(made).splitlines()
     assert lines[1] == "\x1b[1mモデル\x1b[0m  \x1b[32mok\x1b[0m"
     assert lines[2] == "\x1b[1me\u0301\x1b[0m       x"
 
@@ -66,5 +67,5 @@ def test_an_empty_no_color_refuses_nothing() -> None:
 
 def test_a_style_without_color_changes_nothing() -> None:
     assert [getattr(PLAIN, name)("x") for name in ("bold", "dim", "good", "warn", "bad")] == ["x"] * 5
-    assert COLOR.bad("x") == "\x1b[1;31mx\x1b[0m"
+    assert for_terminal(COLOR.bad("x")) == "\x1b[1;31mx\x1b[0m"
     assert COLOR.bad("") == ""

@@ -21,11 +21,13 @@ def test_the_run_then_the_scheduler_then_our_variable_is_asked() -> None:
     assert _find(100.0, **both) == Deadline(1100.0, "max_runtime_seconds", 100.0)
     assert _find(None, **both) == Deadline(5000.0, "SLURM_JOB_END_TIME", 4000.0)
     assert _find(UNBROKEN_MAX_RUNTIME=" 60.5 ") == Deadline(1060.5, "UNBROKEN_MAX_RUNTIME", 60.5)
+    assert _find(UNBROKEN_MAX_RUNTIME="60", GPT_SIMPLE_MAX_RUNTIME="70") == Deadline(1060.0, "UNBROKEN_MAX_RUNTIME", 60)
+    assert _find(UNBROKEN_MAX_RUNTIME="", GPT_SIMPLE_MAX_RUNTIME="70") == Deadline(1070.0, "GPT_SIMPLE_MAX_RUNTIME", 70)
     assert _find(SLURM_JOB_END_TIME="", UNBROKEN_MAX_RUNTIME="") is None
     assert _find() is None
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_END_TIME", "UNBROKEN_MAX_RUNTIME"])
+@pytest.mark.parametrize("name", ["SLURM_JOB_END_TIME", "UNBROKEN_MAX_RUNTIME", "GPT_SIMPLE_MAX_RUNTIME"])
 @pytest.mark.parametrize("text", ["soon", "1:00:00", "nan", "inf", "-1", "0", "1e999"])
 def test_what_is_no_number_of_seconds_is_an_error_that_names_it(name: str, text: str) -> None:
     with pytest.raises(BadDeadline, match="number of seconds") as refused:

@@ -5,13 +5,26 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 
-from unbroken.errors import LeaseLost, RunHeld, render
-from unbroken.run.lease import Holder, Lease, acquire, draft_judge, read_current, release, renew, require_held
+from unbroken.errors import LeaseLost, RunGone, RunHeld, render
+from unbroken.run.lease import (
+    DEFAULT_TTL_S,
+    Holder,
+    Lease,
+    Standing,
+    acquire,
+    draft_judge,
+    read_current,
+    release,
+    release_expired,
+    renew,
+    require_held,
+)
 from unbroken.run.process import host_name, process_of, process_started, this_holder
 
 RELEASED = {
@@ -28,10 +41,10 @@ RELEASED = {
 def take(run: Path, *, pid: int = 10, now_s: float = 0.0, alive: bool = False, host: str = "here") -> Lease:
     """Take a run as process ``pid``; ``alive`` is what is known of the one before."""
 
-    def seen(of_host: str, of_pid: int) -> str | None:
-        if of_host != "here":
+    def seen(holder: Holder) -> str | None:
+        if holder.host != "here":
             return None
-        return f"t{of_pid}" if alive else ""
+        return f"t{holder.pid}" if alive else ""
 
     return acquire(run, Holder(host, pid, f"t{pid}"), token=f"k{pid}", now_s=now_s, process_of=seen)
 
@@ -59,18 +72,19 @@ def test_a_dead_holder_on_this_host_is_replaced_at_once(tmp_path: Path) -> None:
 
 def test_a_process_number_used_again_is_not_the_holder(tmp_path: Path) -> None:
     lease = take(tmp_path, pid=10)
-    assert lease.is_live(now_s=0.0, process_of=lambda host, pid: "t10")
-    assert not lease.is_live(now_s=0.0, process_of=lambda host, pid: "started later")
+    assert lease.standing(lambda holder: "t10") is Standing.ALIVE
+    assert lease.standing(lambda holder: "started later") is Standing.GONE
 
 
-def test_a_holder_on_another_host_is_judged_by_the_clock(tmp_path: Path) -> None:
+@pytest.mark.promise("U6")
+def test_a_holder_on_another_host_is_never_judged_by_a_clock(tmp_path: Path) -> None:
     lease = take(tmp_path, host="there", now_s=100.0)
-    with pytest.raises(RunHeld):
-        take(tmp_path, pid=11, now_s=100.0 + lease.ttl_s - 1)
-    renew(tmp_path, lease, now_s=150.0)
-    with pytest.raises(RunHeld):
-        take(tmp_path, pid=11, now_s=100.0 + lease.ttl_s + 1)
-    assert take(tmp_path, pid=11, now_s=150.0 + lease.ttl_s).number == 2
+    for now_s in (0.0, 100.0, 1e9):
+        with pytest.raises(RunHeld, match="another job holds this run") as held:
+            take(tmp_path, pid=11, now_s=now_s)
+        assert "unbroken release" in render(held.value)
+    assert lease.standing(lambda holder: None) is Standing.UNKNOWN
+    assert lease.seems_live(now_s=50.0) and lease.seems_live(now_s=300.0) and not lease.seems_live(now_s=1000.0)
 
 
 def test_a_released_run_is_free_at_once_even_for_another_host(tmp_path: Path) -> None:
@@ -96,8 +110,13 @@ def test_whoever_was_replaced_can_neither_renew_nor_release_nor_commit(tmp_path:
 def test_a_lease_that_vanished_is_lost(tmp_path: Path) -> None:
     lease = take(tmp_path)
     (tmp_path / ".lease" / "000001.json").unlink()
-    with pytest.raises(LeaseLost):
+    with pytest.raises(RunGone, match="the lease of job 1 was removed"):
         require_held(tmp_path, lease)
+    (tmp_path / ".lease").rmdir()
+    tmp_path.rmdir()
+    with pytest.raises(RunGone, match="the run directory was moved or deleted while job 1 was training"):
+        renew(tmp_path, lease, now_s=1.0)
+    assert not tmp_path.exists()
 
 
 @pytest.mark.parametrize(
@@ -112,9 +131,12 @@ def test_a_lease_that_vanished_is_lost(tmp_path: Path) -> None:
         json.dumps({"schema": "unbroken.lease/1", "token": "a", "holder": {}}),
         json.dumps({**RELEASED, "taken_at_s": float("nan")}),
         json.dumps({**RELEASED, "renewed_at_s": 10**400}),
+        json.dumps({**RELEASED, "renewed_at_s": 1e308}),
+        json.dumps({**RELEASED, "ttl_s": 1e9}),
     ],
-    ids=["empty", "cut", "null", "bare", "deep", "newer", "holder", "nan", "huge"],
+    ids=["empty", "cut", "null", "bare", "deep", "newer", "holder", "nan", "huge", "far", "endless"],
 )
+@pytest.mark.promise("U6")
 def test_a_lease_that_cannot_be_read_is_held_and_not_free(tmp_path: Path, text: str) -> None:
     take(tmp_path)
     path = tmp_path / ".lease" / "000001.json"
@@ -122,9 +144,26 @@ def test_a_lease_that_cannot_be_read_is_held_and_not_free(tmp_path: Path, text: 
     os.utime(path, (1000.0, 1000.0))
     with pytest.raises(RunHeld, match="unknown host"):
         take(tmp_path, pid=11, now_s=1001.0)
-    live = draft_judge(tmp_path, now_s=1001.0, process_of=process_of)
+    damaged = read_current(tmp_path)
+    assert damaged is not None and damaged.ttl_s == DEFAULT_TTL_S
+    live = draft_judge(tmp_path, is_live=lambda lease: lease.standing(process_of) is not Standing.GONE)
     assert live("j0001_k10") and not live("j0000_old")
-    assert take(tmp_path, pid=11, now_s=5000.0).number == 2
+    os.utime(path, (1001.0, 1001.0))
+    assert read_current(tmp_path) != damaged, "whoever rewrites it gives a sign of life"
+    with pytest.raises(RunHeld):
+        release_expired(tmp_path, damaged, by="x")
+    os.utime(path, (1000.0, 1000.0))
+    release_expired(tmp_path, damaged, by="x")
+    assert take(tmp_path, pid=11, now_s=1.0).number == 2
+
+
+@pytest.mark.promise("U6")
+def test_a_lease_of_an_older_version_is_read(tmp_path: Path) -> None:
+    take(tmp_path)
+    (tmp_path / ".lease" / "000001.json").write_text(json.dumps({**RELEASED, "is_released": False}))
+    found = read_current(tmp_path)
+    assert found == Lease(1, "a", Holder("h", 1, "x"), 0.0, 0.0, ttl_s=1.0)
+    assert replace(found, holder=replace(this_holder(), scope=None)).standing(process_of) is Standing.UNKNOWN
 
 
 def test_other_files_beside_the_leases_are_not_counted(tmp_path: Path) -> None:
@@ -145,13 +184,18 @@ def test_old_leases_are_tidied_and_numbers_never_go_back(tmp_path: Path) -> None
 
 
 def test_only_the_current_live_job_may_still_be_writing(tmp_path: Path) -> None:
-    everybody = draft_judge(tmp_path, now_s=0.0)
-    assert everybody("anyone")
+    asked: list[Lease] = []
+
+    def is_live(lease: Lease) -> bool:
+        asked.append(lease)
+        return True
+
+    assert draft_judge(tmp_path, is_live=is_live)("anyone")
     old, new = take(tmp_path, pid=10), take(tmp_path, pid=11)
-    live = draft_judge(tmp_path, now_s=0.0, process_of=lambda host, pid: f"t{pid}")
-    assert live(new.job) and not live(old.job)
-    dead = draft_judge(tmp_path, now_s=0.0, process_of=lambda host, pid: "")
-    assert not dead(new.job)
+    live = draft_judge(tmp_path, is_live=is_live)
+    assert not live(old.job) and not asked, "a lease is watched only where it matters"
+    assert live(new.job) and live(new.job) and asked == [new]
+    assert not draft_judge(tmp_path, is_live=lambda lease: False)(new.job)
 
 
 @pytest.mark.parametrize("round_", range(5))
@@ -228,7 +272,7 @@ def test_of_two_processes_one_wins_and_when_it_is_killed_the_next_one_does(tmp_p
 
 def test_this_process_is_alive_and_one_that_ended_is_not() -> None:
     me = this_holder()
-    assert me.pid == os.getpid() and process_of(me.host, me.pid) == me.process_started != ""
+    assert me.pid == os.getpid() and process_of(me) == me.process_started != ""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     assert process_started(ended.pid) == ""
@@ -244,8 +288,14 @@ def test_a_zombie_has_ended() -> None:
     zombie.wait()
 
 
-def test_another_boot_of_this_machine_has_no_living_process_and_another_machine_cannot_be_seen() -> None:
-    name = host_name().partition("/")[0]
-    assert process_of(f"{name}/00000000", os.getpid()) == ""
-    assert process_of("elsewhere/00000000", os.getpid()) is None
-    assert process_of("elsewhere", os.getpid()) is None
+@pytest.mark.promise("U6")
+def test_only_the_same_boot_machine_and_pid_namespace_can_be_seen() -> None:
+    me = this_holder()
+    name, namespace = host_name().partition("/")[0], (me.scope or "").partition("-")[0]
+    assert process_of(replace(me, process_started="gone")) == me.process_started
+    # Another boot, another machine, a clone of this machine, another PID namespace, an older version, a damaged record.
+    for host in (f"{name}/00000000", name, "elsewhere/00000000", "elsewhere"):
+        assert process_of(replace(me, host=host)) is None
+    for scope in (f"{namespace}-00000000", f"1-{(me.scope or '').partition('-')[2]}", None):
+        assert process_of(replace(me, scope=scope)) is None
+    assert process_of(replace(me, pid=0)) is None and process_of(replace(me, pid=10**12)) == ""

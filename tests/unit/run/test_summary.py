@@ -20,6 +20,7 @@ from unbroken.run.state import RunState, read_run_state
 from unbroken.run.summary import checkpoint_lines, summarize
 from unbroken.store.commit import begin
 from unbroken.store.keep import LastK
+from unbroken.store.names import DraftName, trash_name
 from unbroken.store.place import Store
 from unbroken.store.quarantine import quarantine
 from unbroken.store.rewind import rewind
@@ -81,7 +82,7 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-1" / "manifest.json").write_bytes(b"ruined")
     (tmp_path / "quarantine" / "checkpoint-5" / "manifest.json").write_bytes(b"ruined")
-    (tmp_path / ".trash-x").mkdir()
+    (tmp_path / trash_name("x")).mkdir()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine.txt").write_text("")
     (tmp_path / "latest").symlink_to("checkpoint-3")
@@ -90,10 +91,10 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
         ("checkpoint-3", "committed", 3, "latest"),
         ("checkpoint-2", "damaged", 2, "trainer_state.json: is missing"),
         ("checkpoint-1", "damaged", None, lines[2].note),
-        (".tmp-j9-6-1", "torn", 6, "written by j9, never committed"),
+        (str(DraftName("j9", 6, 1)), "torn", 6, "written by j9, never committed"),
         ("quarantine/checkpoint-5", "quarantined", None, "its manifest is not proven"),
         ("abandoned/checkpoint-4", "abandoned", 4, None),
-        (".trash-x", "leftover", None, "the next sweep removes it"),
+        (trash_name("x"), "leftover", None, "the next sweep removes it"),
         ("mine", "foreign", None, "not ours, never touched; `unbroken seal` makes it a checkpoint"),
         ("mine.txt", "foreign", None, "not ours, never touched"),
     ]

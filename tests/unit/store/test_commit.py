@@ -11,7 +11,7 @@ from unbroken.files import LOCAL
 from unbroken.store.commit import Draft, Record, begin, commit, point_latest, walk_files
 from unbroken.store.digest import digest_of
 from unbroken.store.manifest import Part
-from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
+from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN, DraftName
 from unbroken.store.place import Store
 from unbroken.store.scan import scan
 
@@ -141,7 +141,7 @@ def test_a_users_folder_under_our_name_is_left_alone(store: Store) -> None:
 
 def test_two_attempts_of_one_job_at_one_step_have_their_own_drafts(store: Store) -> None:
     first, second = begin(store, step=5, job="j1"), begin(store, step=5, job="j1")
-    assert (str(first.name), str(second.name)) == (".tmp-j1-5-1", ".tmp-j1-5-2")
+    assert (str(first.name), str(second.name)) == (str(DraftName("j1", 5, 1)), str(DraftName("j1", 5, 2)))
     second.discard()
     assert first.path.is_dir() and not second.path.exists()
 

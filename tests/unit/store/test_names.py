@@ -13,10 +13,14 @@ from unbroken.store.names import (
     checkpoint_name,
     is_checkpoint_name,
     is_job,
+    is_trash,
     parse_draft,
     require_safe,
+    scratch,
+    scratch_owner,
     step_of,
     step_told_by,
+    trash_name,
 )
 
 STEPS = st.integers(0, 10**18)
@@ -54,6 +58,14 @@ def test_a_name_that_is_nearly_ours_is_not_ours(name: str) -> None:
 def test_a_draft_says_whose_it_is_and_for_which_step(job: str, step: int, attempt: int) -> None:
     assert is_job(job)
     assert parse_draft(str(DraftName(job, step, attempt))) == DraftName(job, step, attempt)
+
+
+@pytest.mark.promise("U17")
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=250))
+def test_trash_of_any_name_is_known_again_and_fits_a_file_system(name: str) -> None:
+    assert is_trash(trash_name(name)) and len(trash_name(name).encode()) <= 255
+    assert not is_trash(name) and not is_trash(f".trash-{name}")
+    assert scratch_owner(scratch("j0001_ab", name)) == "j0001_ab"
 
 
 @pytest.mark.parametrize("name", [".tmp-", ".tmp-a-1", ".tmp-a b-1-1", ".tmp-a-1-1.json", "tmp-a-1-1", ".tmp-a-x-1"])

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.store.saving import save, store_with
 from unbroken.errors import RecordDamaged
 from unbroken.store.commit import begin
-from unbroken.store.names import FINAL, SHUTDOWN
+from unbroken.store.names import FINAL, SHUTDOWN, DraftName, scratch, trash_name
 from unbroken.store.place import Store
 from unbroken.store.quarantine import quarantine
 from unbroken.store.rewind import record_rewind, rewind
@@ -24,23 +24,23 @@ def test_every_kind_of_thing_is_told_apart(tmp_path: Path) -> None:
     begin(store, step=4, job="j9")
     quarantine(store, "checkpoint-1", ("why",), job="j1", at_ns=1)
     rewind(store, newest_first(store, scan(store).committed), target="checkpoint-2", job="j1", at_ns=1)
-    (tmp_path / ".trash-checkpoint-0").mkdir()
-    (tmp_path / ".scratch-j9-latest").write_text("")
-    (tmp_path / "quarantine" / ".scratch-j9-reason").write_text("")
+    (tmp_path / trash_name("checkpoint-0")).mkdir()
+    (tmp_path / scratch("j9", "latest")).write_text("")
+    (tmp_path / "quarantine" / scratch("j9", "reason")).write_text("")
     (tmp_path / "notes").mkdir()
     (tmp_path / "readme.txt").write_text("")
     (tmp_path / "latest").symlink_to("checkpoint-2")
     found = scan(store)
     assert found.committed == ("checkpoint-2",)
-    assert [str(torn.name) for torn in found.torn] == [".tmp-j9-4-1"]
+    assert [str(torn.name) for torn in found.torn] == [str(DraftName("j9", 4, 1))]
     assert found.quarantined == ("checkpoint-1",)
     assert found.abandoned == ("abandoned/checkpoint-3",)
     assert found.foreign == ("notes", "readme.txt")
     assert found.latest == "checkpoint-2"
     assert found.leftover == (
-        Leftover(".scratch-j9-latest", "j9"),
-        Leftover(".trash-checkpoint-0", None),
-        Leftover("quarantine/.scratch-j9-reason", "j9"),
+        Leftover(scratch("j9", "latest"), "j9"),
+        Leftover(trash_name("checkpoint-0"), None),
+        Leftover(f"quarantine/{scratch('j9', 'reason')}", "j9"),
     )
 
 

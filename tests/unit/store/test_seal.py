@@ -13,6 +13,7 @@ from unbroken.store.choose import resume_point
 from unbroken.store.commit import begin
 from unbroken.store.compare import compare
 from unbroken.store.keep import LastK, decide
+from unbroken.store.names import scratch
 from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
@@ -116,11 +117,11 @@ def test_a_folder_that_is_still_being_written_is_not_sealed(tmp_path: Path, chan
 
 def test_what_a_crash_left_of_an_earlier_attempt_is_not_sealed_in(tmp_path: Path) -> None:
     path = folder(tmp_path, "step_5")
-    (path / ".scratch-seal-manifest.json").write_bytes(b"half")
+    (path / scratch("seal", "manifest.json")).write_bytes(b"half")
     (path / ".scratch-seal-mine").write_bytes(b"mine")
     sealed = seal(Store(tmp_path), "step_5", at_ns=1)
     assert [part.name for part in sealed.manifest.parts] == [".scratch-seal-mine", "weights.pt"]
-    assert not (path / ".scratch-seal-manifest.json").exists()
+    assert not (path / scratch("seal", "manifest.json")).exists()
 
 
 @pytest.mark.parametrize("name", ["quarantine", "latest", ".pins", ".rewinds", "abandoned", ".tmp-j-5-1", ".trash-x"])

@@ -10,6 +10,7 @@ from unbroken.errors import NoRoom, render
 from unbroken.files import Files
 from unbroken.store.commit import begin
 from unbroken.store.keep import LastK
+from unbroken.store.names import DraftName
 from unbroken.store.place import Store
 from unbroken.store.space import RESERVE_BYTES, RESERVE_INODES, require_room
 
@@ -38,14 +39,15 @@ def test_exactly_enough_is_enough_and_one_byte_less_is_not(tmp_path: Path) -> No
     require_room(filling(tmp_path, needed, 100), coming_bytes=1000, coming_files=3)
     with pytest.raises(NoRoom) as full:
         require_room(filling(tmp_path, needed - 1, 100), coming_bytes=1000, coming_files=3)
-    assert (full.value.needed_bytes, full.value.free_bytes) == (needed, needed - 1)
+    assert (full.value.needed_bytes, full.value.reserve_bytes) == (1000, RESERVE_BYTES)
+    assert full.value.free_bytes == needed - 1
 
 
 def test_inodes_can_be_what_is_short(tmp_path: Path) -> None:
     require_room(filling(tmp_path, 1 << 40, 3 + RESERVE_INODES), coming_bytes=1, coming_files=3)
-    with pytest.raises(NoRoom, match="needs 19 files and the disk has room for 18") as full:
+    with pytest.raises(NoRoom, match="needs 3 files, 18 inodes free, of which 16 are kept as a reserve") as full:
         require_room(filling(tmp_path, 1 << 40, 2 + RESERVE_INODES), coming_bytes=1, coming_files=3)
-    assert (full.value.needed_inodes, full.value.free_inodes) == (19, 18)
+    assert (full.value.needed_inodes, full.value.free_inodes) == (3, 18)
 
 
 def test_a_file_system_that_counts_no_inodes_has_enough_of_them(tmp_path: Path) -> None:
@@ -60,11 +62,11 @@ def test_the_error_says_what_pruning_would_free(tmp_path: Path) -> None:
     with pytest.raises(NoRoom) as full:
         require_room(store, coming_bytes=1, coming_files=1, policies=[LastK(1)], is_live=nobody)
     each = store.read_manifest("checkpoint-1").size_bytes
-    assert full.value.prunable == ("checkpoint-1", "checkpoint-2", ".tmp-dead-4-1")
+    assert full.value.prunable == ("checkpoint-1", "checkpoint-2", str(DraftName("dead", 4, 1)))
     assert full.value.prunable_bytes == 2 * each + 50
     names = ", ".join(full.value.prunable)
     assert render(full.value).splitlines() == [
-        "error[no-room]: the save needs 67.1 MB and the disk has 1.0 kB free",
+        "error[no-room]: disk full: the save needs 1 bytes, 1.0 kB free, of which 67.1 MB is kept as a reserve",
         f"  at   {tmp_path}",
         f"  so   nothing was written, the last commit is intact; pruning would free 1.5 kB ({names})",
         f"  help unbroken prune {tmp_path} --dry-run   show what would be removed",

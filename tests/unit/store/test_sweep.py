@@ -8,7 +8,7 @@ from tests.unit.store.saving import everybody, nobody, save, store_with, tree
 from unbroken.store.commit import begin
 from unbroken.store.keep import LastK
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import DraftName
+from unbroken.store.names import DraftName, scratch, trash_name
 from unbroken.store.pins import pin, pinned_ids, unpin
 from unbroken.store.place import Store
 from unbroken.store.rewind import record_rewind
@@ -48,6 +48,33 @@ def test_a_users_own_things_survive_every_sweep(tmp_path: Path) -> None:
     assert after == before
 
 
+@pytest.mark.promise("U17")
+def test_a_users_dot_names_survive_every_sweep(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2)
+    mine = (".trash-x", ".trash-checkpoint-9", ".tmp-a-3-1", ".tmp-run_2-10-1", ".scratch-notes-a", ".scratch-j1-x")
+    forged = (f".trash-x~{'0' * 8}", f".tmp-a-3-1~{'f' * 8}", str(DraftName("a", 3, 1)) + "x")
+    for name in (*mine, *forged):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    # A folder under a name of our scratch files holds what no writer of ours made.
+    (tmp_path / scratch("j0001_a", "latest")).mkdir()
+    before = tree(tmp_path)
+    plan = sweep(store, [], is_live=nobody)
+    assert plan.names == () and tree(tmp_path) == before
+
+
+@pytest.mark.promise("U17")
+def test_what_an_earlier_version_left_is_swept_where_it_is_proven_ours(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoint-1").rename(tmp_path / ".trash-checkpoint-1")
+    (tmp_path / "checkpoint-2").rename(tmp_path / ".trash-checkpoint-2")
+    (tmp_path / ".trash-checkpoint-2" / "notes.txt").write_text("mine")
+    (tmp_path / ".tmp-j0004_0a1b2c3d-7-1" / "state").mkdir(parents=True)
+    (tmp_path / ".scratch-j0004_0a1b2c3d-latest").symlink_to("checkpoint-1")
+    sweep(store, [], is_live=nobody)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".trash-checkpoint-2", "checkpoint-3"]
+
+
 def test_a_name_that_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1)
     (tmp_path / "mine").mkdir()
@@ -68,20 +95,20 @@ def test_drafts_of_dead_jobs_go_and_those_of_live_jobs_stay(tmp_path: Path) -> N
     begin(store, step=2, job="dead").write_part("a", [b"123"])
     live = begin(store, step=2, job="live")
     plan = sweep(store, [], is_live=lambda draft: draft.job == "live")
-    assert plan.drafts == {".tmp-dead-2-1": 3}
-    assert plan.left == ((".tmp-live-2-1", "its job may still be writing it"),)
-    assert live.path.is_dir() and not (tmp_path / ".tmp-dead-2-1").exists()
+    assert plan.drafts == {str(DraftName("dead", 2, 1)): 3}
+    assert plan.left == ((str(DraftName("live", 2, 1)), "its job may still be writing it"),)
+    assert live.path.is_dir() and not (tmp_path / str(DraftName("dead", 2, 1))).exists()
 
 
 def test_leftovers_go_unless_their_job_may_still_use_them(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1)
-    (tmp_path / ".trash-checkpoint-0").mkdir()
-    (tmp_path / ".trash-checkpoint-0" / "part").write_bytes(b"1")
-    (tmp_path / ".scratch-live-latest").symlink_to("checkpoint-1")
-    (tmp_path / ".scratch-dead-latest").symlink_to("checkpoint-1")
+    (tmp_path / trash_name("checkpoint-0")).mkdir()
+    (tmp_path / trash_name("checkpoint-0") / "part").write_bytes(b"1")
+    (tmp_path / scratch("live", "latest")).symlink_to("checkpoint-1")
+    (tmp_path / scratch("dead", "latest")).symlink_to("checkpoint-1")
     plan = sweep(store, [], is_live=lambda draft: draft == DraftName("live", 0, 0))
-    assert plan.leftovers == (".scratch-dead-latest", ".trash-checkpoint-0")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".scratch-live-latest", "checkpoint-1"]
+    assert plan.leftovers == (scratch("dead", "latest"), trash_name("checkpoint-0"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [scratch("live", "latest"), "checkpoint-1"]
 
 
 def test_planning_changes_nothing(tmp_path: Path) -> None:

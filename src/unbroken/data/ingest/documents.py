@@ -7,13 +7,13 @@ the raw bytes on the way, so that what a shard was made from can be proven later
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 from unbroken.data.ingest.sources import Kind
-from unbroken.errors import PackageMissing, SourceBroken
+from unbroken.errors import ColumnMissing, PackageMissing, SourceBroken
 from unbroken.files import told
 from unbroken.store.digest import BlockDigester
 
@@ -220,7 +220,7 @@ class Reader:
         if isinstance(text, str):
             return batch.add(text, line)
         if self.text_field not in record:
-            return Problem(NO_TEXT, f"it has no field '{self.text_field}'")
+            return Problem(NO_TEXT, f"it has no field '{self.text_field}'{_listed(record)}")
         return Problem(NO_TEXT, f"its field '{self.text_field}' is {_called(text)}, not a text")
 
     # ---- parquet ----
@@ -239,7 +239,8 @@ class Reader:
         try:
             with parquet.ParquetFile(path) as table:
                 if self.text_field not in table.schema_arrow.names:
-                    raise SourceBroken(path=path, reason=f"it has no column '{self.text_field}'")
+                    columns = tuple((column.name, str(column.type)) for column in table.schema_arrow)
+                    raise ColumnMissing(path=path, column=self.text_field, columns=columns)
                 for piece in table.iter_batches(batch_size=_BATCH_ROWS, columns=[self.text_field]):
                     yield self._column(name, piece.column(0), row)
                     row += len(piece)
@@ -261,6 +262,13 @@ class Reader:
             elif problem := batch.add(text, number):
                 self.report(Bad(name, number, problem))
         return batch
+
+
+def _listed(record: Mapping[str, object]) -> str:
+    """The names of a record's fields, the first few, for a message."""
+    names = [str(name)[:40] for name in list(record)[:6]]
+    more = ", ..." if len(record) > len(names) else ""
+    return f"; its fields: {', '.join(names)}{more}" if names else "; it has no field at all"
 
 
 def _bounded(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ comes first: a hub that nobody can reach is not waited for, and one that takes i
 
 import contextlib
 import importlib
-import logging
 import os
 import socket
 import threading
@@ -16,11 +15,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from unbroken.errors import PackageMissing, TokenizerUnknown
+from unbroken.quoting.log import logger
 
 _FILE_NAME: Final = "tokenizer.json"
 _KNOCK_S: Final = 5.0
 _QUIET_S: Final = 1.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def tokenizer_of_hub(name: str) -> bytes:

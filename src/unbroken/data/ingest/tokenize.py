@@ -77,7 +77,9 @@ class Request:
             if getattr(self.options, each.name) != getattr(_DEFAULTS, each.name)
         }
         words = [f"--{name} {quoted(str(value))}" for name, value in told.items() if value is not None]
-        return " ".join(["unbroken tokenize", *words, *(["--bake-windows"] if self.options.max_length else [])])
+        words += ["--bake-windows"] if self.options.max_length else []
+        words += ["--probabilistic-overlap"] if self.options.overlap_probability else []
+        return " ".join(["unbroken tokenize", *words])
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class _Work:
         tokens, lengths = _ended(encoded, encoder.identity.eod_id)
         firsts: list[int] = []
         for target, documents in self._split(batch, encoded).items():
-            entries, owners = self._entries(tokens, lengths, documents)
+            entries, owners = self._entries(batch, tokens, lengths, documents)
             share.documents[target] = share.documents.get(target, 0) + len(documents)
             share.tokens[target] = share.tokens.get(target, 0) + int(lengths[documents].sum())
             firsts += [int(owners[number]) for number in self.sides[target].add(entries)]
@@ -249,7 +249,7 @@ class _Work:
         return {train: np.flatnonzero(is_kept & ~is_val), val: np.flatnonzero(is_kept & is_val)}
 
     def _entries(
-        self, tokens: Tokens, lengths: NDArray[np.int64], documents: NDArray[np.int64]
+        self, batch: Batch, tokens: Tokens, lengths: NDArray[np.int64], documents: NDArray[np.int64]
     ) -> tuple[Entries, NDArray[np.int64]]:
         """The entries of some documents, whole or cut into windows, and the document each belongs to."""
         starts = np.cumsum(lengths) - lengths
@@ -260,10 +260,22 @@ class _Work:
             picked = _gathered(tokens, starts[documents], lengths[documents])
             return Entries(picked, lengths[documents], np.zeros(len(documents), np.uint16)), documents
         nothing = np.zeros(len(documents), np.uint16)
-        windows = cut(lengths[documents], nothing, options.max_length, options.overlap_size or 0)
+        windows = cut(lengths[documents], nothing, options.max_length, self._overlaps(batch, documents))
         owners = documents[windows.entry]
         picked = _gathered(tokens, starts[owners] + windows.start, windows.length)
         return Entries(picked, windows.length, windows.masked.astype(np.uint16)), owners
+
+    def _overlaps(self, batch: Batch, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The overlap of each document's windows; whether it gets one by chance is decided by its text."""
+        options = self.terms.options
+        # One token at least is shared: the first of a window is not trained.
+        overlaps = np.full(len(documents), options.overlap_size or 1, np.int64)
+        if options.overlap_probability is not None:
+            threshold, texts = int(Fraction(options.overlap_probability) * _HASH_RANGE), batch.encoded
+            # Another hash than that of the split: a document's side must not tell its overlap.
+            drawn = (xxhash.xxh3_64_intdigest(texts[each], seed=1) for each in documents.tolist())
+            overlaps[np.fromiter((hashed >= threshold for hashed in drawn), bool, len(documents))] = 1
+        return overlaps
 
 
 def _counted(counts: Mapping[str, int], reason: str, number: int) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """The pod that every kind of manifest starts: its command, its volumes, its rights, the time it is given to save."""
 
+import re
 from typing import Any, Final
 
 from unbroken.launch.kubernetes.wanted import Wanted
-from unbroken.run import takeover
 
 Document = dict[str, Any]
 
@@ -53,11 +53,15 @@ def command_line(wanted: Wanted, meeting: list[str], stopped: int = STOPPED, res
     options += meeting
     options += [f"--max-restarts={restarts}"] if restarts else []
     options += [f"--shutdown-timeout={wanted.grace.shutdown_timeout_s}", f"--stopped-exit-code={stopped}"]
-    # A word of the user's is no variable of the pod's.
-    words = [word.replace("$(", "$$(") for word in program.words]
+    words = [_literal(word) for word in program.words]
     if program.verb == "train":
         return ["unbroken", "train", *words, *options]
-    return ["unbroken", "run", *options, f"--run-dir={program.run}", "--", *words]
+    return ["unbroken", "run", *options, f"--run-dir={_literal(program.run)}", "--", *words]
+
+
+def _literal(word: str) -> str:
+    """A word of the user's, which is no variable of the pod's: Kubernetes expands ``$(NAME)`` and halves ``$$``."""
+    return re.sub(r"\$(?=[$(])", "$$", word)
 
 
 def pod_template(wanted: Wanted, command: list[str], *, container: str = "train", is_indexed: bool = False) -> Document:
@@ -107,8 +111,6 @@ def _environment(wanted: Wanted, *, is_indexed: bool) -> list[Document]:
     found: list[Document] = [
         {"name": "HOME", "value": _HOME},
         {"name": "USER", "value": "unbroken"},
-        # A pod that was lost with its machine holds the run until its lease expires: the next one waits for that.
-        {"name": takeover.ENVIRONMENT, "value": "1"},
     ]
     if is_indexed and wanted.nodes > 1:
         found.append({"name": RANK, "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}})

@@ -1,13 +1,13 @@
 """A manifest as text: YAML in a fixed order, with a line above what a person might change or wonder about."""
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
 from unbroken.launch.kubernetes.kinds import documents
 from unbroken.launch.kubernetes.wanted import Wanted
+from unbroken.quoting.yaml import comment, dumped
 
 _SUSPEND: Final = {
     "job": '{"spec":{"suspend":%s}}',
@@ -19,7 +19,7 @@ _SUSPEND: Final = {
 def manifest(wanted: Wanted, source: str) -> str:
     """The whole manifest; ``source`` is the command that makes it again."""
     told: set[str] = set()
-    pieces = (_with_remarks(_dumped(document), _remarks(wanted), told) for document in documents(wanted))
+    pieces = (_with_remarks(dumped(document), _remarks(wanted), told) for document in documents(wanted))
     return _head(wanted, source) + "".join(f"---\n{piece}" for piece in pieces)
 
 
@@ -36,7 +36,7 @@ def _head(wanted: Wanted, source: str) -> str:
     ]
     if wanted.storage is not None:
         lines.append("The claim below holds the run: kubectl delete -f FILE would delete it too.")
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(map(comment, lines))
 
 
 def _remarks(wanted: Wanted) -> dict[str, str]:
@@ -67,31 +67,6 @@ def _remarks(wanted: Wanted) -> dict[str, str]:
     return {key: remark for key, remark in remarks.items() if remark}
 
 
-class _Dumper(yaml.SafeDumper):
-    """Lists indented below their key; texts of several lines as blocks, as a person would write them."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        # The workers' command is the master's: said twice, not by a mark that leads back to it.
-        return True
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-
-def _as_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _as_text)
-
-
-def _dumped(document: Mapping[str, Any]) -> str:
-    stream = io.StringIO()
-    # No line is broken: a command's word that is folded reads like two.
-    yaml.dump(document, stream, Dumper=_Dumper, sort_keys=False, width=1 << 16, default_flow_style=False)
-    return stream.getvalue()
-
-
 def _with_remarks(text: str, remarks: Mapping[str, str], told: set[str]) -> str:
     """The text with each remark above the first line that has its key; ``told`` are those that were said before."""
     above: dict[int, str] = {}
@@ -101,7 +76,7 @@ def _with_remarks(text: str, remarks: Mapping[str, str], told: set[str]) -> str:
             told.add(name)
             line = text.splitlines()[key.start_mark.line]
             # Of the first key of a list's item the dash goes first: the remark stands where the item does.
-            above[key.start_mark.line] = " " * (len(line) - len(line.lstrip())) + f"# {remarks[name]}"
+            above[key.start_mark.line] = " " * (len(line) - len(line.lstrip())) + comment(remarks[name]).rstrip()
     lines = ([above[number], line] if number in above else [line] for number, line in enumerate(text.splitlines()))
     return "\n".join(each for pair in lines for each in pair) + "\n"
 

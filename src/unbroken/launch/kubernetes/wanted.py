@@ -122,6 +122,9 @@ def _wrong_amounts(wanted: Wanted) -> Iterator[str]:
 
 def _wrong_places(wanted: Wanted) -> Iterator[str]:
     mount = wanted.mount
+    for option, path in (("--mount", mount), ("the run directory", wanted.program.run)):
+        if not path.isprintable():
+            yield f"{option} {path!r} holds a line break or control character"
     if not mount.startswith("/") or posixpath.normpath(mount) != mount or mount == "/" or ":" in mount:
         yield f"--mount '{mount}' is no absolute path of a folder, such as /runs"
     run = wanted.program.run

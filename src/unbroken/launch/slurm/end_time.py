@@ -5,7 +5,6 @@ deadline late, none at all leaves the job to SLURM's warning. SLURM before 23.02
 and no version tells a job that an administrator has given it more time.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,17 +12,18 @@ from typing import Final, Protocol
 
 from unbroken import amounts
 from unbroken.launch.slurm import ask
-from unbroken.run.deadline import OURS
+from unbroken.quoting.log import logger
+from unbroken.run.deadline import runtime_variable
 from unbroken.run.stop import StopSources
 
 LONGEST_S: Final = 300.0
 SHORTEST_S: Final = 15.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def is_asked(max_runtime_s: float | None, environ: Mapping[str, str]) -> bool:
     """Whether squeue is to be asked: inside a job of SLURM whose limit nobody set otherwise."""
-    return max_runtime_s is None and bool(environ.get("SLURM_JOB_ID")) and not environ.get(OURS, "").strip()
+    return max_runtime_s is None and bool(environ.get("SLURM_JOB_ID")) and runtime_variable(environ) is None
 
 
 def pause_s(left_s: float | None) -> float:

@@ -21,14 +21,16 @@ from unbroken.launch.slurm.submit import submit
 from unbroken.launch.supervise import Say, hold_signals, next_signal
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
-from unbroken.run.lease import DEFAULT_TTL_S, read_current
-from unbroken.run.outcome import Outcome, read_outcome
+from unbroken.run.lease import DEFAULT_TTL_S, Standing, read_current
+from unbroken.run.outcome import Outcome, judge_outcome
 from unbroken.run.process import process_of
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placement
+from unbroken.run.takeover import Watch
+from unbroken.store.names import scratch
 
 EXIT_UNKNOWN: Final = 1
-# A job whose machine was lost holds its run until its lease is over; the next one waits that long and a little more.
+# A job whose machine was lost is found out by watching its lease that long, and a little more.
 HELD_PATIENCE_S: Final = 1.5 * DEFAULT_TTL_S
 _LOOK_S: Final = 1.0
 # SLURM's word for a job whose last save took longer than the warning left: it ends it, and does not queue it again.
@@ -59,7 +61,6 @@ class Surroundings:
 
     environ: Mapping[str, str]
     clock: Callable[[], float]
-    now_s: Callable[[], float]
     sleep: Callable[[float], None]
     say: Say
     held_patience_s: float = HELD_PATIENCE_S
@@ -94,12 +95,13 @@ def _settled(run: Path, around: Surroundings) -> Outcome | None:
     """How the last job of a run ended; one that seems to run is given the time in which a dead one is found out."""
     end_s = around.clock() + around.held_patience_s
     is_told = False
+    watch = Watch(run, monotonic=around.clock, process_of=process_of)
     while True:
-        found = read_outcome(Layout(run), now_s=around.now_s(), process_of=process_of)
+        found = judge_outcome(Layout(run), is_live=lambda _: watch.look() is not Standing.GONE)
         if found is None or found.verdict != "held" or around.clock() >= end_s:
             return found
         if not is_told:
-            around.say(f"the run is held by {found.reason}; if that is dead it shows within {DEFAULT_TTL_S:g} s")
+            around.say(f"the run is held by {found.reason}; watching its lease for up to {DEFAULT_TTL_S:g} s")
         is_told = True
         around.sleep(_LOOK_S)
 
@@ -138,7 +140,7 @@ class _Watch:
         try:
             lease = read_current(layout.run)
             if lease is not None and lease.number > self.job_before and not lease.is_released:
-                request_stop(layout, job=lease.number, by=by, scratch=f".scratch-warning-{os.getpid()}")
+                request_stop(layout, job=lease.number, by=by, scratch=scratch(f"warning_{os.getpid()}", "request"))
                 self.around.say(f"{why}; the run is asked to save and end")
                 return
         except StorageFailed as refusal:

@@ -3,13 +3,13 @@
 import itertools
 import math
 import re
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from unbroken.errors import BadUsage
+from unbroken.quoting.shell import for_shell, shell_line
 
 COMMAND: Final = "unbroken slurm init"
 # A line by which `submit` and `chain` know whose saves to learn the lead time from.
@@ -91,15 +91,16 @@ def script_text(work: Work, request: Request, path: Path) -> str:
     Raises:
         BadUsage: a value cannot stand in a script.
     """
+    _require_one_line(work, request)
     header = [f"#SBATCH --{name}={_directive(name, value)}" for name, value in _directives(work, request)]
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# Written by `{COMMAND}`. Submit it: unbroken slurm submit {shlex.quote(path.name)}",
+            f"# Written by `{COMMAND}`. Submit it: unbroken slurm submit {for_shell(path.name)}",
             *header,
             *_signal_lines(work, request),
             "",
-            f"cd {shlex.quote(str(request.folder))} || exit",
+            f"cd {for_shell(request.folder)} || exit",
             *_surroundings(request),
             *_chosen_run(work),
             "",
@@ -132,8 +133,17 @@ def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
     return [*((name, value) for name, value in asked if value is not None and name not in given), *request.further]
 
 
+def _require_one_line(work: Work, request: Request) -> None:
+    """Refuse paths that would break out of a comment line: sbatch and `submit` read those without any quoting."""
+    source = "training.output_dir" if work.configs else "--run-dir"
+    for name, value in (("the working directory", str(request.folder)), *((source, run) for run in work.runs)):
+        if not value.isprintable():
+            complaint = f"{name} {value!r} holds a line break or control character, which no batch script can carry"
+            raise BadUsage(command=COMMAND, complaint=complaint)
+
+
 def _directive(name: str, value: str) -> str:
-    if any(each in value for each in '\n\r\0"'):
+    if '"' in value or not value.isprintable():
         raise BadUsage(command=COMMAND, complaint=f"--{name} {value!r} cannot stand in a line of a batch script")
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
@@ -157,7 +167,7 @@ def _surroundings(request: Request) -> list[str]:
     ]
     if not _is_one_node(request):
         address = (
-            shlex.quote(request.master_address)
+            for_shell(request.master_address)
             if request.master_address
             else '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         )
@@ -177,32 +187,32 @@ def _chosen_run(work: Work) -> list[str]:
     if len(work.runs) == 1:
         return [f"run={_with_index(work.runs[0])}"]
     return [
-        f"runs=({_quoted(work.runs)})",
-        f"configs=({_quoted(work.configs)})",
+        f"runs=({shell_line(work.runs)})",
+        f"configs=({shell_line(work.configs)})",
         "run=${runs[SLURM_ARRAY_TASK_ID]}",
         "config=${configs[SLURM_ARRAY_TASK_ID]}",
     ]
 
 
 def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
-    unbroken = f"{shlex.quote(request.python)} -m unbroken"
+    unbroken = f"{for_shell(request.python)} -m unbroken"
     # Said anew: a job that was given fewer nodes finds the tasks of before in its environment. A rank that fails first
     # must not end the one that tells the outcome, so bad exits kill nobody.
     step = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
     step += f" --kill-on-bad-exit=0 --wait={_WAIT_FOR_NODES_S}"
     verb, words = _program(work)
     ranks = [] if request.ranks_per_node is None else ["--nproc-per-node", request.ranks_per_node]
-    options = f"{_quoted(ranks)} {words}".strip()
+    options = f"{shell_line(ranks)} {words}".strip()
     start = f"{unbroken} {verb} {options}"
     if not _is_one_node(request):
         meeting = '--nnodes "$SLURM_JOB_NUM_NODES" --node-rank "$SLURM_NODEID"'
         meeting += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
         # A node's number is known only where srun has started its task.
-        start = f"""bash -c 'exec "$0" -m unbroken {verb} {meeting} "$@"' {shlex.quote(request.python)} {options}"""
+        start = f"""bash -c 'exec "$0" -m unbroken {verb} {meeting} "$@"' {for_shell(request.python)} {options}"""
     return [
         "# Starts the step, passes the warning on, and queues this job again if the run is to go on: class `again` of",
         "# `unbroken outcome`. Never after done, look or held. With --link a run that needs nobody is left alone.",
-        f'exec {unbroken} slurm job "$run" --script {shlex.quote(str(path))} "$@" -- \\',
+        f'exec {unbroken} slurm job "$run" --script {for_shell(path)} "$@" -- \\',
         f"    {step} \\",
         f"    {start}",
     ]
@@ -212,17 +222,13 @@ def _program(work: Work) -> tuple[str, str]:
     if not work.configs:
         words = " ".join(map(_with_index, work.words))
         return "run", f'--run-dir "$run" -- {words}'
-    config = '"$config"' if len(work.configs) > 1 else shlex.quote(work.configs[0])
-    return "train", " ".join([config, *map(shlex.quote, work.words)])
-
-
-def _quoted(words: Iterable[str]) -> str:
-    return " ".join(map(shlex.quote, words))
+    config = '"$config"' if len(work.configs) > 1 else for_shell(work.configs[0])
+    return "train", f"{config} {shell_line(work.words)}".rstrip()
 
 
 def _with_index(word: str) -> str:
     """A word as bash takes it; ``%a`` in it is the index of the array's task."""
-    pieces = [shlex.quote(piece) if piece else "" for piece in word.split("%a")]
+    pieces = [for_shell(piece) if piece else "" for piece in word.split("%a")]
     return _ARRAY_INDEX.join(pieces) or "''"
 
 

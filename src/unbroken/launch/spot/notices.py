@@ -2,9 +2,10 @@
 
 import datetime
 import email.utils
-import json
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from unbroken.store.fields import parsed
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: Final[tuple[Cloud, ...]] = ("aws", "gcp", "azure")
@@ -100,8 +101,8 @@ def _azure_time(text: object) -> float | None:
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
-        found: Any = json.loads(body)
-    except (ValueError, RecursionError):
+        found: Any = parsed(body)
+    except ValueError:
         raise Unreadable("the answer is no JSON") from None
     if not isinstance(found, dict):
         raise Unreadable("the answer is no JSON object")

@@ -1,6 +1,5 @@
 """A thread that asks for notices beside training. It never raises into it and never makes it wait."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,11 +9,12 @@ from unbroken.launch.spot.chosen import choose, listens
 from unbroken.launch.spot.metadata import Silent, find_address
 from unbroken.launch.spot.notices import Notice, Unreadable
 from unbroken.launch.spot.services import Service, service_of
+from unbroken.quoting.log import logger
 from unbroken.run.stop import StopReason
 
 # The shortest warning that any cloud gives is 30 s.
 EVERY_S: Final = 2.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class SpotWatch:

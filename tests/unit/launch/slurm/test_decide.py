@@ -2,6 +2,7 @@
 
 import pytest
 
+from unbroken.errors import PeerLost, RankRaised
 from unbroken.launch.slurm.decide import (
     Leave,
     Requeue,
@@ -12,7 +13,7 @@ from unbroken.launch.slurm.decide import (
     starts_in_vain,
 )
 from unbroken.run.journal import Fact, History
-from unbroken.run.outcome import Outcome, Status, Verdict
+from unbroken.run.outcome import Outcome, Status, Verdict, conclude
 from unbroken.run.scheduler import Placement
 
 COMMITTED = History((Fact(4, "job-start", 0.0), Fact(4, "resume", 0.0, {"step": 10}), Fact(4, "commit", 0.0)))
@@ -53,6 +54,15 @@ def test_only_again_is_queued_again(
     else:
         assert isinstance(following, Leave)
         assert following.exit_code == left_with
+
+
+@pytest.mark.promise("U5")
+def test_a_lost_rank_is_queued_again_and_an_exception_on_a_rank_is_not() -> None:
+    lost = conclude(PeerLost(rank=0, said="Connection closed by peer", lost=1), step=12, job=4)
+    assert isinstance(_after(lost, Step(1, was_warned=False)), Requeue)
+    raised = RankRaised(rank=1, cause="ValueError: 1001", status="error", verdict="look", noticed_by=0, said="closed")
+    following = _after(conclude(raised, step=12, job=4), Step(1, was_warned=False))
+    assert isinstance(following, Leave) and "rank 1 failed first: ValueError: 1001" in following.reason
 
 
 def test_an_outcome_of_an_earlier_job_says_nothing_of_this_one() -> None:

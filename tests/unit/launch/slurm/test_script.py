@@ -143,3 +143,36 @@ def test_the_lead_is_learned_from_the_slowest_save_of_any_run(tmp_path: Path) ->
         journal.close()
     assert lead_s([tmp_path / "a", tmp_path / "b"], None) == 606
     assert whole_lead(1e9, LEAST_S) == 65_535
+
+
+@pytest.mark.promise("U17")
+@pytest.mark.parametrize(
+    "hostile", ["runs/a\ntouch injected", "runs/a\rtouch injected", "a\u2028b", "a\x1b[2J", "a\x00b"]
+)
+def test_a_run_directory_that_would_break_a_comment_line_is_refused_by_name(tmp_path: Path, hostile: str) -> None:
+    script = Work((hostile,), words=("train.py",))
+    for work, name in ((script, "--run-dir"), (Work((hostile,), ("run.yaml",)), "training.output_dir")):
+        with pytest.raises(BadUsage, match=f"{name} .* holds a line break or control character"):
+            script_text(work, _request(tmp_path), tmp_path / "a.sbatch")
+    with pytest.raises(BadUsage, match="the working directory"):
+        script_text(Work(("runs/a",), ("run.yaml",)), _request(tmp_path / hostile), tmp_path / "a.sbatch")
+
+
+@pytest.mark.promise("U17")
+def test_every_other_word_reaches_the_job_exactly_and_runs_nothing(tmp_path: Path) -> None:
+    words = ("train.py", "a\ntouch injected", "$(touch injected)", "`touch injected`", "';touch injected;'", "\x1b[2J")
+    path = tmp_path / "a\ntouch injected.sbatch"
+    text = script_text(Work(("runs/$(touch injected)",), words=words), _request(tmp_path), path)
+    said = _run(text, tmp_path)
+    assert said[-len(words) :] == list(words)
+    assert said[4] == "runs/$(touch injected)" and str(path) in said
+    assert not (tmp_path / "injected").exists()
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.promise("U17")
+@pytest.mark.parametrize("field", ["name", "partition", "account", "time", "output", "array", "gpus_per_node"])
+def test_a_directive_with_a_line_break_is_refused(tmp_path: Path, field: str) -> None:
+    for hostile in ("a\ntouch x", "a\x0b", 'a"'):
+        with pytest.raises(BadUsage, match="cannot stand in a line of a batch script"):
+            script_text(Work(("runs/a",), ("run.yaml",)), _request(tmp_path, **{field: hostile}), tmp_path / "a.sbatch")

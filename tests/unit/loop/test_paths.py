@@ -1,0 +1,124 @@
+"""Where a run is: settled when it is made, refused in one error where none can be, and noticed when it is gone."""
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.state.tiny import learn, quietly, tiny
+from unbroken import Run, Settings
+from unbroken.errors import BadRunPath, NotAStore, RunGone, StorageFailed, UnbrokenError, render
+from unbroken.run.outcome import conclude
+
+PATIENCE_S = 10.0
+
+
+@pytest.mark.promise("U7")
+def test_a_relative_run_stays_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(home)
+    things = tiny()
+    run = Run("runs/a", settings=quietly(emergency_dir="dumps", save_steps=1), **things)
+    os.chdir(elsewhere)
+    with run:
+        for step in run.steps(3):
+            if step == 1:
+                os.chdir(tmp_path)
+            learn(things)
+    assert (home / "runs/a/checkpoints/final").is_dir() and run.directory == home / "runs/a"
+    assert not list(elsewhere.iterdir()) and {path.name for path in tmp_path.iterdir()} == {"home", "elsewhere"}
+
+
+@pytest.mark.promise("U7")
+def test_paths_in_the_settings_are_settled_when_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = Settings(load_path="runs/a@5", emergency_dir="fast", persistent_dir="slow", resume="runs/b@7")
+    assert asked.load_path == f"{tmp_path}/runs/a@5" and asked.resume == f"{tmp_path}/runs/b@7"
+    assert (asked.emergency_dir, asked.persistent_dir) == (f"{tmp_path}/fast", f"{tmp_path}/slow")
+    assert [Settings(resume=word).resume for word in ("auto", "scratch", "latest", "700", "checkpoint-7")] == [
+        *("auto", "scratch", "latest", "700", "checkpoint-7")
+    ]
+    with pytest.raises(ValueError, match=r"Settings\.emergency_dir is an empty path"):
+        Settings(emergency_dir="")
+
+
+def delete(run: Path) -> None:
+    shutil.rmtree(run)
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def train_and_lose(place: Path, lose: Callable[[Path], None]) -> None:
+    things, lost_s = tiny(), 0.0
+    with Run(place, settings=quietly(save_steps=40), **things) as run:
+        for step in run.steps(10_000):
+            learn(things)
+            run.log(loss=1.0)
+            time.sleep(0.02)
+            if step == 2:
+                lose(place)
+                lost_s = time.monotonic()
+            assert not lost_s or time.monotonic() - lost_s < PATIENCE_S, "it trains on"
+
+
+@pytest.mark.parametrize("lose", [delete, move])
+@pytest.mark.promise("U7")
+def test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once(
+    tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "run"
+    with caplog.at_level(logging.INFO), pytest.raises(RunGone, match="was moved or deleted while job 1") as gone:
+        train_and_lose(place, lose)
+    assert not place.exists(), "nothing is made anew where the run was"
+    assert "intact" not in caplog.text
+    loud = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [line for line in loud if "could not be written" in line]
+    assert conclude(gone.value).verdict == "look", "started again it would begin at step 0"
+    assert "if it was moved, move it back" in render(gone.value)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    mounted = tmp_path / "read-only"
+    mounted.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", str(mounted)], check=True)
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
+def refused(path: str) -> UnbrokenError:
+    with pytest.raises(UnbrokenError) as error, Run(path, settings=quietly(), **tiny()):
+        pytest.fail("it began")
+    return error.value
+
+
+@pytest.mark.promise("U7")
+def test_a_bad_path_is_one_clear_error_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "dangling").symlink_to("nowhere/at/all")
+    before = set(tmp_path.rglob("*"))
+    for path in ("", "\0", "n" * 256, f"new/{'n' * 256}", "dangling", "dangling/a"):
+        assert isinstance(refused(path), BadRunPath), path
+    for path in ("file", "file/below"):
+        found = refused(path)
+        assert isinstance(found, NotAStore) and found.path == tmp_path / "file"
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.needs("root")
+@pytest.mark.promise("U7")
+def test_a_read_only_file_system_is_one_clear_error(read_only: Path) -> None:
+    found = refused(str(read_only / "run"))
+    assert isinstance(found, StorageFailed) and found.cause == os.strerror(errno.EROFS)
+    assert "findmnt" in render(found)

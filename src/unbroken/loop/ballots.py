@@ -1,14 +1,13 @@
 """How the ranks agree at the edges of steps without waiting for each other there. Owns the vote that is under way."""
 
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from unbroken.errors import PeerLost
 from unbroken.loop.opened import Opened
 from unbroken.world import Vote
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """What one rank asks for at an edge, and what any rank asked for once the vote is read.
 
     ``is_overdue`` says that a stop has waited long enough for an optimizer step; ``has_left`` and ``is_here`` tell
@@ -47,7 +46,7 @@ class Ballots:
         """
         if opened.world.size == 1:
             return flags
-        before, self._vote = self._vote, opened.world.start_vote(astuple(flags))
+        before, self._vote = self._vote, opened.world.start_vote(flags)
         if before is None:
             return Flags()
         told = opened.emergency.read(before)
@@ -62,7 +61,7 @@ class Ballots:
         if opened.world.size == 1:
             return True
         self.drain()
-        told = Flags(*opened.world.start_vote(astuple(Flags(has_left=True, is_here=False))).read())
+        told = Flags(*opened.world.start_vote(Flags(has_left=True, is_here=False)).read())
         return not told.is_here
 
     def has_anybody_left(self) -> bool:

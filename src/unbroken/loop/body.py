@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,9 +38,8 @@ class Left:
     moved: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Edge:
-    """What was true at the last edge."""
+class _Edge(NamedTuple):
+    """What was true at the last edge; made at every edge, so it must be cheap."""
 
     rng: State
     numpy: bytes | None

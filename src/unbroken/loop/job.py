@@ -9,7 +9,6 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -300,7 +299,7 @@ class Job:
         )
         # A save at the edge where the vote went out was the answer to it.
         is_answered = self.opened.world.size > 1 and self._tried_step == self.step - 1
-        return replace(agreed, is_save_due=agreed.is_save_due and not is_answered)
+        return agreed._replace(is_save_due=False) if is_answered else agreed
 
     # ---- metrics ----
 

@@ -75,4 +75,4 @@ def _set(state: dict[str, Any], devices: list[torch.device | str | int]) -> None
 
 def generator_devices() -> list[int]:
     """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
-    return [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from tests.conftest import Tool
 from unbroken.errors import RunHeld
 from unbroken.run.lease import Lease, Standing, acquire, read_current, release
 from unbroken.run.process import host_name, process_of, this_holder
-from unbroken.run.takeover import Watch, take_over
+from unbroken.run.takeover import LeaseWatch, take_over
 from unbroken.store.names import DraftName
 
 # A time to live in which four renewals fit, and which a test can wait for.
@@ -105,7 +105,7 @@ def test_a_job_that_was_killed_here_is_replaced_at_once(tmp_path: Path) -> None:
             taken(tmp_path)
         job.kill()
         job.wait()
-        watch = Watch(tmp_path, monotonic=time.monotonic, process_of=process_of)
+        watch = LeaseWatch(tmp_path, monotonic=time.monotonic, process_of=process_of)
         assert watch.look() is Standing.GONE
         assert taken(tmp_path).number == 2
 

@@ -13,7 +13,7 @@ from unbroken.report.style import Style
 from unbroken.run.lease import Standing
 from unbroken.run.outcome import Outcome, judge_outcome, with_exit_code
 from unbroken.run.process import process_of
-from unbroken.run.takeover import Watch
+from unbroken.run.takeover import LeaseWatch
 
 _TODO = {
     "done": "the target is reached",
@@ -40,7 +40,7 @@ def command(output: Output, run: str | None, output_dir: str | None, stopped_exi
     watched until it renews its lease or the lease has expired, at most a minute.
     """
     layout = named_run("outcome", run, output_dir)
-    watch = Watch(layout.run, monotonic=time.monotonic, process_of=process_of)
+    watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
     found = judge_outcome(layout, is_live=lambda _: watch.until_known(time.sleep, output.note) is Standing.ALIVE)
     if found is None:
         raise NoOutcome(path=layout.run)

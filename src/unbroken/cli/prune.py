@@ -19,7 +19,7 @@ from unbroken.run.lease import Lease, Standing, draft_judge, read_current
 from unbroken.run.leftovers import left_scratch
 from unbroken.run.process import process_of
 from unbroken.run.refer import resolve
-from unbroken.run.takeover import Watch
+from unbroken.run.takeover import LeaseWatch
 from unbroken.store.check import Level, verify
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
@@ -124,7 +124,7 @@ def _judge(store: Store, output: Output, *, include_torn: bool, watches: bool) -
 
 def _is_live(run: Path, lease: Lease, output: Output, *, watches: bool) -> bool:
     """Whether the holder may still be writing; what cannot be seen is watched before anything of it is removed."""
-    watch = Watch(run, monotonic=time.monotonic, process_of=process_of)
+    watch = LeaseWatch(run, monotonic=time.monotonic, process_of=process_of)
     if not watches:
         return lease.standing(process_of) is not Standing.GONE
     return watch.until_known(time.sleep, output.note) is Standing.ALIVE

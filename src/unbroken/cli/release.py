@@ -10,7 +10,7 @@ from unbroken.cli.output import Output, as_command
 from unbroken.cli.runs import named_run
 from unbroken.run.lease import Lease, Standing, release_expired
 from unbroken.run.process import process_of
-from unbroken.run.takeover import Watch
+from unbroken.run.takeover import LeaseWatch
 
 
 @as_command("release")
@@ -24,7 +24,7 @@ def command(output: Output, run: str | None, output_dir: str | None) -> None:
     its job is alive it is refused with exit code 7.
     """
     layout = named_run("release", run, output_dir)
-    watch = Watch(layout.run, monotonic=time.monotonic, process_of=process_of)
+    watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
     standing = watch.until_known(time.sleep, output.note)
     if standing is Standing.ALIVE:
         raise watch.held()

@@ -20,7 +20,7 @@ from unbroken.run.lease import Lease, Standing
 from unbroken.run.process import host_name, process_of, recorded_processes
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placements
-from unbroken.run.takeover import Watch
+from unbroken.run.takeover import LeaseWatch
 from unbroken.store.names import scratch
 
 POLL_S = 0.1
@@ -40,7 +40,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     With --force the job's processes are killed instead, which works only where they run.
     """
     layout = named_run("stop", run, output_dir)
-    watch = Watch(layout.run, monotonic=time.monotonic, process_of=process_of)
+    watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
     standing, lease = watch.look(), watch.lease
     if lease is None or standing is Standing.GONE:
         facts = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
@@ -65,7 +65,7 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     output.document("unbroken.stop/1", facts, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
 
 
-def _text(layout: Layout, watch: Watch, killed: list[int], *, has_ended: bool) -> str:
+def _text(layout: Layout, watch: LeaseWatch, killed: list[int], *, has_ended: bool) -> str:
     holder = watch.lease.describe() if watch.lease else ""
     if killed:
         return f"killed {holder}, {amounts.plural(len(killed), 'process').replace('processs', 'processes')}"
@@ -85,7 +85,7 @@ def _nothing_to_stop(layout: Layout) -> str:
     return f"{said}; if SLURM has it queued again: scancel {for_shell(placed[-1][1].id)}" if placed else said
 
 
-def _holds(watch: Watch, lease: Lease) -> bool:
+def _holds(watch: LeaseWatch, lease: Lease) -> bool:
     standing = watch.look()
     return standing is not Standing.GONE and watch.lease is not None and watch.lease.number == lease.number
 

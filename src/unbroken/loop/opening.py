@@ -39,7 +39,7 @@ from unbroken.run.renewal import Renewal
 from unbroken.run.scheduler import placement
 from unbroken.run.stop import StopSources, clear_requests
 from unbroken.run.takeover import take_over
-from unbroken.state.audit import Unsaved, Watch, audit, modules_of, named_rngs, non_persistent
+from unbroken.state.audit import Unsaved, UnsavedWatch, audit, modules_of, named_rngs, non_persistent
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
@@ -364,7 +364,7 @@ def _audit(taken: Taken, frame: FrameType | None) -> Callable[[], None]:
     _tell_unsaved(taken, audit(taken.things, frame, ignore=ignore))
     modules = modules_of(taken.items)
     buffers = {name: buffer for name, buffer in non_persistent(modules).items() if name not in ignore}
-    watch = Watch(named_rngs(frame, ignore=ignore), buffers)
+    watch = UnsavedWatch(named_rngs(frame, ignore=ignore), buffers)
 
     def look() -> None:
         _tell_unsaved(taken, watch.drawn_from())

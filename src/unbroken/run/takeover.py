@@ -17,7 +17,7 @@ from unbroken.run.lease import Holder, Lease, ProcessOf, Standing, acquire, read
 LOOK_S: Final = 1.0
 
 
-class Watch:
+class LeaseWatch:
     """Looks at a run's lease again and again.
 
     Attributes:
@@ -108,7 +108,7 @@ def take_over(
         RunHeld: its holder is alive, or another contender was quicker.
         StorageFailed: the system refused.
     """
-    watch = Watch(run, monotonic=monotonic, process_of=process_of, files=files)
+    watch = LeaseWatch(run, monotonic=monotonic, process_of=process_of, files=files)
     if watch.until_known(wait, say) is Standing.ALIVE:
         raise watch.held()
     return acquire(run, holder, token=token, now_s=clock(), process_of=process_of, expired=watch.lease, files=files)

@@ -115,7 +115,7 @@ def named_rngs(frame: FrameType | None, *, ignore: Collection[str] = ()) -> dict
 
 
 @dataclass
-class Watch:
+class UnsavedWatch:
     """Generators and non-persistent buffers that no checkpoint holds, and how they were when the run was entered."""
 
     rngs: Mapping[str, object]

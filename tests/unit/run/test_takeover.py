@@ -7,7 +7,7 @@ import pytest
 
 from unbroken.errors import RunHeld, render
 from unbroken.run.lease import DEFAULT_TTL_S, Holder, Lease, ProcessOf, Standing, acquire, release, renew
-from unbroken.run.takeover import Watch, take_over
+from unbroken.run.takeover import LeaseWatch, take_over
 
 ELSEWHERE = Holder("n1/boot", 7, "1")
 HERE = Holder("n2/boot", 8, "2")
@@ -112,7 +112,7 @@ def test_a_watch_that_goes_on_finds_the_end_of_a_living_holder(tmp_path: Path) -
             renew(tmp_path, lease, now_s=0.0)
 
     time = Time(live)
-    watch = Watch(tmp_path, monotonic=lambda: time.now_s)
+    watch = LeaseWatch(tmp_path, monotonic=lambda: time.now_s)
     found = []
     for _ in range(8):
         found.append(watch.look())

@@ -26,7 +26,7 @@ from unbroken.run.outcome import Outcome, judge_outcome
 from unbroken.run.process import process_of
 from unbroken.run.request import request_stop
 from unbroken.run.scheduler import placement
-from unbroken.run.takeover import Watch
+from unbroken.run.takeover import LeaseWatch
 from unbroken.store.names import scratch
 
 EXIT_UNKNOWN: Final = 1
@@ -95,7 +95,7 @@ def _settled(run: Path, around: Surroundings) -> Outcome | None:
     """How the last job of a run ended; one that seems to run is given the time in which a dead one is found out."""
     end_s = around.clock() + around.held_patience_s
     is_told = False
-    watch = Watch(run, monotonic=around.clock, process_of=process_of)
+    watch = LeaseWatch(run, monotonic=around.clock, process_of=process_of)
     while True:
         found = judge_outcome(Layout(run), is_live=lambda _: watch.look() is not Standing.GONE)
         if found is None or found.verdict != "held" or around.clock() >= end_s:

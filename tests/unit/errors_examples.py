@@ -136,7 +136,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     ),
     errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
     errors.NoOutcome(path=RUN),
-    errors.NotAStore(path=Path("out/checkpoint-500")),
+    errors.NotAStore(path=Path("out/checkpoint-500"), sealing="unbroken seal out/checkpoint-500"),
     errors.NotAStore(path=Path("out/model.pt"), is_directory=False),
     errors.PathMissing(path=Path("runs/b"), purpose="run"),
     errors.RecordDamaged(path=STORE / ".rewinds" / "000001.json", complaint="it is no JSON"),

@@ -13,6 +13,7 @@ from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.report.style import Style
 from unbroken.store.commit import walk_files
+from unbroken.store.names import step_told_by
 from unbroken.store.place import Store
 from unbroken.store.seal import Sealed, folders_to_seal, seal
 
@@ -54,8 +55,7 @@ def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
     if not path.exists():
         raise PathMissing(path=directory, purpose="folder")
     if not path.is_dir():
-        remedy = Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
-        raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=remedy)
+        raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=_of_a_file(path))
     if not is_parent:
         return Store(path.parent), [path.name]
     store = Store(path)
@@ -63,6 +63,16 @@ def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
     if not names:
         raise CannotSeal(path=path, reason="no folder in it tells a step and is not sealed yet")
     return store, names
+
+
+def _of_a_file(path: Path) -> Help:
+    """What seals a single file: its folder, if that is named as a checkpoint; else a folder of its own."""
+    if step_told_by(path.absolute().parent.name) is not None:
+        return Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
+    told = step_told_by(path.name)
+    folder = quoted(path.parent / f"step-{1000 if told is None else told}")
+    command = f"mkdir {folder} && mv {quoted(path)} {folder} && unbroken seal {folder}"
+    return Help(command, "give it a folder of its own that names its step")
 
 
 def _metric(text: str) -> tuple[str, float]:

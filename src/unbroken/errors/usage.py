@@ -137,6 +137,8 @@ class NotAStore(UsageError):
     kind = "not-a-store"
     path: Path
     is_directory: bool = True
+    # The command that seals what is there, where that can be done.
+    sealing: str | None = None
 
     def headline(self) -> str:
         if not self.is_directory:
@@ -154,7 +156,10 @@ class NotAStore(UsageError):
     def help(self) -> tuple[Help, ...]:
         if not self.is_directory:
             return (Help(f"ls {quoted(self.path.parent)}", "see what is there"),)
-        return (Help(f"unbroken seal {quoted(self.path)}", "if this folder is one checkpoint"),)
+        if self.sealing is None:
+            return (Help(f"ls {quoted(self.path)}", "see what is there"),)
+        many = self.sealing.endswith(" --all")
+        return (Help(self.sealing, "if the folders in it are checkpoints" if many else "if this is one checkpoint"),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -24,6 +24,7 @@ from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST
 from unbroken.store.place import Store
 from unbroken.store.scan import Inventory, newest_first, scan, without_manifest
+from unbroken.store.seal import seal_command
 from unbroken.store.sweep import candidates
 
 
@@ -268,4 +269,5 @@ def _moved_line(store: Store, name: str, state: str) -> Line:
 def _foreign_note(store: Store, name: str) -> str:
     found = store.files.find(store.path(name))
     is_folder = found is not None and found.kind is NodeKind.DIRECTORY
-    return "not ours, never touched" + ("; `unbroken seal` makes it a checkpoint" if is_folder else "")
+    command = seal_command(store.files, store.path(name)) if is_folder else None
+    return "not ours, never touched" + (f"; to make it a checkpoint: {command}" if command else "")

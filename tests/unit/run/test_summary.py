@@ -84,7 +84,9 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
     (tmp_path / "quarantine" / "checkpoint-5" / "manifest.json").write_bytes(b"ruined")
     (tmp_path / trash_name("x")).mkdir()
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "step_9.pt").write_text("")
     (tmp_path / "mine.txt").write_text("")
+    command = f"unbroken seal {tmp_path / 'mine'}"
     (tmp_path / "latest").symlink_to("checkpoint-3")
     lines = checkpoint_lines(store, [LastK(1)])
     assert [(line.name, line.state, line.step, line.note) for line in lines] == [
@@ -95,7 +97,7 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
         ("quarantine/checkpoint-5", "quarantined", None, "its manifest is not proven"),
         ("abandoned/checkpoint-4", "abandoned", 4, None),
         (trash_name("x"), "leftover", None, "the next sweep removes it"),
-        ("mine", "foreign", None, "not ours, never touched; `unbroken seal` makes it a checkpoint"),
+        ("mine", "foreign", None, f"not ours, never touched; to make it a checkpoint: {command}"),
         ("mine.txt", "foreign", None, "not ours, never touched"),
     ]
     assert lines[0].kept_because == ("newest usable", "last 1") and lines[3].size_bytes == 3

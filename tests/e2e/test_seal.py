@@ -266,3 +266,18 @@ def test_what_an_error_proposes_for_unsealed_folders_works(unbroken: Tool, tmp_p
                 subprocess.run(words, cwd=tmp_path, check=True)
     assert unbroken("verify", "run1", "--full").returncode == 0
     assert unbroken("verify", "step-1000", "--full").returncode == 0
+
+
+def test_sealing_all_twice_verifies(unbroken: Tool, tmp_path: Path) -> None:
+    for step in (5, 6):
+        (tmp_path / f"out/checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / f"out/checkpoint-{step}/m.pt").write_bytes(b"1")
+    assert unbroken("seal", "out", "--all").returncode == 0
+    again = unbroken("seal", "out", "--all")
+    assert (again.returncode, again.stdout) == (0, "sound   out  2 checkpoints sealed before, every digest right\n")
+    (tmp_path / "out/checkpoint-6/m.pt").write_bytes(b"2")
+    assert unbroken("seal", "out", "--all").returncode == 3
+    (tmp_path / "none").mkdir()
+    nothing = unbroken("seal", "none", "--all")
+    assert nothing.returncode == 2
+    assert "every folder in it is sealed already, or names no step" in nothing.stderr

@@ -69,6 +69,21 @@ def test_a_summary_says_who_holds_the_run_and_what_it_could_resume_from(tmp_path
     assert summarize(store, now_s=3.0).status == "idle"
 
 
+def test_a_newer_checkpoint_without_its_manifest_is_passed_over(tmp_path: Path) -> None:
+    store = store_with(tmp_path / "run" / "checkpoints", 1, 2, 3, 4)
+    for step in (1, 3, 4):
+        folder = store.root / f"checkpoint-{step}"
+        (folder / "state").mkdir(exist_ok=True)
+        (folder / "state" / "index.json").write_text("{}")
+        (folder / ("trainer_state.json" if step == 3 else "manifest.json")).unlink()
+    found = summarize(store, now_s=0.0)
+    assert found.newest_usable_name == "checkpoint-2"
+    assert found.passed_over == (
+        ("checkpoint-4", "manifest.json: is missing"),
+        ("checkpoint-3", "trainer_state.json: is missing"),
+    )
+
+
 def test_a_run_that_holds_nothing_is_empty(tmp_path: Path) -> None:
     found = summarize(Store(tmp_path / "checkpoints"), now_s=0.0)
     assert found.status == "empty" and found.newest_usable is None

@@ -95,6 +95,9 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.Bug(cause="KeyError: 'step'"),
     errors.CannotSeal(path=CHECKPOINT, reason="it is empty", remedy=Help("unbroken explain cannot-seal", "why")),
     errors.CheckpointUnknown(reference="1500", store=STORE, known=("checkpoint-1000", "checkpoint-2000")),
+    errors.CheckpointUnknown(
+        reference="500", store=STORE, unsealed="checkpoint-500", sealing="unbroken seal out/checkpoint-500"
+    ),
     errors.ConfigDiffers(
         run=RUN,
         changes=(

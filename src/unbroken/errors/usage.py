@@ -170,19 +170,28 @@ class CheckpointUnknown(UsageError):
     reference: str
     store: Path
     known: tuple[str, ...] = ()
+    # A folder that fits the reference and has no manifest, and the command that seals it.
+    unsealed: str | None = None
+    sealing: str | None = None
 
     def headline(self) -> str:
+        if self.unsealed is not None:
+            return f"{self.unsealed} is not sealed, so it is not a checkpoint yet"
         return f"no checkpoint here is called '{self.reference}'"
 
     def at(self) -> str | None:
         return str(self.store)
 
     def so(self) -> str | None:
+        if self.unsealed is not None:
+            return "a folder written by another tool must be sealed before it can be used"
         if not self.known:
             return "the store holds no checkpoint at all"
         return f"it holds {', '.join(self.known[:4])}" + (" and more" if len(self.known) > 4 else "")
 
     def help(self) -> tuple[Help, ...]:
+        if self.sealing is not None:
+            return (Help(self.sealing, "add a manifest to it"),)
         return (Help(f"unbroken ls {quoted(self.store)}", "list what is there"),)
 
 

@@ -15,9 +15,9 @@ from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing, TornCheckpoint
 from unbroken.files import LOCAL, Files
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_of
+from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_of, step_told_by
 from unbroken.store.place import Store
-from unbroken.store.scan import Torn, holds_store, newest_first, read_quietly, scan
+from unbroken.store.scan import Inventory, Torn, holds_store, newest_first, read_quietly, scan, without_manifest
 from unbroken.store.seal import seal_command
 
 # No longer than a step can be, since converting a text of any length to a number is refused by Python itself.
@@ -124,7 +124,8 @@ def named_in(store: Store, wanted: str) -> str:
     Raises:
         CheckpointUnknown: it has none such.
     """
-    names = newest_first(store, scan(store).committed)
+    inventory = scan(store)
+    names = newest_first(store, inventory.committed)
     if wanted == LATEST:
         target = store.files.read_link(store.path(LATEST))
         if target in names:
@@ -143,7 +144,21 @@ def named_in(store: Store, wanted: str) -> str:
                 told = manifest.step if manifest else None
             if told == step:
                 return name
-    raise CheckpointUnknown(reference=wanted, store=store.root, known=tuple(names))
+    unsealed = _unsealed(store, inventory, wanted)
+    sealing = None if unsealed is None else seal_command(store.files, store.path(unsealed))
+    known = tuple(names)
+    raise CheckpointUnknown(reference=wanted, store=store.root, known=known, unsealed=unsealed, sealing=sealing)
+
+
+def _unsealed(store: Store, inventory: Inventory, wanted: str) -> str | None:
+    """A folder that another tool wrote and that fits what is wanted; ours without their manifest are damaged."""
+    step = int(wanted) if _STEP.fullmatch(wanted) else None
+    damaged = without_manifest(store, inventory)
+    for name in inventory.foreign:
+        fits = name == wanted or (step is not None and step_told_by(name) == step)
+        if fits and name not in damaged and _is_directory(store.path(name), store.files):
+            return name
+    return None
 
 
 def _checkpoint_around(path: Path, files: Files) -> Reference | None:

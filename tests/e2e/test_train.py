@@ -250,7 +250,7 @@ def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_o
     assert time.monotonic() - began < PATIENCE_S
     longer = (*SHORT, "training.max_steps=10")
     code, said = folder.call("train", "run.yaml", *longer, "--accept", "training.max_steps")
-    assert code == 0 and "config: training.max_steps was 8, is 10" in said, said
+    assert code == 0 and "config: training.max_steps is 10 (8 when the run was started)" in said, said
     # The first command again: the accepted target is the run's, and the newest end is `final`.
     code, said = folder.call("train", "run.yaml", *SHORT)
     assert code == 0 and "training.max_steps is 8 in the config, but 10 was accepted by job 2 at step 8" in said, said

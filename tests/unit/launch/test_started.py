@@ -211,8 +211,10 @@ def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
     record(asked.settled(1))
     path = Path(asked.training.output_dir, "config.json")
     path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
-    with pytest.raises(RunRecordDamaged):
+    with pytest.raises(RunRecordDamaged) as caught:
         settle(asked, 1)
+    assert caught.value.exit_code == 3
+    assert caught.value.help()[0].command == f"mv {path} {path}.bad"
 
 
 @pytest.mark.parametrize("resume", ["auto", "scratch"])

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Settings", "__version__", "checkpoints", "exact", "load"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
     if name == "Run":
         from unbroken.loop.run import Run

@@ -6,6 +6,7 @@ of Transformers, Accelerate, Lightning and DeepSpeed are their file layout, fill
 
 import json
 import shutil
+import subprocess
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from tests.conftest import Tool
+from unbroken.store.place import Store
+from unbroken.store.seal import seal
 
 # Said for every save and load in one process, which is what is meant here.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -227,3 +230,54 @@ def test_what_stock_torch_loads_without_a_word_verify_finds(unbroken: Tool, writ
     assert not same(_load_dcp(folder))
     ended = unbroken("verify", folder, "--full")
     assert ended.returncode == 3 and shard.name in ended.stdout
+
+
+def test_prune_never_removes_a_run_nor_the_folder_it_names(unbroken: Tool, tmp_path: Path) -> None:
+    for run in ("run1", "run2", "best-step-9"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "weights.pt").write_bytes(b"1")
+        # As an earlier version sealed them, before anything in them was known to be a checkpoint.
+        seal(Store(tmp_path), run, at_ns=1, step={"run1": 1, "run2": 2}.get(run, 9))
+    (tmp_path / "run1" / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "run2" / "journal").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    ended = unbroken("prune", "run1", "--keep-last", "1")
+    assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
+    assert "left    run1  (the command names it)" in ended.stdout
+    assert "left    run2  (it holds the records of a run)" in ended.stdout
+    ended = unbroken("prune", ".", "--keep-last", "1")
+    assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
+    assert "left    run1  (it is a run with checkpoints of its own, not a checkpoint)" in ended.stdout
+
+
+def test_what_an_error_proposes_for_unsealed_folders_works(unbroken: Tool, tmp_path: Path) -> None:
+    for step in (5, 6):
+        (tmp_path / f"run1/checkpoints/checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / f"run1/checkpoints/checkpoint-{step}/m.pt").write_bytes(b"1")
+    (tmp_path / "m2.pt").write_bytes(b"1")
+    for argument in ("run1", "m2.pt"):
+        ended = unbroken("seal", argument, "--json")
+        assert ended.returncode == 2, ended
+        command = json.loads(ended.stdout)["help"][0]["command"]
+        for words in (part.split() for part in command.split(" && ")):
+            if words[0] == "unbroken":
+                assert unbroken(*words[1:]).returncode == 0, command
+            else:
+                subprocess.run(words, cwd=tmp_path, check=True)
+    assert unbroken("verify", "run1", "--full").returncode == 0
+    assert unbroken("verify", "step-1000", "--full").returncode == 0
+
+
+def test_sealing_all_twice_verifies(unbroken: Tool, tmp_path: Path) -> None:
+    for step in (5, 6):
+        (tmp_path / f"out/checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / f"out/checkpoint-{step}/m.pt").write_bytes(b"1")
+    assert unbroken("seal", "out", "--all").returncode == 0
+    again = unbroken("seal", "out", "--all")
+    assert (again.returncode, again.stdout) == (0, "sound   out  2 checkpoints sealed before, every digest right\n")
+    (tmp_path / "out/checkpoint-6/m.pt").write_bytes(b"2")
+    assert unbroken("seal", "out", "--all").returncode == 3
+    (tmp_path / "none").mkdir()
+    nothing = unbroken("seal", "none", "--all")
+    assert nothing.returncode == 2
+    assert "every folder in it is sealed already, or names no step" in nothing.stderr

@@ -260,10 +260,21 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
         (("--run-dir", "r", "--gpus-per-node", "none", "--", "train.py"), "--gpus-per-node none"),
         (("--run-dir", "r", "--sbatch", "signal=1", "--", "train.py"), "--lead"),
         (("--walltime", "3", "run.yaml"), "there is no option '--walltime'"),
+        (
+            ("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"),
+            "--run-dir is empty; --time is empty; --partition is empty; --output is empty",
+        ),
+        (("--run-dir", "r", "--nodes", "4-1", "--", "train.py"), "--nodes 4-1 is a range from more to fewer nodes"),
+        (("--run-dir", "r", "--output", "logs/%j.out", "--", "train.py"), "SLURM does not create it: logs"),
+        (("--run-dir", "r", "--name", "a/b", "--", "train.py"), "the job name 'a/b' contains a slash"),
+        (("--run-dir", "r" * 201, "--", "train.py"), "the job name has 201 characters, more than 200"),
     ):
         told = unbroken("slurm", "init", *mistake)
-        assert told.returncode == 2 and complaint in told.stderr, (mistake, told.stderr)
-    assert not (tmp_path / "r.sbatch").exists()
+        assert told.returncode == 2 and complaint in " ".join(told.stderr.split()), (mistake, told.stderr)
+    assert not list(tmp_path.glob("r*.sbatch"))
+    for verb in (("submit", "."), ("chain", ".", "--links", "2")):
+        told = unbroken("slurm", *verb)
+        assert told.returncode == 2 and "SCRIPT is a directory, not a batch script" in told.stderr
 
 
 def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) -> None:

@@ -35,7 +35,7 @@ HABITS: tuple[Mutation, ...] = (
          "return Left(True if made in self._seen and not has_more else None)", "return Left(False)",
          f"{_LEFT}test_the_last_completed_step_is_saved_and_the_run_is_done[end-break-6]"),
     one("an exception is taken for a break", "loop/run.py",
-         "if job.is_in_body and not _is_raising(sys._getframe(1)):", "if job.is_in_body:",
+         "job.is_raised = job.is_in_body and _is_raising(sys._getframe(1))", "job.is_raised = False",
          f"{_LEFT}test_an_exception_is_no_break"),
     one("a given up step keeps its draws", "loop/body.py",
          "            self._cursor.stand_at(edge.mark)\n", "            pass\n",
@@ -56,6 +56,9 @@ HABITS: tuple[Mutation, ...] = (
     one("random numbers drawn before the loop change a resume", "loop/habits.py",
          "            restore_generators(self._rng)\n", "            pass\n",
          f"{_CARRY}test_random_numbers_drawn_before_the_loop_do_not_change_a_resumed_run"),
+    one("a value carried too late taken for one carried in time", "loop/habits.py",
+         "if (waiting := self._carried.waiting) and CARRIED not in accept:", "if False:",
+         f"{_CARRY}test_a_value_carried_only_inside_the_loop_is_said_and_refused_at_a_resume"),
     # ---- U3 ----
     one("a save between backward and optimizer step", "loop/job.py",
          "pending = any(self.opened.world.all_gather(self.body.has_pending_gradients))", "pending = False",

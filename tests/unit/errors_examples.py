@@ -95,6 +95,9 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.Bug(cause="KeyError: 'step'"),
     errors.CannotSeal(path=CHECKPOINT, reason="it is empty", remedy=Help("unbroken explain cannot-seal", "why")),
     errors.CheckpointUnknown(reference="1500", store=STORE, known=("checkpoint-1000", "checkpoint-2000")),
+    errors.CheckpointUnknown(
+        reference="500", store=STORE, unsealed="checkpoint-500", sealing="unbroken seal out/checkpoint-500"
+    ),
     errors.ConfigDiffers(
         run=RUN,
         changes=(
@@ -138,7 +141,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     ),
     errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
     errors.NoOutcome(path=RUN),
-    errors.NotAStore(path=Path("out/checkpoint-500")),
+    errors.NotAStore(path=Path("out/checkpoint-500"), sealing="unbroken seal out/checkpoint-500"),
     errors.NotAStore(path=Path("out/model.pt"), is_directory=False),
     errors.PathMissing(path=Path("runs/b"), purpose="run"),
     errors.RecordDamaged(path=STORE / ".rewinds" / "000001.json", complaint="it is no JSON"),

@@ -48,8 +48,12 @@ _LIMIT_BYTES: Final = 1 << 20
 @click.option("--storage-class", metavar="NAME", help="The class of storage of that claim.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret whose keys become variables.")
 @click.option("--grace", type=click.IntRange(1), metavar="S", help="Seconds to save in. Default: as measured.")
-@click.option("--restarts", type=click.IntRange(0), default=20, metavar="N", help="Crashes that are survived. 20.")
-@click.option("--user", type=click.IntRange(1), default=1000, metavar="UID", help="The user in the pod. 1000.")
+@click.option(
+    "--restarts", type=click.IntRange(0), default=20, metavar="N", show_default=True, help="Crashes to survive."
+)
+@click.option(
+    "--user", type=click.IntRange(1), default=1000, metavar="UID", show_default=True, help="User ID in the pod."
+)
 @click.option("--run-dir", metavar="RUN", help="A script's run directory; a config names its own.")
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write this file.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")

@@ -14,16 +14,17 @@ from unbroken.cli.policies import policies_of
 from unbroken.errors import BadUsage
 from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
-from unbroken.run.layout import run_of
+from unbroken.run.layout import Layout, run_of
 from unbroken.run.lease import Lease, Standing, draft_judge, read_current
 from unbroken.run.leftovers import left_scratch
 from unbroken.run.process import process_of
-from unbroken.run.refer import resolve
+from unbroken.run.refer import is_run, resolve
 from unbroken.run.takeover import LeaseWatch
 from unbroken.store.check import Level, verify
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
 from unbroken.store.place import Store
+from unbroken.store.refer import Reference
 from unbroken.store.scan import scan
 from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
 
@@ -52,14 +53,15 @@ def command(
     The newest usable checkpoint, pinned ones, damaged ones and files that are not ours are never removed. Every byte of
     the newest is read before anything is removed: one that merely looks whole must not outlive the last good one.
     """
-    store = resolve(run).store
+    found = resolve(run)
+    store = found.store
     flags = (keep_last, keep_every, keep_seconds, keep_best)
     # A flag speaks for itself alone: `--keep-every 1000` must not keep all others too, as no limit on the last k would.
     chosen = _composed(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
     _require_measured(store, keep_best)
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
     is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run)
-    plan = plan_sweep(store, decision.released, is_live=is_live)
+    plan = plan_sweep(store, decision.released, is_live=is_live, spared=_spared(found, decision.released))
     left = left_scratch(run_of(store), is_live=lambda job: is_live(DraftName(job, 0, 0)), now_s=time.time())
     # A store that stands alone is its own run, and its plan has them already.
     scratch = [path for path in left if path.parent != store.root]
@@ -112,6 +114,13 @@ def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_
             return decision
         output.note(f"{decision.newest} is damaged and does not count: {verdict.findings[0]}")
         known = [replace(each, is_usable=False) if each.name == decision.newest else each for each in known]
+
+
+def _spared(named: Reference, released: Sequence[str]) -> dict[str, str]:
+    """Never the folder that the command line names, and never a run, even one that was sealed like a checkpoint."""
+    runs = [name for name in released if is_run(Layout(named.store.path(name)))]
+    spared = dict.fromkeys(runs, "it holds the records of a run")
+    return spared if named.name is None else {**spared, named.name: "the command names it"}
 
 
 def _judge(store: Store, output: Output, *, include_torn: bool, watches: bool) -> Callable[[DraftName], bool]:

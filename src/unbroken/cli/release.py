@@ -17,7 +17,7 @@ from unbroken.run.takeover import LeaseWatch
 @click.argument("run", metavar="RUN", required=False)
 @click.option("--output-dir", metavar="RUN", help="The same as RUN.")
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
-    """Release a run whose job is gone: its lease is watched.
+    """Release a run whose job is gone, after watching its lease.
 
     A new job watches by itself and needs no release. This is for a lease that was damaged, rewritten or left by a job
     on another machine: it is watched for its time to live, a minute, and released if nobody renews it meanwhile. While

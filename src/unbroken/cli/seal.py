@@ -13,15 +13,17 @@ from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.report.style import Style
 from unbroken.store.commit import walk_files
+from unbroken.store.names import step_told_by
 from unbroken.store.place import Store
+from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import Sealed, folders_to_seal, seal
 
 
 @as_command("seal")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(0), metavar="N", help="The step, where the folder does not tell it.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="The step, where the folder does not name it.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A metric to keep the best by.")
-@click.option("--all", "is_parent", is_flag=True, help="Seal every folder in DIR that tells its step.")
+@click.option("--all", "is_parent", is_flag=True, help="Seal every folder in DIR that names its step.")
 @click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
 def command(
     output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, workers: int
@@ -45,7 +47,7 @@ def command(
         "store": str(store.root),
         "sealed": [{"is_new": each.is_new, **manifest_facts(each.name, each.manifest)} for each in done],
     }
-    output.document("unbroken.seal/1", facts, lambda: "\n".join(_line(store, each, output.style) for each in done))
+    output.document("unbroken.seal/1", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
 
 
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
@@ -54,15 +56,25 @@ def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
     if not path.exists():
         raise PathMissing(path=directory, purpose="folder")
     if not path.is_dir():
-        remedy = Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
-        raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=remedy)
+        raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=_of_a_file(path))
     if not is_parent:
         return Store(path.parent), [path.name]
     store = Store(path)
-    names = list(folders_to_seal(store))
+    # Sealing twice verifies, also with --all.
+    names = list(folders_to_seal(store)) or newest_first(store, scan(store).committed)
     if not names:
-        raise CannotSeal(path=path, reason="no folder in it tells a step and is not sealed yet")
+        raise CannotSeal(path=path, reason="every folder in it is sealed already, or names no step")
     return store, names
+
+
+def _of_a_file(path: Path) -> Help:
+    """What seals a single file: its folder, if that is named as a checkpoint; else a folder of its own."""
+    if step_told_by(path.absolute().parent.name) is not None:
+        return Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
+    told = step_told_by(path.name)
+    folder = quoted(path.parent / f"step-{1000 if told is None else told}")
+    command = f"mkdir {folder} && mv {quoted(path)} {folder} && unbroken seal {folder}"
+    return Help(command, "give it a folder of its own that names its step")
 
 
 def _metric(text: str) -> tuple[str, float]:
@@ -74,6 +86,13 @@ def _metric(text: str) -> tuple[str, float]:
     if not name:
         raise BadUsage(command="unbroken seal", complaint=f"'{text}' is not NAME=VALUE with a number")
     return name, number
+
+
+def _text(store: Store, done: list[Sealed], style: Style, *, is_parent: bool) -> str:
+    if is_parent and not any(each.is_new for each in done):
+        many = amounts.plural(len(done), "checkpoint")
+        return f"{style.good('sound ')}  {store.root}  {many} sealed before, every digest right"
+    return "\n".join(_line(store, each, style) for each in done)
 
 
 def _line(store: Store, sealed: Sealed, style: Style) -> str:

@@ -18,6 +18,8 @@ from unbroken.launch.command import require_target, target_of
 from unbroken.launch.slurm.lead import lead_s, require_lead
 from unbroken.launch.slurm.script import COMMAND, MOST_LEAD_S, Request, Work, further_options, script_text, time_limit_s
 
+# Its script and its log are named after the job, and a file's name has 255 bytes at most.
+_MOST_NAME: Final = 200
 _RANKS: Final = ("gpu", "cpu", "auto")
 
 
@@ -59,6 +61,7 @@ def command(
     """
     work = _script_work(words, run_dir, array) if run_dir is not None else _config_work(words, array)
     called = name or _name(work)
+    _require_sound(called, {"run_dir": run_dir, "array": array, "name": name, **asked})
     path = (target or Path(f"{called}.sbatch")).absolute()
     request = _request(work, called, array, asked)
     text = script_text(work, request, path)
@@ -109,17 +112,33 @@ def _name(work: Work) -> str:
     return Path(work.runs[0].replace("%a", "")).name.strip("-_.") or "run"
 
 
+def _require_sound(name: str, asked: dict[str, Any]) -> None:
+    """Refuse what SLURM would refuse only at submission, or what would make the job fail as it starts."""
+    empty = ["output" if key == "log" else key.replace("_", "-") for key, value in asked.items() if value == ""]
+    complaints = [f"--{option} is empty" for option in empty]
+    least, _, most = asked["nodes"].partition("-")
+    if asked["nodes"] and not all(part.isdecimal() and int(part) > 0 for part in (least, most or least)):
+        complaints.append(f"--nodes {asked['nodes']} is not a number of nodes, nor a range: 2, 1-4")
+    elif most and int(least) > int(most):
+        complaints.append(f"--nodes {asked['nodes']} is a range from more to fewer nodes; write {most}-{least}")
+    # A mark like %j is filled in by SLURM, so what folder it makes cannot be known here.
+    folder = Path(dict(further_options(asked["options"])).get("chdir", "."), log := asked["log"] or ".").parent
+    if log != "." and "%" not in str(folder) and not folder.is_dir():
+        complaints.append(f"--output {log} is in a folder that does not exist, and SLURM does not create it: {folder}")
+    if "/" in name:
+        complaints.append(f"the job name '{name}' contains a slash")
+    if len(name) > _MOST_NAME:
+        complaints.append(f"the job name has {len(name)} characters, more than {_MOST_NAME}; --name sets a shorter one")
+    if complaints:
+        raise BadUsage(command=COMMAND, complaint="; ".join(complaints))
+
+
 def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) -> Request:
     ranks = asked["nproc_per_node"] or asked["gpus_per_node"]
     if ranks is not None and ranks not in _RANKS and not (ranks.isdecimal() and int(ranks) > 0):
         option = "--nproc-per-node" if asked["nproc_per_node"] else "--gpus-per-node"
         complaint = f"{option} {ranks} is neither a number of ranks nor one of {', '.join(_RANKS)}"
         raise BadUsage(command=COMMAND, complaint=complaint)
-    least, _, most = asked["nodes"].partition("-")
-    if not all(part.isdecimal() and int(part) > 0 for part in (least, most or least)):
-        raise BadUsage(
-            command=COMMAND, complaint=f"--nodes {asked['nodes']} is no number of nodes, nor a range: 2, 1-4"
-        )
     further = further_options(asked["options"])
     # An option of sbatch replaces ours in the script.
     time = dict(further).get("time", asked["time"])
@@ -148,8 +167,7 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
 
 
 def _said(path: Path, request: Request) -> str:
-    how = "as its saves have taught, or as is usual" if request.learns_lead else "as asked"
     return (
-        f"wrote {path}  (warned {amounts.duration(request.lead_s)} before a job's end, {how})\n"
+        f"wrote {path}  (SLURM warns the job {amounts.duration(request.lead_s)} before its end)\n"
         f"next: unbroken slurm submit {quoted(path)}"
     )

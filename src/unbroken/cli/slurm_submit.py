@@ -53,5 +53,5 @@ def _facts(job: Submitted) -> dict[str, str | int | None]:
 def _said(jobs: list[Submitted]) -> str:
     names = ", ".join(job.job for job in jobs)
     lead = jobs[0].lead_s
-    learned = "" if lead is None else f"; warned {amounts.duration(lead)} before the end, as its saves have taught"
+    learned = "" if lead is None else f"; SLURM warns the job {amounts.duration(lead)} before its end"
     return f"submitted {'job' if len(jobs) == 1 else 'jobs'} {names}{learned}\nnext: squeue -j {quoted(jobs[0].job)}"

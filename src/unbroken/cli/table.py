@@ -38,7 +38,9 @@ COMMANDS: Final[dict[str, Entry]] = {
     "launch": Entry("unbroken.cli.launch:command", "Start a script, job after job, until its run is done.", RUNS),
     "status": Entry("unbroken.cli.status:command", "Show how a run stands.", RUNS),
     "stop": Entry("unbroken.cli.stop:command", "Ask the job of a run to save and end, or kill it.", RUNS),
-    "release": Entry("unbroken.cli.release:command", "Release a run whose job is gone: its lease is watched.", RUNS),
+    "release": Entry(
+        "unbroken.cli.release:command", "Release a run whose job is gone, after watching its lease.", RUNS
+    ),
     "plan": Entry("unbroken.cli.plan:command", "Say how often to save, and when a run will be done.", RUNS),
     "outcome": Entry("unbroken.cli.outcome:command", "Tell how the last job of a run ended.", RUNS),
     "kubernetes": Entry("unbroken.cli.kubernetes:command", "Print a Kubernetes manifest for a run.", RUNS),

@@ -24,7 +24,11 @@ from unbroken.store.place import Store
 
 @as_command("demo")
 @click.option(
-    "--dir", "folder", metavar="DIR", type=click.Path(path_type=Path), help="Where to keep it; else a temporary folder."
+    "--dir",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where to keep it; default: a temporary folder.",
 )
 def command(output: Output, folder: Path | None) -> int:
     """See a run survive being killed, bit for bit.

@@ -20,8 +20,10 @@ from unbroken.world import World
 @as_command("evaluate")
 @click.argument("reference", metavar="RUN[@STEP]")
 @click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
-@click.option("--max-batches", type=click.IntRange(1), metavar="N", help="So many batches at most; all of val/ else.")
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences of a batch; as in training else.")
+@click.option(
+    "--max-batches", type=click.IntRange(1), metavar="N", help="Most batches to evaluate; default: all of val/."
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences per batch; default: as in training.")
 @ema_option
 @device_option
 def command(

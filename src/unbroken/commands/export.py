@@ -42,7 +42,7 @@ KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
     help="The file or folder to write.",
 )
 @click.option("--format", "asked", type=click.Choice(_FORMATS), help="Where the name of PATH does not tell it.")
-@click.option("--dtype", type=click.Choice([*DTYPES]), help="Of the weights; as they were trained else, fp32.")
+@click.option("--dtype", type=click.Choice([*DTYPES]), help="Type of the weights; default: as trained, fp32.")
 @click.option("--tokenizer", metavar="TOKENIZER", help="For a folder, where it is not the one that the run kept.")
 @ema_option
 @click.option("--force", is_flag=True, help="Replace a file, or a folder that an export wrote.")

@@ -22,7 +22,7 @@ _Function = Callable[..., int | None]
 
 ema_option: Final = click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
 device_option: Final = click.option(
-    "--device", metavar="DEVICE", help="cpu, cuda or cuda:1; the GPU else, where there is one."
+    "--device", metavar="DEVICE", help="cpu, cuda or cuda:1; default: the GPU, where there is one."
 )
 _MODEL: Final = (
     click.argument("run", metavar="[RUN[@STEP]]", required=False),
@@ -31,12 +31,21 @@ _MODEL: Final = (
     click.option("--tokenizer", metavar="TOKENIZER", help="Where it is not the one that the run kept."),
     ema_option,
     device_option,
-    click.option("--dtype", type=click.Choice([*DTYPES]), help="To compute in; bf16 on a GPU else, fp32 on a CPU."),
+    click.option(
+        "--dtype", type=click.Choice([*DTYPES]), help="Type to compute in; default: bf16 on a GPU, fp32 on a CPU."
+    ),
 )
 _GENERATION: Final = (
-    click.option("--max-new-tokens", type=int, metavar="N", help="Tokens at most; 100 else, or what the model takes."),
     click.option(
-        "--temperature", type=float, default=_DEFAULTS.temperature, show_default=True, metavar="T", help="Of the draw."
+        "--max-new-tokens", type=int, metavar="N", help="Most new tokens; default: 100, or what the model takes."
+    ),
+    click.option(
+        "--temperature",
+        type=float,
+        default=_DEFAULTS.temperature,
+        show_default=True,
+        metavar="T",
+        help="Sampling temperature.",
     ),
     click.option("--top-k", type=int, default=_DEFAULTS.top_k, show_default=True, metavar="K", help="0 keeps all."),
     click.option("--top-p", type=float, default=_DEFAULTS.top_p, show_default=True, metavar="P", help="1 keeps all."),
@@ -44,7 +53,7 @@ _GENERATION: Final = (
     click.option(
         "--repetition-penalty", type=float, default=1.0, show_default=True, metavar="F", help="Above 1: fewer repeats."
     ),
-    click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, metavar="N", help="Of what is drawn."),
+    click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, metavar="N", help="Seed for sampling."),
     click.option("--return-full-text", is_flag=True, help="Put the prompt before its continuation."),
 )
 

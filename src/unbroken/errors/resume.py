@@ -188,6 +188,8 @@ class NeedsPickle(UsageError):
         return f"the state of '{self.item}'"
 
     def so(self) -> str | None:
+        if self.item == "counters":
+            return "run.counters holds plain values: store a number with .item(), or hand the object over by keyword"
         return f"pickle is code; allow it by name with Settings(allow_pickle=('{self.item}',)) if you trust the files"
 
     def help(self) -> tuple[Help, ...]:

@@ -137,6 +137,8 @@ class NotAStore(UsageError):
     kind = "not-a-store"
     path: Path
     is_directory: bool = True
+    # The command that seals what is there, where that can be done.
+    sealing: str | None = None
 
     def headline(self) -> str:
         if not self.is_directory:
@@ -154,7 +156,10 @@ class NotAStore(UsageError):
     def help(self) -> tuple[Help, ...]:
         if not self.is_directory:
             return (Help(f"ls {quoted(self.path.parent)}", "see what is there"),)
-        return (Help(f"unbroken seal {quoted(self.path)}", "if this folder is one checkpoint"),)
+        if self.sealing is None:
+            return (Help(f"ls {quoted(self.path)}", "see what is there"),)
+        many = self.sealing.endswith(" --all")
+        return (Help(self.sealing, "if the folders in it are checkpoints" if many else "if this is one checkpoint"),)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -165,19 +170,28 @@ class CheckpointUnknown(UsageError):
     reference: str
     store: Path
     known: tuple[str, ...] = ()
+    # A folder that fits the reference and has no manifest, and the command that seals it.
+    unsealed: str | None = None
+    sealing: str | None = None
 
     def headline(self) -> str:
+        if self.unsealed is not None:
+            return f"{self.unsealed} is not sealed, so it is not a checkpoint yet"
         return f"no checkpoint here is called '{self.reference}'"
 
     def at(self) -> str | None:
         return str(self.store)
 
     def so(self) -> str | None:
+        if self.unsealed is not None:
+            return "a folder written by another tool must be sealed before it can be used"
         if not self.known:
             return "the store holds no checkpoint at all"
         return f"it holds {', '.join(self.known[:4])}" + (" and more" if len(self.known) > 4 else "")
 
     def help(self) -> tuple[Help, ...]:
+        if self.sealing is not None:
+            return (Help(self.sealing, "add a manifest to it"),)
         return (Help(f"unbroken ls {quoted(self.store)}", "list what is there"),)
 
 

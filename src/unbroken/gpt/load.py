@@ -112,8 +112,7 @@ class Found:
 
     def _older(self, damaged: DamagedCheckpoint) -> "Found":
         """The next checkpoint that looks whole, in place of this one."""
-        findings = tuple(Finding(*_told(text)) for text in damaged.findings or (damaged.headline(),))
-        over = PassedOver(Verdict(self.name, Level.FULL, self.manifest, findings))
+        over = _passed_over(self.name, self.manifest, damaged)
         return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
 
     def _read(self, device: torch.device, dtype: torch.dtype | None) -> Loaded:
@@ -151,11 +150,22 @@ def find_model(reference: str, *, is_averaged: bool = False) -> Found:
 
 def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> Found:
     """The newest checkpoint that looks whole and was not passed over yet."""
-    told = {over.name for over in passed_over}
-    names = [name for name in newest_first(store, scan(store).committed) if name not in told]
-    found = choose(names, lambda name: verify(store, name, Level.QUICK))
-    choice = Choice(found.chosen, (*passed_over, *found.passed_over))
-    return _found(store, choice.required(store), passed_over=choice.passed_over, is_averaged=is_averaged)
+    while True:
+        told = {over.name for over in passed_over}
+        names = [name for name in newest_first(store, scan(store).committed) if name not in told]
+        found = choose(names, lambda name: verify(store, name, Level.QUICK))
+        passed_over = (*passed_over, *found.passed_over)
+        chosen = Choice(found.chosen, passed_over).required(store)
+        try:
+            return _found(store, chosen, passed_over=passed_over, is_averaged=is_averaged)
+        except DamagedCheckpoint as damaged:
+            # The index is read here, and a quick look at sizes does not see a flipped bit in it.
+            passed_over = (*passed_over, _passed_over(chosen.name, chosen.manifest, damaged))
+
+
+def _passed_over(name: str, manifest: Manifest | None, damaged: DamagedCheckpoint) -> PassedOver:
+    findings = tuple(Finding(*_told(text)) for text in damaged.findings or (damaged.headline(),))
+    return PassedOver(Verdict(name, Level.FULL, manifest, findings))
 
 
 def _found(

@@ -9,6 +9,7 @@ has used yet belong to the state only while they are pending.
 import operator
 import random
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -66,6 +67,9 @@ class Body:
         # The optimizer steps of every complete body so far, each combination once.
         self._seen: set[tuple[int, ...]] = set()
         self._gap = self._longest_gap = 0
+        # Where optimizers take turns, the gradients that each has used in its last step.
+        self._is_alternating = False
+        self._used: dict[int, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
         self._edge: _Edge | None = None
         self.draws: list[int] = []
         self._undo = [self._count(number, each) for number, each in enumerate(self._optimizers)]
@@ -83,6 +87,8 @@ class Body:
     def _count(self, number: int, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         def stepped(*_: object) -> None:
             self._steps[number] += 1
+            if self._is_alternating:
+                self._used[number] = _versions_of(optimizer)
 
         return optimizer.register_step_post_hook(stepped).remove
 
@@ -102,6 +108,8 @@ class Body:
     def begin(self, counters: dict[str, Any]) -> None:
         """A body begins; note what it could change."""
         self._steps = [0] * len(self._optimizers)
+        if self._cursor is not None:
+            self._cursor.step_begins()
         numpy = sys.modules.get("numpy")
         self._edge = _Edge(
             rng={
@@ -121,6 +129,7 @@ class Body:
     def end(self) -> None:
         """The body has reached its edge."""
         self._seen.add(tuple(self._steps))
+        self._is_alternating = self._is_alternating or (any(self._steps) and not all(self._steps))
         if any(self._steps):
             self._longest_gap, self._gap = max(self._longest_gap, self._gap), 0
         else:
@@ -137,9 +146,16 @@ class Body:
     def has_pending_gradients(self) -> bool:
         """Whether an optimizer holds gradients and made no step with them in this body."""
         return any(
-            not steps and self.gradients.are_pending(optimizer)
-            for steps, optimizer in zip(self._steps, self._optimizers, strict=True)
+            not steps and self.gradients.are_pending(optimizer) and not self._are_used(number, optimizer)
+            for number, (steps, optimizer) in enumerate(zip(self._steps, self._optimizers, strict=True))
         )
+
+    def _are_used(self, number: int, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer's gradients are those of its last step, untouched since, as where two take turns."""
+        used, now = self._used.get(number), _versions_of(optimizer)
+        if used is None or len(used) != len(now):
+            return False
+        return all(one() is other() and at == then for (one, at), (other, then) in zip(used, now, strict=True))
 
     @property
     def patience_steps(self) -> int:
@@ -191,6 +207,12 @@ class Body:
         edge = self._edge
         assert edge is not None
         return {**capture_generators(generator_devices()), **edge.rng}
+
+
+def _versions_of(optimizer: torch.optim.Optimizer) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
+    """Every gradient of an optimizer and how often it was written; weakly, for a new one may stand where one was."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [(weakref.ref(grad), grad._version) for grad in grads]
 
 
 def _peek(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which may not be there

@@ -30,6 +30,11 @@ class Carried:
         return bool(self._values or self._waiting)
 
     @property
+    def names(self) -> set[str]:
+        """The names under which something is carried."""
+        return {*self._values, *self._waiting}
+
+    @property
     def waiting(self) -> list[str]:
         """The names that a resume brought back and nobody has asked for yet."""
         return sorted(self._waiting)

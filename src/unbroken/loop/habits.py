@@ -6,37 +6,48 @@ edge, with the line to change.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
-from unbroken.loop.carry import Carried
+from unbroken.errors import NotExact
+from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.opened import Opened
 from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
+from unbroken.state.items import Item, ModuleItem
 from unbroken.state.rng import capture_generators, generator_devices, restore_generators
 
 _log = logger(__name__)
+# A whole model that is switched has hundreds of parts.
+_MODES_TOLD: Final = 3
 _CARRY: Final = 'batch = run.carry("batch", lambda: next(run.data))'
 
 
 class Habits:
     """Watches a loop from entering the run to its second edge."""
 
-    def __init__(self, opened: Opened, cursor: Cursor[Any] | None, carried: Carried) -> None:
+    def __init__(
+        self, opened: Opened, cursor: Cursor[Any] | None, carried: Carried, *, is_rng_moved: bool = False
+    ) -> None:
         self._opened, self._cursor, self._carried = opened, cursor, carried
         self._is_before_loop = True
         self._edges = 0
         self._drawn = self._drawn_at_entry = cursor.drawn if cursor is not None else 0
         self._drawn_before = 0
-        self._is_rng_moved = False
+        self._is_rng_moved = is_rng_moved
+        self._late: set[str] = set()
+        self._modes: dict[str, tuple[bool, ...]] = {}
+        self._told_modes: set[str] = set()
         self._rng = capture_generators(generator_devices())
 
     @contextlib.contextmanager
-    def carrying(self) -> Iterator[None]:
+    def carrying(self, name: str) -> Iterator[None]:
         """What is drawn in here is carried, and needs no word."""
         if not self._is_before_loop:
+            if name not in self._carried.names:
+                self._late.add(name)
             yield
             return
         self._look()
@@ -48,12 +59,22 @@ class Habits:
         """Note what was drawn since the last look."""
         if self._cursor is not None:
             self._drawn_before += self._cursor.drawn - self._drawn
-        self._is_rng_moved = self._is_rng_moved or not _are_equal(self._rng, capture_generators(generator_devices()))
+        self._is_rng_moved = self._is_rng_moved or not are_equal(self._rng, capture_generators(generator_devices()))
 
-    def loop_begins(self) -> None:
-        """The loop begins; after a resume the RNG state is again the checkpoint's, whatever was drawn before."""
+    def loop_begins(self, accept: Collection[str]) -> None:
+        """The loop begins; after a resume the RNG state is again the checkpoint's, whatever was drawn before.
+
+        Raises:
+            NotExact: a value was carried when the checkpoint was saved, and nobody has asked for it.
+        """
         if not self._is_before_loop:
             return
+        if (waiting := self._carried.waiting) and CARRIED not in accept:
+            names = ", ".join(waiting)
+            what = (
+                f"carried in the checkpoint and not asked for before run.steps: {names}; call run.carry before the loop"
+            )
+            raise NotExact(differences=((CARRIED, what),))
         self._is_before_loop = False
         self._look()
         if self._is_rng_moved and self._opened.restored is not None:
@@ -69,23 +90,42 @@ class Habits:
             if self._opened.world.is_first:
                 _log.warning("%s", notice)
 
+    def save_begins(self) -> None:
+        """Say which parts of a model were frozen or switched since the first save, which no checkpoint holds."""
+        now = _modes(self._opened.items)
+        changed = [name for name, mode in now.items() if self._modes.get(name, mode) != mode]
+        self._modes = {**now, **self._modes}
+        for name in [each for each in changed if each not in self._told_modes][:_MODES_TOLD]:
+            notice = (
+                f"requires_grad or train/eval mode of {name} changed during the run; no checkpoint holds that, so a "
+                "resume starts with what the script sets. Set it from run.step before the loop, too"
+            )
+            self._opened.recorder.fact("notice", text=notice)
+            if self._opened.world.is_first:
+                _log.warning("%s", notice)
+        self._told_modes.update(changed)
+
     def _first(self, draws: Sequence[int]) -> Iterator[str]:
         if self._drawn_before:
-            count = "a batch was" if self._drawn_before == 1 else f"{self._drawn_before} batches were"
-            yield f"{count} drawn from run.data before run.steps; a resume skips them. Carry them instead: {_CARRY}"
+            is_one = self._drawn_before == 1
+            count, them = ("a batch was", "it") if is_one else (f"{self._drawn_before} batches were", "them")
+            yield f"{count} drawn from run.data before run.steps; a resume skips {them}. Carry {them} instead: {_CARRY}"
         elif self._is_rng_moved:
             yield (
-                "random numbers were drawn between entering the run and run.steps; a resume does not restore them. "
-                'If a value drawn there is used in the loop, carry it: value = run.carry("value", fetch)'
+                "random numbers were drawn after the run was made and before run.steps; a resume does not restore "
+                'them. If a value drawn there is used in the loop, carry it: value = run.carry("value", fetch); if it '
+                "was the iterator of a DataLoader, hand the loader over: data=loader"
             )
         if self._cursor is not None and self._cursor.drawn == self._drawn_at_entry:
             yield (
                 "`data` was handed to the run, but the first step drew no batch from run.data, so its position is not "
                 "saved. Draw from it instead of from the loader: batch = next(run.data)"
             )
-        if self._carried.waiting:
-            names = ", ".join(self._carried.waiting)
-            yield f"carried in the checkpoint, but run.carry was not called for it before the first step: {names}"
+        for name in sorted(self._late):
+            yield (
+                f"{name!r} was carried for the first time inside the loop: after a resume it comes too late. Ask for "
+                f'it before the loop too: value = run.carry("{name}", first_value)'
+            )
 
     def _second(self, draws: Sequence[int]) -> Iterator[str]:
         if len(draws) == 2 and draws[0] == draws[1] + 1 and not self._drawn_before:
@@ -95,11 +135,25 @@ class Habits:
             )
 
 
-def _are_equal(one: object, other: object) -> bool:
+def _modes(items: Sequence[Item]) -> dict[str, tuple[bool, ...]]:
+    """Of each module that was handed over, by name: whether it trains, and which of its own parameters learn."""
+    return {
+        f"{item.name}.{name}" if name else item.name: (
+            module.training,
+            *(parameter.requires_grad for parameter in module.parameters(recurse=False)),
+        )
+        for item in items
+        if isinstance(item, ModuleItem)
+        for name, module in item.module.named_modules()
+    }
+
+
+def are_equal(one: object, other: object) -> bool:
+    """Whether two RNG states are the same."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_are_equal(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(are_equal(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
     if hasattr(one, "tobytes") and hasattr(other, "tobytes"):

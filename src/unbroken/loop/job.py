@@ -28,7 +28,7 @@ from unbroken.loop.habits import Habits
 from unbroken.loop.measures import Measures, NonFinite, first_non_finite
 from unbroken.loop.opened import Opened
 from unbroken.loop.resume import UNFINISHED
-from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, say_end, shown
+from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_plain_counters, say_end, shown
 from unbroken.quoting.log import logger
 from unbroken.run.outcome import conclude
 from unbroken.run.stop import StopReason
@@ -53,6 +53,8 @@ class Job:
         cursor: Cursor[Any] | None,
         carried: Carried,
         on_commit: Callable[[Path], object] | None,
+        *,
+        is_rng_moved: bool = False,
     ) -> None:
         self.opened, self.cursor, self.carried, self._on_commit = opened, cursor, carried, on_commit
         self.step = 0
@@ -62,11 +64,13 @@ class Job:
             self.step = self._saved_step = restored.step
             self.counters = dict(restored.counters)
         self.body = Body(opened.items, cursor, carried)
-        self.habits = Habits(opened, cursor, carried)
+        self.habits = Habits(opened, cursor, carried, is_rng_moved=is_rng_moved)
         self.measures = Measures()
         self.ballots = Ballots()
         self.is_in_body = False
-        self.target = 0
+        # Whether the body was left by an exception.
+        self.is_raised = False
+        self.target: int | None = None
         # How the loop ended, and what was raised where nothing could be.
         self.ending: StopReason | None = None
         self.refused: BaseException | None = None
@@ -78,6 +82,7 @@ class Job:
         self._is_save_postponed = self._is_stop_postponed = False
         self._edges_waited = 0
         self._stop_waits_since_s: float | None = None
+        self._is_postponement_told = False
 
     # ---- leaving the run ----
 
@@ -96,11 +101,17 @@ class Job:
             # Told to go while it waits: the outcome is said and the run let go all the same.
             self._close(at_once)
             raise
-        self._close(cause or refused or self.ending or StopReason("asked", "the loop was left"))
+        self._close(cause or refused or self.ending or self._unbegun())
         if error is None and refused is not None:
             raise refused
         if isinstance(cause, BaseException) and cause is not error:
             raise cause
+
+    def _unbegun(self) -> StopReason:
+        """How a job ends whose loop never ran: a run that was completed stays so."""
+        ends = [fact for fact in self.opened.recorder.history().facts if fact.kind == "job-end"]
+        is_completed = bool(ends) and ends[-1].text("status") == "completed"
+        return StopReason("done" if is_completed else "asked", "opened and closed without training")
 
     def _close(self, ending: StopReason | BaseException) -> None:
         self.is_in_body = False
@@ -108,7 +119,7 @@ class Job:
         outcome = conclude(ending, step=self.step, job=self.opened.lease.number)
         self.opened.close(outcome)
         if self.opened.world.is_first:
-            say_end(outcome, target=self.target)
+            say_end(outcome, target=self.target or 0)
         if isinstance(ending, UnbrokenError):
             explain_in_traceback(ending)
 
@@ -137,8 +148,12 @@ class Job:
             # Nothing has changed since the checkpoint it resumed from: there is nothing to save.
             raise Halted(reason=exhausted, step=self.step, run=self.opened.layout.run)
         if self.step >= total and self.opened.world.is_first:
-            _log.info("nothing to do: step %s of %s is already reached", f"{self.step:,}", f"{total:,}")
-        self.habits.loop_begins()
+            past = f"step {self.step:,} of {total:,} is already reached"
+            if self.step > total:
+                past = f"the run is at step {self.step:,}, past its target of {total:,}"
+            _log.info("nothing to do: %s", past)
+        self.is_raised = False
+        self.habits.loop_begins(self.opened.settings.accept)
 
     def end_loop(self) -> None:
         """The loop has come to its end: target reached, or stopped."""
@@ -174,7 +189,7 @@ class Job:
         self.ending = self._reason_to_leave()
         self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
         if self.opened.world.is_first:
-            _log.info("ending at step %s: %s", f"{self.step:,}", self.ending.sentence())
+            _log.info("the loop was left: %s", self.ending.sentence())
         kind = FINAL if self.ending.kind == "done" else self.opened.kind_of_stop(self.step)
         moved = sorted({name for names in self.opened.world.all_gather(left.moved) for name in names})
         if moved and self._saved_step == self.step:
@@ -190,7 +205,7 @@ class Job:
         """Why the loop was left: as it said itself by ``stop`` or ``finish``, else by its own decision."""
         self.opened.is_stop_asked()
         asked = next((each for each in self.opened.world.all_gather(self.opened.noticed) if each is not None), None)
-        where = f"ended by the loop at step {self.step:,} of {self.target:,}"
+        where = f"ended by the loop at step {self.step:,} of {self.target or 0:,}"
         if asked is None:
             return StopReason("done", where)
         return StopReason("done", f"{where}: {asked.detail}") if asked.kind == "done" else asked
@@ -203,6 +218,7 @@ class Job:
         self.opened.clock.step_done()
         self.body.end()
         self.habits.edge_reached(self.body.draws)
+        require_plain_counters(self.counters)
         if self.is_dump_asked:
             self.is_dump_asked = False
             self.dump(why="the training loop asked for it")
@@ -239,8 +255,7 @@ class Job:
         is_wanted = is_last or stop or is_due or is_by_all
         if is_wanted and self._must_wait(can_wait=not (is_last or is_by_all or agreed.is_overdue)):
             self._is_save_postponed, self._is_stop_postponed = self._is_save_postponed or is_due, stop
-            if stop and self._stop_waits_since_s is None:
-                self._stop_waits_since_s = time.monotonic()
+            self._tell_postponed(stop=stop)
         elif is_last:
             self._save_and_wait(FINAL)
             self._raise_if_halted()
@@ -250,6 +265,20 @@ class Job:
             self._save(PERIODIC)
         elif self.step % self.opened.settings.log_steps == 0:
             self.read_metrics()
+
+    def _tell_postponed(self, *, stop: bool) -> None:
+        """Say once why a save or a stop waits."""
+        if stop and self._stop_waits_since_s is None:
+            self._stop_waits_since_s = time.monotonic()
+            self._is_postponement_told = False
+        if not self._is_postponement_told and self.opened.world.is_first:
+            what = "the stop" if stop else "the save"
+            _log.info(
+                "%s waits for the next optimizer step: gradients are pending (at most %s steps)",
+                what,
+                self.body.patience_steps,
+            )
+        self._is_postponement_told = True
 
     def _stop_here(self) -> None:
         self.ending = self.opened.agree_on_reason()
@@ -358,6 +387,7 @@ class Job:
         if waited_s > _WORTH_TELLING_S:
             _log.info("previous save still running: waited %.1f s (raise save_steps to avoid this)", waited_s)
         self.opened.look_for_unsaved()
+        self.habits.save_begins()
         self.opened.clock.save_began()
         self._tried_step = self.step
         self.opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)
@@ -404,5 +434,5 @@ class Job:
 def _call_back(on_commit: Callable[[Path], object], path: Path) -> None:
     try:
         on_commit(path)
-    except Exception:  # noqa: BLE001 - the caller's own code: the checkpoint is committed, and training continues
-        _log.exception("on_commit raised for %s; training continues", path)
+    except Exception as raised:  # noqa: BLE001 - the caller's own code: training continues
+        _log.exception("on_commit raised %s: %s for %s; training continues", type(raised).__name__, raised, path)

@@ -52,6 +52,8 @@ from unbroken.store.place import Store
 from unbroken.world import World
 
 _log = logger(__name__)
+# At so many saves the audit is repeated: looking at every live object takes a tenth of a second.
+_LATE_LOOKS = 2
 
 
 def open_run(
@@ -259,6 +261,7 @@ def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSo
         deadline_s=watched.at_s if watched else None,
         reserve=lambda: clock.reserve.seconds(_runtime_s(stops, lease)),
         notices=spot.start() if spot else None,
+        is_speaking=taken.world.is_first,
     )
     if taken.world.is_first:
         follow_end_time(settings.max_runtime_s, os.environ, stops, taken.recorder.fact)
@@ -361,12 +364,21 @@ def _audit(taken: Taken, frame: FrameType | None) -> Callable[[], None]:
     ignore = taken.settings.audit_ignore
     if taken.settings.audit == "off":
         return lambda: None
-    _tell_unsaved(taken, audit(taken.things, frame, ignore=ignore))
+    told = audit(taken.things, frame, ignore=ignore)
+    _tell_unsaved(taken, told)
     modules = modules_of(taken.items)
     buffers = {name: buffer for name, buffer in non_persistent(modules).items() if name not in ignore}
     watch = UnsavedWatch(named_rngs(frame, ignore=ignore), buffers)
+    known, looks = {each.type_name for each in told}, 0
 
     def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks <= _LATE_LOOKS:
+            # Made since the run was entered: an optimizer for a new phase, an average begun late.
+            late = [each for each in audit(taken.things, None, ignore=ignore) if each.type_name not in known]
+            known.update(each.type_name for each in late)
+            _tell_unsaved(taken, late)
         _tell_unsaved(taken, watch.drawn_from())
         for name in watch.written(modules) if taken.world.is_first else ():
             _log.warning(

@@ -12,27 +12,31 @@ entered by the first use and left when the loop ends.
 
 import atexit
 import contextlib
+import dis
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 
 from unbroken.errors import LoopsDisagree, NoEmergencyArea, NotExact, PeerLost, UnbrokenError, explain_in_traceback
 from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.console import show_lines
+from unbroken.loop.habits import are_equal
 from unbroken.loop.job import Job
 from unbroken.loop.opening import open_run
 from unbroken.loop.saved import require_target
 from unbroken.loop.settings import Settings
 from unbroken.run.layout import absolute_run
 from unbroken.run.stop import StopReason
-from unbroken.state.audit import calling_frame
+from unbroken.state.audit import calling_frame, remember
 from unbroken.state.cursor import Cursor, require_loader
+from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.world import is_first_process
 
 
@@ -81,6 +85,9 @@ class Run:
         # The job of this handle, the last one once it has ended.
         self._job: Job | None = None
         self._is_open = self._is_self_entered = False
+        # Known from here on: another run of this process is not to miss what belongs to this one.
+        remember(things.values())
+        self._rng = capture_generators(generator_devices())
 
     # ---- entering and leaving ----
 
@@ -97,6 +104,8 @@ class Run:
             if other.directory.absolute() == self.directory.absolute():
                 other._abandon()
         carried, group = Carried(), self._process_group
+        # Without `with` a script that prefetches does it before the run is entered.
+        is_rng_moved = not are_equal(self._rng, capture_generators(generator_devices()))
         hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process(group))
         try:
             opened = open_run(self.directory, self._things, self.settings, frame, carried=carried, process_group=group)
@@ -107,8 +116,8 @@ class Run:
             raise
         self._hide_lines, self._is_open = hide_lines, True
         self.directory, self.settings = opened.layout.run, opened.settings
-        trained = self.step
-        self._job = Job(opened, self._cursor, carried, self._on_commit)
+        trained = 0 if self._job is None else self._job.step
+        self._job = Job(opened, self._cursor, carried, self._on_commit, is_rng_moved=is_rng_moved)
         if opened.restored is None and trained > 0:
             untrue = NotExact(differences=(("model", _already_trained(trained)),))
             self._leave(untrue)
@@ -128,8 +137,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         job = self._open
-        if error is None and job.is_in_body:
-            # The loop was left, and whoever iterates it still holds it.
+        if isinstance(error, SystemExit) and not error.code:
+            # The script ends itself in order: what it has computed is for the next job.
+            job.opened.stops.ask("the script ended itself")
+        if job.is_in_body and (error is None or (isinstance(error, SystemExit) and not error.code)):
+            # The loop was left, and whoever iterates it may still hold it.
             job.end_by_loop()
         if isinstance(error, RuntimeError) and job.ballots.has_anybody_left():
             # A collective of the user's own failed because another rank is out of the loop: that is the cause.
@@ -155,9 +167,13 @@ class Run:
         """End a job whose loop was left by an exception, or never begun; the interpreter knows the exception."""
         if not self._is_open:
             return
-        error = getattr(sys, "last_value", None)
-        if error is None and self._open.is_in_body:
-            error = RuntimeError("the loop was left by an exception")
+        job, error = self._open, getattr(sys, "last_value", None)
+        if error is None and job.is_in_body:
+            if job.is_raised:
+                job.ending = StopReason("asked", f"an exception or sys.exit left the loop inside step {job.step + 1:,}")
+            else:
+                # Its iterator was kept and never used up: left as by `break`.
+                job.end_by_loop()
         with contextlib.suppress(UnbrokenError):
             self._leave(error)
 
@@ -172,7 +188,7 @@ class Run:
     @property
     def step(self) -> int:
         """How many steps are complete."""
-        return 0 if self._job is None else self._job.step
+        return self._entered(calling_frame(1)).step if self._job is None else self._job.step
 
     @property
     def counters(self) -> dict[str, Any]:
@@ -217,7 +233,7 @@ class Run:
             NeedsPickle: the value is of a type that a checkpoint cannot store.
         """
         job = self._entered(calling_frame(1))
-        with job.habits.carrying():
+        with job.habits.carrying(name):
             return job.carried.carry(name, make, is_pickle_allowed=CARRIED in self.settings.allow_pickle)
 
     def fact(self, kind: str, /, **facts: object) -> None:
@@ -290,7 +306,10 @@ class Run:
             LoopsDisagree: another rank has left the loop.
         """
         require_target(total)
-        return self._steps(self._entered(calling_frame(1)), total)
+        job = self._entered(calling_frame(1))
+        if job.is_in_body and not job.is_raised:
+            raise RuntimeError("run.steps is being iterated already: one loop at a time")
+        return self._steps(job, total)
 
     def _steps(self, job: Job, total: int) -> Iterator[int]:
         try:
@@ -310,7 +329,8 @@ class Run:
             job.end_loop()
         except GeneratorExit:
             # `break`, `return`, or an exception in the body on its way up: the last is for whoever catches it.
-            if job.is_in_body and not _is_raising(sys._getframe(1)):
+            job.is_raised = job.is_in_body and _is_raising(sys._getframe(1))
+            if job.is_in_body and not job.is_raised:
                 job.end_by_loop()
                 with contextlib.suppress(UnbrokenError):
                     # Told and recorded; Python would only print that it is ignored.
@@ -322,16 +342,27 @@ class Run:
         self._leave_by_itself()
 
 
-def _is_raising(frame: FrameType) -> bool:
+def _is_raising(frame: FrameType | None) -> bool:
     """Whether an exception is on its way up through a frame.
 
     A loop that is left by ``break`` and one that is left by an exception close their iterator alike, and Python shows
-    the exception to neither. But its traceback has an entry for this frame at this very instruction.
+    the exception to neither. But its traceback has an entry for this frame at this very instruction. A generator around
+    the loop that is closed itself stands at its ``yield``: then its own caller decides.
     """
-    return any(
-        isinstance(each, TracebackType) and each.tb_frame is frame and each.tb_lasti == frame.f_lasti
-        for each in gc.get_referrers(frame)
-    )
+    while frame is not None:
+        if not any(
+            isinstance(each, TracebackType) and each.tb_frame is frame and each.tb_lasti == frame.f_lasti
+            for each in gc.get_referrers(frame)
+        ):
+            return False
+        code = frame.f_code
+        if not code.co_flags & inspect.CO_GENERATOR or dis.opname[code.co_code[frame.f_lasti]] not in _AT_YIELD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_AT_YIELD: Final = frozenset({"YIELD_VALUE", "RESUME"})
 
 
 # Entered without `with`: nobody else would end them if their loop is left by an exception, or never begins.

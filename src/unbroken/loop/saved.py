@@ -1,13 +1,17 @@
 """What a loop tells at its edges: how a save ended, what the live snapshot shows, how long a last save may take."""
 
+from collections.abc import Mapping
 from typing import Final
 
-from unbroken.errors import RankFailed, RunGone, UnbrokenError
+import torch
+
+from unbroken.errors import NeedsPickle, RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.quoting.log import logger
 from unbroken.run.events import event
 from unbroken.run.outcome import Outcome
+from unbroken.state.records import COUNTERS
 from unbroken.state.save import Saved
 
 _log = logger(__name__)
@@ -66,7 +70,7 @@ def say_end(outcome: Outcome, *, target: int) -> None:
     """Tell people how the job ended, and what the same command would do next."""
     where = "" if outcome.step is None else f" at step {outcome.step:,}"
     if outcome.status == "completed":
-        of = f" of {target:,}" if target and "of" not in outcome.reason else ""
+        of = f" of {target:,}" if target and target == outcome.step else ""
         why = f" ({outcome.reason})" if outcome.reason and not outcome.reason.startswith("the target") else ""
         _log.info("run completed%s%s%s", where, of, why)
     elif outcome.status == "stopped":
@@ -91,6 +95,17 @@ def shown(measures: Measures) -> dict[str, object]:
         "tokens_per_s": measures.number("tokens_per_s"),
         "tokens": tokens if isinstance(tokens, int) else None,
     }
+
+
+def require_plain_counters(counters: Mapping[str, object]) -> None:
+    """Refuse a tensor among the counters at the first edge, not when hours of training are to be saved.
+
+    Raises:
+        NeedsPickle: a counter is a tensor.
+    """
+    for name, value in counters.items():
+        if isinstance(value, torch.Tensor):
+            raise NeedsPickle(item=COUNTERS, path=f"{COUNTERS}.{name}", type_name="Tensor")
 
 
 def require_target(total: object) -> None:

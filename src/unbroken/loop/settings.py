@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from unbroken.store.keep import best_by
 from unbroken.store.refer import is_bare
+from unbroken.store.rewind import without_tag
 
 _SPOT: Final = ("aws", "gcp", "azure", "auto", "off")
 
@@ -112,7 +113,10 @@ class Settings:
             raise ValueError(f"Settings.spot is {self.spot!r}, not one of {', '.join(_SPOT)}")
         for name in ("load_path", "emergency_dir", "persistent_dir"):
             self._make_absolute(name)
-        if self.resume not in ("auto", "scratch") and not is_bare(self.resume):
+        # A step may be given as a number.
+        object.__setattr__(self, "resume", str(self.resume))
+        asked = without_tag(self.resume)
+        if asked not in ("auto", "scratch") and not is_bare(asked):
             self._make_absolute("resume")
         for name in ("accept", "allow_pickle", "audit_ignore", "finite"):
             if isinstance(getattr(self, name), str):

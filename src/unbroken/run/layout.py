@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import BadRunPath, NotAStore, StorageFailed
+from unbroken.store.names import CHECKPOINTS
 from unbroken.store.place import Store
 
-CHECKPOINTS: Final = "checkpoints"
 # Of one name, on every usual file system of Linux.
 _MOST_NAME_BYTES: Final = 255
 

@@ -5,6 +5,7 @@ finds the state whole. Handlers that stood before are put back at the end, and a
 ones would end the process in the middle of a step.
 """
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class StopSources:
         deadline_s: when the job's time is over; None for never.
         reserve: how many seconds before that a last save must begin.
         look_every_s: the flag file is looked at no more often than this.
+        is_speaking: whether to answer the first Ctrl-C in the log.
         notices: who hears that the machine is to be taken away; ended by ``restore``.
     """
 
@@ -82,8 +84,9 @@ class StopSources:
         look_every_s: float = LOOK_EVERY_S,
         files: Files = LOCAL,
         notices: Notices | None = None,
+        is_speaking: bool = False,
     ) -> None:
-        self._notices = notices
+        self._notices, self._is_speaking = notices, is_speaking
         self._ended_with: list[Callable[[], None]] = []
         self._layout, self._job, self._files = layout, job, files
         self._clock, self._deadline_s, self._reserve = clock, deadline_s, reserve
@@ -133,6 +136,7 @@ class StopSources:
         now_s = self._clock()
         if self._interrupted_at_s is None:
             self._interrupted_at_s = now_s
+            self._say_interrupted()
         elif now_s - self._interrupted_at_s >= SECOND_AFTER_S:
             raise KeyboardInterrupt
 
@@ -140,6 +144,16 @@ class StopSources:
     def signalled(self) -> StopReason | None:
         """The signal that came, if one did."""
         return None if self._signal is None else StopReason("signal", signal.Signals(self._signal).name)
+
+    def _say_interrupted(self) -> None:
+        """Answer the first Ctrl-C at once: whoever sees nothing presses again, and loses the step."""
+        if not self._is_speaking:
+            return
+        # A handler may run while a line is being written; then this one is left out.
+        with contextlib.suppress(RuntimeError):
+            _log.warning(
+                "SIGINT: finishing this step, then saving; Ctrl-C again ends at once and loses what is not saved"
+            )
 
     def end_with(self, end: Callable[[], None]) -> None:
         """Let something that serves these sources end with them, in ``restore``."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from unbroken import amounts
 from unbroken.disk import NodeKind
@@ -21,10 +22,13 @@ from unbroken.store.emergency import read_pointers
 from unbroken.store.fields import as_whole
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import MANIFEST
+from unbroken.store.names import MANIFEST, step_of
 from unbroken.store.place import Store
 from unbroken.store.scan import Inventory, newest_first, scan, without_manifest
+from unbroken.store.seal import seal_command
 from unbroken.store.sweep import candidates
+
+_NO_MANIFEST: Final = f"{MANIFEST}: is missing"
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
         inventory=inventory,
         newest_usable=found.chosen.manifest if found.chosen else None,
         newest_usable_name=found.chosen.name if found.chosen else None,
-        passed_over=tuple((over.name, over.reason) for over in found.passed_over),
+        passed_over=_passed_over(store, inventory, found),
         records=records_of(history, lease, outcome, is_stop_requested=requested),
         outcome=outcome,
         emergencies=tuple(emergencies(read_pointers(layout.run, store.files), after_step=_step(found))),
@@ -142,6 +146,16 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
 
 def _step(found: Choice) -> int:
     return found.chosen.manifest.step if found.chosen is not None and found.chosen.manifest is not None else -1
+
+
+def _passed_over(store: Store, inventory: Inventory, found: Choice) -> tuple[tuple[str, str], ...]:
+    """What is newer than the checkpoint to resume from and cannot be used, newest first."""
+    reasons = {over.name: over.reason for over in found.passed_over}
+    for name in without_manifest(store, inventory):
+        step = step_of(name)
+        if step is None or step > _step(found):
+            reasons[name] = _NO_MANIFEST
+    return tuple((name, reasons[name]) for name in newest_first(store, reasons))
 
 
 def _is_requested(layout: Layout, store: Store) -> bool:
@@ -220,7 +234,7 @@ def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line
     dumps = emergencies(read_pointers(run_of(store).run, store.files), after_step=newest)
     lines += [Line(each.name, "emergency", each.step, parts=each.ranks, note=each.sentence()) for each in dumps]
     bereft = without_manifest(store, inventory)
-    lines += [Line(name, "damaged", note=f"{MANIFEST}: is missing") for name in bereft]
+    lines += [Line(name, "damaged", note=_NO_MANIFEST) for name in bereft]
     foreign = [name for name in inventory.foreign if name not in bereft]
     lines += [Line(name, "foreign", note=_foreign_note(store, name)) for name in foreign]
     return lines
@@ -268,4 +282,5 @@ def _moved_line(store: Store, name: str, state: str) -> Line:
 def _foreign_note(store: Store, name: str) -> str:
     found = store.files.find(store.path(name))
     is_folder = found is not None and found.kind is NodeKind.DIRECTORY
-    return "not ours, never touched" + ("; `unbroken seal` makes it a checkpoint" if is_folder else "")
+    command = seal_command(store.files, store.path(name)) if is_folder else None
+    return "not ours, never touched" + (f"; to make it a checkpoint: {command}" if command else "")

@@ -61,7 +61,7 @@ def kind_of(thing_type: type[object]) -> str | None:
 
 def audit(handed: Mapping[str, object], frame: FrameType | None, *, ignore: Collection[str] = ()) -> list[Unsaved]:
     """Live objects with state that were not handed over; ``frame`` is where their names are looked up."""
-    known = _remember(handed.values())
+    known = remember(handed.values())
     if any(True for _ in _forgotten(known)):
         # What only a cycle of dead objects keeps alive is nobody's state.
         gc.collect()
@@ -87,8 +87,8 @@ def _forgotten(known: Collection[int]) -> Iterator[tuple[str, object]]:
             yield kind, thing
 
 
-def _remember(things: Iterable[object]) -> set[int]:
-    """The identities of all that was handed over in this process, by now."""
+def remember(things: Iterable[object]) -> set[int]:
+    """Note what is handed to a run; returns the identities of all that was handed over in this process, by now."""
     for thing in _with_parts(things):
         try:
             _HANDED[id(thing)] = weakref.ref(thing)
@@ -109,6 +109,9 @@ def named_rngs(frame: FrameType | None, *, ignore: Collection[str] = ()) -> dict
         return {}
     known = {id(torch.default_generator), *map(id, torch.cuda.default_generators), *_HANDED}
     named = {**frame.f_globals, **frame.f_locals}
+    if "self" in frame.f_locals:
+        # A trainer keeps its own beside its model.
+        named |= {f"self.{name}": value for name, value in getattr(frame.f_locals["self"], "__dict__", {}).items()}
     return {
         name: value for name, value in named.items() if is_rng(value) and id(value) not in known and name not in ignore
     }

@@ -9,17 +9,19 @@ says one position for all ranks: nothing is kept beside it. ``loaders`` knows wh
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from unbroken.errors import DataEnded, NotAnItem
+from unbroken.quoting.log import logger
 from unbroken.state.items import Stateful
 from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
 from unbroken.state.own_rng import comparable, rng_state, set_rng_state
 from unbroken.state.rng import capture_generators, generator_devices, restore_generators
 from unbroken.state.wrappers import is_wrapped_loader
 
+_log = logger(__name__)
 T = TypeVar("T")
 
 
@@ -59,6 +61,8 @@ class Positioned(Stateful, Protocol):
 # A process that is killed closes its connections before the system says that it has ended.
 _DIES_WITHIN_S = 1.0
 _LOADERS_OWN = "loader"
+# A step that begins so many epochs is no step.
+_ODD_EPOCHS = 3
 _OWN = "generators"
 _WORKERS = "workers"
 
@@ -69,7 +73,7 @@ def require_loader(thing: object) -> Iterable[Any]:
     Raises:
         NotAnItem: it cannot be iterated.
     """
-    if not (hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")):
+    if isinstance(thing, str | bytes | Mapping) or not (hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")):
         raise NotAnItem(name="data", type_name=type(thing).__name__, lacks="a way to be iterated")
     return cast("Iterable[Any]", thing)
 
@@ -93,6 +97,7 @@ class Cursor(Generic[T]):
         self.served = 0
         # Batches handed out by this object, in all epochs: what a loop has drawn, whatever the position is.
         self.drawn = 0
+        self._epochs_in_step = 0
         self._mark: Mark | None = None
         self._iterator: Iterator[T] | None = None
         self._began: dict[str, Any] | None = None
@@ -129,6 +134,7 @@ class Cursor(Generic[T]):
                 self._iterator = None
                 self.epoch += 1
                 self.served = 0
+                self._note_epoch()
                 continue
             self.served += 1
             self.drawn += 1
@@ -204,6 +210,22 @@ class Cursor(Generic[T]):
         set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)
+
+    def _note_epoch(self) -> None:
+        self._epochs_in_step += 1
+        if self._epochs_in_step == _ODD_EPOCHS:
+            _log.warning(
+                "run.data has begun epoch %s within one step: it has no end, so `for batch in run.data` never ends. "
+                "Draw what a step needs: batch = next(run.data)",
+                self.epoch,
+            )
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self.loader))
+
+    def step_begins(self) -> None:
+        """A step begins: what is drawn from now on is its own."""
+        self._epochs_in_step = 0
 
     def mark(self) -> "Mark | None":
         """Where it stands now, for ``stand_at``; None for a loader whose state only the loader can say."""

@@ -17,6 +17,8 @@ from unbroken.errors import UnsafeName
 
 MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
+# The folder of a run that holds its checkpoints: what has one inside is a run, never a checkpoint.
+CHECKPOINTS: Final = "checkpoints"
 # Parts that no other tool writes: what holds one of them was a checkpoint of ours.
 OWN_PARTS: Final = ("state/index.json", "ranks/rank-00000.json")
 QUARANTINE: Final = "quarantine"

@@ -15,9 +15,10 @@ from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing, TornCheckpoint
 from unbroken.files import LOCAL, Files
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_of
+from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_of, step_told_by
 from unbroken.store.place import Store
-from unbroken.store.scan import Torn, newest_first, read_quietly, scan
+from unbroken.store.scan import Inventory, Torn, holds_store, newest_first, read_quietly, scan, without_manifest
+from unbroken.store.seal import seal_command
 
 # No longer than a step can be, since converting a text of any length to a number is refused by Python itself.
 _STEP: Final = re.compile(r"[0-9](_?[0-9]){0,18}")
@@ -104,15 +105,17 @@ def find_store(path: Path, files: Files = LOCAL) -> Store:
     """
     if files.find(path) is None:
         raise PathMissing(path=path, purpose="run or store")
-    for root in (path / "checkpoints", path):
+    for root in (path / CHECKPOINTS, path):
         if _is_directory(root, files):
             store = Store(root, files)
             found = scan(store)
             if root != path or found.committed or found.torn or found.quarantined or found.abandoned:
                 return store
-    if path.name == "checkpoints" and _is_directory(path, files):
+    if path.name == CHECKPOINTS and _is_directory(path, files):
         return Store(path, files)
-    raise NotAStore(path=path, is_directory=_is_directory(path, files))
+    if not _is_directory(path, files):
+        raise NotAStore(path=path, is_directory=False)
+    raise NotAStore(path=path, sealing=seal_command(files, path))
 
 
 def named_in(store: Store, wanted: str) -> str:
@@ -121,7 +124,8 @@ def named_in(store: Store, wanted: str) -> str:
     Raises:
         CheckpointUnknown: it has none such.
     """
-    names = newest_first(store, scan(store).committed)
+    inventory = scan(store)
+    names = newest_first(store, inventory.committed)
     if wanted == LATEST:
         target = store.files.read_link(store.path(LATEST))
         if target in names:
@@ -140,7 +144,21 @@ def named_in(store: Store, wanted: str) -> str:
                 told = manifest.step if manifest else None
             if told == step:
                 return name
-    raise CheckpointUnknown(reference=wanted, store=store.root, known=tuple(names))
+    unsealed = _unsealed(store, inventory, wanted)
+    sealing = None if unsealed is None else seal_command(store.files, store.path(unsealed))
+    known = tuple(names)
+    raise CheckpointUnknown(reference=wanted, store=store.root, known=known, unsealed=unsealed, sealing=sealing)
+
+
+def _unsealed(store: Store, inventory: Inventory, wanted: str) -> str | None:
+    """A folder that another tool wrote and that fits what is wanted; ours without their manifest are damaged."""
+    step = int(wanted) if _STEP.fullmatch(wanted) else None
+    damaged = without_manifest(store, inventory)
+    for name in inventory.foreign:
+        fits = name == wanted or (step is not None and step_told_by(name) == step)
+        if fits and name not in damaged and _is_directory(store.path(name), store.files):
+            return name
+    return None
 
 
 def _checkpoint_around(path: Path, files: Files) -> Reference | None:
@@ -154,6 +172,9 @@ def _checkpoint_around(path: Path, files: Files) -> Reference | None:
         is_sealed = found is not None and found.kind is NodeKind.FILE
         if is_sealed or here == absolute:
             _refuse_draft(here, files)
+        if is_sealed and _is_run(here, files):
+            # An earlier version let a run be sealed as if it were one checkpoint; its name still means the run.
+            return None
         if is_sealed and (is_checkpoint_name(here.name) or _is_ours(here, files)):
             # What was said relative to here is shown relative to here.
             root = here.parent if path.is_absolute() else Path(os.path.relpath(here.parent))
@@ -164,11 +185,15 @@ def _checkpoint_around(path: Path, files: Files) -> Reference | None:
 def _refuse_draft(directory: Path, files: Files) -> None:
     draft = parse_draft(directory.name)
     # A run may stand in a directory of any name.
-    if draft is None or not _is_directory(directory, files) or _is_directory(directory / "checkpoints", files):
+    if draft is None or not _is_directory(directory, files) or _is_directory(directory / CHECKPOINTS, files):
         return
     # Even where its manifest is written: the crash came before the commit, and nothing was promised.
     count, size_bytes = Torn(draft).weigh(Store(directory.parent, files))
     raise TornCheckpoint(path=directory, parts=count, size_bytes=size_bytes)
+
+
+def _is_run(directory: Path, files: Files) -> bool:
+    return holds_store(files, directory) and bool(scan(Store(directory / CHECKPOINTS, files)).committed)
 
 
 def _is_ours(directory: Path, files: Files) -> bool:

@@ -8,15 +8,18 @@ that was sealed counts like one that we wrote.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from unbroken.disk import Node, NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
+from unbroken.files import Files
 from unbroken.store.commit import walk_files
 from unbroken.store.envelope import begins_one
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import (
     ABANDONED,
+    CHECKPOINTS,
     LATEST,
     MANIFEST,
     OWN_PARTS,
@@ -115,6 +118,16 @@ def scan(store: Store) -> Inventory:
         foreign=tuple(foreign),
         latest=files.read_link(store.path(LATEST)),
     )
+
+
+def holds_store(files: Files, directory: Path) -> bool:
+    """Whether a folder has a ``checkpoints`` folder in it: then it is a run, whatever else it carries.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    found = files.find(directory / CHECKPOINTS)
+    return found is not None and found.kind is NodeKind.DIRECTORY
 
 
 def without_manifest(store: Store, inventory: Inventory) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from unbroken.store.fields import as_whole, parsed
 from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
 from unbroken.store.names import (
     ABANDONED,
+    CHECKPOINTS,
     DRAFT_PREFIX,
     LATEST,
     MANIFEST,
@@ -38,7 +39,7 @@ from unbroken.store.names import (
 from unbroken.store.parts import BlockReader
 from unbroken.store.place import Store
 from unbroken.store.safetensors import tensors_in
-from unbroken.store.scan import scan
+from unbroken.store.scan import holds_store, scan
 
 _STATE_LIMIT_BYTES: Final = 64 << 20
 _JOB: Final = "seal"
@@ -115,6 +116,11 @@ def _require_sealable(store: Store, name: str) -> None:
     if inside.committed or inside.torn or inside.quarantined or inside.abandoned:
         remedy = Help(f"unbroken ls {quoted(directory)}", "list them")
         raise CannotSeal(path=directory, reason="it is a store, with checkpoints of its own in it", remedy=remedy)
+    if holds_checkpoints(store.files, directory):
+        # Sealed as one checkpoint, a whole run could be pruned like one.
+        command = seal_command(store.files, directory)
+        remedy = Help(command, "seal each one") if command else Help(f"unbroken ls {quoted(directory)}", "list them")
+        raise CannotSeal(path=directory, reason="it holds checkpoints and is not one itself", remedy=remedy)
 
 
 def _require_same(store: Store, earlier: Sealed, step: int | None, metrics: Mapping[str, float] | None) -> None:
@@ -203,16 +209,20 @@ def _tensors(files: Files, directory: Path, parts: tuple[Part, ...]) -> dict[str
 
 def infer_step(files: Files, directory: Path) -> int | None:
     """The step a folder states: in its trainer's own JSON, in its name, or in the name of one of its files."""
+    if (told := _stated_step(files, directory)) is not None:
+        return told
+    steps = {step for name, _ in walk_files(files, directory) if (step := step_told_by(name)) is not None}
+    return steps.pop() if len(steps) == 1 else None
+
+
+def _stated_step(files: Files, directory: Path) -> int | None:
+    """The step in a folder's trainer state or its own name; looks at no other file."""
     state = directory / "trainer_state.json"
     if (found := files.find(state)) and found.kind is NodeKind.FILE:
         told = _step_in_json(files, state)
         if told is not None:
             return told
-    told = step_told_by(directory.absolute().name)
-    if told is not None:
-        return told
-    steps = {step for name, _ in walk_files(files, directory) if (step := step_told_by(name)) is not None}
-    return steps.pop() if len(steps) == 1 else None
+    return step_told_by(directory.absolute().name)
 
 
 def _step_in_json(files: Files, path: Path) -> int | None:
@@ -253,9 +263,50 @@ def folders_to_seal(store: Store) -> Iterator[str]:
     Raises:
         StorageFailed: the system refused.
     """
-    for node in store.files.list_directory(store.root):
+    for folder in _unsealed_folders(store.files, store.root):
+        if not holds_checkpoints(store.files, folder) and infer_step(store.files, folder) is not None:
+            yield folder.name
+
+
+def _unsealed_folders(files: Files, directory: Path) -> Iterator[Path]:
+    for node in files.list_directory(directory):
         if node.kind is not NodeKind.DIRECTORY or node.name.startswith(".") or node.name in (QUARANTINE, ABANDONED):
             continue
-        folder = store.path(node.name)
-        if store.files.find(folder / MANIFEST) is None and infer_step(store.files, folder) is not None:
-            yield node.name
+        if files.find(directory / node.name / MANIFEST) is None:
+            yield directory / node.name
+
+
+def holds_checkpoints(files: Files, directory: Path) -> bool:
+    """Whether a folder holds several checkpoints, as a run or a trainer's output folder does, and so is not one itself.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    if holds_store(files, directory):
+        return True
+    return len({_stated_step(files, folder) for folder in _unsealed_folders(files, directory)} - {None}) > 1
+
+
+def seal_command(files: Files, directory: Path) -> str | None:
+    """The command that seals what a folder holds; None where it holds nothing that can be sealed.
+
+    Only names are looked at, and only in the folder itself and the folders directly in it.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    if holds_store(files, directory):
+        inner = directory / CHECKPOINTS
+        is_full = any(_stated_step(files, folder) is not None for folder in _unsealed_folders(files, inner))
+        return f"unbroken seal {quoted(inner)} --all" if is_full else None
+    folders = list(_unsealed_folders(files, directory))
+    if any(holds_store(files, folder) for folder in folders):
+        return None
+    inside = {_stated_step(files, folder) for folder in folders} - {None}
+    own = _stated_step(files, directory)
+    if len(inside) > 1 or (inside and own is None):
+        return f"unbroken seal {quoted(directory)} --all"
+    names = [node.name for node in files.list_directory(directory) if node.kind is NodeKind.FILE]
+    if own is not None or len({step_told_by(name) for name in names} - {None}) == 1:
+        return f"unbroken seal {quoted(directory)}" if names or folders else None
+    return f"unbroken seal {quoted(directory)} --step 1000" if names else None

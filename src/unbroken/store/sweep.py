@@ -16,7 +16,7 @@ from unbroken.store.names import ABANDONED, MANIFEST, DraftName, trash_name
 from unbroken.store.pins import pinned_ids
 from unbroken.store.place import Store
 from unbroken.store.rewind import set_aside
-from unbroken.store.scan import Inventory, scan
+from unbroken.store.scan import Inventory, holds_store, scan
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,17 @@ def _has_all_parts(store: Store, name: str, manifest: Manifest) -> bool:
     return all(present.get(part.name) == part.size_bytes for part in manifest.parts)
 
 
-def plan_sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftName], bool]) -> Plan:
+def plan_sweep(
+    store: Store,
+    released: Collection[str],
+    *,
+    is_live: Callable[[DraftName], bool],
+    spared: Mapping[str, str] | None = None,
+) -> Plan:
     """What to remove: released checkpoints, torn drafts of jobs that are gone, leftovers of earlier sweeps.
 
     ``is_live`` says whether somebody may still be writing a draft; such a draft is never touched.
+    ``spared`` names checkpoints to leave in any case, each with the reason.
 
     Raises:
         StorageFailed: the system refused.
@@ -91,6 +98,7 @@ def plan_sweep(store: Store, released: Collection[str], *, is_live: Callable[[Dr
     left: list[tuple[str, str]] = []
     for name in released:
         obstacle, size_bytes = _weigh(store, name, inventory)
+        obstacle = (spared or {}).get(name, obstacle)
         if obstacle:
             left.append((name, obstacle))
         else:
@@ -139,6 +147,8 @@ def _weigh(store: Store, name: str, inventory: Inventory) -> tuple[str | None, i
     """What forbids removing a checkpoint, if anything, and the bytes it holds."""
     if name not in inventory.committed:
         return "it is not a committed checkpoint", 0
+    if holds_store(store.files, store.path(name)):
+        return "it is a run with checkpoints of its own, not a checkpoint", 0
     try:
         manifest = store.read_manifest(name)
     except CheckpointError as refused:

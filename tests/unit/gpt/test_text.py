@@ -158,6 +158,22 @@ def test_where_none_is_named_the_next_older_one_is_taken_in_place_of_one_that_is
     assert [name for name, _ in caught.value.passed_over] == [newest.name, "checkpoint-1"]
 
 
+def test_a_checkpoint_with_a_flipped_index_is_passed_over_unless_it_is_named(tmp_path: Path) -> None:
+    save_run(tmp_path / "run")
+    newest = find_model(str(tmp_path / "run"))
+    index = newest.path / "state" / "index.json"
+    data = bytearray(index.read_bytes())
+    data[len(data) // 2] ^= 1
+    index.chmod(0o644)
+    index.write_bytes(bytes(data))
+    opened = TextModel.open(str(tmp_path / "run"))
+    assert opened.loaded.name == "checkpoint-1"
+    [over] = opened.source.found.passed_over
+    assert over.name == newest.name and over.reason.startswith("state/index.json: ")
+    with pytest.raises(DamagedCheckpoint):
+        TextModel.open(str(newest.path))
+
+
 def test_the_average_of_the_weights_is_taken_where_it_is_asked_for_and_refused_where_there_is_none(
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from tests.unit.state.tiny import adam, bits, model, quietly
 from unbroken import Run
-from unbroken.errors import NeedsPickle
+from unbroken.errors import NeedsPickle, NotExact
 
 pytestmark = pytest.mark.promise("U2")
 
@@ -132,3 +132,54 @@ def test_random_numbers_drawn_before_the_loop_do_not_change_a_resumed_run(tmp_pa
 def test_a_value_that_cannot_be_stored_is_refused_at_the_call(tmp_path: Path) -> None:
     with Run(tmp_path / "run", settings=quietly(), model=model()) as run, pytest.raises(NeedsPickle):
         run.carry("odd", object)
+
+
+def test_a_value_carried_only_inside_the_loop_is_said_and_refused_at_a_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(run: Run, loader: object, step: int) -> None:
+        next(run.data)
+        run.carry("hidden", torch.ones(1) * step)
+
+    loop(tmp_path / "run", body)
+    assert "'hidden' was carried for the first time inside the loop" in caplog.text
+    with pytest.raises(NotExact) as refused:
+        loop(tmp_path / "run", body)
+    assert "hidden" in str(refused.value.differences)
+
+
+def test_a_batch_fetched_between_making_the_run_and_its_loop_is_said_without_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = model()
+    optimizer = adam(module)
+    run = Run(tmp_path / "run", settings=quietly(), model=module, optimizer=optimizer)
+    torch.rand(3)
+    for _ in run.steps(2):
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    assert "random numbers were drawn" in caplog.text
+
+
+def test_a_loop_over_all_data_inside_one_step_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def body(run: Run, loader: object, step: int) -> None:
+        for number, _ in enumerate(run.data):
+            if number == 4 * len(run.data):
+                break
+
+    loop(tmp_path / "run", body)
+    assert "`for batch in run.data` never ends" in caplog.text
+
+
+def test_a_part_that_is_frozen_during_the_run_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = model()
+    optimizer = adam(module)
+    with Run(tmp_path / "run", settings=quietly(), model=module, optimizer=optimizer) as run:
+        for step in run.steps(6):
+            module[0].requires_grad_(step < 3)
+            optimizer.zero_grad()
+            module(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    [said] = [record.message for record in caplog.records if "requires_grad" in record.message]
+    assert said.startswith("requires_grad or train/eval mode of model.0 changed during the run")

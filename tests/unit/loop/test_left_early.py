@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,55 @@ def test_a_body_left_between_two_optimizer_steps_is_refused_aloud(tmp_path: Path
     with pytest.raises(LeftMidStep, match="middle of step 3"):
         train()
     assert outcome(tmp_path / "run")[1] == "look"
+
+
+def test_a_generator_around_the_loop_may_be_left_and_an_exception_beside_it_is_no_break(tmp_path: Path) -> None:
+    def train(directory: Path, fails: bool) -> None:
+        things = tiny()
+        run = Run(directory, settings=quietly(save_steps=None), **things)
+
+        def around() -> Iterator[int]:
+            for step in run.steps(9):
+                learn(things)
+                yield step
+
+        for step in around():
+            if step == 3 and fails:
+                raise LookupError("no such sample")
+            if step == 3:
+                break
+
+    train(tmp_path / "left", fails=False)
+    assert outcome(tmp_path / "left")[:2] == ("completed", "done")
+    with pytest.raises(LookupError):
+        train(tmp_path / "failed", fails=True)
+    assert not (tmp_path / "failed" / "checkpoints" / "final").exists()
+
+
+def test_a_script_that_ends_itself_inside_the_loop_loses_no_completed_step(tmp_path: Path) -> None:
+    def leave(run: Run, step: int) -> None:
+        if step == 3:
+            sys.exit()
+
+    with pytest.raises(SystemExit):
+        job(tmp_path / "run", 9, quietly(save_steps=None), leave, **tiny())
+    assert outcome(tmp_path / "run")[:2] == ("stopped", "again")
+    assert resumed(tmp_path / "run")[0] == 4
+
+
+def test_a_completed_run_that_is_only_opened_stays_completed(tmp_path: Path) -> None:
+    job(tmp_path / "run", 3, **tiny())
+    with Run(tmp_path / "run", settings=quietly(), **tiny()):
+        pass
+    assert outcome(tmp_path / "run")[:2] == ("completed", "done")
+
+
+def test_one_loop_at_a_time(tmp_path: Path) -> None:
+    def nest(run: Run, step: int) -> None:
+        next(run.steps(2))
+
+    with pytest.raises(RuntimeError, match="one loop at a time"):
+        job(tmp_path / "run", 3, body=nest, **tiny())
 
 
 def batches() -> DataLoader[torch.Tensor]:

@@ -115,3 +115,16 @@ def test_a_step_that_a_loss_scaler_skips_counts(tmp_path: Path) -> None:
                 break
     assert saved(tmp_path / "run")[-1] == 4
     assert scaler.step == before
+
+
+def test_optimizers_that_take_turns_do_not_hold_up_saves(tmp_path: Path) -> None:
+    one, two = model(), model(1)
+    first, second = adam(one), adam(two)
+    settings = quietly(save_steps=2, keep_last_k=None)
+    with Run(tmp_path / "run", settings=settings, one=one, two=two, first=first, second=second) as run:
+        for step in run.steps(12):
+            module, optimizer = (two, second) if step % 3 == 2 else (one, first)
+            optimizer.zero_grad()
+            module(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    assert saved(tmp_path / "run") == [2, 4, 6, 8, 10, 12]

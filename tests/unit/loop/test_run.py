@@ -12,7 +12,7 @@ from torch import nn
 from tests.unit.state.tiny import adam, disk, job, learn, model, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.disk import LocalDisk
-from unbroken.errors import EvidenceMissing, Halted, NotAnItem, NotAStore, NotExact, RunHeld
+from unbroken.errors import EvidenceMissing, Halted, NeedsPickle, NotAnItem, NotAStore, NotExact, RunHeld
 from unbroken.run.journal import read_journal
 from unbroken.run.layout import Layout
 from unbroken.run.lease import read_current
@@ -331,3 +331,17 @@ def test_a_file_where_the_run_is_to_stand_is_a_mistake_in_the_command_that_names
         pass
     assert (refused.value.path, refused.value.exit_code) == (tmp_path / "notes", 2)
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_a_tensor_among_the_counters_is_refused_at_the_first_edge(tmp_path: Path) -> None:
+    def count(run: Run, step: int) -> None:
+        run.counters["best"] = torch.ones(())
+
+    with pytest.raises(NeedsPickle, match="best") as refused:
+        job(tmp_path / "run", 5, body=count, **tiny())
+    assert ".item()" in (refused.value.so() or "")
+
+
+@pytest.mark.parametrize("asked", ["5#2", "scratch#config-0123456789ab", "checkpoint-5#3"])
+def test_a_request_with_a_tag_is_no_path(asked: str) -> None:
+    assert Settings(resume=asked).resume == asked

@@ -69,6 +69,21 @@ def test_a_summary_says_who_holds_the_run_and_what_it_could_resume_from(tmp_path
     assert summarize(store, now_s=3.0).status == "idle"
 
 
+def test_a_newer_checkpoint_without_its_manifest_is_passed_over(tmp_path: Path) -> None:
+    store = store_with(tmp_path / "run" / "checkpoints", 1, 2, 3, 4)
+    for step in (1, 3, 4):
+        folder = store.root / f"checkpoint-{step}"
+        (folder / "state").mkdir(exist_ok=True)
+        (folder / "state" / "index.json").write_text("{}")
+        (folder / ("trainer_state.json" if step == 3 else "manifest.json")).unlink()
+    found = summarize(store, now_s=0.0)
+    assert found.newest_usable_name == "checkpoint-2"
+    assert found.passed_over == (
+        ("checkpoint-4", "manifest.json: is missing"),
+        ("checkpoint-3", "trainer_state.json: is missing"),
+    )
+
+
 def test_a_run_that_holds_nothing_is_empty(tmp_path: Path) -> None:
     found = summarize(Store(tmp_path / "checkpoints"), now_s=0.0)
     assert found.status == "empty" and found.newest_usable is None
@@ -84,7 +99,9 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
     (tmp_path / "quarantine" / "checkpoint-5" / "manifest.json").write_bytes(b"ruined")
     (tmp_path / trash_name("x")).mkdir()
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "step_9.pt").write_text("")
     (tmp_path / "mine.txt").write_text("")
+    command = f"unbroken seal {tmp_path / 'mine'}"
     (tmp_path / "latest").symlink_to("checkpoint-3")
     lines = checkpoint_lines(store, [LastK(1)])
     assert [(line.name, line.state, line.step, line.note) for line in lines] == [
@@ -95,7 +112,7 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
         ("quarantine/checkpoint-5", "quarantined", None, "its manifest is not proven"),
         ("abandoned/checkpoint-4", "abandoned", 4, None),
         (trash_name("x"), "leftover", None, "the next sweep removes it"),
-        ("mine", "foreign", None, "not ours, never touched; `unbroken seal` makes it a checkpoint"),
+        ("mine", "foreign", None, f"not ours, never touched; to make it a checkpoint: {command}"),
         ("mine.txt", "foreign", None, "not ours, never touched"),
     ]
     assert lines[0].kept_because == ("newest usable", "last 1") and lines[3].size_bytes == 3

@@ -155,6 +155,20 @@ def test_a_path_that_does_not_exist_is_told(run: Path, reference: str) -> None:
         resolve(reference)
 
 
+def test_an_unsealed_folder_is_told_with_the_command_that_seals_it(run: Path) -> None:
+    (run / "checkpoints" / "checkpoint-77").mkdir()
+    (run / "checkpoints" / "checkpoint-77" / "m.pt").write_bytes(b"1")
+    for reference in ("run@77", "run@checkpoint-77"):
+        with pytest.raises(CheckpointUnknown, match="checkpoint-77 is not sealed") as refused:
+            resolve(reference)
+        assert refused.value.help()[0].command == "unbroken seal run/checkpoints/checkpoint-77"
+    # One of ours whose manifest is lost is damaged: a new seal would hide that.
+    (run / "checkpoints" / "checkpoint-77" / "state").mkdir()
+    (run / "checkpoints" / "checkpoint-77" / "state" / "index.json").write_text("{}")
+    with pytest.raises(CheckpointUnknown, match="no checkpoint here is called '77'"):
+        resolve("run@77")
+
+
 def test_a_directory_without_any_checkpoint_is_no_store(run: Path) -> None:
     (run.parent / "empty").mkdir()
     (run.parent / "file.txt").write_text("")

@@ -17,7 +17,7 @@ from unbroken.store.names import scratch
 from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
-from unbroken.store.seal import folders_to_seal, infer_origin, infer_step, seal
+from unbroken.store.seal import folders_to_seal, infer_origin, infer_step, seal, seal_command
 from unbroken.store.sweep import candidates, sweep
 
 
@@ -145,6 +145,41 @@ def test_a_store_is_not_sealed_as_one_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CannotSeal, match="checkpoints of its own"):
         seal(Store(tmp_path), "run-step-5", at_ns=1)
     assert tree(store.root) == before
+
+
+@pytest.mark.parametrize("inside", ["checkpoints/", ""])
+def test_a_run_is_not_sealed_as_one_checkpoint(tmp_path: Path, inside: str) -> None:
+    run = folder(tmp_path, "run1", **{f"{inside}checkpoint-{step}/weights.pt": b"w" for step in (5, 6)})
+    before = tree(run)
+    with pytest.raises(CannotSeal, match="holds checkpoints") as refused:
+        seal(Store(tmp_path), "run1", at_ns=1, step=7)
+    assert tree(run) == before and list(folders_to_seal(Store(tmp_path))) == []
+    store = Store(run / inside)
+    assert refused.value.help()[0].command == f"unbroken seal {store.root} --all"
+    assert list(folders_to_seal(store)) == ["checkpoint-5", "checkpoint-6"]
+    # One folder inside is a layout of DeepSpeed, and one checkpoint.
+    folder(tmp_path, "best", **{"latest": b"global_step9", "global_step9/weights.pt": b"w"})
+    assert seal(Store(tmp_path), "best", at_ns=1).manifest.step == 9
+
+
+def test_the_command_that_seals_a_folder_fits_what_is_in_it(tmp_path: Path) -> None:
+    folder(tmp_path, "checkpoint-5/global_step5")
+    folder(tmp_path, "out/checkpoint-5")
+    folder(tmp_path, "best")
+    folder(tmp_path, "lightning", **{"epoch=1-step=5.ckpt": b"w"})
+    folder(tmp_path, "runs/run1/checkpoints/checkpoint-5")
+    (tmp_path / "empty").mkdir()
+    said = {path.name: seal_command(LOCAL, path) for path in tmp_path.iterdir()}
+    said |= {"run1": seal_command(LOCAL, tmp_path / "runs" / "run1")}
+    assert said == {
+        "checkpoint-5": f"unbroken seal {tmp_path}/checkpoint-5",
+        "out": f"unbroken seal {tmp_path}/out --all",
+        "best": f"unbroken seal {tmp_path}/best --step 1000",
+        "lightning": f"unbroken seal {tmp_path}/lightning",
+        "runs": None,
+        "run1": f"unbroken seal {tmp_path}/runs/run1/checkpoints --all",
+        "empty": None,
+    }
 
 
 def test_links_and_empty_folders_and_odd_names_are_refused(tmp_path: Path) -> None:

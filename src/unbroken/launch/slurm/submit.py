@@ -48,10 +48,13 @@ def submit(
         PathMissing: there is no such script.
         SlurmMissing: there is no sbatch here.
         SlurmRefused: sbatch said no.
-        BadUsage: an option is no option, or the warning would come as the job begins.
+        BadUsage: the script is a directory, an option is no option, or the warning would come as the job begins.
     """
     if LOCAL.find(script) is None:
         raise PathMissing(path=script, purpose="script")
+    command_line = f"unbroken slurm {'chain' if is_chained else 'submit'}"
+    if script.is_dir():
+        raise BadUsage(command=command_line, complaint=f"SCRIPT is a directory, not a batch script: {script}")
     text = LOCAL.read_bytes(script, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace")
     runs = learned_runs(text)
     further = further_options(options)
@@ -59,7 +62,7 @@ def submit(
     lead = lead_s(runs, limit_s) if _have_saved(runs) else None
     told = lead if lead is not None else told_lead_s(text)
     if told is not None:
-        require_lead(told, limit_s, command=f"unbroken slurm {'chain' if is_chained else 'submit'}")
+        require_lead(told, limit_s, command=command_line)
     command = ["sbatch", "--parsable"]
     command += [f"--signal=B:USR1@{lead}"] if lead is not None else []
     command += [f"--dependency=afterany:{after}"] if after else []

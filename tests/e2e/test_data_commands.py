@@ -47,6 +47,22 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_show_refuses_a_sample_whose_bytes_changed_since_training_checked_them(unbroken: Tool, folder: Path) -> None:
+    words = ("data", "show", "0", "data", "--max-length", "64", "--overlap-size", "8")
+    shown = document(unbroken, *words)
+    assert not (folder / "data" / ".unbroken" / "reads").exists(), "showing one sample reads no other"
+    corpus = open_corpus(folder / "data")
+    # What a training leaves.
+    Stream(corpus, max_length=64, overlap=8, seed=42)
+    assert document(unbroken, *words) == shown
+    for path in (folder / "data" / "train").glob("*/*.bin"):
+        data = bytearray(path.read_bytes())
+        path.write_bytes(bytes(byte ^ 1 for byte in data))
+    said = document(unbroken, *words, code=4)
+    assert said["kind"] == "sequence-damaged"
+    assert said["message"] == "the bytes of sample 0 have changed since they were first checked"
+
+
 def test_inspect_lists_every_bucket_of_every_split(unbroken: Tool, folder: Path) -> None:
     ended = unbroken("data", "inspect", "data")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -77,5 +77,7 @@ def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(
     assert bad.returncode == 2
     assert bad.stderr.startswith("error[bad-plan]: no plan can be made: 4 problems\n")
     for option in ("--steps", "--step-seconds", "--save-seconds", "--mtbf"):
-        assert f"  {option} is " in bad.stderr
-    assert unbroken("plan", "nowhere").returncode == 2
+        assert f"  {option} " in bad.stderr
+    assert "--mtbf must be a finite number of seconds above 0, is nan" in bad.stderr
+    nowhere = unbroken("plan", "nowhere.yaml")
+    assert nowhere.returncode == 2 and "there is no config or run at this path" in nowhere.stderr

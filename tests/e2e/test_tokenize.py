@@ -83,6 +83,8 @@ def test_windows_are_baked_only_when_that_is_asked_for(folder: Path) -> None:
     assert refused.returncode == 2 and "windows are made when training" in refused.stderr
     assert unbroken(folder, *BYTES, "--bake-windows").returncode == 2
     assert unbroken(folder, *BYTES, "--bake-windows", "--max-length", "16", "--overlap-size", "9").returncode == 2
+    refused = unbroken(folder, *BYTES, "--bake-windows", "--max-length", "16", "--overlap-probability", "0.5")
+    assert refused.returncode == 2 and "--overlap-probability needs --probabilistic-overlap" in refused.stderr
     assert not (folder / "data").exists()
     baked = unbroken(folder, *BYTES, "--bake_windows", "--max_length", "16", "--overlap_size", "4")
     assert baked.returncode == 0, baked.stderr

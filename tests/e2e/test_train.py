@@ -146,6 +146,30 @@ def test_json_is_one_object_a_line_and_status_tells_which_step_its_loss_is_of(fo
     assert not said
 
 
+def test_a_reader_that_goes_away_is_told_once_and_quiet_is_an_option_or_a_variable(folder: Folder) -> None:
+    run = folder.path / "new\nline"
+    words = [*TOOL, "train", "run.yaml", *SHORT, "training.eval_steps=null", f"training.output_dir={run}"]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.path, env=ENVIRONMENT
+    )
+    assert process.stdout is not None and process.stderr is not None
+    first = next(line for line in process.stdout if line.startswith("run "))
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(PATIENCE_S) == 0, said
+    assert first == f"run {folder.path}/new\\nline, job 1, 1 rank\n", "a path with a line break takes one line"
+    assert said.count("standard output cannot be written to any more (Broken pipe)") == 1, said
+    assert "Traceback" not in said and "Logging error" not in said and "Exception ignored" not in said
+    assert "step 8/8" in (run / "logs" / "job-0001.log").read_text(), "it trained on"
+    quiet = subprocess.run(
+        words, capture_output=True, text=True, cwd=folder.path, env={**ENVIRONMENT, "UNBROKEN_QUIET": "1"}, check=True
+    )
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    code, said = folder.call("train", "run.yaml", *SHORT, "--force")
+    assert code == 2 and "--force is for --resume scratch" in said, said
+
+
 def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", "model.n_embd=400000", "model.n_head=4")
     assert code == 2, said
@@ -226,7 +250,7 @@ def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_o
     assert time.monotonic() - began < PATIENCE_S
     longer = (*SHORT, "training.max_steps=10")
     code, said = folder.call("train", "run.yaml", *longer, "--accept", "training.max_steps")
-    assert code == 0 and "config: training.max_steps was 8, is 10" in said, said
+    assert code == 0 and "config: training.max_steps is 10 (8 when the run was started)" in said, said
     # The first command again: the accepted target is the run's, and the newest end is `final`.
     code, said = folder.call("train", "run.yaml", *SHORT)
     assert code == 0 and "training.max_steps is 8 in the config, but 10 was accepted by job 2 at step 8" in said, said

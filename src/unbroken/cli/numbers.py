@@ -18,7 +18,7 @@ class FiniteRange(click.FloatRange):
         """The number that a word means."""
         found: float = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"{value} is no number that can be counted to", param, ctx)
+            self.fail(f"must be a finite number, is {value}", param, ctx)
         return found
 
 

@@ -17,7 +17,7 @@ from unbroken.cli.runs import named_store
 from unbroken.config import Config
 from unbroken.config.decode import decode
 from unbroken.config.source import read
-from unbroken.errors import BadPlan
+from unbroken.errors import BadPlan, PathMissing
 from unbroken.files import LOCAL
 from unbroken.report.style import Style
 from unbroken.run.journal import read_journal
@@ -91,6 +91,8 @@ def _known(place: str | None) -> tuple[Numbers, list[str], Config | None]:
     if place is None:
         return Numbers(), [], None
     require_reachable(place)
+    if not Path(place).exists():
+        raise PathMissing(path=Path(place), purpose="config or run")
     if not Path(place).is_file():
         store = named_store("plan", place, None)
         return *_of_run(store, None), None

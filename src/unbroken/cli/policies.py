@@ -16,7 +16,7 @@ def policies_of(store: Store) -> Sequence[Policy]:
     """The policies of the config that started a run, else those of its last job; none where nobody ever said any.
 
     Raises:
-        ConfigUnreadable: the run's config was changed since it was written.
+        RunRecordDamaged: the run's config was changed since it was written.
         ConfigInvalid: its values do not fit.
         StorageFailed: the system refused to read it.
     """

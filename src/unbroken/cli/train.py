@@ -6,6 +6,7 @@ neither torch nor numpy for it.
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, U
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.jobs import Orders
 from unbroken.launch.started import settle
+from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.run.layout import require_directory
 from unbroken.store.rewind import SCRATCH, without_tag
 
@@ -57,6 +59,8 @@ def command(
     Problems of the config are all told before anything is started. Exit codes: unbroken explain exit-codes.
     With --json standard output carries one JSON object per line (start, step, evaluation, checkpoint, end).
     """
+    if is_quiet_by_environment() and not output.verbose:
+        output = replace(output, quiet=True)
     words = [*arguments, *allowance_overrides(allowed), *([] if resume is None else [f"training.resume={resume}"])]
     try:
         orders = _orders(output, words, named, accept, asked, force=force, until_done=until_done)
@@ -83,6 +87,9 @@ def _orders(
     taken = take_apart(written)
     path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
     config = decode(read(path), taken.overrides, source=str(path)).config
+    if force and without_tag(config.training.resume) != SCRATCH:
+        complaint = "--force is for --resume scratch: it sets the checkpoints that are there aside"
+        raise BadUsage(command=PROGRAM, complaint=complaint)
     if (asked.max_restarts or until_done) and without_tag(config.training.resume) == SCRATCH and not force:
         option = "--max-restarts" if asked.max_restarts else "--until-done"
         complaint = f"with {option} a restart would ask for 'scratch' again and be refused; add --force to start once"

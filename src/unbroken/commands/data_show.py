@@ -37,7 +37,8 @@ def command(
     """Decode one sample of a run.
 
     K counts the samples of a run from 0, whatever the batch: step S of a run with a global batch of B begins with
-    sample S x B. Give DIR, or the run's config for its own order.
+    sample S x B. Give DIR, or the run's config for its own order. A sample whose bytes have changed since a training
+    computed their checksums is refused.
     """
     asked = Asked(_COMMAND, directory, **options).open()
     stream = asked.stream(output)
@@ -45,6 +46,7 @@ def command(
         complaint = f"there is no sample {amounts.count(sample)}; the last is {amounts.count(stream.end - 1)}"
         raise BadUsage(command=_COMMAND, complaint=complaint)
     decode = _decoder(output, asked, tokenizer)
+    stream.verify_known(sample)
     described = describe(stream, sample)
     output.document(
         "unbroken.data-show/1",

@@ -146,6 +146,8 @@ def _overlap_share(probability: str | None, is_asked: bool, bake_windows: bool) 
     if is_asked and not bake_windows:
         complaint = "--probabilistic-overlap is for --bake-windows; when training, all documents overlap alike"
         raise BadUsage(command=_COMMAND, complaint=complaint)
+    if probability is not None and not is_asked:
+        raise BadUsage(command=_COMMAND, complaint="--overlap-probability needs --probabilistic-overlap")
     return _fraction("--overlap-probability", probability or "0.7") if is_asked else None
 
 

@@ -11,7 +11,7 @@ from unbroken.config.document import SCHEMA, SECTIONS, Config, digest_of
 from unbroken.config.nodes import Mapping, Node, Place, Scalar, from_document
 from unbroken.config.overrides import COMMAND_LINE, take_apart
 from unbroken.config.presets import preset
-from unbroken.errors import ConfigInvalid, ConfigUnreadable, Problem, explain_in_traceback
+from unbroken.errors import ConfigInvalid, Problem, RunRecordDamaged, explain_in_traceback
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
@@ -45,22 +45,22 @@ def from_json(text: str, source: str) -> Resolved:
     """Read a run's record of its config back; a field that the record does not know yet takes its default.
 
     Raises:
-        ConfigUnreadable: it is no such record, or was changed since it was written.
+        RunRecordDamaged: it is no such record, or was changed since it was written.
         ConfigInvalid: values do not fit.
     """
     try:
         document: Any = json.loads(text, parse_constant=_refuse_constant)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise ConfigUnreadable(path=Path(source), complaint=f"it is no {SCHEMA} document")
+            raise RunRecordDamaged(path=Path(source), complaint=f"it is no {SCHEMA} document")
         sections = {name: document[name] for name in SECTIONS if name in document}
         if digest_of(sections) != document.get("digest"):
-            complaint = "its digest does not fit its contents: it was changed after it was written"
-            raise ConfigUnreadable(path=Path(source), complaint=complaint)
+            complaint = "its checksum does not match its contents: it was changed after it was written"
+            raise RunRecordDamaged(path=Path(source), complaint=complaint)
         root = from_document(document, Place(source))
-    except ConfigUnreadable:
+    except RunRecordDamaged:
         raise
     except (ValueError, RecursionError) as refusal:
-        raise ConfigUnreadable(path=Path(source), complaint="it is no JSON document") from refusal
+        raise RunRecordDamaged(path=Path(source), complaint="it is no JSON document") from refusal
     assert isinstance(root, Mapping)
     return decode(root, source=source, is_record=True)
 

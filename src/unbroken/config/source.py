@@ -42,7 +42,7 @@ def read(path: Path) -> Mapping:
     if node is None:
         raise ConfigUnreadable(path=path, complaint="it is empty")
     if not isinstance(node, Mapping):
-        complaint = "its top level is no mapping with the sections model, data, optimizer, training"
+        complaint = "its top level must be a mapping with the sections model, data, optimizer, training"
         raise ConfigUnreadable(path=path, complaint=complaint, line=node.place.line)
     return node
 

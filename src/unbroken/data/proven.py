@@ -134,6 +134,15 @@ class SequenceDigests:
                 self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         return self._held[key][sequences]
 
+    def known(self, bucket: DrawnBucket, group: int, sequences: NDArray[np.int64]) -> Digests | None:
+        """The same, of what is in the cache alone; None where it has none for this group.
+
+        Raises:
+            StorageFailed: the system refused to read.
+        """
+        kept = self._kept(bucket, group)
+        return None if kept is None else kept[sequences]
+
     def _path(self, bucket: DrawnBucket, group: int) -> Path:
         # The listed contents are in the name: other bytes under the same index have other digests.
         listed = [self._shards[number].bin_digest or "" for number in bucket.shards_of(group)]
@@ -141,14 +150,19 @@ class SequenceDigests:
         return self._folder / f"{bucket.group_digests[group]}-{content}.reads"
 
     def _read(self, bucket: DrawnBucket, group: int) -> Digests:
+        if (kept := self._kept(bucket, group)) is not None:
+            return kept
         path = self._path(bucket, group)
-        data = self._files.read_bytes(path, limit_bytes=_LARGEST_BYTES) if self._files.find(path) else b""
-        if data[:DIGEST_BYTES] == digest_bytes(memoryview(data)[DIGEST_BYTES:]):
-            return np.frombuffer(data, _WORD, offset=DIGEST_BYTES)
         _log.warning("data: the checksums in %s are damaged or gone: computing them again", path)
         taken = self._take(bucket, group)
         self._keep(path, taken)
         return taken
+
+    def _kept(self, bucket: DrawnBucket, group: int) -> Digests | None:
+        path = self._path(bucket, group)
+        data = self._files.read_bytes(path, limit_bytes=_LARGEST_BYTES) if self._files.find(path) else b""
+        is_whole = data[:DIGEST_BYTES] == digest_bytes(memoryview(data)[DIGEST_BYTES:])
+        return np.frombuffer(data, _WORD, offset=DIGEST_BYTES) if is_whole else None
 
     def _keep(self, path: Path, digests: Digests) -> None:
         body = digests.astype(_WORD, copy=False).tobytes()

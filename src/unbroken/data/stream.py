@@ -315,6 +315,25 @@ class Stream:
         looked = self.look_up(np.asarray(samples, np.int64))
         return self.rows(looked, 0, len(looked.samples))
 
+    def verify_known(self, sample: int) -> bool:
+        """Verify one sample against its checksum, if an earlier reader has kept one; returns whether it has.
+
+        For a stream without ``check_reads``: nothing is computed for other samples.
+
+        Raises:
+            IndexError: it is negative or lies beyond the end.
+            SequenceDamaged, ShardDamaged: as ``rows`` does.
+            StorageFailed: the system refused to read.
+        """
+        asked = np.array([sample], np.int64)
+        bucket, group, sequence = self.locate(asked)
+        digests = SequenceDigests(self.buckets, self._shards, self.max_length, cache=self.cache, files=self._files)
+        known = digests.known(self.buckets[int(bucket[0])], int(group[0]), sequence)
+        if known is None:
+            return False
+        self.rows(replace(self.look_up(asked), digests=known), 0, 1)
+        return True
+
     def __getitem__(self, sample: int) -> Rows:
         return self.read([sample])
 

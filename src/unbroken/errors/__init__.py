@@ -93,7 +93,15 @@ from unbroken.errors.tokenize import (
     TokenizerUnknown,
     WorkerDied,
 )
-from unbroken.errors.train import AcceptUnknown, ConfigDiffers, FieldChange, GptSimpleRun, GradientNotFinite
+from unbroken.errors.train import (
+    AcceptUnknown,
+    ConfigDiffers,
+    ConfigMissing,
+    FieldChange,
+    GptSimpleRun,
+    GradientNotFinite,
+    RunRecordDamaged,
+)
 from unbroken.errors.tree import (
     BusyError,
     CheckpointError,
@@ -147,6 +155,7 @@ __all__ = [
     "ConfigDiffers",
     "ConfigError",
     "ConfigInvalid",
+    "ConfigMissing",
     "ConfigUnreadable",
     "ControlToken",
     "DamagedCheckpoint",
@@ -214,6 +223,7 @@ __all__ = [
     "ReplayUnfinished",
     "RunGone",
     "RunHeld",
+    "RunRecordDamaged",
     "RunsElsewhere",
     "SealedDiffers",
     "SequenceDamaged",

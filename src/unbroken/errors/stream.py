@@ -65,13 +65,13 @@ class SequenceDamaged(DataError):
     shards: tuple[str, ...]
 
     def headline(self) -> str:
-        return f"sample {self.sample:,} was read with other bytes than it had"
+        return f"the bytes of sample {self.sample:,} have changed since they were first checked"
 
     def at(self) -> str | None:
         return str(self.root)
 
     def so(self) -> str | None:
-        return "the sample was not handed out; one of the shards it is read from is damaged"
+        return "the sample is not used; one of the shards it is read from is damaged"
 
     def details(self) -> Iterator[str]:
         yield from self.shards[:_SHOWN]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.amounts import plural
-from unbroken.errors.tree import ExactnessError, Help, TrainingError, UsageError
+from unbroken.errors.tree import CheckpointError, ExactnessError, Help, TrainingError, UsageError, quoted
 
 _SHOWN = 4
 
@@ -74,6 +74,57 @@ class ConfigDiffers(ExactnessError):
 
 
 @dataclass(eq=False, kw_only=True)
+class ConfigMissing(ExactnessError):
+    """A run that has checkpoints and no ``config.json``: nothing says with which config they were computed."""
+
+    kind = "config-missing"
+    run: Path
+
+    def headline(self) -> str:
+        return "the run has checkpoints, but its config.json is missing"
+
+    def at(self) -> str | None:
+        return str(self.run / "config.json")
+
+    def so(self) -> str | None:
+        return "this job's config cannot be compared with the one the run was started with; nothing was started"
+
+    def details(self) -> Iterator[str]:
+        yield "restore the file, or add --accept config.json to continue with the config of this job"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.kind}", "how to restore it, and what --accept config.json does"),)
+
+
+@dataclass(eq=False, kw_only=True)
+class RunRecordDamaged(CheckpointError):
+    """``config.json`` or ``accepted.json`` of a run cannot be read, or was changed after it was written."""
+
+    kind = "run-record-damaged"
+    path: Path
+    complaint: str
+
+    def headline(self) -> str:
+        return f"the run's {self.path.name} is damaged: {self.complaint}"
+
+    def at(self) -> str | None:
+        return str(self.path)
+
+    def so(self) -> str | None:
+        return "it says with which values the run continues, so nothing was started; restore it if you have a copy"
+
+    def help(self) -> tuple[Help, ...]:
+        aside = self.path.with_name(f"{self.path.name}.bad")
+        effect = "then --accept config.json starts a new record"
+        if self.path.name == "accepted.json":
+            effect = "the next job rebuilds it from the journal"
+        return (
+            Help(f"mv {quoted(self.path)} {quoted(aside)}", effect),
+            Help(f"unbroken explain {self.kind}", "what each record is for"),
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class AcceptUnknown(UsageError):
     """Names that were accepted and name nothing that could differ; for each the nearest that do."""
 
@@ -81,11 +132,11 @@ class AcceptUnknown(UsageError):
     names: tuple[tuple[str, tuple[str, ...]], ...]
 
     def headline(self) -> str:
-        said = ", ".join(f"'{name}'" for name, _ in self.names)
-        return f"{said} {'is' if len(self.names) == 1 else 'are'} accepted, and nothing of that name can differ"
+        said = " ".join(f"--accept {quoted(name)}" for name, _ in self.names)
+        return f"{said}: there is no field or item of {'that name' if len(self.names) == 1 else 'these names'}"
 
     def so(self) -> str | None:
-        return "a difference is accepted by its own name alone; nothing was started"
+        return "nothing was started; use the name exactly as the refusal printed it"
 
     def details(self) -> Iterator[str]:
         for name, nearest in self.names:

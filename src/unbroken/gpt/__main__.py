@@ -6,16 +6,19 @@ a line, and everything else goes to standard error.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError, render
 from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
 from unbroken.run.events import EventLines
 from unbroken.run.outcome import EXIT_INTERRUPTED, conclude
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     if options.json:
         _speak_json(rank)
-    _speak(rank, is_quiet=options.quiet, is_verbose=options.verbose)
+    _speak(rank, is_quiet=options.quiet or is_quiet_by_environment(), is_verbose=options.verbose)
     output_dir: Path | None = None
     try:
         taken = take_apart(words)
@@ -65,13 +68,39 @@ def _speak_json(rank: int) -> None:
 
 def _speak(rank: int, *, is_quiet: bool, is_verbose: bool) -> None:
     """Let the package's log lines reach the terminal: of the first rank all, of the others errors."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _Lines(sys.stdout)
     handler.setFormatter(_Line("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     level = logging.ERROR if rank else logging.WARNING if is_quiet else logging.INFO
     handler.setLevel(logging.DEBUG if is_verbose else level)
     spoken = logging.getLogger("unbroken")
     spoken.setLevel(logging.DEBUG if is_verbose else logging.INFO)
     spoken.addHandler(handler)
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Log lines on a stream; when its reader goes away (``| head``), that is said once and training continues."""
+
+    _is_gone = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, if anybody still reads."""
+        if not self._is_gone:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's own name
+        """Drop the stream if it cannot be written to any more; anything else is our bug and is shown."""
+        lost = sys.exc_info()[1]
+        if not isinstance(lost, OSError):
+            super().handleError(record)
+            return
+        self._is_gone = True
+        # What is still buffered would be tried again, and reported, when the interpreter ends.
+        with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.stream.fileno())
+        with contextlib.suppress(OSError):
+            told = f"standard output cannot be written to any more ({lost.strerror}); training continues"
+            sys.stderr.write(for_terminal(f"warning: {told}, and its lines are in the run's logs/\n"))
+            sys.stderr.flush()
 
 
 class _Line(logging.Formatter):

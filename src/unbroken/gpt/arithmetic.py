@@ -11,7 +11,7 @@ from typing import Any, Final
 from unbroken.config.document import all_fields
 from unbroken.exact import Numerics, Reducer
 from unbroken.exact.numerics import require_alike
-from unbroken.launch.accepted import ARITHMETIC
+from unbroken.launch.accepted import ARITHMETIC, CONFIG
 
 # What changes with a field that a person may change between two jobs.
 FOLLOWING: Final[Mapping[str, tuple[str, ...]]] = {
@@ -53,7 +53,7 @@ class Arithmetic:
 
     def is_accepting(self, name: str) -> bool:
         """Whether an accepted name is looked at here, or was when the config was compared."""
-        return name in (*all_fields(), *ARITHMETIC, *ITEMS_FOLLOWING.values(), "config.json")
+        return name in (*all_fields(), *ARITHMETIC, *ITEMS_FOLLOWING.values(), CONFIG)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Pass if this job computes as the one that saved did.

@@ -34,7 +34,7 @@ def keep_config(layout: Layout, started: Started, files: Files = LOCAL, *, job: 
         StorageFailed: the system refused.
     """
     if started.is_recorded:
-        if started.taken:
+        if started.taken or started.is_rebuilt:
             write_accepted(layout, started.history(job=job, step=step), files)
         return
     if files.find(layout.accepted) is not None:

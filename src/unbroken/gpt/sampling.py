@@ -15,7 +15,7 @@ from unbroken.errors import GenerationInvalid
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen; ``top_k`` and ``top_p`` of None, ``repetition_penalty`` of 1 change nothing.
+    """How tokens are chosen; ``top_k`` of 0 or None, ``top_p`` of None, ``repetition_penalty`` of 1 change nothing.
 
     Raises:
         GenerationInvalid: a value is out of its range; all such values are named.
@@ -36,8 +36,8 @@ class Sampling:
         # Written as "not inside": a value that is no number is inside nothing.
         if not 0 < self.temperature < float("inf"):
             yield f"temperature must be above 0, is {self.temperature}; greedy takes the most likely token"
-        if self.top_k is not None and self.top_k < 1:
-            yield f"top_k must be at least 1, is {self.top_k}; None, on the command line 0, takes all"
+        if self.top_k is not None and self.top_k < 0:
+            yield f"top_k must be 0 (all) or more, is {self.top_k}"
         if self.top_p is not None and not 0 < self.top_p <= 1:
             yield f"top_p must be above 0 and at most 1, is {self.top_p}"
         if not 0 < self.repetition_penalty < float("inf"):
@@ -51,7 +51,7 @@ def choose(logits: Tensor, seen: Collection[int], sampling: Sampling, generator:
         return int(logits.argmax())
     # Stable, so that equal logits keep the order of their tokens on every machine.
     ranked, tokens = torch.sort(_sharpened(logits, sampling.temperature), descending=True, stable=True)
-    probabilities = torch.softmax(ranked[: sampling.top_k], dim=0)
+    probabilities = torch.softmax(ranked[: sampling.top_k or None], dim=0)
     if sampling.top_p is not None:
         # What stands before a token decides, so the most likely one stays, even where fp32 takes top_p for zero.
         is_kept = probabilities.cumsum(0) - probabilities < sampling.top_p

@@ -59,7 +59,7 @@ class Generation:
         """How each token is chosen."""
         return Sampling(
             temperature=self.temperature,
-            top_k=self.top_k or None,
+            top_k=self.top_k,
             top_p=self.top_p,
             is_greedy=self.greedy,
             repetition_penalty=self.repetition_penalty,

@@ -9,6 +9,7 @@ step that is a fixed list of lanes, summed in lane order (``unbroken.exact``), a
 (``rates``), and a checkpoint with everything else (``unbroken.Run``). What is left is the loop below.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
 from unbroken.gpt.rates import rate_at
 from unbroken.gpt.records import JobLog, keep_config, keep_tokenizer
 from unbroken.gpt.scaler import LossScaler
-from unbroken.launch.accepted import require_known
+from unbroken.launch.accepted import CONFIG, require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
@@ -334,7 +335,7 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
     training = started.config.training
     # A job that replaces the config of one that never saved computes other losses under the same step numbers.
     items = accepted_items((*accept, *started.unsaved))
-    accepted = (*accept, *items, *(("config.json",) if started.is_replaced else ()))
+    accepted = (*accept, *items, *((CONFIG,) if started.is_replaced else ()))
     return Settings(
         save_steps=training.save_steps,
         keep_last_k=training.keep_last_k,
@@ -368,15 +369,22 @@ def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
     differences = started.differences
     changes = [*differences.fixed, *differences.declared, *differences.free]
     _say_changes(started, changes)
-    if changes:
+    if changes or started.taken or started.is_replaced or started.is_rewritten:
         facts = {change.field: [change.started_with, change.now] for change in changes}
         accepted = [change.field for change in started.taken]
-        run.fact("config", changes=facts, is_replaced=started.is_replaced, accepted=accepted)
+        run.fact("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
 
 
 def _say_changes(started: Started, changes: Sequence[Difference]) -> None:
     """One line for each value that is not the config file's, or not what the run was started with."""
     by_field = {change.field: change for change in started.accepted}
+    if started.is_rewritten:
+        _log.warning(
+            "config.json was missing: written again with the config of this job, accepted by --accept config.json"
+        )
+    if started.is_rebuilt:
+        values = ", ".join(f"{field} {json.dumps(last.now)} (job {last.job})" for field, last in by_field.items())
+        _log.warning("accepted.json was missing: rebuilt from the journal: %s", values)
     for kept in started.kept:
         last = by_field[kept.field]
         _log.warning(
@@ -386,4 +394,4 @@ def _say_changes(started: Started, changes: Sequence[Difference]) -> None:
         )
     for change in changes:
         if change.field not in {kept.field for kept in started.kept}:
-            _log.info("config: %s was %s, is %s", change.field, change.started_with, change.now)
+            _log.info("config: %s is %s (%s when the run was started)", change.field, change.now, change.started_with)

@@ -23,6 +23,8 @@ ARITHMETIC: Final = (
 # What a checkpoint is made of; a name may also stand below these, for a tensor.
 ITEMS: Final = ("model", "optimizer", "ema", "scaler", "arithmetic", "data", "generators")
 GROW: Final = "data.grow"
+# A run whose record of its config is missing continues with the config of the job.
+CONFIG: Final = "config.json"
 _TENSORS: Final = ("model.", "optimizer.", "ema.")
 _NEAREST: Final = 3
 
@@ -37,7 +39,7 @@ def require_known(accept: Collection[str], tensors: Iterable[str] | None = None)
     Raises:
         AcceptUnknown: some are not; the nearest names are told.
     """
-    known = {*all_fields(), *ARITHMETIC, *ITEMS, GROW}
+    known = {*all_fields(), *ARITHMETIC, *ITEMS, GROW, CONFIG}
     if tensors is not None:
         known |= {above for name in tensors for above in _above(name)}
     unknown = [

@@ -16,10 +16,10 @@ from unbroken.config import Config, compare, from_json
 from unbroken.config.document import digest_of
 from unbroken.config.resume import Difference, Differences, computing_values, with_values
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointsExist, ConfigDiffers, FieldChange, GptSimpleRun
+from unbroken.errors import CheckpointsExist, ConfigDiffers, ConfigMissing, FieldChange, GptSimpleRun
 from unbroken.files import LOCAL, Files
-from unbroken.launch.accepted import require_known, still_accepted
-from unbroken.launch.accepted_values import AcceptedValue, read_accepted, values_of
+from unbroken.launch.accepted import CONFIG, require_known, still_accepted
+from unbroken.launch.accepted_values import AcceptedValue, read_accepted, rebuild_accepted, values_of
 from unbroken.run.journal import read_history
 from unbroken.run.layout import Layout
 from unbroken.store.place import Store
@@ -44,6 +44,8 @@ class Started:
         unsaved: names accepted since the newest checkpoint, which still knows the state before.
         is_recorded: the record stands already, and says the same in every fixed field.
         is_replaced: there is a record of another config, of a run that never saved anything.
+        is_rewritten: ``config.json`` was missing, and a person accepted the config of this job in its place.
+        is_rebuilt: ``accepted.json`` was missing, and ``accepted`` is what the journal tells.
     """
 
     config: Config
@@ -55,6 +57,8 @@ class Started:
     unsaved: tuple[str, ...] = ()
     is_recorded: bool = False
     is_replaced: bool = False
+    is_rewritten: bool = False
+    is_rebuilt: bool = False
 
     def history(self, *, job: int, step: int) -> tuple[AcceptedValue, ...]:
         """All that was accepted, with what this job changes at the step it resumes from."""
@@ -70,8 +74,9 @@ def settle(
     Raises:
         GptSimpleRun: the run directory is one of GPT-Simple.
         CheckpointsExist: a start from scratch was asked for without ``force``, and there are checkpoints.
+        ConfigMissing: the run has checkpoints and no ``config.json``, and nobody accepted that.
         ConfigDiffers: it may not continue with this config; every field is named.
-        ConfigUnreadable: one of the run's records is damaged.
+        RunRecordDamaged: one of the run's records is damaged.
         ConfigInvalid: with the values of the run, the config has problems.
         AcceptUnknown: a name is accepted that nothing has which could differ.
         StorageFailed: the system refused to read.
@@ -86,12 +91,19 @@ def settle(
         raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
     recorded = _recorded(layout, files)
     begins_anew = without_tag(resume) == SCRATCH and force and not (names and _is_carried_out(store, resume))
-    if recorded is None or begins_anew:
-        return Started(asked.settled(world), resume=resume, is_replaced=recorded is not None)
-    history = read_accepted(layout, files)
-    found = compare(with_values(recorded, values_of(history)), asked)
     # One that was set aside as damaged is the past of this run too.
-    if not names and not scan(store).quarantined:
+    has_past = bool(names or scan(store).quarantined)
+    if recorded is None and has_past and not begins_anew and CONFIG not in accept:
+        raise ConfigMissing(run=layout.run)
+    if recorded is None or begins_anew:
+        is_rewritten = recorded is None and has_past and not begins_anew
+        config = asked.settled(world)
+        return Started(config, resume=resume, is_replaced=recorded is not None, is_rewritten=is_rewritten)
+    journal = read_history(layout, files)
+    kept_record = read_accepted(layout, files)
+    history = rebuild_accepted(recorded, journal) if kept_record is None else kept_record
+    found = compare(with_values(recorded, values_of(history)), asked)
+    if not has_past:
         if found.fixed or found.declared:
             return Started(asked.settled(world), found, resume, is_replaced=True)
     elif refused := (*found.fixed, *found.not_accepted(frozenset({*accept, *values_of(history)}))):
@@ -107,8 +119,9 @@ def settle(
         accepted=history,
         taken=tuple(each for each in found.declared if each not in kept),
         kept=kept,
-        unsaved=still_accepted(read_history(layout, files).facts),
+        unsaved=still_accepted(journal.facts),
         is_recorded=True,
+        is_rebuilt=kept_record is None and bool(history),
     )
 
 

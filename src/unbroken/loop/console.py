@@ -5,14 +5,13 @@ run shows its own lines then, and only then: any handler that somebody installed
 """
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from typing import Final
 
+from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
 
-QUIET: Final = "UNBROKEN_QUIET"
 _LOGGER: Final = "unbroken"
 
 
@@ -34,8 +33,7 @@ class _Console(logging.Handler):
 def show_lines(*, is_wanted: bool, is_first: bool) -> Callable[[], None]:
     """Print the run's lines until the returned function is called."""
     logger = logging.getLogger(_LOGGER)
-    is_quiet = os.environ.get(QUIET, "0") not in ("", "0")
-    if not is_wanted or not is_first or is_quiet or logger.hasHandlers():
+    if not is_wanted or not is_first or is_quiet_by_environment() or logger.hasHandlers():
         return lambda: None
     console = _Console(logging.INFO)
     console.setFormatter(_Plain())

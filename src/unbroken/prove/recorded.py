@@ -37,7 +37,7 @@ def recorded_config(layout: Layout) -> Config | None:
     """The config that started a run; None if no ``unbroken train`` did.
 
     Raises:
-        ConfigUnreadable: the record is damaged, or was changed after it was written.
+        RunRecordDamaged: the record is damaged, or was changed after it was written.
         StorageFailed: the system refused.
     """
     if LOCAL.find(layout.config) is None:

@@ -182,7 +182,7 @@ def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[s
 
     Raises:
         BadUsage: nothing says what made the run, or the number of ranks cannot be told to the command.
-        ConfigUnreadable: the run's record of its config is damaged.
+        RunRecordDamaged: the run's record of its config is damaged.
         StorageFailed: the system refused.
     """
     if means.words:

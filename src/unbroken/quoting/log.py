@@ -1,16 +1,19 @@
-"""Loggers whose messages cannot steer a terminal, whoever's handler they go to."""
+"""Loggers whose messages cannot steer a terminal, whoever's handler they go to, and the variable that silences them."""
 
 import logging
+import os
 from typing import Final
 
 from unbroken.quoting.terminal import for_terminal
 
+QUIET: Final = "UNBROKEN_QUIET"
+
 
 class _SafeMessages(logging.Filter):
-    """Makes every message fit for a terminal, whoever's handler it goes to."""
+    """Makes every message one line that is fit for a terminal, whoever's handler it goes to."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = for_terminal(record.getMessage()), None
+        record.msg, record.args = for_terminal(record.getMessage()).replace("\n", "\\n"), None
         return True
 
 
@@ -22,3 +25,8 @@ def logger(name: str) -> logging.Logger:
     found = logging.getLogger(name)
     found.addFilter(_SAFE_MESSAGES)
     return found
+
+
+def is_quiet_by_environment() -> bool:
+    """Whether ``UNBROKEN_QUIET`` asks for warnings and errors only."""
+    return os.environ.get(QUIET, "0") not in ("", "0")

@@ -99,14 +99,14 @@ def problems(numbers: Numbers) -> list[str]:
         ("--walltime", numbers.walltime_s),
     ):
         if value is not None and not (math.isfinite(value) and value > 0):
-            found.append(f"{option} is {value:g}: it is a number of seconds above 0")
+            found.append(f"{option} must be a finite number of seconds above 0, is {value:g}")
     for option, value in (
         ("--save-seconds", numbers.save_s),
         ("--reserve", numbers.reserve_s),
         ("--restart-seconds", numbers.restart_s),
     ):
         if value is not None and not (math.isfinite(value) and value >= 0):
-            found.append(f"{option} is {value:g}: it is a number of seconds, 0 or more")
+            found.append(f"{option} must be a finite number of seconds, 0 or more, is {value:g}")
     for option, value in (
         ("--step-seconds", numbers.step_s),
         ("--save-seconds", numbers.save_s),

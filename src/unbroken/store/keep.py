@@ -122,7 +122,7 @@ def best_by(text: str) -> BestBy:
         ValueError: it is none of these.
     """
     metric, _, mode = text.partition(":")
-    if not metric or mode not in ("", "min", "max"):
+    if not metric or not metric.isprintable() or mode not in ("", "min", "max"):
         raise ValueError(f"'{text}' is not METRIC, METRIC:min or METRIC:max")
     return BestBy(metric, mode or "min")
 

@@ -12,6 +12,11 @@ def test_what_cannot_be_counted_to_is_refused(word: str) -> None:
         FiniteRange(0).convert(word, None, None)
 
 
+def test_nan_is_said_to_be_no_finite_number() -> None:
+    with pytest.raises(click.BadParameter, match="must be a finite number, is nan"):
+        FiniteRange(0).convert("nan", None, None)
+
+
 def test_a_number_within_the_bounds_is_taken() -> None:
     assert FiniteRange(0).convert("2.5", None, None) == 2.5
 

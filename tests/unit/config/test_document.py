@@ -19,7 +19,7 @@ from unbroken.config import (
     require_sound,
 )
 from unbroken.config.document import SECTIONS, digest_of
-from unbroken.errors import ConfigInvalid, ConfigUnreadable
+from unbroken.errors import ConfigInvalid, RunRecordDamaged
 
 SOUND = Config(data=DataConfig(path="data"))
 
@@ -71,7 +71,7 @@ def test_every_single_field_changes_the_digest() -> None:
 def test_a_record_that_was_changed_by_hand_is_refused() -> None:
     document = json.loads(SOUND.to_json())
     document["training"]["seed"] = 43
-    with pytest.raises(ConfigUnreadable, match="changed after it was written"):
+    with pytest.raises(RunRecordDamaged, match="changed after it was written"):
         from_json(json.dumps(document), "config.json")
 
 
@@ -90,7 +90,7 @@ def test_a_record_without_a_field_that_came_later_takes_its_default_and_says_so(
     ids=["empty", "list", "no schema", "cut", "newer", "nan", "deep", "text"],
 )
 def test_a_document_that_is_no_record_is_refused(text: str) -> None:
-    with pytest.raises(ConfigUnreadable):
+    with pytest.raises(RunRecordDamaged):
         from_json(text, "config.json")
 
 

@@ -81,8 +81,8 @@ def test_a_config_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
 UNREADABLE = {
     "empty": (b"", "empty", None),
     "only comments": (b"# nothing\n", "empty", None),
-    "list": (b"\n- a\n", "no mapping", 2),
-    "text": (b"abc", "no mapping", 1),
+    "list": (b"\n- a\n", "must be a mapping", 2),
+    "text": (b"abc", "must be a mapping", 1),
     "binary": (b"\x7fELF\0\0", "binary", None),
     "not utf-8": (b"model:\n  x: caf\xe9\n", "not UTF-8", 2),
     "open bracket": (b"model: [\n", "expected", 2),

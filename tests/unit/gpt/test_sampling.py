@@ -37,7 +37,9 @@ def test_a_low_temperature_sharpens_and_a_high_one_flattens() -> None:
     assert abs(hot[0] - 1000) < 100
 
 
-@pytest.mark.parametrize(("top_k", "kept"), [(1, {1}), (2, {1, 3}), (3, {1, 3, 0}), (9, {0, 1, 2, 3})])
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, {1}), (2, {1, 3}), (3, {1, 3, 0}), (9, {0, 1, 2, 3}), (0, {0, 1, 2, 3})]
+)
 def test_top_k_keeps_the_most_likely(top_k: int, kept: set[int]) -> None:
     assert set(drawn(logits(0.2, 0.4, 0.1, 0.3), Sampling(temperature=1.0, top_k=top_k, top_p=None))) == kept
 
@@ -83,10 +85,11 @@ def test_the_smallest_top_p_keeps_one() -> None:
 
 def test_all_bad_options_are_named_at_once() -> None:
     with pytest.raises(GenerationInvalid) as caught:
-        Sampling(temperature=0.0, top_k=0, top_p=1.5, repetition_penalty=float("nan"))
+        Sampling(temperature=0.0, top_k=-3, top_p=1.5, repetition_penalty=float("nan"))
     assert [problem.split()[0] for problem in caught.value.problems] == [
         "temperature",
         "top_k",
         "top_p",
         "repetition_penalty",
     ]
+    assert caught.value.problems[1] == "top_k must be 0 (all) or more, is -3"

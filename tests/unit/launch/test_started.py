@@ -7,9 +7,17 @@ import pytest
 
 from tests.unit.store.saving import save
 from unbroken.config import Config, DataConfig
-from unbroken.errors import CheckpointsExist, ConfigDiffers, ConfigInvalid, ConfigUnreadable, GptSimpleRun
+from unbroken.errors import (
+    CheckpointsExist,
+    ConfigDiffers,
+    ConfigInvalid,
+    ConfigMissing,
+    GptSimpleRun,
+    RunRecordDamaged,
+)
 from unbroken.gpt.records import keep_config
 from unbroken.launch.started import Started, settle
+from unbroken.run.journal import Journal
 from unbroken.run.layout import Layout
 from unbroken.store.place import Store
 
@@ -133,7 +141,7 @@ def test_a_record_of_accepted_values_that_was_changed_by_hand_is_refused(asked: 
     accepted(with_rate(asked, 1e-4), "optimizer.learning_rate", job=2, step=10)
     path = Path(asked.training.output_dir, "accepted.json")
     path.write_text(path.read_text().replace("0.0001", "0.0002"))
-    with pytest.raises(ConfigUnreadable):
+    with pytest.raises(RunRecordDamaged):
         settle(asked, 1)
 
 
@@ -150,6 +158,46 @@ def test_a_start_from_scratch_forgets_what_was_accepted_and_is_one_request_per_c
     assert settle(scratch, 1, force=True).resume == started.resume
 
 
+def journalled(config: Config, started: Started, job: int, step: int) -> None:
+    """What the trainer journals at the start of a job."""
+    journal = Journal(Layout(Path(config.training.output_dir)), job, clock=lambda: 0.0)
+    journal.write("resume", step=step)
+    changes = (*started.differences.declared, *started.differences.free)
+    journal.write("config", changes={each.field: [each.started_with, each.now] for each in changes})
+    journal.close()
+
+
+def test_a_run_with_checkpoints_and_no_config_json_is_refused_until_accepted(asked: Config) -> None:
+    record(asked.settled(1))
+    path = Path(asked.training.output_dir, "config.json")
+    path.unlink()
+    with pytest.raises(ConfigMissing):
+        settle(with_rate(asked, 1e-4), 1)
+    started = settle(with_rate(asked, 1e-4), 1, accept=["config.json"])
+    assert started.is_rewritten
+    keep_config(Layout(path.parent), started, job=2, step=10)
+    assert settle(with_rate(asked, 1e-4), 1).is_recorded
+    with pytest.raises(ConfigDiffers):
+        settle(asked, 1)
+
+
+def test_accepted_values_whose_record_is_missing_are_rebuilt_from_the_journal(asked: Config) -> None:
+    record(asked.settled(1))
+    layout = Layout(Path(asked.training.output_dir))
+    changes = ((2, with_rate(asked, 1e-4)), (3, asked), (4, with_rate(asked, 5e-5)))
+    for job, config in changes:
+        started = accepted(config, "optimizer.learning_rate", job=job, step=10 * job)
+        journalled(config, started, job, 10 * job)
+        kept = layout.accepted.read_bytes()
+        layout.accepted.unlink()
+        rebuilt = settle(asked, 1)
+        assert rebuilt.is_rebuilt
+        assert rebuilt.config.optimizer == config.optimizer, f"job {job}"
+        keep_config(layout, rebuilt, job=job + 1, step=99)
+        assert layout.accepted.read_bytes() == kept
+    assert not settle(asked, 1).is_rebuilt
+
+
 def test_scratch_where_there_are_checkpoints_asks_for_force_whatever_else_differs(asked: Config) -> None:
     record(asked.settled(1))
     save(Store(Path(asked.training.output_dir, "checkpoints")), 4)
@@ -163,8 +211,10 @@ def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
     record(asked.settled(1))
     path = Path(asked.training.output_dir, "config.json")
     path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
-    with pytest.raises(ConfigUnreadable):
+    with pytest.raises(RunRecordDamaged) as caught:
         settle(asked, 1)
+    assert caught.value.exit_code == 3
+    assert caught.value.help()[0].command == f"mv {path} {path}.bad"
 
 
 @pytest.mark.parametrize("resume", ["auto", "scratch"])

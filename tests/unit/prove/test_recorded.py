@@ -7,7 +7,7 @@ import pytest
 
 from unbroken.config import Config, DataConfig, OptimizerConfig, TrainingConfig
 from unbroken.config.resume import with_values
-from unbroken.errors import BadUsage, ConfigUnreadable
+from unbroken.errors import BadUsage, RunRecordDamaged
 from unbroken.prove.recorded import Elsewhere, config_of_jobs, recorded_config
 from unbroken.run.journal import Journal
 from unbroken.run.layout import Layout
@@ -39,7 +39,7 @@ def test_a_run_that_no_train_started_has_no_config(tmp_path: Path) -> None:
 
 def test_a_record_that_was_changed_by_hand_is_refused(layout: Layout) -> None:
     layout.config.write_text(layout.config.read_text().replace('"seed": 42', '"seed": 43'))
-    with pytest.raises(ConfigUnreadable, match="changed after it was written"):
+    with pytest.raises(RunRecordDamaged, match="changed after it was written"):
         recorded_config(layout)
 
 

@@ -16,6 +16,7 @@ from unbroken.store.keep import (
     NotYetMirrored,
     Pinned,
     Policy,
+    best_by,
     decide,
 )
 
@@ -70,6 +71,12 @@ def test_the_best_by_a_metric_is_kept_and_what_is_no_number_is_never_best(mode: 
     found = [Candidate(name, i, i, {"loss": loss}) for i, (name, loss) in enumerate(losses.items())]
     found.append(Candidate("z", 99, 99))
     assert kept(decide(found, (BestBy("loss", mode),))) == sorted([best, "z"])
+
+
+@pytest.mark.parametrize("text", ["", ":min", "loss:best", "a\nb", "\x1b[2J:max"])
+def test_what_names_no_metric_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not METRIC, METRIC:min or METRIC:max"):
+        best_by(text)
 
 
 def test_of_equally_good_ones_the_newest_is_best() -> None:

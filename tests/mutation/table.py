@@ -154,6 +154,12 @@ STORE = (
          "if name not in inventory.committed:\n        return \"it is not a committed checkpoint\", 0\n    if holds",
          "if name in inventory.foreign:\n        return None, 0\n    if holds",
          f"{_EVIDENCE}test_a_sweep_asked_to_remove_a_users_folder_refuses"),
+    one("run swept like a checkpoint", "store/sweep.py",
+         "    if holds_store(store.files, store.path(name)):\n", "    if False:\n",
+         "tests/e2e/test_seal.py::test_prune_never_removes_a_run_nor_the_folder_it_names"),
+    one("run sealed like a checkpoint", "store/seal.py",
+         "    if holds_checkpoints(store.files, directory):\n", "    if False:\n",
+         "tests/unit/store/test_seal.py::test_a_run_is_not_sealed_as_one_checkpoint"),
     one("scratch of records left", "store/scan.py", "leftover=(*leftover, *_scratch_of_records(store, nodes)),",
          "leftover=tuple(leftover),", _kill("pin")),
     # ---- the records of a run ----

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 import unbroken
 from tests.distributed.training_world import digest, moments, weights
+from unbroken.world import Link
 
 STEPS = 2
 BLOCKS = 4
@@ -165,7 +166,8 @@ def counted() -> Iterator[list[Moved]]:
             moved.append(Moved(name, largest[2], largest[1], largest[0]))
 
     # As they stand in the class: what getattr gives would not be a method when it is put back.
-    kept = {name: vars(dist.ProcessGroup)[name] for name in COLLECTIVES if name in vars(dist.ProcessGroup)}
+    classes = {dist.ProcessGroup: COLLECTIVES, Link: ("gather", "broadcast", "reduce")}
+    kept = [(kind, name, vars(kind)[name]) for kind, names in classes.items() for name in names if name in vars(kind)]
 
     def watched(name: str, real: Callable[..., object]) -> Callable[..., object]:
         def collective(group: object, *args: object, **named: object) -> object:
@@ -174,14 +176,14 @@ def counted() -> Iterator[list[Moved]]:
 
         return collective
 
-    for name in kept:
-        setattr(dist.ProcessGroup, name, watched(name, getattr(dist.ProcessGroup, name)))
+    for kind, name, _ in kept:
+        setattr(kind, name, watched(name, getattr(kind, name)))
     try:
         with _Functional(note):
             yield moved
     finally:
-        for name, real in kept.items():
-            setattr(dist.ProcessGroup, name, real)
+        for kind, name, real in kept:
+            setattr(kind, name, real)
 
 
 def save_counted(root: str, wraps: tuple[str, ...], device: str = "cpu", width: int = WIDTH) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Scene:
         is_early: the loader's workers are started before the run is entered.
         is_by_hand: the loader is iterated by the script, and not handed to the run.
         hurt: a signal that the script sends to its own workers, as part of a group's, at step 4.
+        draws_more: draw at that step what a hurt script draws, more than workers prefetch.
     """
 
     directory: str
@@ -38,6 +39,7 @@ class Scene:
     total: int = 100_000
     pause_s: float = 0.02
     hurt: int | None = None
+    draws_more: bool = False
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -73,10 +75,11 @@ def train(scene: Scene) -> dict[str, Any]:
     with unbroken.Run(scene.directory, settings=settings, model=model, optimizer=optimizer, **things) as run:
         batches = iter(DataLoader(Rows(), batch_size=2, num_workers=2)) if scene.is_by_hand else run.data
         for step in run.steps(scene.total):
-            if scene.hurt is not None and step == READY_AT + 1:
-                hurt_workers(scene.hurt)
+            if step == READY_AT + 1:
+                if scene.hurt is not None:
+                    hurt_workers(scene.hurt)
                 # More than was prefetched.
-                for _ in range(8 if scene.is_by_hand else 0):
+                for _ in range(8 if scene.hurt is not None or scene.draws_more else 0):
                     next(batches)
             batch = next(batches)
             optimizer.zero_grad()

@@ -364,12 +364,13 @@ def _audit(taken: Taken, frame: FrameType | None) -> Callable[[], None]:
     ignore = taken.settings.audit_ignore
     if taken.settings.audit == "off":
         return lambda: None
-    told = audit(taken.things, frame, ignore=ignore)
-    _tell_unsaved(taken, told)
+    found = audit(taken.things, frame)
+    _tell_unsaved(taken, [each for each in found if each.called not in ignore])
     modules = modules_of(taken.items)
     buffers = {name: buffer for name, buffer in non_persistent(modules).items() if name not in ignore}
     watch = UnsavedWatch(named_rngs(frame, ignore=ignore), buffers)
-    known, looks = {each.type_name for each in told}, 0
+    # Later looks know no names, so that what was silenced by its name is known by its type.
+    known, looks = {each.type_name for each in found}, 0
 
     def look() -> None:
         nonlocal looks

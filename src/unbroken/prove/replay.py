@@ -230,6 +230,10 @@ def replay(
     again = Layout(place.run)
     target = Store(again.checkpoints)
     copy_checkpoint(span.store, span.a.name, span.a.manifest, target, job=JOB)
+    if LOCAL.find(place.root / CONFIG) is not None:
+        # A run of `unbroken train` that has checkpoints has the record of its config, too.
+        config = LOCAL.read_bytes(place.root / CONFIG, limit_bytes=1 << 24)
+        LOCAL.replace(again.config, config, scratch=scratch("replay", CONFIG), durable=False)
     # Called as the run calls it: nothing was shut down where B is one save among others.
     stops_as = SHUTDOWN if span.b.manifest.kind == SHUTDOWN else PERIODIC
     drill = Drill(directory=place.run.absolute(), stop_at=span.b.step, stops_as=stops_as)

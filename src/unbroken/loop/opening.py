@@ -377,7 +377,7 @@ def _audit(taken: Taken, frame: FrameType | None) -> Callable[[], None]:
         looks += 1
         if looks <= _LATE_LOOKS:
             # Made since the run was entered: an optimizer for a new phase, an average begun late.
-            late = [each for each in audit(taken.things, None, ignore=ignore) if each.type_name not in known]
+            late = [each for each in audit(taken.things, None) if each.type_name not in known]
             known.update(each.type_name for each in late)
             _tell_unsaved(taken, late)
         _tell_unsaved(taken, watch.drawn_from())

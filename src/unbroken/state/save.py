@@ -106,6 +106,7 @@ class Saver:
         self._plan: payload.SavePlan | None = None
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
+        self._is_committing = False
         # Set once weights were written during a copy: from then on nothing is copied beside the next step.
         self._copies_at_once = False
 
@@ -174,6 +175,11 @@ class Saver:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether this rank is making the checkpoint real, for which it needs no other rank any more."""
+        return self._is_committing
+
     def collect(self) -> Saved | None:
         """How the last save ended, once; None while it runs and after it was collected."""
         if self._thread is not None and self._thread.is_alive():
@@ -228,10 +234,23 @@ class Saver:
             work.staged.release()
             raise
         draft = Draft(keeping.store, draft_name)
+        committed: list[_Done] = []
+
+        def commit_once() -> _Done:
+            self._is_committing = True
+            try:
+                committed.append(self._commit(work, draft, everything))
+            finally:
+                self._is_committing = False
+            return committed[0]
+
         try:
             everything = world.gather_or_none(lambda: self._write(work, draft))
-            return world.from_first(lambda: self._commit(work, draft, everything))
+            return world.from_first(commit_once)
         except UnbrokenError:
+            if committed:
+                # A rank was lost before it heard of the commit: the checkpoint is there all the same.
+                return committed[0]
             if world.is_first:
                 self._give_up(draft)
             raise

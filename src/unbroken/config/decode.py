@@ -1,7 +1,7 @@
 """Strict decoding of nodes into a config that collects every problem before it complains.
 
 Owns structure: which sections and fields there are, what stands twice, what is unknown and what it is nearest to.
-The meaning of a single text is ``scalars``'; what holds between fields is ``rules``'.
+What holds between fields is in ``rules``.
 """
 
 import difflib
@@ -11,13 +11,12 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from typing import Any, Final
 
-from unbroken.config import scalars
 from unbroken.config.data import CurriculumPhase
 from unbroken.config.document import SCHEMA, SECTIONS, Config, all_fields
 from unbroken.config.fields import Field, ResumeClass
 from unbroken.config.nodes import Listing, Mapping, Node, Place, Scalar, described, shown
 from unbroken.config.rules import Complaint, complaints
-from unbroken.config.scalars import Refused
+from unbroken.config.scalars import Refused, decode_value, number, whole_number
 from unbroken.errors import ConfigInvalid, Problem
 
 DEFAULT: Final = Place("default")
@@ -138,7 +137,7 @@ class _Decoder:
             self.complain(place, dotted, complaint, nearest, nearest or (section if is_known else None))
             return
         try:
-            value = self.curriculum(field, node) if field.shape.is_curriculum else scalars.decode(field, node)
+            value = self.curriculum(field, node) if field.shape.is_curriculum else decode_value(field, node)
         except Refused as refusal:
             self.failed.add(dotted)
             self.complain(node.place, dotted, refusal.complaint, refusal.nearest, dotted)
@@ -196,7 +195,7 @@ class _Decoder:
         if node is None:
             return 0
         try:
-            value = scalars.whole_number(node.text) if isinstance(node, Scalar) and node.is_plain else None
+            value = whole_number(node.text) if isinstance(node, Scalar) and node.is_plain else None
             if value is None or value < 1:
                 raise Refused(f"must be a whole number above 0, is {described(node)}")
         except Refused as refusal:
@@ -242,7 +241,7 @@ def _weight(bucket: str, node: Node) -> float:
         raise Refused("is no name of a folder")
     if not isinstance(node, Scalar):
         raise Refused(f"must be a number, is {described(node)}")
-    weight = scalars.number(node, "must be a number")
+    weight = number(node, "must be a number")
     if weight < 0:
         raise Refused(f"must be at least 0, is {described(node)}")
     return weight

@@ -31,7 +31,7 @@ class Refused(Exception):
         self.nearest = nearest
 
 
-def decode(field: Field, node: Node) -> Any:  # noqa: ANN401 -- each field has its own type
+def decode_value(field: Field, node: Node) -> Any:  # noqa: ANN401 -- each field has its own type
     """The value a node gives a field of scalar type.
 
     Raises:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken.launch import torchrun
+from unbroken.launch.torchrun import ENDPOINT
 
 # Workers must not look for each other in the store in which the agents met: what an earlier world left there under the
 # same names would be taken for an answer.
@@ -42,7 +42,7 @@ class Meeting:
 
     def options(self, nodes: Nodes) -> list[str]:
         """The options that torchrun takes for it."""
-        options = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", torchrun.ENDPOINT, self.endpoint]
+        options = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", ENDPOINT, self.endpoint]
         options += ["--rdzv-id", self.id]
         if self.settings:
             options += ["--rdzv-conf", self.settings]

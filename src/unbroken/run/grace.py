@@ -16,7 +16,7 @@ from unbroken.run.journal import Fact
 # A save may take half as long again as the slowest so far; and an outcome has to be written after it.
 _LONGER: Final = 1.5
 _OUTCOME_S: Final = 1.0
-_REMEMBERED: Final = 4
+_SAVES_REMEMBERED: Final = 4
 
 
 class Answer(Enum):
@@ -92,7 +92,7 @@ def learned_costs(facts: Iterable[Fact]) -> Costs:
 
 def _seconds(facts: Sequence[Fact], kind: str) -> list[float]:
     found = [seconds for fact in facts if fact.kind == kind and (seconds := fact.number("seconds")) is not None]
-    return [seconds for seconds in found if seconds >= 0][-_REMEMBERED:]
+    return [seconds for seconds in found if seconds >= 0][-_SAVES_REMEMBERED:]
 
 
 def window_warning(grace_s: float | None, costs: Costs, *, has_area: bool) -> str | None:

@@ -9,11 +9,11 @@ from unbroken.errors import NotAStore, NoUsableCheckpoint
 from unbroken.files import LOCAL
 from unbroken.run.layout import Layout, require_reachable
 from unbroken.run.lease import DIRECTORY as LEASES
-from unbroken.store import refer
 from unbroken.store.emergency import read_pointers
 from unbroken.store.manifest import Manifest
 from unbroken.store.place import Store
-from unbroken.store.refer import Reference
+from unbroken.store.refer import Reference, checkpoint_of
+from unbroken.store.refer import resolve as resolve_in_store
 
 
 def is_run(layout: Layout) -> bool:
@@ -36,7 +36,7 @@ def resolve(reference: str) -> Reference:
     """
     require_reachable(reference)
     try:
-        return refer.resolve(reference)
+        return resolve_in_store(reference)
     except NotAStore:
         is_path = LOCAL.find(Path(reference)) is not None
         layout = Layout(Path(reference if is_path else reference.rpartition("@")[0]))
@@ -55,4 +55,4 @@ def resolve_checkpoint(reference: str) -> tuple[Store, str, Manifest]:
         NoUsableCheckpoint: the store has none at all, or the run has not saved yet.
         UnbrokenError: as ``resolve`` raises it, or the manifest of the named one cannot be read.
     """
-    return refer.checkpoint_of(resolve(reference))
+    return checkpoint_of(resolve(reference))

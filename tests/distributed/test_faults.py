@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from tests.distributed.training_world import Job, exact, in_different_directories, train
 from unbroken import errors
-from unbroken.run.journal import History, read_history
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import Outcome, read_outcome
-from unbroken.run.stop import request_stop
+from unbroken.records.journal import History, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import Outcome, read_outcome
+from unbroken.records.stop import request_stop
 from unbroken.state import save
 from unbroken.store import sweep
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.scan import scan
 from unbroken.testing.worlds import Ended, logs, spawn, start
 

@@ -13,8 +13,8 @@ _LEFT = "tests/unit/loop/test_left_early.py::"
 _CARRY = "tests/unit/loop/test_carry.py::"
 _MICRO = "tests/unit/loop/test_micro_batches.py::"
 _PROVEN = "tests/unit/data/test_proven.py::"
-_LEASE = "tests/unit/run/test_lease.py::"
-_WATCHED = "tests/unit/run/test_takeover.py::"
+_LEASE = "tests/unit/records/test_lease.py::"
+_WATCHED = "tests/unit/records/test_takeover.py::"
 _HELD = "tests/e2e/test_lease.py::"
 _PATHS = "tests/unit/loop/test_paths.py::"
 _SYSTEMS = "tests/crash/test_file_systems.py::"
@@ -71,7 +71,7 @@ HABITS: tuple[Mutation, ...] = (
          "                    pass\n",
          f"{_MICRO}test_a_step_that_a_loss_scaler_skips_counts"),
     # ---- U4 ----
-    one("loader workers killed by the signal that stops the run", "loop/workers.py",
+    one("loader workers killed by the signal that stops the run", "loop/loader_workers.py",
         "            signal.signal(each, ignore)\n", "            pass\n",
         f"{_SIGNALS}test_a_stop_signal_ends_in_one_shutdown_checkpoint[both groups, persistent]"),
     one("workers that were lost in a stop not replaced", "state/cursor.py",
@@ -85,19 +85,19 @@ HABITS: tuple[Mutation, ...] = (
         "        if is_torchs and any(words in said.lower() for words in _LOST):\n", "        if False:\n",
         f"{_FIRST_FAILURE}test_only_what_torch_says_of_a_lost_peer_is_one"),
     # ---- U6 ----
-    one("process numbers of another PID namespace taken for ours", "run/process.py",
+    one("process numbers of another PID namespace taken for ours", "records/process.py",
          "(holder.host, holder.scope) != (host_name(), pid_scope())", "holder.host != host_name()",
          f"{_LEASE}test_only_the_same_boot_machine_and_pid_namespace_can_be_seen"),
-    one("a PID namespace left out of who a job is", "run/process.py",
+    one("a PID namespace left out of who a job is", "records/process.py",
          'return f"{namespace}-{hashlib', 'return f"0-{hashlib',
          f"{_HELD}test_a_job_in_another_pid_namespace_keeps_its_run_until_it_is_gone[0.0]"),
-    one("a lease judged by the clocks of two machines", "run/lease.py",
+    one("a lease judged by the clocks of two machines", "records/lease.py",
          "        started = process_of(self.holder) if process_of else None\n",
          "        started = process_of(self.holder) if process_of else None\n"
          "        if started is None and __import__('time').time() - self.renewed_at_s > self.ttl_s:\n"
          "            return Standing.GONE\n",
          f"{_WATCHED}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says[0.0]"),
-    one("a renewal that only a clock shows", "run/lease.py",
+    one("a renewal that only a clock shows", "records/lease.py",
          "renewed_at_s=now_s, renewals=lease.renewals + 1)\n    _write", "renewed_at_s=now_s)\n    _write",
          f"{_WATCHED}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says[0.0]"),
     one("a run released without watching", "cli/release.py",
@@ -107,16 +107,16 @@ HABITS: tuple[Mutation, ...] = (
          "            return self._is_same(path, self.disk.status(beside))\n", "            return False\n",
          f"{_SYSTEMS}test_a_link_that_a_network_file_system_made_twice_is_known_as_our_own"),
     # ---- U7 ----
-    one("a run that moves with the working directory", "run/layout.py",
+    one("a run that moves with the working directory", "records/layout.py",
          "    return Path(text).absolute()\n", "    return Path(text)\n",
          f"{_PATHS}test_a_relative_run_stays_where_it_was_named"),
-    one("an empty path taken for the working directory", "run/layout.py",
+    one("an empty path taken for the working directory", "records/layout.py",
          '    if not text:\n        raise BadRunPath(path=text, problem="empty")\n', "",
          f"{_PATHS}test_a_bad_path_is_one_clear_error_and_nothing_is_written"),
-    one("a run that is gone made anew by its records", "run/lines.py",
+    one("a run that is gone made anew by its records", "records/jsonl.py",
          "if self._within is not None and self._files.find(self._within) is None:", "if False:",
          f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[delete]"),
-    one("a run that is gone trained on", "run/renewal.py",
+    one("a run that is gone trained on", "records/lease.py",
          "if waited_s < every_s and is_present(self._run_directory, self._lease, self._files):",
          "if waited_s < every_s:",
          f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[move]"),
@@ -139,10 +139,10 @@ HABITS: tuple[Mutation, ...] = (
     one("a missing config.json overlooked", "launch/started.py",
          "not begins_anew and CONFIG not in accept", "False",
          f"{_STARTED}test_a_run_with_checkpoints_and_no_config_json_is_refused_until_accepted"),
-    one("accepted values of the run before kept by a new start", "gpt/records.py",
+    one("accepted values of the run before kept by a new start", "gpt/run_files.py",
          "    if files.find(layout.accepted) is not None:\n", "    if False:\n",
          f"{_STARTED}test_a_start_from_scratch_forgets_what_was_accepted_and_is_one_request_per_config"),
-    one("steps of other settings compared", "run/metrics.py",
+    one("steps of other settings compared", "records/metrics.py",
          "if before is None or before.settings != self.settings:", "if before is None:",
          f"{_HYPER}test_steps_are_compared_only_with_steps_of_the_same_hyperparameters"),
     one("accepted names forgotten before they are saved", "loop/opening.py",
@@ -171,10 +171,10 @@ HABITS: tuple[Mutation, ...] = (
     one("a stream does not verify what it reads unless asked", "data/stream.py",
          "        check_reads: bool = True,\n", "        check_reads: bool = False,\n",
          f"{_PROVEN}test_a_loop_does_not_get_damaged_data"),
-    one("the trainer does not verify what it reads unless asked", "config/data.py",
+    one("the trainer does not verify what it reads unless asked", "config/sections.py",
          '        "read",\n        "Verify', '        "quick",\n        "Verify',
          f"{_PROVEN}test_the_trainer_ends_at_damaged_data"),
-    one("checksums taken of shards that are not what they are listed as", "data/proven.py",
+    one("checksums taken of shards that are not what they are listed as", "data/packing/sequence_digests.py",
          "        self._require_listed([number for number in numbers if number not in self._proven])\n", "",
          f"{_PROVEN}test_damage_from_before_the_first_read_is_found"),
     # ---- U12 ----
@@ -239,7 +239,7 @@ HABITS: tuple[Mutation, ...] = (
     one("a control character printed into a script", "quoting/shell.py",
          "    if text.isprintable():\n        # Imported", "    if text:\n        # Imported",
          f"{_QUOTING}test_a_quoted_word_is_one_printable_line"),
-    one("a variable of the pod's in a run directory", "launch/kubernetes/pods.py",
+    one("a variable of the pod's in a run directory", "launch/kubernetes/documents.py",
          "{_literal(program.run)}", "{program.run}",
          "tests/unit/launch/test_kubernetes.py::test_what_a_user_gives_reaches_the_pod_exactly"),
     one("a text from outside that steers the terminal", "cli/output.py",
@@ -257,18 +257,18 @@ HABITS: tuple[Mutation, ...] = (
     one("drafts of any name taken for ours", "store/names.py",
          'if found is None or (stem is None and not is_leased(found["job"])):', "if found is None:",
          f"{_SWEEP}test_a_users_dot_names_survive_every_sweep"),
-    one("scratch files of dead jobs left", "run/leftovers.py",
+    one("scratch files of dead jobs left", "records/leftovers.py",
          "            files.remove_file(path)\n", "            pass\n",
-         "tests/unit/run/test_leftovers.py"),
-    one("scratch files of a living job swept", "run/leftovers.py",
-         ">= holder,", "> holder,", "tests/unit/run/test_leftovers.py"),
+         "tests/unit/records/test_leftovers.py"),
+    one("scratch files of a living job swept", "records/leftovers.py",
+         ">= holder,", "> holder,", "tests/unit/records/test_leftovers.py"),
     one("numbers of records not bounded", "store/fields.py",
          "return float(value) if -MOST_NUMBER <= value <= MOST_NUMBER else None", "return float(value)",
          f"{_EXTREME}test_a_record_with_an_extreme_number_is_told_by_every_command[lease]"),
     one("instants beyond the calendar believed", "store/fields.py",
          "found is not None and 0 <= found <= LATEST_S", "found is not None",
          "tests/unit/store/test_fields.py::test_whole_numbers_and_instants_are_bounded"),
-    one("a world that no cluster has counted through", "store/emergency.py",
+    one("a world that no cluster has counted through", "store/dumps.py",
          'body.whole(name, below=MOST_RANKS) for name in ("rank", "world")',
          'body.whole(name) for name in ("rank", "world")',
          f"{_EXTREME}test_a_world_of_pointers_that_no_cluster_has_is_not_counted_through"),

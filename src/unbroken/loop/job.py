@@ -31,8 +31,8 @@ from unbroken.loop.opened import Opened
 from unbroken.loop.resume import UNFINISHED
 from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_plain_counters, say_end, shown
 from unbroken.quoting.log import logger
-from unbroken.run.outcome import conclude
-from unbroken.run.stop import StopReason
+from unbroken.records.outcome import conclude
+from unbroken.records.stop import StopReason
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import State
 from unbroken.state.rng import capture_generators, generator_devices

@@ -9,10 +9,10 @@ from unbroken.errors import NeedsPickle, RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.quoting.log import logger
-from unbroken.run.events import event
-from unbroken.run.outcome import Outcome
-from unbroken.state.records import COUNTERS
+from unbroken.records.events import event
+from unbroken.records.outcome import Outcome
 from unbroken.state.save import Saved
+from unbroken.state.trainer_state import COUNTERS
 
 _log = logger(__name__)
 # After an error the other ranks may be gone, and a save that needs them would never end.

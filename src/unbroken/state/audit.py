@@ -23,8 +23,8 @@ from unbroken.state.fingerprint import contribution
 from unbroken.state.items import Item, ModuleItem, Stateful
 from unbroken.state.loaders import rngs_of
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.own_rng import comparable, is_rng, rng_state
-from unbroken.state.plan import local_tensors
+from unbroken.state.pieces import local_tensors
+from unbroken.state.rng import comparable, is_rng, rng_state
 from unbroken.state.wrappers import is_wrapped_loader, layers_of, real
 
 # What was handed to any run of this process, by identity. Weak: a run's objects may go, and their numbers come again.

@@ -21,19 +21,18 @@ from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import combine, fingerprints
+from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.index import Box
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
-from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import parameter_names
-from unbroken.state.proof import Sums, require_as_fingerprinted, staged_sums
-from unbroken.state.records import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
-from unbroken.state.stage import Buffers, Staged, stage
+from unbroken.state.stage import Buffers, Staged, Sums, require_as_fingerprinted, stage, staged_sums
+from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
+from unbroken.store.capacity import require_room
 from unbroken.store.commit import Draft, Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.keep import Policy
 from unbroken.store.manifest import Part, Tensor
 from unbroken.store.names import DraftName
-from unbroken.store.place import Store
-from unbroken.store.space import require_room
 from unbroken.store.sweep import settle
 from unbroken.world import World
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from unbroken.config.decode import Refused, decode_value
 from unbroken.config.document import all_fields
-from unbroken.config.nodes import Place, Scalar
-from unbroken.config.scalars import Refused, decode_value
+from unbroken.config.source import Place, Scalar
 
 HERE = Place("run.yaml", 1)
 WHOLE = "training.max_steps"

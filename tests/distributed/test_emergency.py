@@ -32,7 +32,7 @@ def dumps(root: Path, where: str = "scratch") -> list[tuple[int, int]]:
 
 
 def passed_over(root: Path) -> list[tuple[str, str]]:
-    return [(fact.values["name"], fact.values["reason"]) for fact in history(root / "run").of_kind("passed-over")]
+    return [(fact.values["name"], fact.values["reason"]) for fact in history(root / "run").of_kind("checkpoint-skipped")]
 
 
 @pytest.fixture(scope="module")

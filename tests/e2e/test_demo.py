@@ -50,7 +50,7 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
         (2, "stopped"),
         (4, "completed"),
     ]
-    [passed] = history.of_kind("passed-over")
+    [passed] = history.of_kind("checkpoint-skipped")
     assert passed.job == 4
     assert (chained.checkpoints / "quarantine" / str(passed.text("name"))).is_dir()
     recomputed = read_metrics(chained).recomputed

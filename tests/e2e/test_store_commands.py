@@ -333,7 +333,7 @@ def test_no_name_and_no_manifest_steers_the_terminal(unbroken: Tool, run: Path) 
     path = run / "checkpoints/checkpoint-10/manifest.json"
     manifest = decode(path.read_bytes(), path)
     tensors = {"w\x1b[31m": Tensor("f\x07", (1,), "00")}
-    path.write_bytes(encode(replace(manifest, job="j\x1b]0;x\x07", facts={"a\x1b": "b\x1b"}, tensors=tensors)))
+    path.write_bytes(encode(replace(manifest, job="j\x1b]0;x\x07", metadata={"a\x1b": "b\x1b"}, tensors=tensors)))
     for command in (
         ["ls", "run"],
         ["show", "run@10", "--tensors"],

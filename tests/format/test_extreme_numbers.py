@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store,
             step,
             metrics={"loss": 0.5},
-            facts={"world": 2, "data": {"samples": 8, "digest": "d", "agrees": True}},
+            metadata={"world_size": 2, "data": {"samples": 8, "digest": "d", "agrees": True}},
         )
     rewind(store, ["checkpoint-3", "checkpoint-2", "checkpoint-1"], target="checkpoint-2", job="j0001_a", at_ns=5)
     pin(store, "checkpoint-1", reason="kept", job="j0001_a", at_ns=5)

@@ -47,7 +47,7 @@ def command(
         "store": str(store.root),
         "sealed": [{"is_new": each.is_new, **manifest_facts(each.name, each.manifest)} for each in done],
     }
-    output.document("unbroken.seal/1", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
+    output.document("unbroken.seal/2", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
 
 
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:

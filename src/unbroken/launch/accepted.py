@@ -69,10 +69,10 @@ def still_accepted(facts: Sequence[Fact]) -> tuple[str, ...]:
     """
     names: dict[str, None] = {}
     for fact in facts:
-        told, unmet = fact.values.get("names"), fact.values.get("without_difference")
+        told, unmet = fact.values.get("names"), fact.values.get("unused")
         if fact.kind == "accept" and isinstance(told, list) and isinstance(unmet, list):
             names |= dict.fromkeys(name for name in told if isinstance(name, str) and name not in unmet)
-        elif fact.kind in ("commit", "emergency-resume") or (fact.kind == "resume" and fact.values.get("set_aside")):
+        elif fact.kind in ("commit", "emergency-resume") or (fact.kind == "resume" and fact.values.get("abandoned")):
             names.clear()
     return tuple(names)
 

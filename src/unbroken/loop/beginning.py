@@ -32,12 +32,12 @@ def record_resume(
 ) -> None:
     """Write down where the job resumes from and what it passed over, and begin its metrics."""
     for name, reason in found.passed_over:
-        recorder.fact("passed-over", name=name, reason=reason)
+        recorder.fact("checkpoint-skipped", name=name, reason=reason)
         if world.is_first:
             _log.warning("passed over %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
     notes = found.restored.notes if found.restored else ()
-    asked = {} if settings.resume == "auto" else {"asked": settings.resume}
+    asked = {} if settings.resume == "auto" else {"requested": settings.resume}
     if found.followed is not None:
         asked["carried_out_by"] = found.followed.job
     recorder.fact(
@@ -45,7 +45,7 @@ def record_resume(
         step=step,
         name=found.target.name if found.target else None,
         notes=list(notes),
-        set_aside=found.set_aside,
+        abandoned=found.set_aside,
         changed=[change.name for change in found.changes if change.used(settings.hyperparameters) == "script"],
         **asked,
     )
@@ -93,7 +93,7 @@ def tell_accepted(
         # Whether generators differ is told when they are set, after everything else.
         differed = (*found.restored.accepted, GENERATORS)
         unmet = without_difference(settings.accept, differed, list(things))
-    recorder.fact("accept", names=list(settings.accept), without_difference=unmet)
+    recorder.fact("accept", names=list(settings.accept), unused=unmet)
     for name in unmet if world.is_first else ():
         _log.warning("accept '%s' had no effect: it did not change", name)
 

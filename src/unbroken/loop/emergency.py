@@ -199,7 +199,7 @@ class Emergency:
         hosts = sorted({machine_of(copies[0][1].host) for copies in choice.copies.values()})
         self._recorder.fact("emergency-resume", step=moment.step, name=name, job=moment.job, hosts=hosts)
         if self._world.is_first:
-            ranks = amounts.plural(moment.world, "rank")
+            ranks = amounts.plural(moment.world_size, "rank")
             where = ", ".join(hosts)
             _log.info("made %s of the emergency dumps of step %s by %s on %s", name, f"{moment.step:,}", ranks, where)
 
@@ -268,7 +268,7 @@ class Emergency:
             self.dump(step, counters, why="the grace window is too small for a save")
         elif self._world.is_first:
             _log.warning("no time for a save: the run is let go, and the last commit counts")
-            self._recorder.fact("let-go", step=step, left_s=self.left_s())
+            self._recorder.fact("grace-too-short", step=step, remaining_s=self.left_s())
 
     def dump(self, step: int, counters: Mapping[str, Any], *, why: str) -> bool:
         """Write what this rank holds to local disk, point at it, copy it; says whether it is durable."""
@@ -315,7 +315,7 @@ class Emergency:
             bytes=size_bytes,
             host=pointer.host,
             path=path,
-            why=why,
+            reason=why,
         )
         if (copy := self._mirror(dumped)) is not None:
             self._point(replace(pointer, copy=copy))

@@ -397,10 +397,10 @@ class Job:
         # Of this very step: a loss on val/ from before would make of a later checkpoint the best one.
         metrics = {name: float(value) for name, value in self.measures.of_step(self.step).items()}
         account = self._settle_served()
-        facts: dict[str, Any] = {"job": self.opened.lease.number}
+        metadata: dict[str, Any] = {"job": self.opened.lease.number}
         if unfinished:
-            facts[UNFINISHED] = list(unfinished)
-        request = Request(self.step, kind, dict(self.counters), metrics, facts, account)
+            metadata[UNFINISHED] = list(unfinished)
+        request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
         self.opened.saver.start(request, rng or (lambda: capture_generators(generator_devices())))
         self.body.gradients.is_wanted = False
 

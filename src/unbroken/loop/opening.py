@@ -230,7 +230,7 @@ def _record_start(taken: Taken, deadline: Deadline | None) -> list[Holder]:
     say_clocks(world)
     taken.recorder.fact(
         "job-start",
-        world=world.size,
+        world_size=world.size,
         processes=processes,
         placement=placed.facts() if (placed := placement(os.environ)) else None,
         deadline_s=deadline.at_s if deadline else None,

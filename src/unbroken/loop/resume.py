@@ -44,7 +44,7 @@ from unbroken.store.rewind import (
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
 
-# In a checkpoint's facts: what a step that was given up had moved. Accepting this name resumes from it all the same.
+# In a checkpoint's metadata: what a step that was given up had moved. Accepting this name resumes from it all the same.
 UNFINISHED: Final = "unfinished-step"
 
 
@@ -145,7 +145,7 @@ def _settle_hyperparameters(script: Script, found: Resumed, settings: Settings) 
 
 def _require_finished(target: Target, settings: Settings) -> None:
     """Refuse a checkpoint of a step that was given up in the middle, unless a person accepts it."""
-    moved = target.manifest.facts.get(UNFINISHED)
+    moved = target.manifest.metadata.get(UNFINISHED)
     if moved and UNFINISHED not in settings.accept:
         what = f"the loop was left inside step {target.manifest.step + 1:,}, which had already changed: {moved}"
         raise NotExact(differences=((UNFINISHED, what),))

@@ -55,7 +55,7 @@ def _note_commit(opened: Opened, saved: Saved) -> None:
         name=saved.name,
         bytes=saved.size_bytes,
         seconds=saved.total_s,
-        blocked_s=saved.blocked_s,
+        paused_s=saved.blocked_s,
         removed=list(saved.removed),
         data=saved.account,
     )

@@ -203,7 +203,7 @@ def _reserve_s(numbers: Numbers) -> float:
 def measured(facts: Sequence[Fact]) -> tuple[Numbers, list[str]]:
     """What the journal of a run says, and what had to be assumed because it does not."""
     commits = [fact for fact in facts if fact.kind == "commit"][-_RECENT:]
-    save_s, blocked_s = _median(commits, "seconds"), _median(commits, "blocked_s")
+    save_s, blocked_s = _median(commits, "seconds"), _median(commits, "paused_s")
     step_s = _step_s(facts)
     mtbf_s = mean_time_between_failures_s(facts) if facts else None
     assumed = []

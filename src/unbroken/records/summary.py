@@ -125,7 +125,7 @@ class Account:
 
 def account_of(manifest: Manifest | None) -> Account | None:
     """What a checkpoint says of the data; None where its loader keeps no account."""
-    said = manifest.facts.get("data") if manifest is not None else None
+    said = manifest.metadata.get("data") if manifest is not None else None
     if not isinstance(said, Mapping):
         return None
     samples, digest, agrees = as_whole(said.get("samples")), said.get("digest"), said.get("agrees")

@@ -29,7 +29,7 @@ from unbroken.state.read import read
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
 from unbroken.store.commit import Draft, Record, begin, commit
 from unbroken.store.directory import Store
-from unbroken.store.dumps import FACTS, Dump, Moment
+from unbroken.store.dumps import METADATA, Dump, Moment
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest, Part, Tensor
 from unbroken.store.names import SHUTDOWN, machine_of
@@ -99,7 +99,7 @@ def adopt(
     files = into.store.files
     found = world.gather_or_none(lambda: _open_mine(copies, world.rank, files))
     views = {view.rank: view for theirs in found for view in theirs}
-    merged = world.all_or_none(lambda: _fitting([views[rank] for rank in range(moment.world)], items))
+    merged = world.all_or_none(lambda: _fitting([views[rank] for rank in range(moment.world_size)], items))
     draft_name = world.from_first(lambda: begin(into.store, step=moment.step, job=into.job).name)
     draft = Draft(into.store, draft_name)
     try:
@@ -326,10 +326,10 @@ def _commit(
     parts += payload.finish(merged.plan, [each.written for each in everything], draft)
     trainer = TrainerState(
         step=moment.step,
-        world=moment.world,
+        world_size=moment.world_size,
         kinds=first.kinds,
         values=merged.shared,
-        ranked=tuple(sorted(merged.ranked[0])),
+        per_rank=tuple(sorted(merged.ranked[0])),
         counters=first.counters,
         hyperparameters=first.hyperparameters,
     )
@@ -341,14 +341,14 @@ def _commit(
         saved_at_ns=into.at_ns,
         tensors=described,
         fingerprint=combine({name: tensor.digest for name, tensor in described.items()}),
-        facts={
-            "world": moment.world,
+        metadata={
+            "world_size": moment.world_size,
             "torch": torch.__version__,
             "job": into.number,
-            FACTS: {"job": moment.job, "hosts": hosts},
+            METADATA: {"job": moment.job, "hosts": hosts},
         },
     )
-    ranks = range(moment.world)
+    ranks = range(moment.world_size)
     plan = [name for rank in ranks for name in (*merged.parts_of(rank), rank_part(rank))]
     plan += [payload.INDEX_PART, payload.METADATA_PART, TRAINER_STATE]
     return commit(draft, plan=plan, parts=parts, record=record, fence=into.fence)

@@ -30,14 +30,15 @@ from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.trainer_state import HYPERPARAMETERS, encode_counters, json_part, read_hyperparameters, read_record
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.directory import Store
-from unbroken.store.dumps import FACTS, dump_name
+from unbroken.store.dumps import METADATA, dump_name
 from unbroken.store.fields import MOST_RANKS, Malformed, Table
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
+from unbroken.store.old_names import updated
 from unbroken.world import World
 
 RECORD_PART: Final = "emergency.json"
-_SCHEMA: Final = "unbroken.emergency/1"
+_SCHEMA: Final = "unbroken.emergency/2"
 _log = logger(__name__)
 
 
@@ -146,12 +147,12 @@ def dump(
         )
         # crash here: a draft with some of its parts; it is torn.
         parts = (*written.parts, draft.write_part(RECORD_PART, [_encode(view)]))
-        facts = {"run": whose.run, "rank": world.rank, "world": world.size, "host": whose.host}
+        found_in = {"run": whose.run, "rank": world.rank, "world_size": world.size, "host": whose.host}
         name = commit(
             draft,
             plan=[part.name for part in parts],
             parts=parts,
-            record=Record(kind=EMERGENCY, saved_at_ns=at_ns, facts={FACTS: facts, "torch": torch.__version__}),
+            record=Record(kind=EMERGENCY, saved_at_ns=at_ns, metadata={METADATA: found_in, "torch": torch.__version__}),
             called=dump_name(step, at_ns),
         )
     except BaseException:
@@ -287,19 +288,19 @@ def _encode(view: View) -> bytes:
     body: dict[str, Any] = {
         "schema": _SCHEMA,
         "rank": view.rank,
-        "world": view.world,
+        "world_size": view.world,
         "step": view.step,
         "kinds": dict(view.kinds),
         "values": dict(view.values),
-        "own_values": {name: {"values": v, "names": dict(names)} for name, (v, names) in view.own_values.items()},
+        "rank_values": {name: {"values": v, "names": dict(names)} for name, (v, names) in view.own_values.items()},
         "digests": dict(view.digests),
-        "copies": dict(view.copies),
-        "held": [[h.name, h.dtype, list(h.shape), [_box_out(box) for box in h.boxes], h.same_as] for h in view.held],
-        "places": [[n, _box_out(box), [p.part, p.blob_at, p.blob_bytes, p.at]] for (n, box), p in view.places.items()],
-        "sums": [[name, _box_out(box), list(sums)] for (name, box), sums in view.sums.items()],
+        "replica_digests": dict(view.copies),
+        "tensors": [[h.name, h.dtype, list(h.shape), [_box_out(box) for box in h.boxes], h.same_as] for h in view.held],
+        "locations": [[n, _box_out(box), [p.part, p.blob_at, p.blob_bytes, p.at]] for (n, box), p in view.places.items()],
+        "fingerprint_sums": [[name, _box_out(box), list(sums)] for (name, box), sums in view.sums.items()],
         "counters": view.counters,
-        "share": view.share or {},
-        "shares_generators": view.shares_generators,
+        "unreported_samples": view.share or {},
+        "shares_rng": view.shares_generators,
         **({} if view.hyperparameters is None else {HYPERPARAMETERS: dict(view.hyperparameters)}),
     }
     return json_part(body)
@@ -320,7 +321,7 @@ def read_view(store: Store, name: str, manifest: Manifest) -> View:
     path = store.path(name) / RECORD_PART
     data = read_record(store, name, manifest, RECORD_PART)
     try:
-        said = json.loads(data)
+        said = updated(json.loads(data))
         body = Table(said, RECORD_PART)
         body.one_of("schema", (_SCHEMA,))
         view = _decode(body, said)
@@ -334,25 +335,25 @@ def read_view(store: Store, name: str, manifest: Manifest) -> View:
 def _decode(body: Table, said: Mapping[str, Any]) -> View:
     held = [
         Held(name, dtype, tuple(shape), tuple(_box_in(box) for box in boxes), same_as)
-        for name, dtype, shape, boxes, same_as in said["held"]
+        for name, dtype, shape, boxes, same_as in said["tensors"]
     ]
     if unknown := [one.dtype for one in held if one.dtype not in DTYPES]:
         raise Malformed(f"there is no dtype {unknown[0]!r}")
     return View(
         rank=body.whole("rank", below=MOST_RANKS),
-        world=body.whole("world", below=MOST_RANKS),
+        world=body.whole("world_size", below=MOST_RANKS),
         step=body.whole("step"),
         kinds={str(k): str(v) for k, v in body.table("kinds").items()},
         values=body.table("values"),
-        own_values={name: (own["values"], own["names"]) for name, own in body.table("own_values").items()},
+        own_values={name: (own["values"], own["names"]) for name, own in body.table("rank_values").items()},
         digests=body.table("digests"),
-        copies=body.table("copies"),
+        copies=body.table("replica_digests"),
         held=held,
-        places={(name, _box_in(box)): Place(*place) for name, box, place in said["places"]},
-        sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in said["sums"]},
+        places={(name, _box_in(box)): Place(*place) for name, box, place in said["locations"]},
+        sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in said["fingerprint_sums"]},
         counters=dict(body.table("counters")),
-        share=dict(body.table("share")) or None,
-        shares_generators=body.flag("shares_generators"),
+        share=dict(body.table("unreported_samples")) or None,
+        shares_generators=body.flag("shares_rng"),
         hyperparameters=read_hyperparameters(body),
     )
 

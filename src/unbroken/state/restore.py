@@ -116,7 +116,7 @@ def restore(
         counters,
         cast("State", generators),
         plan.notes,
-        trainer.world,
+        trainer.world_size,
         accepted,
         trainer.hyperparameters,
     )
@@ -244,9 +244,9 @@ def _own_names(
     """
     mine = [item.name for item in record.items if not isinstance(item, ObjectItem)]
     whole = [name for item in mine for name in record.looked[item][0] if name in places]
-    ranks = range(1, record.trainer.world)
+    ranks = range(1, record.trainer.world_size)
     uneven = [name for name in whole if any(own_prefix(rank, name) in record.index.tensors for rank in ranks)]
-    kept = [name for name in uneven if world.size == record.trainer.world and not is_sharded(places[name])]
+    kept = [name for name in uneven if world.size == record.trainer.world_size and not is_sharded(places[name])]
     lost = sorted(set(uneven) - set(kept))
     own = {name: own_prefix(world.rank, name) for name in kept}
     notes = (f"{', '.join(lost[:4])}: differed by rank; all take the values of rank 0",) if lost else ()
@@ -281,17 +281,17 @@ def _skeletons(
     found: dict[str, Json] = {
         name: value for name, value in trainer.values.items() if name in here or name == GENERATORS
     }
-    if trainer.ranked:
-        lender = world.rank % trainer.world
+    if trainer.per_rank:
+        lender = world.rank % trainer.world_size
         mine = read_rank_values(source.store, source.name, source.manifest, lender)
         found |= {name: value for name, value in mine.items() if name in here or name == GENERATORS}
-        if world.size != trainer.world:
+        if world.size != trainer.world_size:
             if not _draws_in_lanes(items):
-                lenders = f"each rank takes the RNG states of rank number modulo {trainer.world}"
-                notes.append(f"world {trainer.world} -> {world.size}: {lenders}")
+                lenders = f"each rank takes the RNG states of rank number modulo {trainer.world_size}"
+                notes.append(f"world {trainer.world_size} -> {world.size}: {lenders}")
             differences += [
-                (name, f"its state differs by rank, and {trainer.world} ranks became {world.size}")
-                for name in trainer.ranked
+                (name, f"its state differs by rank, and {trainer.world_size} ranks became {world.size}")
+                for name in trainer.per_rank
                 if name in here
             ]
     lost = [name for name in here if name in trainer.kinds and name not in found]

@@ -50,7 +50,7 @@ class Request:
     kind: str
     counters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     account: Callable[[], Mapping[str, Any]] | None = None
 
 
@@ -288,10 +288,10 @@ class Saver:
         require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)
         trainer = TrainerState(
             step=request.step,
-            world=self._world.size,
+            world_size=self._world.size,
             kinds={item.name: item.kind for item in work.items},
             values=work.captured.shared,
-            ranked=tuple(sorted(work.captured.ranked)),
+            per_rank=tuple(sorted(work.captured.ranked)),
             counters=work.counters,
             hyperparameters=self._hyperparameters,
         )
@@ -306,7 +306,7 @@ class Saver:
             tensors=work.described,
             metrics=request.metrics,
             fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
-            facts={"world": self._world.size, "torch": torch.__version__, **served, **request.facts},
+            metadata={"world_size": self._world.size, "torch": torch.__version__, **served, **request.metadata},
         )
         name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=keeping.fence)
         return _Done(name, self._settle(name), account)

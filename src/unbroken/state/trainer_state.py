@@ -12,13 +12,14 @@ from unbroken.state.encode import Json, decode, encode
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.manifest import Manifest
+from unbroken.store.old_names import updated
 from unbroken.store.parts import read_whole
 
 COUNTERS: Final = "counters"
 HYPERPARAMETERS: Final = "hyperparameters"
 TRAINER_STATE: Final = "trainer_state.json"
-_SCHEMA: Final = "unbroken.trainer-state/1"
-_RANK_SCHEMA: Final = "unbroken.rank-state/1"
+_SCHEMA: Final = "unbroken.trainer-state/2"
+_RANK_SCHEMA: Final = "unbroken.rank-state/2"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class TrainerState:
     """
 
     step: int
-    world: int
+    world_size: int
     kinds: Mapping[str, str]
     values: Mapping[str, Json]
-    ranked: tuple[str, ...]
+    per_rank: tuple[str, ...]
     counters: Json = None
     hyperparameters: Mapping[str, str] | None = None
 
@@ -41,10 +42,10 @@ class TrainerState:
         body = {
             "schema": _SCHEMA,
             "step": self.step,
-            "world": self.world,
+            "world_size": self.world_size,
             "kinds": dict(self.kinds),
             "values": dict(self.values),
-            "ranked": list(self.ranked),
+            "per_rank": list(self.per_rank),
             "counters": self.counters,
             **({} if self.hyperparameters is None else {HYPERPARAMETERS: dict(self.hyperparameters)}),
         }
@@ -118,10 +119,10 @@ def read_trainer_state(store: Store, name: str, manifest: Manifest) -> TrainerSt
     try:
         state = TrainerState(
             step=body.whole("step"),
-            world=body.whole("world"),
+            world_size=body.whole("world_size"),
             kinds={str(k): str(v) for k, v in body.table("kinds").items()},
             values=body.table("values"),
-            ranked=tuple(body.texts("ranked")),
+            per_rank=tuple(body.texts("per_rank")),
             counters=dict(body.table("counters")),
             hyperparameters=read_hyperparameters(body),
         )
@@ -164,7 +165,7 @@ def read_record(store: Store, name: str, manifest: Manifest, part_name: str) -> 
 def _table(store: Store, name: str, manifest: Manifest, part_name: str, schema: str) -> Table:
     data = read_record(store, name, manifest, part_name)
     try:
-        body = Table(json.loads(data), part_name)
+        body = Table(updated(json.loads(data)), part_name)
         body.one_of("schema", (schema,))
     except (ValueError, RecursionError, Malformed) as wrong:
         complaint = f"it does not decode: {wrong}"

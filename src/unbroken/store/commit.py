@@ -79,7 +79,7 @@ class Record:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def begin(store: Store, *, step: int, job: str) -> Draft:
@@ -138,7 +138,7 @@ def commit(
         tensors=record.tensors,
         metrics=record.metrics,
         fingerprint=record.fingerprint,
-        facts=record.facts,
+        metadata=record.metadata,
     )
     encoded = encode(manifest)
     # What no reader would take must not become a checkpoint: it would be found out when it is needed.

@@ -58,7 +58,7 @@ def _commit(draft: Draft, manifest: Manifest, name: str) -> str:
         tensors=manifest.tensors,
         metrics=manifest.metrics,
         fingerprint=manifest.fingerprint,
-        facts=manifest.facts,
+        metadata=manifest.metadata,
     )
     plan = [part.name for part in manifest.parts]
     return commit(draft, plan=plan, parts=manifest.parts, record=record, called=name)

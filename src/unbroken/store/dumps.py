@@ -22,13 +22,15 @@ from unbroken.store.directory import Store
 from unbroken.store.fields import MOST_RANKS, Malformed, Table, parsed
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY, machine_of, same_host, scratch
+from unbroken.store.old_names import updated
 from unbroken.store.scan import scan
 
 FOLDER: Final = "emergency"
-FACTS: Final = "emergency"
+# The key under which a dump, and a checkpoint made of dumps, says so in its manifest.
+METADATA: Final = "emergency"
 _AREA: Final = "area.json"
 _AREA_SCHEMA: Final = "unbroken.emergency-area/1"
-_POINTER_SCHEMA: Final = "unbroken.emergency-pointer/1"
+_POINTER_SCHEMA: Final = "unbroken.emergency-pointer/2"
 _LIMIT_BYTES: Final = 1 << 20
 RANK: Final = "rank-"
 
@@ -62,7 +64,7 @@ class Dump:
     """One rank's dump as it was found: whose it is, and where it stands."""
 
     rank: int
-    world: int
+    world_size: int
     step: int
     job: str
     host: str
@@ -75,7 +77,7 @@ class Dump:
     @property
     def moment(self) -> "Moment":
         """What all dumps of one checkpoint have in common."""
-        return Moment(self.step, self.job, self.world)
+        return Moment(self.step, self.job, self.world_size)
 
     def store(self, files: Files = LOCAL) -> Store:
         """The store it stands in."""
@@ -88,7 +90,7 @@ class Moment:
 
     step: int
     job: str
-    world: int
+    world_size: int
 
     def __str__(self) -> str:
         return f"emergency_step_{self.step}"
@@ -102,7 +104,7 @@ class Pointer:
     """
 
     rank: int
-    world: int
+    world_size: int
     step: int
     job: str
     host: str
@@ -112,7 +114,7 @@ class Pointer:
     @property
     def moment(self) -> Moment:
         """What all dumps of one checkpoint have in common."""
-        return Moment(self.step, self.job, self.world)
+        return Moment(self.step, self.job, self.world_size)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def make_area(run: Path, *, job: str, is_new: bool = False, files: Files = LOCAL
 
 def _record(path: Path, schema: str, files: Files) -> Table:
     try:
-        body = Table(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), path.name)
+        body = Table(updated(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))), path.name)
         body.one_of("schema", (schema,))
     except (ValueError, Malformed) as wrong:
         raise RecordDamaged(path=path, complaint=" ".join(str(wrong).split())[:120]) from wrong
@@ -234,7 +236,7 @@ def read_pointers(run: Path, files: Files = LOCAL) -> list[Pointer]:
 
 
 def _pointer(body: Table) -> Pointer:
-    ranks = {name: body.whole(name, below=MOST_RANKS) for name in ("rank", "world")}
+    ranks = {name: body.whole(name, below=MOST_RANKS) for name in ("rank", "world_size")}
     texts = {name: body.text(name) for name in ("job", "host", "path")}
     return Pointer(**ranks, **texts, step=body.whole("step"), copy=body.optional_text("copy"))  # type: ignore[arg-type]
 
@@ -296,15 +298,15 @@ def _dump(store: Store, name: str, manifest: Manifest | None, key: str, *, is_sh
     if manifest is None or manifest.kind != EMERGENCY:
         return None
     try:
-        facts = Table(manifest.facts.get(FACTS), FACTS)
-        if facts.text("run") != key:
+        found = Table(manifest.metadata.get(METADATA), METADATA)
+        if found.text("run") != key:
             return None
-        rank, world = (facts.whole(each, below=MOST_RANKS) for each in ("rank", "world"))
-        host = facts.text("host")
+        rank, world_size = (found.whole(each, below=MOST_RANKS) for each in ("rank", "world_size"))
+        host = found.text("host")
     except Malformed:
         return None
     at_ns, where = manifest.saved_at_ns, str(store.root)
-    return Dump(rank, world, manifest.step, manifest.job, host, manifest.id, at_ns, where, name, is_shared)
+    return Dump(rank, world_size, manifest.step, manifest.job, host, manifest.id, at_ns, where, name, is_shared)
 
 
 # ---- choosing ----
@@ -333,7 +335,7 @@ def choose_dumps(
     passed: list[tuple[str, str]] = []
     for moment in sorted(filter(is_newer, seen.keys() | absent.keys()), reverse=True):
         ranks = seen.get(moment, {})
-        lacking = sorted(set(range(moment.world)) - ranks.keys())
+        lacking = sorted(set(range(moment.world_size)) - ranks.keys())
         if reason := (failed or {}).get(moment) or _why_not(lacking, moment, absent.get(moment, {}), sights):
             passed.append((str(moment), reason))
             continue
@@ -379,5 +381,5 @@ def _why_not(
             )
     gone = [f"rank {rank}'s dump is gone from {absent[rank][1]}" for rank in lacking if rank in absent]
     never = ", ".join(str(rank) for rank in lacking if rank not in absent)
-    left = [f"of {moment.world} ranks, {never} left no whole dump of it"] if never else []
+    left = [f"of {moment.world_size} ranks, {never} left no whole dump of it"] if never else []
     return "; ".join((*gone, *left))

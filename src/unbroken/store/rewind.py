@@ -18,9 +18,10 @@ from unbroken.errors import CheckpointUnknown, ManifestDamaged, RecordDamaged, S
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed, Table, parsed
 from unbroken.store.names import ABANDONED, REWINDS, scratch
+from unbroken.store.old_names import updated
 
 _RECORD_LIMIT_BYTES: Final = 64 << 20
-_SCHEMA: Final = "unbroken.rewind/1"
+_SCHEMA: Final = "unbroken.rewind/2"
 SCRATCH: Final = "scratch"
 # What stands behind it tells two requests for the same target apart; a path may have one in an earlier piece.
 _TAG: Final = re.compile(r"#[^#/@]+\Z")
@@ -61,8 +62,8 @@ def last_request(store: Store) -> Request | None:
     """
     found: Request | None = None
     for body in _records(store):
-        if "asked" in body:
-            found = Request(body.text("asked"), body.text("target"), body.text("job"))
+        if "requested" in body:
+            found = Request(body.text("requested"), body.text("target"), body.text("job"))
     return found
 
 
@@ -84,7 +85,7 @@ def record_rewind(
         "job": job,
         "at_ns": at_ns,
         "abandoned": [{"name": name, "id": abandoned[name]} for name in sorted(abandoned)],
-        **({} if asked is None else {"asked": asked}),
+        **({} if asked is None else {"requested": asked}),
     }
     number = 1 + max(
         (int(n.name[:6]) for n in store.files.list_directory(directory) if n.name[:6].isdecimal()), default=0
@@ -170,7 +171,8 @@ def _records(store: Store) -> Iterator[Table]:
             continue
         path = directory / node.name
         try:
-            body = Table(parsed(store.files.read_bytes(path, limit_bytes=_RECORD_LIMIT_BYTES)), "rewind")
+            found = parsed(store.files.read_bytes(path, limit_bytes=_RECORD_LIMIT_BYTES))
+            body = Table(updated(found), "rewind")
             body.one_of("schema", (_SCHEMA,))
             _require_whole(body)
         except (ValueError, Malformed) as wrong:
@@ -181,5 +183,5 @@ def _records(store: Store) -> Iterator[Table]:
 def _require_whole(body: Table) -> None:
     for row in body.rows("abandoned"):
         row.text("name"), row.text("id")
-    if "asked" in body:
-        body.text("asked"), body.text("target"), body.text("job")
+    if "requested" in body:
+        body.text("requested"), body.text("target"), body.text("job")

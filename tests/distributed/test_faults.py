@@ -249,7 +249,7 @@ def test_a_record_of_one_rank_that_is_damaged_sets_the_checkpoint_aside_for_all(
     good(spawn(2, train, Job(str(run), total=4)))
     store = Store(Layout(run).checkpoints)
     record = store.path("final") / "ranks/rank-00001.json"
-    record.write_text(json.dumps({"schema": "unbroken.rank-state/1", "rank": 1, "values": {}}))
+    record.write_text(json.dumps({"schema": "unbroken.rank-state/2", "rank": 1, "values": {}}))
     told = good(spawn(2, train, Job(str(run), total=6)))
     assert {each["resumed_from"] for each in told} == {str(store.path("checkpoint-2"))}
 

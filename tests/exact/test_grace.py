@@ -45,7 +45,7 @@ def test_each_window_is_used_for_what_fits_before_the_kill_and_the_next_job_ends
     for told in ("dump", "let go", "save"):
         assert ended[told].required()["is_stopped"], told
         (end,) = facts(runs[told], "job-end")
-        assert (end["status"], end["verdict"]) == ("stopped", "again")
+        assert (end["status"], end["class"]) == ("stopped", "again")
     assert all(commit["seconds"] > 6 * DELAY_S for run in runs.values() for commit in facts(run, "commit"))
     assert checkpoints(runs["save"]) == {"checkpoint-2", "checkpoint-4-shutdown"}
     for told in ("nothing", "dump", "let go"):

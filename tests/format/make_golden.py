@@ -21,7 +21,8 @@ from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import seal
 from unbroken.store.sweep import pin
 
-GOLDEN = Path(__file__).parent / "golden" / "format-1"
+GOLDEN = Path(__file__).parent / "golden" / "format-2"
+OLD = Path(__file__).parent / "golden" / "format-1"
 JOB = "j0001_golden"
 T0 = 1_700_000_000_000_000_000
 BLOCK = 1024

@@ -28,7 +28,7 @@ from unbroken.store.sweep import pin
 
 HERE = Path(__file__).parent / "golden"
 # Where it is made: pointers and the journal hold absolute paths.
-PLACE = Path("/tmp/golden-run")  # noqa: S108 -- the paths in it must not be of anybody's machine
+PLACE = Path("/tmp/golden-run")
 HOST, BOOT = "node-1", "0f0f0f0f-golden"
 TARGET = 24
 
@@ -52,6 +52,7 @@ class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -64,11 +65,11 @@ def on_the_golden_host(folder: Path) -> Iterator[None]:
     """Be the machine on which it was made: dumps on local disk count on the host that wrote them."""
     boot = folder / "boot_id"
     boot.write_text(BOOT)
-    with mock.patch.object(socket, "gethostname", lambda: HOST), mock.patch.object(process, "_BOOT_ID", boot):
+    with mock.patch.object(socket, "gethostname", return_value=HOST), mock.patch.object(process, "_BOOT_ID", boot):
         yield
 
 
-def train(directory: Path, *, until: int = TARGET, end: str = "", lr: float = 0.125, **settings: Any) -> Scale:
+def train(directory: Path, *, until: int = TARGET, end: str = "", lr: float = 0.125, **settings: Any) -> Scale:  # noqa: ANN401
     """One job: resume or start, train to ``until``, and end as asked: ``stop``, ``dump`` or ``crash``."""
     torch.manual_seed(7)
     model, best = Scale(), Best()
@@ -110,7 +111,7 @@ def damage(path: Path) -> None:
 def make(folder: Path) -> None:
     """Write the whole run into ``folder/run``, and its emergency area into ``folder/local``."""
     run, store = folder / "run", Store(folder / "run" / "checkpoints")
-    emergency = {"emergency_dir": str(folder / "local"), "grace_s": 0.001}
+    emergency: dict[str, Any] = {"emergency_dir": str(folder / "local"), "grace_s": 0.001}
     train(run, until=10, end="stop")
     pin(store, "checkpoint-4", reason="for the paper", job="pin", at_ns=1_700_000_000_000_000_000)
     train(run, until=14, end="dump", **emergency)

@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("hostile") / f"run{EVIL.replace('/', '')}"
     run.mkdir()
     layout, store = Layout(run), Store(run / "checkpoints")
-    facts = {f"fact{EVIL}": EVIL, "data": {"samples": 1, "digest": EVIL, "agrees": False}}
+    metadata = {f"fact{EVIL}": EVIL, "data": {"samples": 1, "digest": EVIL, "agrees": False}}
     save(store, 1, metrics={f"loss{EVIL}": 0.5}, metadata=metadata)
     save(store, 2, metrics={f"loss{EVIL}": 0.5}, metadata=metadata)
     (store.root / f"mine{EVIL}").mkdir()

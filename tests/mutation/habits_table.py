@@ -54,7 +54,7 @@ HABITS: tuple[Mutation, ...] = (
          "            self._drawn_before += self._cursor.drawn - self._drawn\n", "            pass\n",
          f"{_CARRY}test_a_batch_fetched_before_the_loop_and_not_carried_is_said"),
     one("random numbers drawn before the loop change a resume", "loop/habits.py",
-         "            restore_generators(self._rng)\n", "            pass\n",
+         "            restore_rng(self._rng)\n", "            pass\n",
          f"{_CARRY}test_random_numbers_drawn_before_the_loop_do_not_change_a_resumed_run"),
     one("a value carried too late taken for one carried in time", "loop/habits.py",
          "if (waiting := self._carried.waiting) and CARRIED not in accept:", "if False:",
@@ -269,7 +269,7 @@ HABITS: tuple[Mutation, ...] = (
          "found is not None and 0 <= found <= LATEST_S", "found is not None",
          "tests/unit/store/test_fields.py::test_whole_numbers_and_instants_are_bounded"),
     one("a world that no cluster has counted through", "store/dumps.py",
-         'body.whole(name, below=MOST_RANKS) for name in ("rank", "world")',
-         'body.whole(name) for name in ("rank", "world")',
+         'body.whole(name, below=MOST_RANKS) for name in ("rank", "world_size")',
+         'body.whole(name) for name in ("rank", "world_size")',
          f"{_EXTREME}test_a_world_of_pointers_that_no_cluster_has_is_not_counted_through"),
 )  # fmt: skip

@@ -30,7 +30,7 @@ ARITHMETIC: Final = (
     *("matmul_bf16_reduced", "matmul_fp16_reduced", "cudnn_benchmark", "cudnn_deterministic", "attention"),
 )
 # What a checkpoint is made of; a name may also stand below these, for a tensor.
-ITEMS: Final = ("model", "optimizer", "ema", "scaler", "arithmetic", "data", "generators")
+ITEMS: Final = ("model", "optimizer", "ema", "scaler", "arithmetic", "data", "rng_state")
 GROW: Final = "data.grow"
 # A run whose record of its config is missing continues with the config of the job.
 CONFIG: Final = "config.json"

@@ -14,7 +14,7 @@ from unbroken.records.deadline import Deadline, skew_sentence
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
-from unbroken.state.capture import GENERATORS
+from unbroken.state.capture import RNG
 from unbroken.state.cold import without_difference
 from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
@@ -53,7 +53,7 @@ def record_resume(
         _tell_request(found, settings)
         _tell_hyperparameters(found, settings, recorder)
     # RNG states that were accepted start anew in every job.
-    fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {GENERATORS})
+    fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {RNG})
     is_comparable = not fresh and not notes and not found.set_aside
     recorder.begin_metrics(step, is_comparable=is_comparable, settings=found.computes_under)
 
@@ -91,7 +91,7 @@ def tell_accepted(
     unmet: list[str] = []
     if found.restored is not None:
         # Whether generators differ is told when they are set, after everything else.
-        differed = (*found.restored.accepted, GENERATORS)
+        differed = (*found.restored.accepted, RNG)
         unmet = without_difference(settings.accept, differed, list(things))
     recorder.fact("accept", names=list(settings.accept), unused=unmet)
     for name in unmet if world.is_first else ():

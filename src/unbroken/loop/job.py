@@ -35,7 +35,7 @@ from unbroken.records.outcome import conclude
 from unbroken.records.stop import StopReason
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import State
-from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC
 
@@ -401,7 +401,7 @@ class Job:
         if unfinished:
             metadata[UNFINISHED] = list(unfinished)
         request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
-        self.opened.saver.start(request, rng or (lambda: capture_generators(generator_devices())))
+        self.opened.saver.start(request, rng or (lambda: capture_rng(rng_devices())))
         self.body.gradients.is_wanted = False
 
     def _settle_served(self) -> Callable[[], Mapping[str, Any]] | None:

@@ -36,11 +36,11 @@ from unbroken.records.process import holder_of, host_name, placement, process_of
 from unbroken.records.stop import StopSources, clear_requests
 from unbroken.records.takeover import take_over
 from unbroken.state.audit import Unsaved, UnsavedWatch, audit, modules_of, named_rngs, non_persistent
-from unbroken.state.capture import GENERATORS, require_savable
+from unbroken.state.capture import RNG, require_savable
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
 from unbroken.state.restore import Restored
-from unbroken.state.rng import restore_generators
+from unbroken.state.rng import restore_rng
 from unbroken.state.save import Keeping, Saver
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
@@ -325,18 +325,18 @@ def _saver(taken: Taken, found: Resumed) -> Saver:
         taken.world,
         keeping,
         allow_pickle=settings.allow_pickle,
-        shares_generators=settings.shared_generators,
+        shares_rng=settings.shared_generators,
         hyperparameters=found.hyperparameters,
     )
 
 
 def _draw_on(restored: Restored, settings: Settings) -> None:
     try:
-        restore_generators(restored.generators)
+        restore_rng(restored.generators)
     except Malformed as wrong:
-        if GENERATORS not in settings.accept:
-            raise NotExact(differences=((GENERATORS, str(wrong)),)) from wrong
-        _log.warning("not exact: accepted: %s: %s; they start anew", GENERATORS, wrong)
+        if RNG not in settings.accept:
+            raise NotExact(differences=((RNG, str(wrong)),)) from wrong
+        _log.warning("not exact: accepted: %s: %s; they start anew", RNG, wrong)
 
 
 def _launcher() -> list[Holder]:

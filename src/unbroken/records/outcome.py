@@ -127,14 +127,16 @@ def record_outcome(outcome: Outcome, journal: Journal, write_state: Callable[[Ou
     """
     refused: StorageFailed | None = None
     try:
+        # A keyword of Python.
+        named_class: dict[str, Any] = {"class": outcome.verdict}
         # crash here: no outcome stands anywhere, and the job reads as crashed: true, for it did not end in words.
         journal.write(
             "job-end",
             status=outcome.status,
             exit_code=outcome.exit_code,
-            **{"class": outcome.verdict},
             reason=outcome.reason,
             step=outcome.step,
+            **named_class,
         )
     except StorageFailed as refusal:
         refused = refusal

@@ -16,7 +16,7 @@ import torch
 from unbroken.errors import DamagedCheckpoint, ManifestDamaged, StorageFailed
 from unbroken.files import Files
 from unbroken.state import payload
-from unbroken.state.capture import GENERATORS, differing_names, own_prefix
+from unbroken.state.capture import RNG, differing_names, own_prefix
 from unbroken.state.cursor import Cursor
 from unbroken.state.dump import RECORD_PART, Sums, View, filled_boxes, read_view
 from unbroken.state.encode import Json, decode, encode
@@ -29,7 +29,7 @@ from unbroken.state.read import read
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
 from unbroken.store.commit import Draft, Record, begin, commit
 from unbroken.store.directory import Store
-from unbroken.store.dumps import METADATA, Dump, Moment
+from unbroken.store.dumps import METADATA, Dump, DumpSet
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest, Part, Tensor
 from unbroken.store.names import SHUTDOWN, machine_of
@@ -74,7 +74,7 @@ class _Merged:
 
 
 def adopt(
-    moment: Moment,
+    dump_set: DumpSet,
     copies: Mapping[int, Sequence[tuple[int, Dump]]],
     items: Sequence[Item],
     world: World,
@@ -83,7 +83,7 @@ def adopt(
     """Make one checkpoint of the dumps of all ranks and commit it; returns its name. Collective.
 
     Args:
-        moment: the step, job and world of the dumps.
+        dump_set: the step, job and world of the dumps.
         copies: for each rank of that world, who of this job can read which copy of its dump, the best first.
         items: what this run was handed, for a loader's account.
         world: the ranks of this job.
@@ -99,12 +99,12 @@ def adopt(
     files = into.store.files
     found = world.gather_or_none(lambda: _open_mine(copies, world.rank, files))
     views = {view.rank: view for theirs in found for view in theirs}
-    merged = world.all_or_none(lambda: _fitting([views[rank] for rank in range(moment.world_size)], items))
-    draft_name = world.from_first(lambda: begin(into.store, step=moment.step, job=into.job).name)
+    merged = world.all_or_none(lambda: _fitting([views[rank] for rank in range(dump_set.world_size)], items))
+    draft_name = world.from_first(lambda: begin(into.store, step=dump_set.step, job=into.job).name)
     draft = Draft(into.store, draft_name)
     try:
         told = world.gather_or_none(lambda: _bring_in(merged, copies, draft, world.rank))
-        return world.from_first(lambda: _commit(moment, merged, views[0], told, copies, draft, into))
+        return world.from_first(lambda: _commit(dump_set, merged, views[0], told, copies, draft, into))
     except BaseException:
         if world.is_first:
             into.store.files.remove_tree(draft.path)
@@ -154,13 +154,13 @@ def _merge(views: Sequence[View], items: Sequence[Item]) -> _Merged:
     held = [[_renamed(one, renamed[view.rank]) for one in view.held] for view in views]
     planned = agree_on(held)
     places, pieces = _first_holders(views, held, renamed, planned)
-    shared: dict[str, Json] = {n: v for n, v in first.values.items() if n != GENERATORS and n not in differing}
+    shared: dict[str, Json] = {n: v for n, v in first.values.items() if n != RNG and n not in differing}
     ranked: list[dict[str, Json]] = [{name: _own_value(view, name) for name in sorted(differing)} for view in views]
-    if first.shares_generators:
-        shared[GENERATORS] = first.values[GENERATORS]
+    if first.shares_rng:
+        shared[RNG] = first.values[RNG]
     else:
         for mine, view in zip(ranked, views, strict=True):
-            mine[GENERATORS] = view.values[GENERATORS]
+            mine[RNG] = view.values[RNG]
     plan = SavePlan(0, planned, pieces, ())
     return _Merged(plan, places, renamed, _settled(shared, views, items), ranked)
 
@@ -313,7 +313,7 @@ def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Place) 
 
 
 def _commit(
-    moment: Moment,
+    dump_set: DumpSet,
     merged: _Merged,
     first: View,
     told: Sequence[Sequence[_Told]],
@@ -325,8 +325,8 @@ def _commit(
     parts = [part for each in everything for part in (*each.written.parts, each.record)]
     parts += payload.finish(merged.plan, [each.written for each in everything], draft)
     trainer = TrainerState(
-        step=moment.step,
-        world_size=moment.world_size,
+        step=dump_set.step,
+        world_size=dump_set.world_size,
         kinds=first.kinds,
         values=merged.shared,
         per_rank=tuple(sorted(merged.ranked[0])),
@@ -342,13 +342,13 @@ def _commit(
         tensors=described,
         fingerprint=combine({name: tensor.digest for name, tensor in described.items()}),
         metadata={
-            "world_size": moment.world_size,
+            "world_size": dump_set.world_size,
             "torch": torch.__version__,
             "job": into.number,
-            METADATA: {"job": moment.job, "hosts": hosts},
+            METADATA: {"job": dump_set.job, "hosts": hosts},
         },
     )
-    ranks = range(moment.world_size)
+    ranks = range(dump_set.world_size)
     plan = [name for rank in ranks for name in (*merged.parts_of(rank), rank_part(rank))]
     plan += [payload.INDEX_PART, payload.METADATA_PART, TRAINER_STATE]
     return commit(draft, plan=plan, parts=parts, record=record, fence=into.fence)

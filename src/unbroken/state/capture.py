@@ -7,7 +7,7 @@ ranks find out by comparing digests, so nobody has to say which is which.
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
@@ -27,7 +27,9 @@ from unbroken.state.stage import as_bits
 from unbroken.store.digest import digest_bytes
 from unbroken.world import World
 
-GENERATORS = "generators"
+RNG: Final = "rng_state"
+# Names go into fingerprints: under another one, an RNG state that an earlier version saved would compare as different.
+RNG_TENSORS: Final = "generators"
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ def capture(
     world: World,
     *,
     allow_pickle: Collection[str] = (),
-    shares_generators: bool = False,
+    shares_rng: bool = False,
 ) -> Captured:
     """Take the state of every item, and that of the generators after them. Collective.
 
-    ``shares_generators`` says that one rank's generators stand for all.
+    ``shares_rng`` says that one rank's generators stand for all.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
@@ -66,7 +68,7 @@ def capture(
         NoMemory: there is no memory to look at it.
     """
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
-    called = GENERATORS if shares_generators else own_prefix(world.rank, GENERATORS)
+    called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
     taken = world.all_or_none(lambda: take_alone(items, generators, called, world, allow_pickle))
     copies_digest = digest_bytes(json.dumps(taken.copies, sort_keys=True).encode())
     said = world.all_gather((taken.digests, copies_digest))
@@ -74,9 +76,9 @@ def capture(
     is_even = len({copies for _, copies in said}) == 1
     uneven = [] if is_even else sorted(differing_names(taken.copies, world.all_gather(taken.copies)))
     tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
-    own: set[str] = set() if shares_generators else set(taken.drawn.tensors)
-    shared: dict[str, Json] = {GENERATORS: taken.drawn.skeleton} if shares_generators else {}
-    ranked: dict[str, Json] = {} if shares_generators else {GENERATORS: taken.drawn.skeleton}
+    own: set[str] = set() if shares_rng else set(taken.drawn.tensors)
+    shared: dict[str, Json] = {RNG: taken.drawn.skeleton} if shares_rng else {}
+    ranked: dict[str, Json] = {} if shares_rng else {RNG: taken.drawn.skeleton}
     for item in items:
         name, mine = item.name, taken.splits[item.name]
         if name not in differing:

@@ -18,10 +18,10 @@ from unbroken.quoting.log import logger
 from unbroken.state.items import Stateful
 from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
 from unbroken.state.rng import (
-    capture_generators,
+    capture_rng,
     comparable,
-    generator_devices,
-    restore_generators,
+    restore_rng,
+    rng_devices,
     rng_state,
     set_rng_state,
 )
@@ -175,12 +175,12 @@ class Cursor(Generic[T]):
         return not all(worker.is_alive() for worker in workers)
 
     def _replace_workers(self) -> None:
-        held = capture_generators(generator_devices())
+        held = capture_rng(rng_devices())
         state = self.state_dict()
         self._drop_workers()
         self.load_state_dict(state)
         # Finding the place drew from them.
-        restore_generators(held)
+        restore_rng(held)
 
     def _drop_workers(self) -> None:
         """End the loader's workers, also those that it keeps from epoch to epoch."""
@@ -194,7 +194,7 @@ class Cursor(Generic[T]):
         self._set_epoch()
         if not self.is_stateful:
             renew(self.loader)
-            self._began = {**capture_generators(), _LOADERS_OWN: states_of(self.loader)}
+            self._began = {**capture_rng(), _LOADERS_OWN: states_of(self.loader)}
         self._iterator = iter(self.loader)
         self._drawn = states_of(self.loader)
 
@@ -327,7 +327,7 @@ class Cursor(Generic[T]):
             return
         self._set_epoch()
         renew(self.loader)
-        restore_generators({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
+        restore_rng({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
         set_states(self.loader, self._began[_LOADERS_OWN])
         self._iterator = iter(self.loader)
         for done in range(self.served):

@@ -16,7 +16,7 @@ import torch
 
 from unbroken.errors import ManifestDamaged, NeedsPeers, UnbrokenError
 from unbroken.quoting.log import logger
-from unbroken.state.capture import GENERATORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
+from unbroken.state.capture import RNG, RNG_TENSORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import box_sums
@@ -72,7 +72,7 @@ class View:
         sums: what each box adds to the fingerprint of its tensor, under every name of it.
         counters: the loop's own.
         share: what this rank's loader has served and not yet told the others; None where it keeps no account.
-        shares_generators: whether one rank's generators stand for all.
+        shares_rng: whether one rank's generators stand for all.
         hyperparameters: the values that the run began with.
     """
 
@@ -89,7 +89,7 @@ class View:
     sums: Mapping[tuple[str, Box], Sums]
     counters: Json
     share: Json = None
-    shares_generators: bool = False
+    shares_rng: bool = False
     hyperparameters: Mapping[str, str] | None = None
 
 
@@ -113,7 +113,7 @@ def dump(
     whose: Whose,
     at_ns: int,
     allow_pickle: Collection[str] = (),
-    shares_generators: bool = False,
+    shares_rng: bool = False,
     files_per_rank: int = 1,
     hyperparameters: Mapping[str, str] | None = None,
 ) -> Dumped:
@@ -129,7 +129,7 @@ def dump(
     """
     require_alone(items)
     encoded = encode_counters(counters)
-    called = GENERATORS if shares_generators else own_prefix(world.rank, GENERATORS)
+    called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
     taken = take_alone(items, generators, called, world, allow_pickle)
     tensors = {**{n: t for found in taken.splits.values() for n, t in found.tensors.items()}, **taken.drawn.tensors}
     held = held_by(tensors)
@@ -142,7 +142,7 @@ def dump(
             step=step,
             places=written.places,
             counters=encoded,
-            shares_generators=shares_generators,
+            shares_rng=shares_rng,
             hyperparameters=hyperparameters,
         )
         # crash here: a draft with some of its parts; it is torn.
@@ -240,7 +240,7 @@ def _view(
         world=world.size,
         step=0,
         kinds={item.name: item.kind for item in items},
-        values={**{n: found.skeleton for n, found in taken.splits.items()}, GENERATORS: taken.drawn.skeleton},
+        values={**{n: found.skeleton for n, found in taken.splits.items()}, RNG: taken.drawn.skeleton},
         own_values=_own_values(items, taken, world.rank, allow_pickle),
         digests=taken.digests,
         copies=taken.copies,
@@ -296,11 +296,13 @@ def _encode(view: View) -> bytes:
         "digests": dict(view.digests),
         "replica_digests": dict(view.copies),
         "tensors": [[h.name, h.dtype, list(h.shape), [_box_out(box) for box in h.boxes], h.same_as] for h in view.held],
-        "locations": [[n, _box_out(box), [p.part, p.blob_at, p.blob_bytes, p.at]] for (n, box), p in view.places.items()],
+        "locations": [
+            [n, _box_out(box), [p.part, p.blob_at, p.blob_bytes, p.at]] for (n, box), p in view.places.items()
+        ],
         "fingerprint_sums": [[name, _box_out(box), list(sums)] for (name, box), sums in view.sums.items()],
         "counters": view.counters,
         "unreported_samples": view.share or {},
-        "shares_rng": view.shares_generators,
+        "shares_rng": view.shares_rng,
         **({} if view.hyperparameters is None else {HYPERPARAMETERS: dict(view.hyperparameters)}),
     }
     return json_part(body)
@@ -353,7 +355,7 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
         sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in said["fingerprint_sums"]},
         counters=dict(body.table("counters")),
         share=dict(body.table("unreported_samples")) or None,
-        shares_generators=body.flag("shares_rng"),
+        shares_rng=body.flag("shares_rng"),
         hyperparameters=read_hyperparameters(body),
     )
 

@@ -30,7 +30,7 @@ from unbroken.state.wrappers import is_foreign_engine, real
 State = dict[str, Any]
 _STEP = "step"
 # Under these a checkpoint keeps what every run has.
-_TAKEN = frozenset({"generators", "ranks", "counters", "gradients", "carried"})
+_TAKEN = frozenset({"rng_state", "generators", "ranks", "counters", "gradients", "carried"})
 
 
 @runtime_checkable

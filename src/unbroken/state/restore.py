@@ -22,7 +22,7 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.state import payload
-from unbroken.state.capture import GENERATORS, is_sharded, own_prefix
+from unbroken.state.capture import RNG, is_sharded, own_prefix
 from unbroken.state.cold import Cold
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json, decode
@@ -107,7 +107,7 @@ def restore(
         _prove(source, plan, world)
     except Exception as refused:
         raise _half_loaded(refused) from refused
-    generators = join(plan.skeletons[GENERATORS], plan.places, item=GENERATORS, allow_pickle=False)
+    generators = join(plan.skeletons[RNG], plan.places, item=RNG, allow_pickle=False)
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
     accepted = (*record.accepted, *plan.cold.tensors())
@@ -228,7 +228,7 @@ def _plan(source: Source, record: _Record, world: World, accept: Collection[str]
     places |= {
         # Their states are on the CPU, whatever torch.set_default_device says.
         name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype, device="cpu")
-        for name in names[GENERATORS]
+        for name in names[RNG]
     }
     notes = (*record.notes, *notes, *cold.notes())
     return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes, cold)
@@ -278,13 +278,11 @@ def _skeletons(
     """Each item's values for this rank, after every difference was accepted or refused; and the accepted ones."""
     here = {item.name: item for item in items}
     differences, notes = _item_differences(trainer, here)
-    found: dict[str, Json] = {
-        name: value for name, value in trainer.values.items() if name in here or name == GENERATORS
-    }
+    found: dict[str, Json] = {name: value for name, value in trainer.values.items() if name in here or name == RNG}
     if trainer.per_rank:
         lender = world.rank % trainer.world_size
         mine = read_rank_values(source.store, source.name, source.manifest, lender)
-        found |= {name: value for name, value in mine.items() if name in here or name == GENERATORS}
+        found |= {name: value for name, value in mine.items() if name in here or name == RNG}
         if world.size != trainer.world_size:
             if not _draws_in_lanes(items):
                 lenders = f"each rank takes the RNG states of rank number modulo {trainer.world_size}"
@@ -295,8 +293,8 @@ def _skeletons(
                 if name in here
             ]
     lost = [name for name in here if name in trainer.kinds and name not in found]
-    if lost or GENERATORS not in found:
-        complaint = f"it has no values for {', '.join(lost) or GENERATORS}"
+    if lost or RNG not in found:
+        complaint = f"it has no values for {', '.join(lost) or RNG}"
         raise ManifestDamaged(path=source.store.path(source.name), complaint=complaint)
     refused = tuple((name, what) for name, what in differences if name not in accept)
     if refused:
@@ -349,7 +347,7 @@ def _fill(tensor: torch.Tensor) -> None:
 
 def _prove(source: Source, plan: _Plan, world: World) -> None:
     """Compare the live tensors with the fingerprints of the manifest."""
-    live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[GENERATORS]}
+    live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[RNG]}
     for item in plan.items:
         if isinstance(item, ObjectItem):
             # An object may keep its state in another form than it says it; what it was handed is what can be checked.

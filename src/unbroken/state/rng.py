@@ -15,7 +15,7 @@ from unbroken.store.fields import Malformed
 _NAMES = frozenset({"python", "torch", "cuda"})
 
 
-def capture_generators(devices: Iterable[torch.device | str | int] = ()) -> dict[str, object]:
+def capture_rng(devices: Iterable[torch.device | str | int] = ()) -> dict[str, object]:
     """The states of the global generators; ``encode`` can store them, and drawing on changes none of them.
 
     Args:
@@ -30,8 +30,8 @@ def capture_generators(devices: Iterable[torch.device | str | int] = ()) -> dict
     return state
 
 
-def restore_generators(state: object, devices: Iterable[torch.device | str | int] | None = None) -> None:
-    """Set the global generators to what ``capture_generators`` found.
+def restore_rng(state: object, devices: Iterable[torch.device | str | int] | None = None) -> None:
+    """Set the global generators to what ``capture_rng`` found.
 
     Args:
         state: what was found.
@@ -47,7 +47,7 @@ def restore_generators(state: object, devices: Iterable[torch.device | str | int
     targets = _usual_devices(saved) if devices is None else list(devices)
     if len(targets) != saved:
         raise Malformed(f"the generators of {saved} CUDA devices were saved; {len(targets)} are here")
-    before = capture_generators(targets)
+    before = capture_rng(targets)
     try:
         _set(state, targets)
     except (TypeError, ValueError, RuntimeError, LookupError) as refused:
@@ -72,7 +72,7 @@ def _set(state: dict[str, Any], devices: list[torch.device | str | int]) -> None
         torch.cuda.set_rng_state(held, device)
 
 
-def generator_devices() -> list[int]:
+def rng_devices() -> list[int]:
     """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 

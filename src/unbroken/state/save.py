@@ -61,7 +61,7 @@ class Saved:
     request: Request
     name: str | None
     size_bytes: int
-    blocked_s: float
+    paused_s: float
     total_s: float
     removed: tuple[str, ...] = ()
     error: UnbrokenError | None = None
@@ -91,7 +91,7 @@ class Saver:
         keeping: Keeping,
         *,
         allow_pickle: Collection[str] = (),
-        shares_generators: bool = False,
+        shares_rng: bool = False,
         hyperparameters: Mapping[str, str] | None = None,
     ) -> None:
         self._items = list(items)
@@ -99,7 +99,7 @@ class Saver:
         self._beside = world.beside()
         self._keeping = keeping
         self._allow_pickle = frozenset(allow_pickle)
-        self._shares_generators = shares_generators
+        self._shares_generators = shares_rng
         self._hyperparameters = hyperparameters
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
@@ -127,8 +127,8 @@ class Saver:
         except UnbrokenError as refused:
             if not _ends_the_save_only(refused):
                 raise
-            blocked_s = time.monotonic() - began
-            self._ended = Saved(request, None, 0, blocked_s, blocked_s, error=refused)
+            paused_s = time.monotonic() - began
+            self._ended = Saved(request, None, 0, paused_s, paused_s, error=refused)
 
     def _take(self, request: Request, generators: Callable[[], State], began: float) -> threading.Thread:
         # On all ranks or on none, as everything that one rank alone may fail at.
@@ -139,7 +139,7 @@ class Saver:
             generators,
             self._world,
             allow_pickle=self._allow_pickle,
-            shares_generators=self._shares_generators,
+            shares_rng=self._shares_generators,
         )
         plan = self._plan = payload.plan_save(found.tensors, self._world, self._plan)
         prints = fingerprints(found.tensors, self._world, own=found.own)
@@ -165,8 +165,8 @@ class Saver:
                 # Nobody will write it: the next save needs the buffers.
                 staged.release()
             raise
-        blocked_s = time.monotonic() - began
-        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, began, blocked_s))
+        paused_s = time.monotonic() - began
+        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, began, paused_s))
         return thread
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -221,7 +221,7 @@ class Saver:
             error.__cause__ = surprise
         total_s, size_bytes = time.monotonic() - work.began, _total_bytes(work.plan)
         self._ended = Saved(
-            work.request, done.name, size_bytes, work.blocked_s, total_s, done.removed, error, account=done.account
+            work.request, done.name, size_bytes, work.paused_s, total_s, done.removed, error, account=done.account
         )
 
     def _write_and_commit(self, work: "_Work") -> "_Done":
@@ -370,7 +370,7 @@ class _Work:
     staged: Staged
     described: Mapping[str, Tensor]
     began: float
-    blocked_s: float
+    paused_s: float
 
 
 def _ends_the_save_only(refused: UnbrokenError) -> bool:

@@ -27,11 +27,11 @@ _SCHEMAS: Final[Mapping[str, tuple[str, _Renames]]] = {
         (
             ("", "world", "world_size"),
             ("", "ranked", "per_rank"),
-            ("per_rank", "generators", "rng"),
-            ("values", "generators", "rng"),
+            ("per_rank", "generators", "rng_state"),
+            ("values", "generators", "rng_state"),
         ),
     ),
-    "unbroken.rank-state/1": ("unbroken.rank-state/2", (("values", "generators", "rng"),)),
+    "unbroken.rank-state/1": ("unbroken.rank-state/2", (("values", "generators", "rng_state"),)),
     "unbroken.emergency/1": (
         "unbroken.emergency/2",
         (
@@ -43,7 +43,7 @@ _SCHEMAS: Final[Mapping[str, tuple[str, _Renames]]] = {
             ("", "sums", "fingerprint_sums"),
             ("", "share", "unreported_samples"),
             ("", "shares_generators", "shares_rng"),
-            ("values", "generators", "rng"),
+            ("values", "generators", "rng_state"),
         ),
     ),
     "unbroken.emergency-pointer/1": ("unbroken.emergency-pointer/2", (("", "world", "world_size"),)),
@@ -74,7 +74,7 @@ def updated(value: Any, schema: str | None = None) -> Any:  # noqa: ANN401 -- wh
     A document of today, of a schema that is not known, or that is no object, is returned as it is.
 
     Raises:
-        Malformed: it has an old name and the name of today for the same field.
+        Malformed: it is of an old schema and has a name of today.
     """
     if not isinstance(value, dict):
         return value
@@ -104,8 +104,8 @@ def _renamed(value: Any, path: Sequence[str], old: str, new: str) -> Any:  # noq
         return value
     if isinstance(value, list):
         return [new if each == old else each for each in value]
-    if not isinstance(value, dict) or old not in value:
+    if not isinstance(value, dict):
         return value
     if new in value:
-        raise Malformed(f"it has both {old!r}, an old name, and {new!r}")
+        raise Malformed(f"it has {new!r}, which its format does not have")
     return {new if name == old else name: each for name, each in value.items()}

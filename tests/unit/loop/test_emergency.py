@@ -105,7 +105,7 @@ def test_a_window_of_nothing_lets_the_run_go_and_a_window_for_a_save_saves(tmp_p
     assert committed(tmp_path / "none") == set()
     assert [fact["step"] for fact in facts(tmp_path / "none", "grace-too-short")] == [4]
     (ended,) = facts(tmp_path / "none", "job-end")
-    assert (ended["status"], ended["verdict"]) == ("stopped", "again")
+    assert (ended["status"], ended["class"]) == ("stopped", "again")
     # What a save takes was measured by the job before.
     job(tmp_path / "long", 2)
     job(tmp_path / "long", 9, signal_at=4, grace_s=120.0)
@@ -123,7 +123,7 @@ def test_a_halt_in_a_window_too_small_for_a_save_is_dumped_and_stays_a_halt(tmp_
     with pytest.raises(Halted):
         job(tmp_path, 9, signal_at=4, halt_at=4, grace_s=30.0)
     (ended,) = facts(tmp_path, "job-end")
-    assert (ended["status"], ended["verdict"]) == ("halted", "look")
+    assert (ended["status"], ended["class"]) == ("halted", "look")
     assert [fact["step"] for fact in facts(tmp_path, "emergency-save")] == [4]
 
 

@@ -177,7 +177,7 @@ def test_an_instant_beyond_every_calendar_is_none() -> None:
 def test_what_could_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
     manifest = tmp_path / "checkpoint-3" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/9"))
     refusing = always("open", Refuse(errno.EIO))
     assert [line.state for line in checkpoint_lines(store)] == ["newer-format", "committed", "committed"]
     unreadable = Store(tmp_path, Files(FaultyDisk(LocalDisk(), refusing)))

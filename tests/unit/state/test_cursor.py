@@ -16,7 +16,7 @@ from unbroken.data.loader import Loader as Positioned
 from unbroken.errors import DataEnded, NotAnItem, StateDiffers
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.loaders import rngs_of
-from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng
 
 DATA = TensorDataset(torch.arange(20))
 Loader = DataLoader[Any]
@@ -65,12 +65,12 @@ def test_a_loader_without_state_goes_on_with_the_next_batch_in_any_epoch(
     assert whole[:7] != whole[7:14]
     cursor = Cursor(make())
     batches(cursor, served)
-    state, generators = cursor.state_dict(), capture_generators()
+    state, generators = cursor.state_dict(), capture_rng()
     torch.manual_seed(99)
     random.seed(99)
     resumed = Cursor(make())
     resumed.load_state_dict(state)
-    restore_generators(generators)
+    restore_rng(generators)
     assert batches(resumed, 8) == whole[served:]
     assert (resumed.epoch, resumed.served) == divmod(served + 8, 7) or resumed.served == 7
 

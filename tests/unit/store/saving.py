@@ -20,7 +20,7 @@ def save(
     at_ns: int | None = None,
     parts: Mapping[str, bytes] = PARTS,
     metrics: Mapping[str, float] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> str:
     """Commit a checkpoint; its instant is its step unless another is told."""
     draft = begin(store, step=step, job=job)

@@ -30,8 +30,8 @@ SMALL = Manifest(
     block_bytes=1024,
 )
 BODY = (
-    b'{"block_bytes":1024,"digest":"xxh3-128","facts":{"world":2},"fingerprint":null,"id":"j1-7-7b","job":"j1",'
-    b'"kind":"periodic","metrics":{"loss":0.5,"worst":"nan"},"origin":"unbroken","parts":['
+    b'{"block_bytes":1024,"digest":"xxh3-128","fingerprint":null,"id":"j1-7-7b","job":"j1",'
+    b'"kind":"periodic","metadata":{"world_size":2},"metrics":{"loss":0.5,"worst":"nan"},"origin":"unbroken","parts":['
     b'{"bytes":2,"digest":"%s","name":"a.json"},'
     b'{"blocks":"%s%s","bytes":1025,"digest":"%s","name":"b/w.bin"}],'
     b'"saved_at_ns":123,"step":7,"tensors":{"w":["float32",[2,3],"00ff"]}}'
@@ -48,7 +48,7 @@ BODY = (
 
 def test_the_file_is_these_bytes_and_no_others() -> None:
     proof = xxhash.xxh3_128_hexdigest(BODY).encode()
-    assert encode(SMALL) == b'{"body":%s,"digest":"xxh3-128:%s","format":"unbroken.checkpoint/1"}\n' % (BODY, proof)
+    assert encode(SMALL) == b'{"body":%s,"digest":"xxh3-128:%s","format":"unbroken.checkpoint/2"}\n' % (BODY, proof)
 
 
 def test_the_file_is_also_plain_json_that_any_tool_reads() -> None:
@@ -65,7 +65,7 @@ def test_metrics_that_are_no_numbers_make_the_round_trip() -> None:
     assert {name: repr(value) for name, value in found.items()} == {n: repr(v) for n, v in metrics.items()}
 
 
-def test_a_number_in_the_facts_that_is_none_cannot_be_written() -> None:
+def test_metadata_with_a_number_that_is_not_finite_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="JSON"):
         encode(Manifest("i", 1, "final", 1, "j", "unbroken", (), metadata={"a": math.nan}))
 

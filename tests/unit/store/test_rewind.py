@@ -91,7 +91,7 @@ def test_records_are_numbered_and_say_who_went_where(tmp_path: Path) -> None:
         record_rewind(store, target="checkpoint-1", abandoned={"b": "id-b", "a": "id-a"}, job="j2", at_ns=number)
     found = json.loads((tmp_path / ".rewinds" / "000002.json").read_text())
     assert found == {
-        "schema": "unbroken.rewind/1",
+        "schema": "unbroken.rewind/2",
         "target": "checkpoint-1",
         "job": "j2",
         "at_ns": 2,
@@ -101,7 +101,7 @@ def test_records_are_numbered_and_say_who_went_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": "other"}', '{"schema": "unbroken.rewind/1"}', "[" * 100_000]
+    "text", ["", "{", "[]", '{"schema": "other"}', '{"schema": "unbroken.rewind/2"}', "[" * 100_000]
 )
 def test_a_record_that_cannot_be_read_is_an_error_and_not_a_guess(tmp_path: Path, text: str) -> None:
     store = store_with(tmp_path, 1)

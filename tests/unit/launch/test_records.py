@@ -18,7 +18,7 @@ def job(run: Path, status: str | None, exit_code: int = 0) -> int:
     lease = acquire(run, Holder("h", 1, "s"), token="t", now_s=NOW_S)
     if status:
         journal = Journal(Layout(run), lease.number, clock=lambda: NOW_S)
-        journal.write("job-end", status=status, exit_code=exit_code, verdict="again", reason="why")
+        journal.write("job-end", status=status, exit_code=exit_code, reason="why", **{"class": "again"})
     release(run, lease, now_s=NOW_S)
     return lease.number
 

@@ -210,7 +210,7 @@ HABITS: tuple[Mutation, ...] = (
         f"{_MANY_RUNS}test_entering_again_without_a_checkpoint_is_refused_once_the_state_has_moved"),
     # ---- U15 ----
     one("staged bytes not compared with the fingerprint", "state/save.py",
-         "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)\n",
+         "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in reports], request.step)\n",
          "",
          f"{_STATE}test_written_during_save.py::test_a_save_of_weights_that_another_thread_writes_is_given_up"),
     one("contradicting checkpoint blamed on the load", "state/restore.py",

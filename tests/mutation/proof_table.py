@@ -37,9 +37,9 @@ PROOF: tuple[Mutation, ...] = (
     one("cursor off by one", "state/cursor.py",
          "        for done in range(self.served):\n", "        for done in range(self.served - 1):\n", _KILLED),
     one("scheduler reset", "state/restore.py",
-         "        item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
+         "        item.give(plan.fresh.settle(item, cast(\"State\", state)))\n",
          "        if item.name != 'scheduler':\n"
-         "            item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
+         "            item.give(plan.fresh.settle(item, cast(\"State\", state)))\n",
          _KILLED),
     one("dropout that depends on the rank", "exact/reducer.py",
          "            generators.enter(at)\n", "            generators.enter(plan.rank)\n", _RESIZED),

@@ -199,7 +199,7 @@ STORE = (
     Mutation("generators taken before the objects' states", (
         ("state/capture.py", "    states = {item.name: item.take() for item in items}\n",
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
-        ("state/capture.py", "split(called, generators(), allow", "split(called, early, allow"),
+        ("state/capture.py", "flatten(called, generators(), allow", "flatten(called, early, allow"),
     ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
     one("a metric of an earlier step counts for a checkpoint", "loop/job.py",
          "self.measures.of_step(self.step).items()", "self.measures.latest.items()",

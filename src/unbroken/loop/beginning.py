@@ -15,7 +15,7 @@ from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
-from unbroken.state.cold import without_difference
+from unbroken.state.fresh import without_difference
 from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
 

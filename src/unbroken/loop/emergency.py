@@ -30,8 +30,8 @@ from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of, require_held
 from unbroken.records.process import host_name
 from unbroken.records.stop import StopSources
-from unbroken.state.adopt import Adopting, adopt
-from unbroken.state.dump import Dumped, Whose, dump
+from unbroken.state.adopt import AdoptTarget, adopt
+from unbroken.state.dump import Dumped, DumpOwner, dump
 from unbroken.state.items import Item, present
 from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.store.check import Level, verify
@@ -177,7 +177,7 @@ class Emergency:
         world, lease, run = self._world, self._lease, self._layout.run
         store = Store(self._layout.checkpoints)
         visible = world.gather_or_none(lambda: look(area, host_name(), read_pointers(run)))
-        into = Adopting(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
+        into = AdoptTarget(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
         failed: dict[DumpSet, str] = {}
         while True:
             choice = world.from_first(
@@ -283,7 +283,7 @@ class Emergency:
                 area.store(local, self._world.rank),
                 step=step,
                 counters=counters,
-                whose=Whose(area.key, self._lease.job, host_name()),
+                whose=DumpOwner(area.key, self._lease.job, host_name()),
                 at_ns=time.time_ns(),
                 allow_pickle=self._settings.allow_pickle,
                 shares_rng=self._settings.shared_generators,

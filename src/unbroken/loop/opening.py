@@ -41,7 +41,7 @@ from unbroken.state.cursor import Cursor
 from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_rng
-from unbroken.state.save import Keeping, Saver
+from unbroken.state.save import SaveContext, Saver
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.keep import compose
@@ -311,7 +311,7 @@ def _notices(things: Mapping[str, object]) -> list[str]:
 def _saver(taken: Taken, found: Resumed) -> Saver:
     layout, lease, settings = taken.layout, taken.lease, taken.settings
     store = Store(layout.checkpoints)
-    keeping = Keeping(
+    keeping = SaveContext(
         store,
         lease.job,
         compose(settings.keep_last_k, settings.keep_milestone_every, settings.keep_every_seconds, settings.keep_best),

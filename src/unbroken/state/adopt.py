@@ -23,7 +23,7 @@ from unbroken.state.encode import Json, decode, encode
 from unbroken.state.fingerprint import box_sums, combine, print_of
 from unbroken.state.index import DTYPES, Box, Chunk, Entry, Index
 from unbroken.state.items import Item, ObjectItem
-from unbroken.state.payload import Place, Written
+from unbroken.state.payload import Location, Written
 from unbroken.state.pieces import Held, Piece, Planned, SavePlan, agree_on
 from unbroken.state.read import read
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
@@ -38,7 +38,7 @@ from unbroken.world import World
 
 
 @dataclass(frozen=True)
-class Adopting:
+class AdoptTarget:
     """Where the checkpoint is to stand and in whose name; ``fence`` as for every commit."""
 
     store: Store
@@ -63,7 +63,7 @@ class _Merged:
     """What the dumps say together: a plan as an ordinary save makes it, and the values."""
 
     plan: SavePlan
-    places: Mapping[tuple[str, Box], Place]
+    places: Mapping[tuple[str, Box], Location]
     renamed: Mapping[int, Mapping[str, str]]
     shared: Mapping[str, Json]
     ranked: Sequence[Mapping[str, Json]]
@@ -78,7 +78,7 @@ def adopt(
     copies: Mapping[int, Sequence[tuple[int, Dump]]],
     items: Sequence[Item],
     world: World,
-    into: Adopting,
+    into: AdoptTarget,
 ) -> str:
     """Make one checkpoint of the dumps of all ranks and commit it; returns its name. Collective.
 
@@ -103,8 +103,8 @@ def adopt(
     draft_name = world.from_first(lambda: begin(into.store, step=dump_set.step, job=into.job).name)
     draft = Draft(into.store, draft_name)
     try:
-        told = world.gather_or_none(lambda: _bring_in(merged, copies, draft, world.rank))
-        return world.from_first(lambda: _commit(dump_set, merged, views[0], told, copies, draft, into))
+        reports = world.gather_or_none(lambda: _bring_in(merged, copies, draft, world.rank))
+        return world.from_first(lambda: _commit(dump_set, merged, views[0], reports, copies, draft, into))
     except BaseException:
         if world.is_first:
             into.store.files.remove_tree(draft.path)
@@ -188,9 +188,9 @@ def _first_holders(
     held: Sequence[Sequence[Held]],
     renamed: Mapping[int, Mapping[str, str]],
     planned: Mapping[str, Planned],
-) -> tuple[dict[tuple[str, Box], Place], tuple[tuple[Piece, ...], ...]]:
+) -> tuple[dict[tuple[str, Box], Location], tuple[tuple[Piece, ...], ...]]:
     """Where each piece is taken from: the first rank that holds it, so that as few files as possible are brought in."""
-    taken: dict[tuple[str, Box], Place] = {}
+    taken: dict[tuple[str, Box], Location] = {}
     pieces: list[tuple[Piece, ...]] = []
     for view, theirs in zip(views, held, strict=True):
         names = renamed[view.rank]
@@ -234,7 +234,7 @@ def _take_no_tensor(path: str, tensor: torch.Tensor) -> Json:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _RankReport:
     """What one reader has brought in of one dump."""
 
     written: Written
@@ -242,13 +242,15 @@ class _Told:
     sums: Mapping[tuple[str, Box], Sums]
 
 
-def _bring_in(merged: _Merged, copies: Mapping[int, Sequence[tuple[int, Dump]]], draft: Draft, me: int) -> list[_Told]:
+def _bring_in(
+    merged: _Merged, copies: Mapping[int, Sequence[tuple[int, Dump]]], draft: Draft, me: int
+) -> list[_RankReport]:
     return [
         _bring_one(merged, rank, found, draft, me) for rank, found in sorted(copies.items()) if _reader(found) == me
     ]
 
 
-def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], draft: Draft, me: int) -> _Told:
+def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], draft: Draft, me: int) -> _RankReport:
     """Copy the parts that are needed of one dump, from the first copy of it that is whole."""
     mine = [each for each in copies if each[0] == me]
     refused: DamagedCheckpoint | None = None
@@ -269,10 +271,10 @@ def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], d
                 draft.store.files.remove_file(draft.path / name)
             continue
         record = draft.write_part(rank_part(rank), [encode_rank(rank, merged.ranked[rank])])
-        places: dict[tuple[str, Box], Place] = {
+        places: dict[tuple[str, Box], Location] = {
             (piece.name, piece.box): merged.places[piece.name, piece.box] for piece in merged.plan.pieces_by_rank[rank]
         }
-        return _Told(Written(tuple(parts), places), record, sums)
+        return _RankReport(Written(tuple(parts), places), record, sums)
     assert refused is not None
     raise refused
 
@@ -297,7 +299,7 @@ def _sums(merged: _Merged, rank: int, source: _Source) -> dict[tuple[str, Box], 
     return found
 
 
-def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Place) -> Sums:
+def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Location) -> Sums:
     # Only plain tensors get names of their own, so that the box is the whole tensor.
     box = piece.box
     tensor = torch.empty(box.sizes, dtype=DTYPES[piece.dtype], device="cpu")
@@ -316,12 +318,12 @@ def _commit(
     dump_set: DumpSet,
     merged: _Merged,
     first: View,
-    told: Sequence[Sequence[_Told]],
+    reports: Sequence[Sequence[_RankReport]],
     copies: Mapping[int, Sequence[tuple[int, Dump]]],
     draft: Draft,
-    into: Adopting,
+    into: AdoptTarget,
 ) -> str:
-    everything = [each for theirs in told for each in theirs]
+    everything = [each for theirs in reports for each in theirs]
     parts = [part for each in everything for part in (*each.written.parts, each.record)]
     parts += payload.finish(merged.plan, [each.written for each in everything], draft)
     trainer = TrainerState(

@@ -18,11 +18,11 @@ from unbroken.errors import NotAnItem, UnbrokenError
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
+from unbroken.state.flatten import Flat, flatten
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State, present
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.pieces import require_supported
-from unbroken.state.skeleton import Split, split
 from unbroken.state.stage import as_bits
 from unbroken.store.digest import digest_bytes
 from unbroken.world import World
@@ -77,19 +77,19 @@ def capture(
     uneven = [] if is_even else sorted(differing_names(taken.copies, world.all_gather(taken.copies)))
     tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
     own: set[str] = set() if shares_rng else set(taken.drawn.tensors)
-    shared: dict[str, Json] = {RNG: taken.drawn.skeleton} if shares_rng else {}
-    ranked: dict[str, Json] = {} if shares_rng else {RNG: taken.drawn.skeleton}
+    shared: dict[str, Json] = {RNG: taken.drawn.structure} if shares_rng else {}
+    ranked: dict[str, Json] = {} if shares_rng else {RNG: taken.drawn.structure}
     for item in items:
-        name, mine = item.name, taken.splits[item.name]
+        name, mine = item.name, taken.flat[item.name]
         if name not in differing:
-            shared[name] = mine.skeleton
+            shared[name] = mine.structure
             tensors.update(mine.tensors)
             continue
         if isinstance(item, ObjectItem):
             is_allowed = name in allow_pickle
-            mine = split(name, taken.states[name], allow_pickle=is_allowed, called=own_unless_sharded(world.rank))
+            mine = flatten(name, taken.states[name], allow_pickle=is_allowed, called=own_unless_sharded(world.rank))
             own |= {each for each, tensor in mine.tensors.items() if not is_sharded(tensor)}
-        ranked[name] = mine.skeleton
+        ranked[name] = mine.structure
         tensors.update(mine.tensors)
     for name in uneven if not world.is_first else ():
         # The first rank's stands under the plain name, where every tool looks for it.
@@ -100,19 +100,19 @@ def capture(
 
 
 @dataclass(frozen=True)
-class Taken:
+class LocalState:
     """What one rank finds by itself: every state, in two; digests to compare; and what the generators drew so far."""
 
     states: Mapping[str, State]
-    splits: Mapping[str, Split]
+    flat: Mapping[str, Flat]
     digests: Mapping[str, str]
     copies: Mapping[str, str]
-    drawn: Split
+    drawn: Flat
 
 
 def take_alone(
     items: Sequence[Item], generators: Callable[[], State], called: str, world: World, allow_pickle: Collection[str]
-) -> Taken:
+) -> LocalState:
     """Take the state of every item as this rank has it; asks no other rank, unless a model is of the older FSDP.
 
     Raises:
@@ -123,17 +123,17 @@ def take_alone(
     # All states before anything can be refused: the older FSDP speaks to the other ranks when it is asked for one.
     states = {item.name: item.take() for item in items}
     # Behind them: an object may draw when it is asked, and a resume goes on from the draw after that one.
-    drawn = split(called, generators(), allow_pickle=False)
-    splits = {name: split(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
-    _require_supported(splits.values())
+    drawn = flatten(called, generators(), allow_pickle=False)
+    flat = {name: flatten(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
+    _require_supported(flat.values())
     with asking_for_memory():
-        digests = {item.name: _digest(item, splits[item.name]) for item in items}
-        copies = _local_prints(_copies(items, splits)) if world.size > 1 else {}
-    return Taken(states, splits, digests, copies, drawn)
+        digests = {item.name: _digest(item, flat[item.name]) for item in items}
+        copies = _local_prints(_copies(items, flat)) if world.size > 1 else {}
+    return LocalState(states, flat, digests, copies, drawn)
 
 
-def _require_supported(splits: Iterable[Split]) -> None:
-    for found in splits:
+def _require_supported(flat: Iterable[Flat]) -> None:
+    for found in flat:
         for name, tensor in found.tensors.items():
             require_supported(name, tensor)
 
@@ -151,7 +151,7 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
         # FSDP needs the other ranks, one of which may be refused here.
         is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
         if not is_asked_later:
-            _require_supported([split(item.name, _asked(item), allow_pickle=item.name in allow_pickle)])
+            _require_supported([flatten(item.name, _asked(item), allow_pickle=item.name in allow_pickle)])
 
 
 def _asked(item: Item) -> State:
@@ -173,8 +173,8 @@ def _is_whole_later(item: ModuleItem | OptimizerItem | GradientsItem) -> bool:
     return any(is_lazy(tensor) or tensor.is_meta for tensor in held)
 
 
-def _digest(item: Item, found: Split) -> str:
-    said = json.dumps(found.skeleton, sort_keys=True).encode()
+def _digest(item: Item, found: Flat) -> str:
+    said = json.dumps(found.structure, sort_keys=True).encode()
     pieces = [digest_bytes(said)]
     if isinstance(item, ObjectItem):
         # A module's and an optimizer's tensors are sharded or replicated by design; an object's may differ by rank.
@@ -203,7 +203,7 @@ def differing_names(digests: Mapping[str, str], everybody: Sequence[Mapping[str,
     return {name for name in digests if len({said.get(name) for said in everybody}) > 1}
 
 
-def _copies(items: Sequence[Item], splits: Mapping[str, Split]) -> dict[str, torch.Tensor]:
+def _copies(items: Sequence[Item], flat: Mapping[str, Flat]) -> dict[str, torch.Tensor]:
     """The tensors of modules and optimizers that every rank holds whole, to see whether all hold them alike.
 
     Running statistics follow the batches that a rank saw; parameters that nobody keeps equal drift apart. To store one
@@ -212,7 +212,7 @@ def _copies(items: Sequence[Item], splits: Mapping[str, Split]) -> dict[str, tor
     copies: dict[str, torch.Tensor] = {}
     for item in items:
         if not isinstance(item, ObjectItem):
-            copies |= {name: each for name, each in splits[item.name].tensors.items() if not is_sharded(each)}
+            copies |= {name: each for name, each in flat[item.name].tensors.items() if not is_sharded(each)}
     return copies
 
 

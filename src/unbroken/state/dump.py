@@ -16,16 +16,16 @@ import torch
 
 from unbroken.errors import ManifestDamaged, NeedsPeers, UnbrokenError
 from unbroken.quoting.log import logger
-from unbroken.state.capture import RNG, RNG_TENSORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
+from unbroken.state.capture import RNG, RNG_TENSORS, LocalState, is_sharded, own_prefix, own_unless_sharded, take_alone
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import box_sums
+from unbroken.state.flatten import flatten
 from unbroken.state.index import DTYPES, Box
 from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.payload import Place, share_out, write_bundles
+from unbroken.state.payload import Location, share_out, write_bundles
 from unbroken.state.pieces import Held, Piece, held_by, local_piece
-from unbroken.state.skeleton import split
 from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.trainer_state import HYPERPARAMETERS, encode_counters, json_part, read_hyperparameters, read_record
 from unbroken.store.commit import Record, begin, commit, point_latest
@@ -43,7 +43,7 @@ _log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Whose:
+class DumpOwner:
     """Which run, job and host a dump is of."""
 
     run: str
@@ -85,7 +85,7 @@ class View:
     digests: Mapping[str, str]
     copies: Mapping[str, str]
     held: Sequence[Held]
-    places: Mapping[tuple[str, Box], Place]
+    places: Mapping[tuple[str, Box], Location]
     sums: Mapping[tuple[str, Box], Sums]
     counters: Json
     share: Json = None
@@ -110,7 +110,7 @@ def dump(
     *,
     step: int,
     counters: Mapping[str, Any],
-    whose: Whose,
+    whose: DumpOwner,
     at_ns: int,
     allow_pickle: Collection[str] = (),
     shares_rng: bool = False,
@@ -131,7 +131,7 @@ def dump(
     encoded = encode_counters(counters)
     called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
     taken = take_alone(items, generators, called, world, allow_pickle)
-    tensors = {**{n: t for found in taken.splits.values() for n, t in found.tensors.items()}, **taken.drawn.tensors}
+    tensors = {**{n: t for found in taken.flat.values() for n, t in found.tensors.items()}, **taken.drawn.tensors}
     held = held_by(tensors)
     draft = begin(store, step=step, job=whose.job)
     try:
@@ -200,7 +200,7 @@ def filled_boxes(one: Held) -> list[Box]:
 
 def _bundles(
     items: Sequence[Item],
-    taken: Taken,
+    taken: LocalState,
     held: Sequence[Held],
     tensors: Mapping[str, torch.Tensor],
     files: int,
@@ -210,7 +210,7 @@ def _bundles(
     Apart, because a later job brings in only the files it needs: of replicas, those of one rank.
     """
     objects = {item.name for item in items if isinstance(item, ObjectItem)}
-    loose = {n for name in objects for n, t in taken.splits[name].tensors.items() if not is_sharded(t)}
+    loose = {n for name in objects for n, t in taken.flat[name].tensors.items() if not is_sharded(t)}
     loose |= taken.drawn.tensors.keys()
     common: list[StagedPiece] = []
     own: list[StagedPiece] = []
@@ -228,7 +228,7 @@ def _bundles(
 
 def _view(
     items: Sequence[Item],
-    taken: Taken,
+    taken: LocalState,
     held: Sequence[Held],
     tensors: Mapping[str, torch.Tensor],
     world: World,
@@ -240,7 +240,7 @@ def _view(
         world=world.size,
         step=0,
         kinds={item.name: item.kind for item in items},
-        values={**{n: found.skeleton for n, found in taken.splits.items()}, RNG: taken.drawn.skeleton},
+        values={**{n: found.structure for n, found in taken.flat.items()}, RNG: taken.drawn.structure},
         own_values=_own_values(items, taken, world.rank, allow_pickle),
         digests=taken.digests,
         copies=taken.copies,
@@ -269,15 +269,15 @@ def _share(items: Sequence[Item]) -> Json:
 
 
 def _own_values(
-    items: Sequence[Item], taken: Taken, rank: int, allow_pickle: Collection[str]
+    items: Sequence[Item], taken: LocalState, rank: int, allow_pickle: Collection[str]
 ) -> dict[str, tuple[Json, Mapping[str, str]]]:
     """Every object's values once more, should they turn out to differ by rank: with tensors under this rank's names."""
     own: dict[str, tuple[Json, Mapping[str, str]]] = {}
     for item in items:
         if isinstance(item, ObjectItem):
             is_allowed, called = item.name in allow_pickle, own_unless_sharded(rank)
-            mine = split(item.name, taken.states[item.name], allow_pickle=is_allowed, called=called)
-            own[item.name] = (mine.skeleton, dict(zip(taken.splits[item.name].tensors, mine.tensors, strict=True)))
+            mine = flatten(item.name, taken.states[item.name], allow_pickle=is_allowed, called=called)
+            own[item.name] = (mine.structure, dict(zip(taken.flat[item.name].tensors, mine.tensors, strict=True)))
     return own
 
 
@@ -351,7 +351,7 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
         digests=body.table("digests"),
         copies=body.table("replica_digests"),
         held=held,
-        places={(name, _box_in(box)): Place(*place) for name, box, place in said["locations"]},
+        places={(name, _box_in(box)): Location(*place) for name, box, place in said["locations"]},
         sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in said["fingerprint_sums"]},
         counters=dict(body.table("counters")),
         share=dict(body.table("unreported_samples")) or None,

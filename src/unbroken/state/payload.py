@@ -106,7 +106,7 @@ class _FileWithoutData(io.RawIOBase):
 __all__ = [
     "INDEX_PART",
     "METADATA_PART",
-    "Place",
+    "Location",
     "SavePlan",
     "Written",
     "finish",
@@ -124,7 +124,7 @@ _DCP_VERSION: Final = "1.0.0"
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where one piece lies: its blob in a part, and its elements in the blob."""
 
     part: str
@@ -138,7 +138,7 @@ class Written:
     """What one rank has written: the evidence for a commit, and where each piece lies."""
 
     parts: tuple[Part, ...]
-    places: Mapping[tuple[str, Box], Place]
+    places: Mapping[tuple[str, Box], Location]
 
 
 def planned_parts(plan: SavePlan, *, files: int = 1) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: 
     Raises:
         StorageFailed: the system refused; the draft can be given up.
     """
-    places: dict[tuple[str, Box], Place] = {}
+    places: dict[tuple[str, Box], Location] = {}
 
     def write_one(number: int, pieces: Sequence[StagedPiece]) -> Part:
         name = part_name(rank, number)
@@ -192,7 +192,7 @@ def share_out(pieces: Sequence[StagedPiece], files: int) -> list[list[StagedPiec
 
 
 def _blobs(
-    pieces: Sequence[StagedPiece], part: str, places: dict[tuple[str, Box], Place]
+    pieces: Sequence[StagedPiece], part: str, places: dict[tuple[str, Box], Location]
 ) -> Iterator[bytes | memoryview]:
     position = 0
     for staged in pieces:
@@ -203,7 +203,7 @@ def _blobs(
         padding = -(position + (len(around.head) if size_bytes else 0)) % ALIGNMENT_BYTES
         blob_at = position + padding
         blob_bytes = len(around.head) + size_bytes + len(around.tail)
-        places[name, box] = Place(part, blob_at, blob_bytes, blob_at + (len(around.head) if size_bytes else 0))
+        places[name, box] = Location(part, blob_at, blob_bytes, blob_at + (len(around.head) if size_bytes else 0))
         yield bytes(padding) + around.head
         yield from staged.views()
         yield around.tail
@@ -230,7 +230,7 @@ def finish(plan: SavePlan, written: Sequence[Written], draft: Draft) -> tuple[Pa
     """
     places = {key: place for one in written for key, place in one.places.items()}
     sizes = {part.name: part.size_bytes for one in written for part in one.parts}
-    chunks: dict[str, list[tuple[Box, Place]]] = {name: [] for name in plan.tensors}
+    chunks: dict[str, list[tuple[Box, Location]]] = {name: [] for name in plan.tensors}
     missing = []
     for pieces in plan.pieces_by_rank:
         for piece in pieces:
@@ -255,7 +255,7 @@ def finish(plan: SavePlan, written: Sequence[Written], draft: Draft) -> tuple[Pa
     )
 
 
-def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Place]]]) -> Index:
+def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]]) -> Index:
     return Index(
         {
             name: Entry(
@@ -268,7 +268,7 @@ def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Place]]]) -> 
     )
 
 
-def _metadata(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Place]]]) -> Metadata:
+def _metadata(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]]) -> Metadata:
     """The same facts for stock readers."""
     return Metadata(
         state_dict_metadata={

@@ -23,18 +23,18 @@ from unbroken.errors import (
 )
 from unbroken.state import payload
 from unbroken.state.capture import RNG, is_sharded, own_prefix
-from unbroken.state.cold import Cold
 from unbroken.state.cursor import Cursor
+from unbroken.state.destinations import Looked, find_destinations
 from unbroken.state.encode import Json, decode
 from unbroken.state.fingerprint import fingerprints
+from unbroken.state.flatten import flatten, unflatten
+from unbroken.state.fresh import FreshTensors
 from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
 from unbroken.state.pieces import local_tensors
-from unbroken.state.places import Looked, find_places
 from unbroken.state.read import prove_unread, read
 from unbroken.state.rng import OwnRng
-from unbroken.state.skeleton import join, split
 from unbroken.state.trainer_state import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
@@ -107,10 +107,10 @@ def restore(
         _prove(source, plan, world)
     except Exception as refused:
         raise _half_loaded(refused) from refused
-    generators = join(plan.skeletons[RNG], plan.places, item=RNG, allow_pickle=False)
+    generators = unflatten(plan.structures[RNG], plan.places, item=RNG, allow_pickle=False)
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
-    accepted = (*record.accepted, *plan.cold.tensors())
+    accepted = (*record.accepted, *plan.fresh.tensors())
     return Restored(
         trainer.step,
         counters,
@@ -137,18 +137,18 @@ def _half_loaded(refused: Exception) -> Exception:
 class _Plan:
     trainer: TrainerState
     items: tuple[Item, ...]
-    skeletons: Mapping[str, Json]
+    structures: Mapping[str, Json]
     names: Mapping[str, tuple[str, ...]]
     index: Index
     places: Mapping[str, torch.Tensor]
     # Tensors of which this rank has a value of its own: the name in the module to the name in the checkpoint.
     own_names: Mapping[str, str]
     notes: tuple[str, ...]
-    cold: Cold
+    fresh: FreshTensors
 
     def values(self) -> dict[str, torch.Tensor]:
-        """The tensors by the names that the skeletons use; nothing stands for those that start anew."""
-        nothing = {name: torch.empty(0) for name in self.cold.names}
+        """The tensors by the names that the structures use; nothing stands for those that start anew."""
+        nothing = {name: torch.empty(0) for name in self.fresh.names}
         return {**nothing, **self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
 
 
@@ -156,7 +156,7 @@ class _Plan:
 class _Record:
     trainer: TrainerState
     items: tuple[Item, ...]
-    skeletons: Mapping[str, Json]
+    structures: Mapping[str, Json]
     looked: Mapping[str, Looked]
     index: Index
     notes: tuple[str, ...]
@@ -167,12 +167,12 @@ def _read_record(
     source: Source, items: Sequence[Item], world: World, accept: Collection[str], allow_pickle: Collection[str]
 ) -> _Record:
     trainer = read_trainer_state(source.store, source.name, source.manifest)
-    skeletons, differences, notes = _skeletons(source, trainer, items, world, accept)
+    structures, differences, notes = _structures(source, trainer, items, world, accept)
     notes += [f"accepted: {name}: {what}" for name, what in differences]
-    wanted = tuple(item for item in items if item.name in skeletons)
+    wanted = tuple(item for item in items if item.name in structures)
     index = payload.read_index(source.store, source.name, source.manifest)
     try:
-        looked = {name: _look(name, skeleton, name in allow_pickle) for name, skeleton in skeletons.items()}
+        looked = {name: _look(name, structure, name in allow_pickle) for name, structure in structures.items()}
     except Malformed as wrong:
         raise ManifestDamaged(path=source.store.path(source.name), complaint=str(wrong)) from wrong
     _require_kinds(source, trainer, wanted, looked)
@@ -181,7 +181,7 @@ def _read_record(
     wanted = tuple(item for item in wanted if item.name not in unscaled)
     notes += _bucket_notes(wanted, world)
     accepted = tuple(name for name, _ in differences)
-    return _Record(trainer, wanted, skeletons, looked, index, tuple(notes), accepted)
+    return _Record(trainer, wanted, structures, looked, index, tuple(notes), accepted)
 
 
 def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
@@ -219,9 +219,9 @@ def _require_kinds(
 def _plan(source: Source, record: _Record, world: World, accept: Collection[str]) -> _Plan:
     index = record.index
     names = {name: found for name, (found, _) in record.looked.items()}
-    cold = Cold(accept)
+    fresh = FreshTensors(accept)
     where = str(source.store.path(source.name))
-    places = find_places(where, record.items, record.looked, index, cold)
+    places = find_destinations(where, record.items, record.looked, index, fresh)
     own_names, notes = _own_names(record, places, world)
     for name, own in own_names.items():
         places[own] = places.pop(name)
@@ -230,8 +230,8 @@ def _plan(source: Source, record: _Record, world: World, accept: Collection[str]
         name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype, device="cpu")
         for name in names[RNG]
     }
-    notes = (*record.notes, *notes, *cold.notes())
-    return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes, cold)
+    notes = (*record.notes, *notes, *fresh.notes())
+    return _Plan(record.trainer, record.items, record.structures, names, index, places, own_names, notes, fresh)
 
 
 def _own_names(
@@ -253,7 +253,7 @@ def _own_names(
     return {name: called for name, called in own.items() if called in record.index.tensors}, notes
 
 
-def _look(item: str, skeleton: Json, allow_pickle: bool) -> Looked:
+def _look(item: str, structure: Json, allow_pickle: bool) -> Looked:
     """The names of the tensors in an item's values, and the values with nothing in the tensors' places."""
     names: list[str] = []
 
@@ -261,18 +261,18 @@ def _look(item: str, skeleton: Json, allow_pickle: bool) -> Looked:
         names.append(str(name))
         return torch.empty(0)
 
-    state = decode(skeleton, item=item, give_tensor=give, allow_pickle=allow_pickle)
+    state = decode(structure, item=item, give_tensor=give, allow_pickle=allow_pickle)
     return tuple(names), cast("State", state)
 
 
 def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
     for item in plan.items:
         is_allowed = item.name in allow_pickle
-        state = join(plan.skeletons[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
-        item.give(plan.cold.settle(item, cast("State", state)))
+        state = unflatten(plan.structures[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
+        item.give(plan.fresh.settle(item, cast("State", state)))
 
 
-def _skeletons(
+def _structures(
     source: Source, trainer: TrainerState, items: Sequence[Item], world: World, accept: Collection[str]
 ) -> tuple[dict[str, Json], list[tuple[str, str]], list[str]]:
     """Each item's values for this rank, after every difference was accepted or refused; and the accepted ones."""
@@ -353,7 +353,7 @@ def _prove(source: Source, plan: _Plan, world: World) -> None:
             # An object may keep its state in another form than it says it; what it was handed is what can be checked.
             live |= {name: plan.places[name] for name in plan.names[item.name]}
         else:
-            taken = split(item.name, item.take(), allow_pickle=True).tensors
+            taken = flatten(item.name, item.take(), allow_pickle=True).tensors
             live |= {plan.own_names.get(name, name): tensor for name, tensor in taken.items()}
     own = {name for name in live if name.startswith("ranks.")}
     found = fingerprints(live, world, own=own)
@@ -361,7 +361,7 @@ def _prove(source: Source, plan: _Plan, world: World) -> None:
     wrong = {name for name, value in found.items() if name not in saved or saved[name].digest != value}
     # What an object dropped on the way has no live tensor to compare.
     wrong |= {name for names in plan.names.values() for name in names if name not in found}
-    everybody = world.all_gather(tuple(wrong - plan.cold.names))
+    everybody = world.all_gather(tuple(wrong - plan.fresh.names))
     named = tuple(sorted({name for names in everybody for name in names}))
     if named:
         world.from_first(lambda: _require_as_stored(source, plan.index, named))

@@ -69,7 +69,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Keeping:
+class SaveContext:
     """What the saver needs to know of the run around it."""
 
     store: Store
@@ -88,7 +88,7 @@ class Saver:
         self,
         items: Sequence[Item],
         world: World,
-        keeping: Keeping,
+        keeping: SaveContext,
         *,
         allow_pickle: Collection[str] = (),
         shares_rng: bool = False,
@@ -213,18 +213,18 @@ class Saver:
             done = self._write_and_commit(work)
             error: UnbrokenError | None = None
         except UnbrokenError as refused:
-            done, error = _Done(), refused
+            done, error = _Committed(), refused
             # All ranks hear of it, so that all copy the same way from now on.
             self._copies_at_once = self._copies_at_once or _is_written_during_save(refused)
         except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
-            done, error = _Done(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
+            done, error = _Committed(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
         total_s, size_bytes = time.monotonic() - work.began, _total_bytes(work.plan)
         self._ended = Saved(
             work.request, done.name, size_bytes, work.paused_s, total_s, done.removed, error, account=done.account
         )
 
-    def _write_and_commit(self, work: "_Work") -> "_Done":
+    def _write_and_commit(self, work: "_Work") -> "_Committed":
         world, keeping = self._beside, self._keeping
         try:
             draft_name = world.from_first(lambda: self._begin(work))
@@ -233,9 +233,9 @@ class Saver:
             work.staged.release()
             raise
         draft = Draft(keeping.store, draft_name)
-        committed: list[_Done] = []
+        committed: list[_Committed] = []
 
-        def commit_once() -> _Done:
+        def commit_once() -> _Committed:
             self._is_committing = True
             try:
                 committed.append(self._commit(work, draft, everything))
@@ -270,7 +270,7 @@ class Saver:
         )
         return begin(keeping.store, step=work.request.step, job=keeping.job).name
 
-    def _write(self, work: "_Work", draft: Draft) -> "_Told":
+    def _write(self, work: "_Work", draft: Draft) -> "_RankReport":
         try:
             work.staged.wait()
             with ThreadPoolExecutor(1, thread_name_prefix="unbroken-prove") as pool:
@@ -281,11 +281,11 @@ class Saver:
             work.staged.release()
         part = rank_part(self._world.rank)
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
-        return _Told(written, mine, sums)
+        return _RankReport(written, mine, sums)
 
-    def _commit(self, work: "_Work", draft: Draft, told: Sequence["_Told"]) -> "_Done":
+    def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_RankReport"]) -> "_Committed":
         keeping, request = self._keeping, work.request
-        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)
+        require_as_fingerprinted(work.plan, work.described, [each.sums for each in reports], request.step)
         trainer = TrainerState(
             step=request.step,
             world_size=self._world.size,
@@ -295,8 +295,8 @@ class Saver:
             counters=work.counters,
             hyperparameters=self._hyperparameters,
         )
-        parts = [part for each in told for part in (*each.written.parts, each.record)]
-        parts += payload.finish(work.plan, [each.written for each in told], draft)
+        parts = [part for each in reports for part in (*each.written.parts, each.record)]
+        parts += payload.finish(work.plan, [each.written for each in reports], draft)
         parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
         account = dict(request.account()) if request.account is not None else None
         served = {} if account is None else {"data": account}
@@ -309,7 +309,7 @@ class Saver:
             metadata={"world_size": self._world.size, "torch": torch.__version__, **served, **request.metadata},
         )
         name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=keeping.fence)
-        return _Done(name, self._settle(name), account)
+        return _Committed(name, self._settle(name), account)
 
     def _planned(self, plan: payload.SavePlan) -> list[str]:
         """Every part that must be there, known before anybody has reported one."""
@@ -343,7 +343,7 @@ class Saver:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _RankReport:
     """What one rank tells rank 0: what it wrote, its own record, and what its copies add to the fingerprints."""
 
     written: payload.Written
@@ -352,7 +352,7 @@ class _Told:
 
 
 @dataclass(frozen=True)
-class _Done:
+class _Committed:
     """What a commit leaves to tell; nothing where there was none."""
 
     name: str | None = None

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from unbroken.files import Files
-from unbroken.state.adopt import Adopting, adopt
-from unbroken.state.dump import Dumped, Whose, dump
+from unbroken.state.adopt import AdoptTarget, adopt
+from unbroken.state.dump import Dumped, DumpOwner, dump
 from unbroken.state.items import Item, make_items
 from unbroken.state.rng import capture_rng
 from unbroken.store.directory import Store
@@ -67,7 +67,7 @@ def dump_step(
         area.store(area.local, world.rank, files),
         step=step,
         counters={"step": step},
-        whose=Whose(area.key, job, host),
+        whose=DumpOwner(area.key, job, host),
         at_ns=step * 1_000_000_000,
     )
 
@@ -93,5 +93,5 @@ def choice(files: Files, *, host: str = HOST, area: Area = AREA, newest: int = -
 def adopt_all(files: Files, found: DumpChoice, items: Sequence[Item] = ()) -> str:
     """Make the checkpoint."""
     assert found.dump_set is not None
-    into = Adopting(Store(RUN / "checkpoints", files), "j0002_0123abcd", 2, at_ns=99)
+    into = AdoptTarget(Store(RUN / "checkpoints", files), "j0002_0123abcd", 2, at_ns=99)
     return adopt(found.dump_set, found.copies, items, ALONE, into)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.unit.state.tiny import job, quietly
+from unbroken.state.flatten import flatten, unflatten
 from unbroken.state.rng import capture_rng, restore_rng
-from unbroken.state.skeleton import join, split
 from unbroken.store.fields import Malformed
 
 
@@ -32,12 +32,12 @@ def test_after_a_restore_the_same_draws_come_as_without_it(drawn_before: int) ->
         draws()
     np.random.standard_normal()  # leaves half of a pair behind, which belongs to the state too
     random.gauss(0, 1)
-    parts = split("rng", capture_rng(), allow_pickle=False)
-    skeleton = json.loads(json.dumps(parts.skeleton))
+    parts = flatten("rng", capture_rng(), allow_pickle=False)
+    structure = json.loads(json.dumps(parts.structure))
     tensors = {name: tensor.clone() for name, tensor in parts.tensors.items()}
     expected = draws()
     draws()
-    restore_rng(join(skeleton, tensors, item="rng", allow_pickle=False))
+    restore_rng(unflatten(structure, tensors, item="rng", allow_pickle=False))
     assert draws() == expected
     assert draws() != expected
 

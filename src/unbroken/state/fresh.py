@@ -17,7 +17,7 @@ def is_accepted(name: str, accept: Collection[str]) -> bool:
 
 
 @dataclass
-class Cold:
+class FreshTensors:
     """The keys of each module's state that start anew, and the parameters that each optimizer forgets."""
 
     accept: Collection[str]
@@ -50,7 +50,7 @@ class Cold:
 
     def notes(self) -> list[str]:
         """What is to be said of it, once."""
-        return [f"accepted: {name}: starts cold" for name in self.tensors()]
+        return [f"accepted: {name}: starts fresh" for name in self.tensors()]
 
     def settle(self, item: Item, state: State) -> State:
         """The state to hand back: what starts anew keeps the value it has now, or is left out."""

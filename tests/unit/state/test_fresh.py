@@ -70,7 +70,7 @@ def test_accepted_by_name_routing_starts_cold_and_all_else_is_loaded_and_it_is_s
     assert module.router.weight not in optimizer.state, "its moments start anew with it"
     assert optimizer.state[module.trunk.weight]["step"] == 3
     notes = str(read_journal(Layout(run))[-3:])
-    assert "model.router.weight: starts cold" in notes
+    assert "model.router.weight: starts fresh" in notes
     job(run, 5, quietly(accept=accept, save_steps=2), **fresh)
 
 
@@ -92,7 +92,7 @@ def test_an_accepted_name_that_met_no_difference_is_said_and_journalled_and_othe
     with caplog.at_level("WARNING"), Run(run, settings=quietly(accept=accept), **fresh):
         pass
     fact = next(fact for fact in read_journal(Layout(run)) if fact.kind == "accept")
-    assert fact.values == {"names": list(accept), "without_difference": ["model.ruoter", "trunk"]}
+    assert fact.values == {"names": list(accept), "unused": ["model.ruoter", "trunk"]}
     said = [text.split("'")[1] for text in caplog.messages if "had no effect" in text]
     assert said == ["model.ruoter", "trunk"]
 

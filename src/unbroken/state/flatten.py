@@ -1,4 +1,4 @@
-"""A state dict taken apart into named tensors and a skeleton of JSON, and put together again.
+"""A state dict taken apart into named tensors and a structure of JSON, and put together again.
 
 A tensor's name is its item's name, a dot, and the keys and indices that lead to it, joined by dots: a module's
 ``{"a.weight": …}`` handed over as ``model`` gives ``model.a.weight``, the name torch's own checkpoints give it.
@@ -14,16 +14,16 @@ from unbroken.store.fields import Malformed
 
 
 @dataclass(frozen=True)
-class Split:
+class Flat:
     """A state dict in two: the tensors by name, as they are, and everything else."""
 
     tensors: dict[str, torch.Tensor]
-    skeleton: Json
+    structure: Json
 
 
-def split(
+def flatten(
     item: str, state: object, *, allow_pickle: bool, called: Callable[[str, torch.Tensor], str] | None = None
-) -> Split:
+) -> Flat:
     """Take a state dict apart.
 
     The names depend on the order of the state dict alone, so equal state dicts give equal names on every rank.
@@ -44,15 +44,15 @@ def split(
         tensors[name] = tensor
         return name
 
-    skeleton = encode(state, item=item, path=item, take_tensor=take, allow_pickle=allow_pickle)
-    return Split(tensors, skeleton)
+    structure = encode(state, item=item, path=item, take_tensor=take, allow_pickle=allow_pickle)
+    return Flat(tensors, structure)
 
 
-def join(skeleton: Json, tensors: Mapping[str, torch.Tensor], *, item: str, allow_pickle: bool) -> object:
+def unflatten(structure: Json, tensors: Mapping[str, torch.Tensor], *, item: str, allow_pickle: bool) -> object:
     """Put a state dict together.
 
     Raises:
-        Malformed: the skeleton is none, or names a tensor that is not there.
+        Malformed: the structure is none, or names a tensor that is not there.
         NeedsPickle: it holds a pickle, and that is not allowed.
     """
 
@@ -61,4 +61,4 @@ def join(skeleton: Json, tensors: Mapping[str, torch.Tensor], *, item: str, allo
             raise Malformed(f"the state of {item!r} names a tensor that is not there: {name!r}")
         return tensors[name]
 
-    return decode(skeleton, item=item, give_tensor=give, allow_pickle=allow_pickle)
+    return decode(structure, item=item, give_tensor=give, allow_pickle=allow_pickle)

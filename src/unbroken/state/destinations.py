@@ -10,8 +10,9 @@ import torch
 
 from unbroken.errors import StateDiffers
 from unbroken.state.capture import is_sharded
-from unbroken.state.cold import Cold, owner_of
 from unbroken.state.cursor import Cursor
+from unbroken.state.flatten import flatten
+from unbroken.state.fresh import FreshTensors, owner_of
 from unbroken.state.index import Index
 from unbroken.state.items import (
     GradientsItem,
@@ -24,21 +25,20 @@ from unbroken.state.items import (
     like_parameter,
 )
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.skeleton import split
 
 # The names of the tensors in an item's values, and the values with nothing in the tensors' places.
 Looked = tuple[tuple[str, ...], State]
 
 
-def find_places(
-    checkpoint: str, items: Sequence[Item], looked: Mapping[str, Looked], index: Index, cold: Cold
+def find_destinations(
+    checkpoint: str, items: Sequence[Item], looked: Mapping[str, Looked], index: Index, fresh: FreshTensors
 ) -> dict[str, torch.Tensor]:
     """A place for every tensor of a checkpoint that is wanted.
 
     Raises:
         StateDiffers: names, types or shapes do not fit.
     """
-    seeker = _Seeker(index, cold)
+    seeker = _Seeker(index, fresh)
     for item in items:
         named, state = looked[item.name]
         if isinstance(item, ModuleItem):
@@ -58,7 +58,7 @@ class _Seeker:
     """Places found so far, and what does not fit."""
 
     index: Index
-    cold: Cold
+    fresh: FreshTensors
     places: dict[str, torch.Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -75,13 +75,13 @@ class _Seeker:
 
     def in_module(self, item: ModuleItem, saved: set[str], state: State) -> None:
         taken = item.take()
-        live = split(item.name, taken, allow_pickle=True).tensors
+        live = flatten(item.name, taken, allow_pickle=True).tensors
         other = {n for n in saved & live.keys() if not is_extra(n) and _mismatch(n, live[n], self.index)}
         differing = (taken.keys() ^ state.keys()) | {name.removeprefix(f"{item.name}.") for name in other}
-        anew = self.cold.take(item.name, differing)
+        anew = self.fresh.take(item.name, differing)
         self.missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys() - anew)
         self.unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys() - anew)
-        for name in saved - self.cold.names:
+        for name in saved - self.fresh.names:
             if name not in live or is_extra(name):
                 # What a module says beyond its parameters and buffers may have another shape than in a fresh one.
                 self.places[name] = _empty(self.index, name)
@@ -93,7 +93,7 @@ class _Seeker:
         parameters = item.parameters()
         known = {name for group in state["param_groups"] for name in group["params"]}
         # Before its first step an optimizer of the older FSDP does not say which parameters it has.
-        anew = self.cold.forget(item, items, saved)
+        anew = self.fresh.forget(item, items, saved)
         asked = set() if is_flat_sharded(item.module) else parameters.keys() - known
         self.missing += [f"{item.name}: {name}" for name in sorted(asked - anew)]
         self.unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys() - anew)]
@@ -103,7 +103,7 @@ class _Seeker:
             self.changed.append(f"{item.name}: its parameters are in other groups, or in another order")
         self.changed += _other_options(item, state["param_groups"])
         counting = item.counting_on_device()
-        for name in saved - self.cold.names:
+        for name in saved - self.fresh.names:
             self.places[name] = _optimizer_place(item, name, parameters, counting, self.index)
 
     def in_gradients(self, item: GradientsItem, saved: set[str]) -> None:
@@ -122,7 +122,7 @@ class _Seeker:
         # Where the object holds a shard now, it is given a shard, cut as its own is. A loader holds none, and asking it
         # where it stands may start it.
         is_loader = isinstance(item.thing, Cursor)
-        live = {} if is_loader else split(item.name, item.take(), allow_pickle=True).tensors
+        live = {} if is_loader else flatten(item.name, item.take(), allow_pickle=True).tensors
         self.places |= {name: _object_place(live.get(name), self.index, name) for name in saved}
 
 

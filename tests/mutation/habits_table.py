@@ -193,7 +193,7 @@ HABITS: tuple[Mutation, ...] = (
          "    items += [ObjectItem(name, OwnRng(thing)) for", "    items[:0] = [ObjectItem(name, OwnRng(thing)) for",
          f"{_STATE}test_items.py::test_a_generator_comes_after_the_loader_that_draws_from_it"),
     one("broken state_dict found at the first save only", "state/capture.py",
-         "_asked(item), allow_pickle", "item.take(), allow_pickle",
+         "_state_of(item), allow_pickle", "item.take(), allow_pickle",
          f"{_WRAPPED}test_what_would_fail_at_the_first_save_is_refused_at_entry_in_one_line"),
     one("audit_ignore not looked at", "loop/opening.py",
          "[each for each in found if each.called not in ignore]", "found",

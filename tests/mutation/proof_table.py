@@ -13,15 +13,15 @@ _CHECKER = "tests/unit/testing/test_exactness.py::"
 PROOF: tuple[Mutation, ...] = (
     # ---- bugs of a resume, planted behind every proof of the house, that the exactness checker must see ----
     one("optimizer state not restored", "state/restore.py",
-         "        _prove(source, plan, world)\n",
-         "        _prove(source, plan, world)\n"
+         "        _verify_live(source, plan, world)\n",
+         "        _verify_live(source, plan, world)\n"
          "        for item in items:\n"
          "            if item.name == 'optimizer':\n"
          "                item.optimizer.state.clear()\n",
          _KILLED),
     one("optimizer state not restored, under `unbroken prove`", "state/restore.py",
-         "        _prove(source, plan, world)\n",
-         "        _prove(source, plan, world)\n"
+         "        _verify_live(source, plan, world)\n",
+         "        _verify_live(source, plan, world)\n"
          "        for item in items:\n"
          "            if item.name == 'optimizer':\n"
          "                item.optimizer.state.clear()\n",

@@ -115,7 +115,7 @@ STORE = (
          f"{_HINT}test_a_resume_takes_the_newest_whatever_latest_says"),
     one("bytes that nobody reads not proven", "state/restore.py",
          "    if not is_partial:\n"
-         "        prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)\n", "",
+         "        verify_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)\n", "",
          "tests/unit/loop/test_resume.py::"
          "test_one_bit_of_any_part_is_seen_even_where_no_job_has_a_use_for_it[state/.metadata]"),
     one("unread bytes shared out with holes", "state/read.py",

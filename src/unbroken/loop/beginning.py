@@ -15,7 +15,7 @@ from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
-from unbroken.state.fresh import without_difference
+from unbroken.state.fresh import unused_names
 from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
 
@@ -92,7 +92,7 @@ def tell_accepted(
     if found.restored is not None:
         # Whether generators differ is told when they are set, after everything else.
         differed = (*found.restored.accepted, RNG)
-        unmet = without_difference(settings.accept, differed, list(things))
+        unmet = unused_names(settings.accept, differed, list(things))
     recorder.fact("accept", names=list(settings.accept), unused=unmet)
     for name in unmet if world.is_first else ():
         _log.warning("accept '%s' had no effect: it did not change", name)

@@ -332,7 +332,7 @@ def _saver(taken: Taken, found: Resumed) -> Saver:
 
 def _draw_on(restored: Restored, settings: Settings) -> None:
     try:
-        restore_rng(restored.generators)
+        restore_rng(restored.rng_state)
     except Malformed as wrong:
         if RNG not in settings.accept:
             raise NotExact(differences=((RNG, str(wrong)),)) from wrong

@@ -1,9 +1,9 @@
-"""From the dumps of all ranks to one ordinary checkpoint: what an emergency could not do, done in peace.
+"""One ordinary checkpoint from the emergency dumps of all ranks.
 
-Each dump is read by a rank that sees it, every byte proven; what the ranks would have told each other while they lived
-(which values they share, which tensors are one tensor, who holds which box) follows from their records. The result is
-committed into the run's store like any save, so that resuming, resharding, verifying and keeping know nothing of
-emergencies. Until that commit nothing has changed, and a dump that turns out bad costs nothing but the attempt.
+Each dump is read by a rank that sees it, all checksums verified. What the ranks of an ordinary save exchange (which
+values they share, which tensors are one tensor, who holds which box) is computed from the records in their dumps. The
+result is committed into the run's store like any save, so that resuming, resharding, verifying and keeping need no case
+for emergencies. Until that commit nothing has changed; a damaged dump costs only the attempt.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from unbroken.world import World
 
 @dataclass(frozen=True)
 class AdoptTarget:
-    """Where the checkpoint is to stand and in whose name; ``fence`` as for every commit."""
+    """The store to commit into, and the job that does it; ``fence`` as for every commit."""
 
     store: Store
     job: str
@@ -85,7 +85,7 @@ def adopt(
     Args:
         dump_set: the step, job and world of the dumps.
         copies: for each rank of that world, who of this job can read which copy of its dump, the best first.
-        items: what this run was handed, for a loader's account.
+        items: the items of this run, for a loader's account.
         world: the ranks of this job.
         into: the run's store.
 
@@ -93,7 +93,7 @@ def adopt(
         DamagedCheckpoint: a dump is not what was written, in all its copies.
         ManifestDamaged: a dump's record is none.
         TensorUnsupported: the dumps do not fit together.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
         RankFailed: one of these, on another rank.
     """
     files = into.store.files
@@ -112,7 +112,7 @@ def adopt(
 
 
 def _reader(copies: Sequence[tuple[int, Dump]]) -> int:
-    """Who brings a dump in: whoever sees its best copy."""
+    """The rank that reads a dump: the one that sees its best copy."""
     return copies[0][0]
 
 
@@ -134,7 +134,7 @@ def _open(copies: Sequence[tuple[int, Dump]], me: int, files: Files) -> _Source:
     raise refused
 
 
-# ---- what the dumps say together ----
+# ---- merging the records ----
 
 
 def _fitting(views: Sequence[View], items: Sequence[Item]) -> _Merged:
@@ -207,7 +207,7 @@ def _first_holders(
 
 
 def _settled(shared: dict[str, Json], views: Sequence[View], items: Sequence[Item]) -> dict[str, Json]:
-    """Take into the loader's account what each rank had served and could not tell the others."""
+    """Add to the loader's account the samples that each rank had served and not yet reported."""
     shares = [view.share for view in views if view.share is not None]
     for item in items if shares else ():
         if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor) and item.name in shared:
@@ -223,19 +223,19 @@ def _settled(shared: dict[str, Json], views: Sequence[View], items: Sequence[Ite
 
 
 def _no_tensor(name: Json) -> torch.Tensor:
-    raise ValueError(f"a loader that stands at one position names a tensor: {name!r}")
+    raise ValueError(f"a loader with one position for all ranks names a tensor: {name!r}")
 
 
 def _take_no_tensor(path: str, tensor: torch.Tensor) -> Json:
-    raise ValueError(f"a loader that stands at one position holds a tensor: {path}")
+    raise ValueError(f"a loader with one position for all ranks holds a tensor: {path}")
 
 
-# ---- bringing the bytes in ----
+# ---- copying the bytes ----
 
 
 @dataclass(frozen=True)
 class _RankReport:
-    """What one reader has brought in of one dump."""
+    """What one reader has copied from one dump."""
 
     written: Written
     record: Part
@@ -282,7 +282,7 @@ def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], d
 def _sums(merged: _Merged, rank: int, source: _Source) -> dict[tuple[str, Box], Sums]:
     """What each piece adds to its tensor's fingerprint, under every name of it, as taken from the live tensor.
 
-    A fingerprint depends on the name: under a new one it is counted again, from bytes whose old one is proven first.
+    A fingerprint depends on the name: under a new one it is computed again, from bytes whose old one is verified first.
     """
     old = {new: name for name, new in merged.renamed[rank].items()}
     names: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """The state of a run at one step: live tensors by name, and everything else as JSON.
 
 What all ranks agree on is stored once; what differs by rank (generators, a loader's position) is stored for each. The
-ranks find out by comparing digests, so nobody has to say which is which.
+ranks find out by comparing digests, so the user does not have to say which is which.
 """
 
 import json
@@ -46,7 +46,7 @@ class Captured:
 
 
 def own_prefix(rank: int, item: str) -> str:
-    """The name under which the tensors of one rank's own item stand."""
+    """The prefix of the tensor names of one rank's own item."""
     return f"ranks.{rank}.{item}"
 
 
@@ -58,14 +58,14 @@ def capture(
     allow_pickle: Collection[str] = (),
     shares_rng: bool = False,
 ) -> Captured:
-    """Take the state of every item, and that of the generators after them. Collective.
+    """Take the state of every item, and the RNG states after them. Collective.
 
-    ``shares_rng`` says that one rank's generators stand for all.
+    ``shares_rng`` says that all ranks have the same RNG states, so that one is stored.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
-        NoMemory: there is no memory to look at it.
+        NoMemory: host memory ran out.
     """
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
     called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
@@ -92,7 +92,7 @@ def capture(
         ranked[name] = mine.structure
         tensors.update(mine.tensors)
     for name in uneven if not world.is_first else ():
-        # The first rank's stands under the plain name, where every tool looks for it.
+        # The first rank's has the plain name, where every tool looks for it.
         own_name = own_prefix(world.rank, name)
         tensors[own_name] = tensors.pop(name)
         own.add(own_name)
@@ -101,7 +101,7 @@ def capture(
 
 @dataclass(frozen=True)
 class LocalState:
-    """What one rank finds by itself: every state, in two; digests to compare; and what the generators drew so far."""
+    """One rank's state without the others: each item's, flattened; digests to compare; and the RNG states."""
 
     states: Mapping[str, State]
     flat: Mapping[str, Flat]
@@ -113,16 +113,16 @@ class LocalState:
 def take_alone(
     items: Sequence[Item], generators: Callable[[], State], called: str, world: World, allow_pickle: Collection[str]
 ) -> LocalState:
-    """Take the state of every item as this rank has it; asks no other rank, unless a model is of the older FSDP.
+    """Take the state of every item as this rank has it, without the other ranks, unless a model is of the older FSDP.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
-        NoMemory: there is no memory to look at it.
+        NoMemory: host memory ran out.
     """
-    # All states before anything can be refused: the older FSDP speaks to the other ranks when it is asked for one.
+    # All states before anything can raise: the older FSDP communicates with the other ranks in state_dict().
     states = {item.name: item.take() for item in items}
-    # Behind them: an object may draw when it is asked, and a resume goes on from the draw after that one.
+    # After them: an object may draw random numbers in state_dict(), and a resume continues after that draw.
     drawn = flatten(called, generators(), allow_pickle=False)
     flat = {name: flatten(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
     _require_supported(flat.values())
@@ -147,14 +147,14 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
         NotAnItem: an object cannot say its state.
     """
     for item in present(items):
-        # Asking a loader where it stands may start it, and it has not been told where to start yet; asking the older
-        # FSDP needs the other ranks, one of which may be refused here.
-        is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
-        if not is_asked_later:
-            _require_supported([flatten(item.name, _asked(item), allow_pickle=item.name in allow_pickle)])
+        # state_dict() of a loader may start it, before its position is restored; that of the older FSDP needs the other
+        # ranks, one of which may raise here.
+        is_checked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
+        if not is_checked_later:
+            _require_supported([flatten(item.name, _state_of(item), allow_pickle=item.name in allow_pickle)])
 
 
-def _asked(item: Item) -> State:
+def _state_of(item: Item) -> State:
     try:
         return item.take()
     except UnbrokenError:
@@ -206,8 +206,8 @@ def differing_names(digests: Mapping[str, str], everybody: Sequence[Mapping[str,
 def _copies(items: Sequence[Item], flat: Mapping[str, Flat]) -> dict[str, torch.Tensor]:
     """The tensors of modules and optimizers that every rank holds whole, to see whether all hold them alike.
 
-    Running statistics follow the batches that a rank saw; parameters that nobody keeps equal drift apart. To store one
-    copy for all would lose the others, and which one is stored would be chance.
+    Running statistics follow the batches that a rank saw; parameters that are not kept equal drift apart. To store one
+    copy for all would lose the others, and which one is stored would be random.
     """
     copies: dict[str, torch.Tensor] = {}
     for item in items:

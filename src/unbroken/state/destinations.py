@@ -78,12 +78,12 @@ class _Seeker:
         live = flatten(item.name, taken, allow_pickle=True).tensors
         other = {n for n in saved & live.keys() if not is_extra(n) and _mismatch(n, live[n], self.index)}
         differing = (taken.keys() ^ state.keys()) | {name.removeprefix(f"{item.name}.") for name in other}
-        anew = self.fresh.take(item.name, differing)
-        self.missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys() - anew)
-        self.unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys() - anew)
+        fresh_names = self.fresh.take(item.name, differing)
+        self.missing += sorted(f"{item.name}.{name}" for name in taken.keys() - state.keys() - fresh_names)
+        self.unexpected += sorted(f"{item.name}.{name}" for name in state.keys() - taken.keys() - fresh_names)
         for name in saved - self.fresh.names:
             if name not in live or is_extra(name):
-                # What a module says beyond its parameters and buffers may have another shape than in a fresh one.
+                # What a module returns beyond its parameters and buffers may have another shape than in a fresh one.
                 self.places[name] = _empty(self.index, name)
                 continue
             self.changed += _mismatch(name, live[name], self.index)
@@ -93,11 +93,11 @@ class _Seeker:
         parameters = item.parameters()
         known = {name for group in state["param_groups"] for name in group["params"]}
         # Before its first step an optimizer of the older FSDP does not say which parameters it has.
-        anew = self.fresh.forget(item, items, saved)
-        asked = set() if is_flat_sharded(item.module) else parameters.keys() - known
-        self.missing += [f"{item.name}: {name}" for name in sorted(asked - anew)]
-        self.unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys() - anew)]
-        # Its groups hold flattened parameters, which torch takes apart and puts together by itself.
+        fresh_names = self.fresh.forget(item, items, saved)
+        wanted = set() if is_flat_sharded(item.module) else parameters.keys() - known
+        self.missing += [f"{item.name}: {name}" for name in sorted(wanted - fresh_names)]
+        self.unexpected += [f"{item.name}: {name}" for name in sorted(known - parameters.keys() - fresh_names)]
+        # Its groups hold flattened parameters, which torch takes apart and puts together itself.
         is_comparable = known == parameters.keys() and not is_flat_sharded(item.module)
         if is_comparable and [group["params"] for group in state["param_groups"]] != item.groups():
             self.changed.append(f"{item.name}: its parameters are in other groups, or in another order")
@@ -120,7 +120,7 @@ class _Seeker:
         if not saved:
             return
         # Where the object holds a shard now, it is given a shard, cut as its own is. A loader holds none, and asking it
-        # where it stands may start it.
+        # state_dict() may start it.
         is_loader = isinstance(item.thing, Cursor)
         live = {} if is_loader else flatten(item.name, item.take(), allow_pickle=True).tensors
         self.places |= {name: _object_place(live.get(name), self.index, name) for name in saved}
@@ -129,7 +129,7 @@ class _Seeker:
 def _other_options(item: OptimizerItem, saved_groups: Sequence[Mapping[str, object]]) -> list[str]:
     """That the state is another optimizer's: torch would load it without a word and start from nothing.
 
-    Options that only one side has are no proof: a newer torch adds some, and so does a scheduler.
+    Options that only one side has prove nothing: a newer torch adds some, and so does a scheduler.
     """
     saved = {option for group in saved_groups for option in group} - {"params"}
     live = {option for group in item.optimizer.param_groups for option in group} - {"params"}

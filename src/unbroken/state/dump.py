@@ -1,7 +1,7 @@
-"""What one rank alone writes in an emergency: all that it holds, taken at a step's edge, asking nobody.
+"""The emergency dump of one rank: all that it holds, taken at the end of a step, without the other ranks.
 
 A dump is a directory with a manifest like any checkpoint's, and the tensors lie in the same parts; but it is one rank's
-view. Beside the tensors stands a record of that view (what the rank holds of each tensor and where it lies, every
+view. Beside the tensors is a record of that view (what the rank holds of each tensor and where it lies, every
 item's values, the digests by which ranks find out what they have in common), so that the comparison which an ordinary
 save makes between live ranks can be made later, between dumps.
 """
@@ -44,7 +44,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class DumpOwner:
-    """Which run, job and host a dump is of."""
+    """The run, job and host that a dump belongs to."""
 
     run: str
     job: str
@@ -63,7 +63,7 @@ class View:
         world: how many ranks there were.
         step: the steps completed.
         kinds: the kind of each item.
-        values: each item's values, tensors by name; and those of the generators.
+        values: each item's values, tensors by name; and the RNG states.
         own_values: the values of objects with tensors under names that only this rank uses, with the new name of each.
         digests: of each item, to compare with those of other ranks.
         copies: of each tensor that every rank holds whole, to compare.
@@ -71,8 +71,8 @@ class View:
         places: where each box lies, under the one name that it is written under.
         sums: what each box adds to the fingerprint of its tensor, under every name of it.
         counters: the loop's own.
-        share: what this rank's loader has served and not yet told the others; None where it keeps no account.
-        shares_rng: whether one rank's generators stand for all.
+        share: samples that this rank's loader has served and not yet reported; None where it keeps no account.
+        shares_rng: whether all ranks have the same RNG states.
         hyperparameters: the values that the run began with.
     """
 
@@ -119,13 +119,13 @@ def dump(
 ) -> Dumped:
     """Write all that this rank holds, durably, into a store of its own. Not collective: other ranks may be gone.
 
-    Call it only where the state is whole. Nothing is copied first: the loop waits.
+    Call it only between steps. Nothing is copied first: the loop waits.
 
     Raises:
         NeedsPeers: an item cannot say its state alone.
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
-        StorageFailed: the system refused; there is no dump.
+        StorageFailed: I/O error; there is no dump.
     """
     require_alone(items)
     encoded = encode_counters(counters)
@@ -147,12 +147,14 @@ def dump(
         )
         # crash here: a draft with some of its parts; it is torn.
         parts = (*written.parts, draft.write_part(RECORD_PART, [_encode(view)]))
-        found_in = {"run": whose.run, "rank": world.rank, "world_size": world.size, "host": whose.host}
+        belongs_to = {"run": whose.run, "rank": world.rank, "world_size": world.size, "host": whose.host}
         name = commit(
             draft,
             plan=[part.name for part in parts],
             parts=parts,
-            record=Record(kind=EMERGENCY, saved_at_ns=at_ns, metadata={METADATA: found_in, "torch": torch.__version__}),
+            record=Record(
+                kind=EMERGENCY, saved_at_ns=at_ns, metadata={METADATA: belongs_to, "torch": torch.__version__}
+            ),
             called=dump_name(step, at_ns),
         )
     except BaseException:
@@ -167,7 +169,7 @@ def _give_up(store: Store, name: str) -> None:
     try:
         store.files.remove_tree(store.path(name))
     except UnbrokenError as refused:
-        _log.warning("what was written of %s stays where it is: %s", name, refused)
+        _log.warning("could not remove the unfinished dump %s: %s", name, refused)
 
 
 def require_alone(items: Sequence[Item]) -> None:
@@ -183,7 +185,7 @@ def require_alone(items: Sequence[Item]) -> None:
 
 @dataclass(frozen=True)
 class _LivePiece(StagedPiece):
-    """A piece that is copied only when its turn to be written comes: the loop stands still meanwhile."""
+    """A piece that is copied only when its turn to be written comes: the loop is paused meanwhile."""
 
     source: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -261,7 +263,7 @@ def _sums(held: Sequence[Held], tensors: Mapping[str, torch.Tensor]) -> dict[tup
 
 
 def _share(items: Sequence[Item]) -> Json:
-    """What a loader that stands at one position for all ranks has handed out here since the ranks last added up."""
+    """What a loader with one position for all ranks has served here since the ranks last added up."""
     for item in items:
         if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor) and item.thing.positioned is not None:
             return cast("Json", item.thing.positioned.served_share().as_json())
@@ -313,34 +315,34 @@ def _box_out(box: Box) -> list[list[int]]:
 
 
 def read_view(store: Store, name: str, manifest: Manifest) -> View:
-    """The record of a dump, its bytes proven first.
+    """The record of a dump, its checksums verified first.
 
     Raises:
-        ManifestDamaged: it is missing from the manifest, or is no such record.
+        ManifestDamaged: it is missing from the manifest, or is not such a record.
         DamagedCheckpoint: its bytes are not what was written.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     path = store.path(name) / RECORD_PART
     data = read_record(store, name, manifest, RECORD_PART)
     try:
-        said = updated(json.loads(data))
-        body = Table(said, RECORD_PART)
+        found = updated(json.loads(data))
+        body = Table(found, RECORD_PART)
         body.one_of("schema", (_SCHEMA,))
-        view = _decode(body, said)
+        view = _decode(body, found)
     except (ValueError, TypeError, KeyError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=path, complaint=f"it does not decode: {wrong}") from wrong
     if view.step != manifest.step:
-        raise ManifestDamaged(path=path, complaint=f"it says step {view.step}, the manifest says {manifest.step}")
+        raise ManifestDamaged(path=path, complaint=f"its step is {view.step}, the manifest's is {manifest.step}")
     return view
 
 
-def _decode(body: Table, said: Mapping[str, Any]) -> View:
+def _decode(body: Table, found: Mapping[str, Any]) -> View:
     held = [
         Held(name, dtype, tuple(shape), tuple(_box_in(box) for box in boxes), same_as)
-        for name, dtype, shape, boxes, same_as in said["tensors"]
+        for name, dtype, shape, boxes, same_as in found["tensors"]
     ]
     if unknown := [one.dtype for one in held if one.dtype not in DTYPES]:
-        raise Malformed(f"there is no dtype {unknown[0]!r}")
+        raise Malformed(f"unknown dtype {unknown[0]!r}")
     return View(
         rank=body.whole("rank", below=MOST_RANKS),
         world=body.whole("world_size", below=MOST_RANKS),
@@ -351,8 +353,8 @@ def _decode(body: Table, said: Mapping[str, Any]) -> View:
         digests=body.table("digests"),
         copies=body.table("replica_digests"),
         held=held,
-        places={(name, _box_in(box)): Location(*place) for name, box, place in said["locations"]},
-        sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in said["fingerprint_sums"]},
+        places={(name, _box_in(box)): Location(*place) for name, box, place in found["locations"]},
+        sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in found["fingerprint_sums"]},
         counters=dict(body.table("counters")),
         share=dict(body.table("unreported_samples")) or None,
         shares_rng=body.flag("shares_rng"),

@@ -1,7 +1,7 @@
-"""A state dict taken apart into named tensors and a structure of JSON, and put together again.
+"""A state dict flattened into named tensors and a JSON structure, and put together again.
 
 A tensor's name is its item's name, a dot, and the keys and indices that lead to it, joined by dots: a module's
-``{"a.weight": …}`` handed over as ``model`` gives ``model.a.weight``, the name torch's own checkpoints give it.
+``{"a.weight": …}`` passed as ``model`` gives ``model.a.weight``, the name torch's own checkpoints give it.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from unbroken.store.fields import Malformed
 
 @dataclass(frozen=True)
 class Flat:
-    """A state dict in two: the tensors by name, as they are, and everything else."""
+    """A flattened state dict: the tensors by name, and everything else as JSON."""
 
     tensors: dict[str, torch.Tensor]
     structure: Json
@@ -24,7 +24,7 @@ class Flat:
 def flatten(
     item: str, state: object, *, allow_pickle: bool, called: Callable[[str, torch.Tensor], str] | None = None
 ) -> Flat:
-    """Take a state dict apart.
+    """Flatten a state dict.
 
     The names depend on the order of the state dict alone, so equal state dicts give equal names on every rank.
     ``called`` may give a tensor another name than its path.
@@ -52,13 +52,13 @@ def unflatten(structure: Json, tensors: Mapping[str, torch.Tensor], *, item: str
     """Put a state dict together.
 
     Raises:
-        Malformed: the structure is none, or names a tensor that is not there.
+        Malformed: the structure is malformed, or names a missing tensor.
         NeedsPickle: it holds a pickle, and that is not allowed.
     """
 
     def give(name: Json) -> torch.Tensor:
         if not isinstance(name, str) or name not in tensors:
-            raise Malformed(f"the state of {item!r} names a tensor that is not there: {name!r}")
+            raise Malformed(f"the state of {item!r} names a missing tensor: {name!r}")
         return tensors[name]
 
     return decode(structure, item=item, give_tensor=give, allow_pickle=allow_pickle)

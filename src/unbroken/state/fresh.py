@@ -1,7 +1,7 @@
-"""What a person lets start anew: tensors that do not fit, accepted by name.
+"""Tensors that start fresh: they do not fit the checkpoint, and the user accepted that by name.
 
 ``accept`` may name an item, or a tensor, or everything below a name (``model.router``). Only what differs can start
-anew: a tensor that fits is loaded all the same. What an optimizer kept for such a parameter starts anew with it.
+fresh: a tensor that fits is loaded all the same. The optimizer state of such a parameter starts fresh with it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ def is_accepted(name: str, accept: Collection[str]) -> bool:
 
 @dataclass
 class FreshTensors:
-    """The keys of each module's state that start anew, and the parameters that each optimizer forgets."""
+    """The keys of each module's state that start fresh, and the parameters that each optimizer forgets."""
 
     accept: Collection[str]
     keys: dict[str, set[str]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class FreshTensors:
         return found
 
     def forget(self, item: OptimizerItem, items: Sequence[Item], saved: Collection[str]) -> set[str]:
-        """The parameters of an optimizer whose state starts anew, because the parameter does."""
+        """The parameters of an optimizer whose state starts fresh, because the parameter does."""
         found: set[str] = set()
         for module in items:
             if isinstance(module, ModuleItem):
@@ -45,15 +45,15 @@ class FreshTensors:
         return found
 
     def tensors(self) -> list[str]:
-        """The tensors that start anew, by name."""
+        """The tensors that start fresh, by name."""
         return [f"{item}.{key}" for item in sorted(self.keys) for key in sorted(self.keys[item])]
 
     def notes(self) -> list[str]:
-        """What is to be said of it, once."""
+        """The notes for the log and the journal."""
         return [f"accepted: {name}: starts fresh" for name in self.tensors()]
 
     def settle(self, item: Item, state: State) -> State:
-        """The state to hand back: what starts anew keeps the value it has now, or is left out."""
+        """The state to load: what starts fresh keeps the value it has now, or is left out."""
         if isinstance(item, ModuleItem) and (keys := self.keys.get(item.name)):
             live = item.take()
             kept = {key: value for key, value in state.items() if key not in keys}
@@ -71,14 +71,14 @@ def owner_of(item: OptimizerItem, name: str) -> str:
 
 @runtime_checkable
 class Accepting(Protocol):
-    """An object that looks at accepted names by itself."""
+    """An object that handles accepted names itself."""
 
     def is_accepting(self, name: str) -> bool:
-        """Whether it would look at this one."""
+        """Whether it handles this one."""
 
 
-def without_difference(accept: Iterable[str], differed: Collection[str], things: Iterable[object]) -> list[str]:
-    """The accepted names that neither met a difference nor are the business of one of the things handed over."""
+def unused_names(accept: Iterable[str], differed: Collection[str], things: Iterable[object]) -> list[str]:
+    """The accepted names that had no effect: nothing of that name differed, and no object handles it itself."""
     looking = [thing for thing in things if isinstance(thing, Accepting)]
     return [
         name

@@ -46,7 +46,7 @@ from unbroken.store.manifest import Part
 
 @dataclass(frozen=True)
 class Container:
-    """What stands before and behind the elements of a tensor."""
+    """The bytes before and after the elements of a tensor."""
 
     head: bytes
     tail: bytes
@@ -56,7 +56,7 @@ class Container:
 def container(dtype: torch.dtype, shape: tuple[int, ...]) -> Container:
     """The container of a contiguous tensor; the same for the same dtype and shape."""
     with FakeTensorMode(), warnings.catch_warnings():
-        # That some operators do not know a dtype is no news here: none is applied.
+        # A warning that some operators lack a dtype does not matter here: none is applied.
         warnings.simplefilter("ignore", UserWarning)
         stand_in = torch.empty(shape, dtype=dtype, device="cpu")
     file = _FileWithoutData(math.prod(shape) * dtype.itemsize)
@@ -89,7 +89,7 @@ class _FileWithoutData(io.RawIOBase):
         return len(self._head) + offset
 
     def finish(self) -> Container:
-        """What stands before and behind the elements; without elements all stands before them."""
+        """The bytes before and after the elements; without elements all are before."""
         if self._head is None:
             if self._data_bytes:
                 raise io.UnsupportedOperation("the elements were not left out")
@@ -150,7 +150,7 @@ def write(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> Written
     """Write what was staged, into so many files at the same time.
 
     Raises:
-        StorageFailed: the system refused; the draft can be given up.
+        StorageFailed: I/O error; the draft can be given up.
     """
     if files < 1:
         raise ValueError(f"a rank writes into at least one file, not {files}")
@@ -162,7 +162,7 @@ def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: 
     """Write each bundle into a file of its own, all at the same time.
 
     Raises:
-        StorageFailed: the system refused; the draft can be given up.
+        StorageFailed: I/O error; the draft can be given up.
     """
     places: dict[tuple[str, Box], Location] = {}
 
@@ -226,7 +226,7 @@ def finish(plan: SavePlan, written: Sequence[Written], draft: Draft) -> tuple[Pa
 
     Raises:
         EvidenceMissing: a piece of the plan was not written, or not as planned.
-        StorageFailed: the system refused; the draft can be given up.
+        StorageFailed: I/O error; the draft can be given up.
     """
     places = {key: place for one in written for key, place in one.places.items()}
     sizes = {part.name: part.size_bytes for one in written for part in one.parts}

@@ -1,8 +1,8 @@
-"""From a checkpoint back to live objects: everything, exactly, or an error that says what is not.
+"""From a checkpoint back to live objects: all of it, exactly, or an error that names what is not.
 
 Nothing is touched before names, types and shapes fit. Then every destination is filled with a pattern no training
-produces, read with its bytes proven, handed back to its object, and the live tensors' fingerprints must be those that
-were saved: a tensor that nobody wrote, or that a load zeroed, cannot pass.
+produces, read with its checksums verified and loaded into its object. The live tensors' fingerprints must equal
+the saved ones: a tensor that was never written, or that a load zeroed, is found.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
 from unbroken.state.pieces import local_tensors
-from unbroken.state.read import prove_unread, read
+from unbroken.state.read import read, verify_unread
 from unbroken.state.rng import OwnRng
 from unbroken.state.trainer_state import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.store.directory import Store
@@ -48,13 +48,13 @@ _SENTINEL = 0xA5
 class Restored:
     """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it.
 
-    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them;
+    ``accepted`` are the items and tensors that differed and were let pass because the user accepted them;
     ``hyperparameters`` are the values the script constructed its objects with when the run began.
     """
 
     step: int
     counters: Mapping[str, object]
-    generators: State
+    rng_state: State
     notes: tuple[str, ...]
     world: int = 1
     accepted: tuple[str, ...] = ()
@@ -79,42 +79,42 @@ def restore(
     allow_pickle: Collection[str] = (),
     is_partial: bool = False,
 ) -> Restored:
-    """Load a checkpoint into the items; the generators are returned, to be set when nothing draws from them any more.
+    """Load a checkpoint into the items; the RNG states are returned, to be set when nothing draws from them any more.
 
     ``is_partial`` reads and verifies what the items need and nothing else. Collective. Which rank saved what does not
     matter for modules and optimizers: they are resharded.
 
     Raises:
         StateDiffers: names, types or shapes do not fit; nothing was loaded.
-        NotExact: an item is missing on one side, or cannot be split over this world, and nobody accepted it.
+        NotExact: an item is missing on one side, or cannot be split over this world, and it was not accepted.
         DamagedCheckpoint: bytes are not what was written, or contradict their fingerprint; says whether the objects
             are still as they were.
-        StorageFailed: the system refused; says the same.
+        StorageFailed: I/O error; says the same.
         NotRestored: the live state is not what was saved; the objects are no longer as they were.
     """
-    # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
-    # The older FSDP speaks to the other ranks when it is asked for its state, so whatever one rank alone may fail at,
+    # Every phase ends on all ranks or on none: a rank that leaves alone would leave the others waiting for ever.
+    # The older FSDP communicates with the other ranks in state_dict(), so whatever one rank alone may fail at,
     # reading, comes before.
     record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
     plan = world.all_or_none(lambda: _plan(source, record, world, accept))
     if not is_partial:
-        prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
+        verify_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
     for tensor in plan.places.values():
         _fill(tensor)
     try:
         payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
         world.all_or_none(lambda: _give(plan, allow_pickle))
-        _prove(source, plan, world)
+        _verify_live(source, plan, world)
     except Exception as refused:
         raise _half_loaded(refused) from refused
-    generators = unflatten(plan.structures[RNG], plan.places, item=RNG, allow_pickle=False)
+    rng_state = unflatten(plan.structures[RNG], plan.places, item=RNG, allow_pickle=False)
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
     accepted = (*record.accepted, *plan.fresh.tensors())
     return Restored(
         trainer.step,
         counters,
-        cast("State", generators),
+        cast("State", rng_state),
         plan.notes,
         trainer.world_size,
         accepted,
@@ -123,13 +123,13 @@ def restore(
 
 
 def _half_loaded(refused: Exception) -> Exception:
-    """The same error, saying that the objects handed over are no longer as they were."""
+    """The same error, with a note that the objects passed to the run are changed."""
     if isinstance(refused, RankFailed):
         return RankFailed(rank=refused.rank, cause=cast("UnbrokenError", _half_loaded(refused.cause)))
     if isinstance(refused, StorageFailed | DamagedCheckpoint):
         return replace(refused, is_half_loaded=True)
     if not isinstance(refused, NotRestored):
-        refused.add_note("the objects handed to the run are no longer as they were; do not train on with them")
+        refused.add_note("the objects passed to the run are partly loaded; do not train with them")
     return refused
 
 
@@ -147,7 +147,7 @@ class _Plan:
     fresh: FreshTensors
 
     def values(self) -> dict[str, torch.Tensor]:
-        """The tensors by the names that the structures use; nothing stands for those that start anew."""
+        """The tensors by the names that the structures use; empty ones for those that start fresh."""
         nothing = {name: torch.empty(0) for name in self.fresh.names}
         return {**nothing, **self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
 
@@ -239,7 +239,7 @@ def _own_names(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Of which tensors this rank has a value of its own, by the names in its objects; and what a resize loses of them.
 
-    In another world there is no telling which rank is which, and shards are of one tensor: there all take the first
+    With another world size ranks cannot be matched, and shards are of one tensor: there all take the first
     rank's.
     """
     mine = [item.name for item in record.items if not isinstance(item, ObjectItem)]
@@ -327,9 +327,9 @@ def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[
             # A run that turns mixed precision on begins with a fresh scale; there is nothing it could have lost.
             notes.append(f"{name}: not in the checkpoint, starts fresh")
         else:
-            differences.append((name, "is not in the checkpoint and would start anew"))
+            differences.append((name, "is not in the checkpoint and would start fresh"))
     differences += [
-        (name, "is in the checkpoint and was not handed over") for name in trainer.kinds if name not in here
+        (name, "is in the checkpoint and was not passed to the run") for name in trainer.kinds if name not in here
     ]
     return differences, notes
 
@@ -345,12 +345,12 @@ def _fill(tensor: torch.Tensor) -> None:
                 local.detach().reshape(-1).view(torch.uint8).fill_(_SENTINEL)
 
 
-def _prove(source: Source, plan: _Plan, world: World) -> None:
+def _verify_live(source: Source, plan: _Plan, world: World) -> None:
     """Compare the live tensors with the fingerprints of the manifest."""
     live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[RNG]}
     for item in plan.items:
         if isinstance(item, ObjectItem):
-            # An object may keep its state in another form than it says it; what it was handed is what can be checked.
+            # An object may keep its state in another form than in its state_dict: what it was given is checked.
             live |= {name: plan.places[name] for name in plan.names[item.name]}
         else:
             taken = flatten(item.name, item.take(), allow_pickle=True).tensors
@@ -379,7 +379,7 @@ def _require_as_stored(source: Source, index: Index, names: Collection[str]) -> 
         if name not in index.tensors:
             continue
         entry = index.tensors[name]
-        # One at a time, read anew: the live tensors are what a load made of them.
+        # One at a time, read again: the live tensors are what a load made of them.
         stored = {name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")}
         read(source.store, source.name, source.manifest, index, stored, alone)
         described = source.manifest.tensors.get(name)

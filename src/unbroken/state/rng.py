@@ -22,7 +22,7 @@ def capture_rng(devices: Iterable[torch.device | str | int] = ()) -> dict[str, o
         devices: the CUDA devices of this rank.
     """
     state: dict[str, object] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    # Loading numpy here would only capture a generator that nobody has drawn from.
+    # Loading numpy here would only capture a generator that was never drawn from.
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy"] = numpy.random.get_state(legacy=False)
     # By position: the same rank may be given another device in its next job.
@@ -39,10 +39,10 @@ def restore_rng(state: object, devices: Iterable[torch.device | str | int] | Non
             goes to the current device, several to the devices from 0 on.
 
     Raises:
-        Malformed: it is no state of generators, or not of as many devices; no generator was changed then.
+        Malformed: it is not such a state, or of another number of devices; no generator was changed then.
     """
     if not isinstance(state, dict) or state.keys() - {"numpy"} != _NAMES or not isinstance(state["cuda"], list):
-        raise Malformed("it is no state of generators")
+        raise Malformed("it is not an RNG state")
     saved = len(state["cuda"])
     targets = _usual_devices(saved) if devices is None else list(devices)
     if len(targets) != saved:
@@ -89,7 +89,7 @@ def kinds_of_rng() -> tuple[type[Any], ...]:
 
 def is_rng(thing: object) -> bool:
     """Whether an object is a generator with a state; the system's source of randomness has none."""
-    # type(), not isinstance(): a proxy may lie about its class, or raise when it is asked.
+    # type(), not isinstance(): a proxy may lie about its class, or raise when it is inspected.
     return issubclass(type(thing), kinds_of_rng()) and not issubclass(type(thing), random.SystemRandom)
 
 

@@ -1,8 +1,8 @@
 """Saving beside the training loop: a short stop to take the state, and a thread for everything slow.
 
 At the step's edge the state is captured, fingerprinted and copied to host memory; writing, digesting, syncing and
-committing happen in a thread over a group of its own. At most one save is in flight. A save that fails says so at the
-next edge, leaves the last commit intact and lets training go on.
+committing happen in a thread over a group of its own. At most one save is in flight. A save that fails is reported
+at the end of the next step, leaves the last commit intact and lets training continue.
 """
 
 import queue
@@ -43,7 +43,7 @@ _log = logger(__name__)
 class Request:
     """What is to be saved, beside the items' state.
 
-    ``account`` is asked by the first rank in the thread, where it may take its time, for what the data has served.
+    ``account`` is called by the first rank in the save thread, where it may take time: what the data has served.
     """
 
     step: int
@@ -70,7 +70,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class SaveContext:
-    """What the saver needs to know of the run around it."""
+    """The run that a saver saves: its store, its job, its policies."""
 
     store: Store
     job: str
@@ -88,7 +88,7 @@ class Saver:
         self,
         items: Sequence[Item],
         world: World,
-        keeping: SaveContext,
+        context: SaveContext,
         *,
         allow_pickle: Collection[str] = (),
         shares_rng: bool = False,
@@ -97,7 +97,7 @@ class Saver:
         self._items = list(items)
         self._world = world
         self._beside = world.beside()
-        self._keeping = keeping
+        self._context = context
         self._allow_pickle = frozenset(allow_pickle)
         self._shares_generators = shares_rng
         self._hyperparameters = hyperparameters
@@ -109,11 +109,11 @@ class Saver:
         # Set once weights were written during a copy: from then on nothing is copied beside the next step.
         self._copies_at_once = False
 
-    def start(self, request: Request, generators: Callable[[], State]) -> None:
+    def start(self, request: Request, rng: Callable[[], State]) -> None:
         """Take the state now and save it behind; waits for a save that is still in flight. Collective.
 
         A state that cannot be taken now, because a value has come to need pickle or there is no memory for the copies,
-        is a save that failed, on every rank; ``collect`` tells it.
+        is a save that failed, on every rank; ``collect`` returns it.
 
         Raises:
             PeerLost: another rank is gone.
@@ -123,20 +123,20 @@ class Saver:
         self.wait()
         self._ended = self._thread = None
         try:
-            self._thread = self._take(request, generators, began)
+            self._thread = self._take(request, rng, began)
         except UnbrokenError as refused:
             if not _ends_the_save_only(refused):
                 raise
             paused_s = time.monotonic() - began
             self._ended = Saved(request, None, 0, paused_s, paused_s, error=refused)
 
-    def _take(self, request: Request, generators: Callable[[], State], began: float) -> threading.Thread:
+    def _take(self, request: Request, rng: Callable[[], State], began: float) -> threading.Thread:
         # On all ranks or on none, as everything that one rank alone may fail at.
         counters = self._world.all_or_none(lambda: encode_counters(request.counters))
         items = present(self._items)
         found = capture(
             items,
-            generators,
+            rng,
             self._world,
             allow_pickle=self._allow_pickle,
             shares_rng=self._shares_generators,
@@ -214,9 +214,9 @@ class Saver:
             error: UnbrokenError | None = None
         except UnbrokenError as refused:
             done, error = _Committed(), refused
-            # All ranks hear of it, so that all copy the same way from now on.
+            # All ranks get this error, so that all copy the same way from now on.
             self._copies_at_once = self._copies_at_once or _is_written_during_save(refused)
-        except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
+        except Exception as surprise:  # noqa: BLE001 - the top of a thread: nothing above could report it
             done, error = _Committed(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
         total_s, size_bytes = time.monotonic() - work.began, _total_bytes(work.plan)
@@ -225,14 +225,14 @@ class Saver:
         )
 
     def _write_and_commit(self, work: "_Work") -> "_Committed":
-        world, keeping = self._beside, self._keeping
+        world, context = self._beside, self._context
         try:
             draft_name = world.from_first(lambda: self._begin(work))
         except BaseException:
             # Nothing will be written: the next save needs the buffers.
             work.staged.release()
             raise
-        draft = Draft(keeping.store, draft_name)
+        draft = Draft(context.store, draft_name)
         committed: list[_Committed] = []
 
         def commit_once() -> _Committed:
@@ -248,35 +248,35 @@ class Saver:
             return world.from_first(commit_once)
         except UnbrokenError:
             if committed:
-                # A rank was lost before it heard of the commit: the checkpoint is there all the same.
+                # A rank was lost before it learned of the commit: the checkpoint exists all the same.
                 return committed[0]
             if world.is_first:
                 self._give_up(draft)
             raise
 
     def _begin(self, work: "_Work") -> DraftName:
-        keeping = self._keeping
-        if keeping.fence is not None:
-            # Asked again before the commit; here so that a run that was moved or deleted is not made anew.
-            keeping.fence()
+        context = self._context
+        if context.fence is not None:
+            # Checked again before the commit; here so that a run that was moved or deleted is not recreated.
+            context.fence()
         # Beside the tensors: index, metadata, manifest, the shared record, the directories, and one record a rank.
         others = 8 + self._world.size
         require_room(
-            keeping.store,
+            context.store,
             coming_bytes=_total_bytes(work.plan),
-            coming_files=len(work.plan.part_names(keeping.files_per_rank)) + others,
-            policies=keeping.policies,
-            is_live=keeping.is_live,
+            coming_files=len(work.plan.part_names(context.files_per_rank)) + others,
+            policies=context.policies,
+            is_live=context.is_live,
         )
-        return begin(keeping.store, step=work.request.step, job=keeping.job).name
+        return begin(context.store, step=work.request.step, job=context.job).name
 
     def _write(self, work: "_Work", draft: Draft) -> "_RankReport":
         try:
             work.staged.wait()
-            with ThreadPoolExecutor(1, thread_name_prefix="unbroken-prove") as pool:
-                proving = pool.submit(staged_sums, work.staged.pieces, work.plan)
-                written = payload.write(work.staged, draft, self._world.rank, files=self._keeping.files_per_rank)
-                sums = proving.result()
+            with ThreadPoolExecutor(1, thread_name_prefix="unbroken-verify") as pool:
+                checking = pool.submit(staged_sums, work.staged.pieces, work.plan)
+                written = payload.write(work.staged, draft, self._world.rank, files=self._context.files_per_rank)
+                sums = checking.result()
         finally:
             work.staged.release()
         part = rank_part(self._world.rank)
@@ -284,7 +284,7 @@ class Saver:
         return _RankReport(written, mine, sums)
 
     def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_RankReport"]) -> "_Committed":
-        keeping, request = self._keeping, work.request
+        context, request = self._context, work.request
         require_as_fingerprinted(work.plan, work.described, [each.sums for each in reports], request.step)
         trainer = TrainerState(
             step=request.step,
@@ -308,29 +308,29 @@ class Saver:
             fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
             metadata={"world_size": self._world.size, "torch": torch.__version__, **served, **request.metadata},
         )
-        name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=keeping.fence)
+        name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=context.fence)
         return _Committed(name, self._settle(name), account)
 
     def _planned(self, plan: payload.SavePlan) -> list[str]:
         """Every part that must be there, known before anybody has reported one."""
-        tensors = payload.planned_parts(plan, files=self._keeping.files_per_rank)
+        tensors = payload.planned_parts(plan, files=self._context.files_per_rank)
         return [*tensors, TRAINER_STATE, *map(rank_part, range(self._world.size))]
 
     def _settle(self, name: str) -> tuple[str, ...]:
         """What follows a commit; returns what was swept."""
-        keeping = self._keeping
+        context = self._context
         try:
             _, swept = settle(
-                keeping.store,
+                context.store,
                 name,
-                keeping.policies,
-                job=keeping.job,
-                is_live=keeping.is_live,
-                resume_target=keeping.resume_target,
+                context.policies,
+                job=context.job,
+                is_live=context.is_live,
+                resume_target=context.resume_target,
             )
         except UnbrokenError as refused:
             # The checkpoint exists: to call the save failed would be untrue. The next one points and sweeps again.
-            _log.warning("%s is committed, but what follows a commit was refused: %s", name, refused)
+            _log.warning("%s is committed, but updating `latest` or removing old checkpoints failed: %s", name, refused)
             return ()
         return swept.names
 
@@ -344,7 +344,7 @@ class Saver:
 
 @dataclass(frozen=True)
 class _RankReport:
-    """What one rank tells rank 0: what it wrote, its own record, and what its copies add to the fingerprints."""
+    """What one rank reports to rank 0: the parts it wrote, its own record, and its sums for the fingerprints."""
 
     written: payload.Written
     record: Part
@@ -353,7 +353,7 @@ class _RankReport:
 
 @dataclass(frozen=True)
 class _Committed:
-    """What a commit leaves to tell; nothing where there was none."""
+    """The result of a commit; empty where there was none."""
 
     name: str | None = None
     removed: tuple[str, ...] = ()
@@ -374,9 +374,9 @@ class _Work:
 
 
 def _ends_the_save_only(refused: UnbrokenError) -> bool:
-    """Whether training may go on after a state could not be taken; all ranks answer alike."""
+    """Whether training may continue after a state could not be taken; the same on all ranks."""
     cause = refused.cause if isinstance(refused, RankFailed) else refused
-    # A bug, or an error of the user's own object, is no news about one save; and who has lost a rank cannot go on.
+    # A bug, or an error of the user's own object, is not about this save; and a job that lost a rank cannot continue.
     return not isinstance(cause, InternalError | PeerLost)
 
 

@@ -31,7 +31,7 @@ def require_room(
 
     Raises:
         NoRoom: it has not; the error says what pruning by ``policies`` would free.
-        StorageFailed: the system refused to say.
+        StorageFailed: I/O error to say.
     """
     store.files.make_directory(store.root)
     space = store.files.space(store.root)
@@ -80,7 +80,7 @@ def write_speed(
         size_bytes: how many bytes are written.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     for node in files.list_directory(directory):
         if node.name.startswith(PREFIX) and node.kind is NodeKind.FILE:

@@ -21,7 +21,7 @@ def quarantine(store: Store, name: str, reasons: tuple[str, ...], *, job: str, a
     """Move a checkpoint into ``quarantine/``, its reason file first; returns the name it has there.
 
     Raises:
-        StorageFailed: the system refused; the checkpoint is where it was.
+        StorageFailed: I/O error; the checkpoint is where it was.
     """
     directory = store.path(QUARANTINE)
     store.files.make_directory(directory, durable=True)
@@ -98,7 +98,7 @@ def resume_point(store: Store, level: Level, *, job: str, at_ns: int) -> Choice:
     is not known to be damaged. Only the job that holds the run calls this.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, level))
     passed = []

@@ -48,7 +48,7 @@ class Draft:
 
         Raises:
             UnsafeName: the name leads out of the checkpoint.
-            StorageFailed: the system refused; the draft can be given up.
+            StorageFailed: I/O error; the draft can be given up.
         """
         require_safe(name)
         files = self.store.files
@@ -64,7 +64,7 @@ class Draft:
         """Give the draft up.
 
         Raises:
-            StorageFailed: the system refused; the next sweep tries again.
+            StorageFailed: I/O error; the next sweep tries again.
         """
         self.store.files.remove_tree(self.path)
 
@@ -86,7 +86,7 @@ def begin(store: Store, *, step: int, job: str) -> Draft:
     """Start a checkpoint; a second attempt at the same step by the same job gets a directory of its own.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if not is_job(job):
         raise ValueError(f"a job is named by at most 64 letters, digits and underscores, not {job!r}")
@@ -119,7 +119,7 @@ def commit(
         EvidenceMissing: a planned part was not reported or is not on disk with its size, or there are others.
         ManifestDamaged: the record holds what a manifest cannot carry; nothing is committed.
         UnsafeName: a part's name leads out of the checkpoint; nothing is committed.
-        StorageFailed: the system refused; the old state is intact.
+        StorageFailed: I/O error; the old state is intact.
     """
     store, files = draft.store, draft.store.files
     stem = called or checkpoint_name(draft.name.step, record.kind)
@@ -180,7 +180,7 @@ def walk_files(files: Files, directory: Path) -> Iterator[tuple[str, int | None]
     """Every name below a directory that is no directory, with its size; None for what is no regular file.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     # A list and no recursion: a folder nested a thousand deep must not stop a resume.
     pending = [("", directory)]
@@ -240,7 +240,7 @@ def point_latest(store: Store, name: str, *, job: str) -> bool:
     symlinks; then this says False.
 
     Raises:
-        StorageFailed: the system refused; the old link is intact.
+        StorageFailed: I/O error; the old link is intact.
     """
     link = store.path(LATEST)
     found = store.files.find(link)

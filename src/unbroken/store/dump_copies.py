@@ -24,7 +24,7 @@ def mirror(source: Store, name: str, target: Store) -> str:
     Raises:
         MirrorDiffers: what stands there is not what was copied; it is removed.
         DamagedCheckpoint: the dump itself is not what was written.
-        StorageFailed: the system refused; there is no copy.
+        StorageFailed: I/O error; there is no copy.
     """
     manifest = source.read_manifest(name)
     draft = begin(target, step=manifest.step, job=manifest.job)
@@ -71,7 +71,7 @@ def sweep_dumps(run: Path, area: Area, *, up_to_step: int, share: tuple[int, int
     and leftovers go too, and all that stands under earlier keys of the run. Only called after the commit.
 
     Raises:
-        StorageFailed: the system refused; what is left is swept next time.
+        StorageFailed: I/O error; what is left is swept next time.
     """
     mine, sweepers = share
     removed: list[str] = []

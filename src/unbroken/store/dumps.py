@@ -148,7 +148,7 @@ def read_area(run: Path, files: Files = LOCAL) -> Area | None:
 
     Raises:
         RecordDamaged: it cannot be read, so that another run's dumps could be taken for this one's.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     path = run / FOLDER / _AREA
     if files.find(path) is None:
@@ -165,7 +165,7 @@ def make_area(run: Path, *, job: str, is_new: bool = False, files: Files = LOCAL
 
     Raises:
         RecordDamaged: the existing record cannot be read.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     found = read_area(run, files)
     if found is not None and not is_new:
@@ -201,7 +201,7 @@ def point(run: Path, pointer: Pointer, files: Files = LOCAL) -> None:
     """Write a rank's pointer atomically; only after the dump is durable.
 
     Raises:
-        StorageFailed: the system refused; the old pointer is intact.
+        StorageFailed: I/O error; the old pointer is intact.
     """
     files.make_directory(run / FOLDER, durable=True)
     body = {"schema": _POINTER_SCHEMA, **vars(pointer)}
@@ -214,7 +214,7 @@ def read_pointers(run: Path, files: Files = LOCAL) -> list[Pointer]:
     """The pointers that earlier jobs left; one that cannot be read is ignored.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     folder = run / FOLDER
     if files.find(folder) is None:
@@ -249,7 +249,7 @@ def look(area: Area, host: str, pointers: Iterable[Pointer] = (), files: Files =
     The targets of pointers are searched too: a job may be started with other directories, or none.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     dumps: list[Dump] = []
     elsewhere: list[Dump] = []
@@ -283,7 +283,7 @@ def rank_stores(area: Area, root: Path, files: Files) -> Iterator[Store]:
     """The stores below a root, one for each rank that ever dumped there.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     folder = root / area.key
     if files.find(folder) is None:

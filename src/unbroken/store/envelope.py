@@ -66,7 +66,7 @@ def begins_one(files: Files, path: Path) -> bool:
     """Whether a file begins like an envelope, which tells ours from another tool's of the same name.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     start = bytearray(len(_START))
     with files.reading(path) as source:

@@ -24,7 +24,7 @@ def write_part(files: Files, directory: Path, name: str, chunks: Iterable[bytes 
     """Write one part durably into a draft's directory; returns the evidence a commit asks for.
 
     Raises:
-        StorageFailed: the system refused; no part is left.
+        StorageFailed: I/O error; no part is left.
     """
     # Imported here: readers, `status` among them, need no threads.
     from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +65,7 @@ class BlockReader:
         """The bytes of a range, fewer at the end of the file; valid until this thread's next read.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: I/O error.
         """
         if not hasattr(self._own, "buffer"):
             self._own.buffer = memoryview(bytearray(self._longest_bytes))
@@ -81,7 +81,7 @@ def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> 
 
     Raises:
         DamagedCheckpoint: a block is not what was written.
-        StorageFailed: the system refused to read.
+        StorageFailed: I/O error.
     """
     path = directory / part.name
     buffer = memoryview(bytearray(min(manifest.block_bytes, max(part.size_bytes, 1))))
@@ -99,7 +99,7 @@ def read_whole(files: Files, directory: Path, manifest: Manifest, name: str) -> 
 
     Raises:
         DamagedCheckpoint: a block is not what was written.
-        StorageFailed: the system refused to read.
+        StorageFailed: I/O error.
     """
     part = next((part for part in manifest.parts if part.name == name), None)
     return None if part is None else b"".join(map(bytes, read_part(files, directory, manifest, part)))

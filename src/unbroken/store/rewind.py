@@ -58,7 +58,7 @@ def last_request(store: Store) -> Request | None:
 
     Raises:
         RecordDamaged: a record cannot be read.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     found: Request | None = None
     for body in _records(store):
@@ -75,7 +75,7 @@ def record_rewind(
     ``asked`` is the request in its own words, so that the same words do not lead to the same rewind again.
 
     Raises:
-        StorageFailed: the system refused; nothing is abandoned.
+        StorageFailed: I/O error; nothing is abandoned.
     """
     directory = store.path(REWINDS)
     store.files.make_directory(directory, durable=True)
@@ -108,7 +108,7 @@ def rewind(
     Raises:
         CheckpointUnknown: the target is not among the names.
         FormatUnknown: a newer checkpoint was written by another version, which could still choose it.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if target not in names_newest_first:
         raise CheckpointUnknown(reference=target, store=store.root, known=tuple(names_newest_first))
@@ -132,7 +132,7 @@ def set_aside(store: Store, names: Iterable[str]) -> None:
     """Move abandoned checkpoints out of the way; doing it again, or after a crash, is harmless.
 
     Raises:
-        StorageFailed: the system refused; what could not be moved is still abandoned.
+        StorageFailed: I/O error; what could not be moved is still abandoned.
     """
     store.files.make_directory(store.path(ABANDONED), durable=True)
     taken = {node.name for node in store.files.list_directory(store.path(ABANDONED))}
@@ -151,7 +151,7 @@ def abandoned_ids(store: Store) -> dict[str, frozenset[str]]:
 
     Raises:
         RecordDamaged: a record cannot be read, so that an abandoned checkpoint could be taken for a good one.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     ids: dict[str, set[str]] = {}
     for body in _records(store):

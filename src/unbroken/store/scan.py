@@ -50,7 +50,7 @@ class Torn:
         """How many files it holds and their bytes.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: I/O error.
         """
         sizes = [size or 0 for _, size in walk_files(store.files, store.path(str(self.name)))]
         return len(sizes), sum(sizes)
@@ -81,7 +81,7 @@ def scan(store: Store) -> Inventory:
     """Look at a store; one that does not exist is empty.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     files = store.files
     if files.find(store.root) is None:
@@ -124,7 +124,7 @@ def holds_store(files: Files, directory: Path) -> bool:
     """Whether a folder has a ``checkpoints`` folder in it: then it is a run, whatever else it carries.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     found = files.find(directory / CHECKPOINTS)
     return found is not None and found.kind is NodeKind.DIRECTORY
@@ -136,7 +136,7 @@ def without_manifest(store: Store, inventory: Inventory) -> tuple[str, ...]:
     They count as foreign, since nothing of them can be proven; but a commit stood there, and somebody is to hear of it.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     named = [name for name in inventory.foreign if is_checkpoint_name(name)]
     return tuple(name for name in named if any(store.files.find(store.path(name) / part) for part in OWN_PARTS))
@@ -149,7 +149,7 @@ def newest_first(store: Store, names: Iterable[str]) -> list[str]:
     read sorts behind its step's others, or first if its step is unknown, so that it is looked at and not overlooked.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     names = list(names)
     by_name = {name: step_of(name) for name in names}

@@ -52,7 +52,7 @@ def tensors_in(files: Files, path: Path) -> dict[str, Tensor]:
 
     Raises:
         CannotSeal: the file is shorter than its header says.
-        StorageFailed: the system refused to read.
+        StorageFailed: I/O error.
     """
     with files.reading(path) as source:
         header, start = _header(source, files, path)
@@ -140,7 +140,7 @@ def seal(
     Raises:
         CannotSeal: it is empty, holds what is no regular file, is being written, or does not say its step.
         SealedDiffers: it was sealed before and its bytes have changed.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     directory = store.path(name)
     _require_sealable(store, name)
@@ -330,7 +330,7 @@ def folders_to_seal(store: Store) -> Iterator[str]:
     """The folders in a store that state a step and carry no manifest: what ``seal --all`` takes.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     for folder in _unsealed_folders(store.files, store.root):
         if not holds_checkpoints(store.files, folder) and infer_step(store.files, folder) is not None:
@@ -349,7 +349,7 @@ def holds_checkpoints(files: Files, directory: Path) -> bool:
     """Whether a folder holds several checkpoints, as a run or a trainer's output folder does, and so is not one itself.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if holds_store(files, directory):
         return True
@@ -362,7 +362,7 @@ def seal_command(files: Files, directory: Path) -> str | None:
     Only names are looked at, and only in the folder itself and the folders directly in it.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if holds_store(files, directory):
         inner = directory / CHECKPOINTS

@@ -30,7 +30,7 @@ def pin(store: Store, name: str, *, reason: str, job: str, at_ns: int) -> bool:
 
     Raises:
         ManifestDamaged: the checkpoint has no trustworthy manifest, so nothing is known to be worth keeping.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     manifest = store.read_manifest(name)
     store.files.make_directory(store.path(PINS), durable=True)
@@ -48,7 +48,7 @@ def unpin(store: Store, name: str) -> bool:
 
     Raises:
         ManifestDamaged: the checkpoint has no trustworthy manifest.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     manifest = store.read_manifest(name)
     if manifest.id not in pinned_ids(store):
@@ -62,7 +62,7 @@ def pinned_ids(store: Store) -> frozenset[str]:
     """The ids of all pinned checkpoints.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if store.files.find(store.path(PINS)) is None:
         return frozenset()
@@ -100,7 +100,7 @@ def candidates(
     """What the policies may know of committed checkpoints; one whose manifest is not proven is not usable.
 
     Raises:
-        StorageFailed: the system refused to list the pins.
+        StorageFailed: I/O error to list the pins.
     """
     pins = pinned_ids(store)
     found = []
@@ -145,7 +145,7 @@ def plan_sweep(
     ``spared`` names checkpoints to leave in any case, each with the reason.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     inventory = scan(store)
     checkpoints: dict[str, int] = {}
@@ -175,7 +175,7 @@ def carry_out(store: Store, plan: Plan) -> None:
     """Remove what a plan names.
 
     Raises:
-        StorageFailed: the system refused; what is gone is gone wholly.
+        StorageFailed: I/O error; what is gone is gone wholly.
     """
     if plan.unfinished_rewind:
         set_aside(store, plan.unfinished_rewind)
@@ -190,7 +190,7 @@ def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftNa
     """Plan and carry out; returns what was removed.
 
     Raises:
-        StorageFailed: the system refused; what is gone is gone wholly.
+        StorageFailed: I/O error; what is gone is gone wholly.
     """
     plan = plan_sweep(store, released, is_live=is_live)
     carry_out(store, plan)
@@ -239,7 +239,7 @@ def settle(
     Where the policies can release nothing, no manifest is read and the decision is empty.
 
     Raises:
-        StorageFailed: the system refused; the new checkpoint is committed all the same.
+        StorageFailed: I/O error; the new checkpoint is committed all the same.
     """
     point_latest(store, committed, job=job)
     if keeps_everything(policies):

@@ -1,4 +1,4 @@
-"""What does not fit is refused by name, and starts anew only where a person accepted it by name."""
+"""What does not fit is refused by name, and starts fresh only where the user accepted it by name."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def test_accepted_by_name_routing_starts_cold_and_all_else_is_loaded_and_it_is_s
     assert {name: found[name] for name in cold} == cold
     warm = [name for name in found if name in before and name not in cold]
     assert warm and all(found[name] == before[name] for name in warm)
-    assert module.router.weight not in optimizer.state, "its moments start anew with it"
+    assert module.router.weight not in optimizer.state, "its moments start fresh with it"
     assert optimizer.state[module.trunk.weight]["step"] == 3
     notes = str(read_journal(Layout(run))[-3:])
     assert "model.router.weight: starts fresh" in notes

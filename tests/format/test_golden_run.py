@@ -56,7 +56,7 @@ def test_all_of_its_checkpoints_are_found_and_verify(golden: Path) -> None:
     assert found.quarantined == ("checkpoint-20",) and found.abandoned == ("abandoned/checkpoint-18-shutdown",)
     assert all(verify(store, name, Level.FULL).is_sound for name in found.committed)
     request = last_request(store)
-    assert request is not None and (request.asked, request.target) == ("16", "checkpoint-16")
+    assert request is not None and (request.text, request.target) == ("16", "checkpoint-16")
 
 
 def test_its_events_have_the_names_of_today(golden: Path) -> None:

@@ -150,10 +150,10 @@ HABITS: tuple[Mutation, ...] = (
          f"{_RESUME}test_what_was_accepted_about_a_checkpoint_stays_accepted_until_the_next_one"),
     # ---- U9 ----
     one("a request carried out at every job", "loop/resume.py",
-         "followed = last if last is not None and last.asked == settings.resume else None", "followed = None",
+         "followed = last if last is not None and last.text == settings.resume else None", "followed = None",
          f"{_RESUME}test_a_rewind_happens_once_and_the_same_request_continues_its_branch"),
     one("a request without newer checkpoints not remembered", "store/rewind.py",
-         "    if newer or asked is not None:\n", "    if newer:\n",
+         "    if newer or request is not None:\n", "    if newer:\n",
          f"{_RESUME}test_a_request_is_remembered_where_nothing_newer_stood"),
     one("newer checkpoints abandoned before the target is loaded", "loop/resume.py",
          "        return _Start(named=name, is_required=True)\n",

@@ -98,8 +98,8 @@ STORE = (
          _kill("save that releases old ones")),
     Mutation("abandoned ones moved before the record", (
         ("store/rewind.py", "        record_rewind(store, target",
-         "        set_aside(store, newer)\n        record_rewind(store, target"),
-        ("store/rewind.py", "        set_aside(store, newer)\n    return newer", "    return newer"),
+         "        move_abandoned(store, newer)\n        record_rewind(store, target"),
+        ("store/rewind.py", "        move_abandoned(store, newer)\n    return newer", "    return newer"),
     ), (_kill("rewind"),)),
     # ---- evidence ----
     one("evidence not looked at", "store/commit.py", "    if problems:\n", "    if problems and False:\n",

@@ -116,7 +116,7 @@ def read_accepted(layout: Layout, files: Files = LOCAL) -> tuple[AcceptedValue, 
     if files.find(path) is None:
         return None
     found = opened(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
-    if found is None or not found.is_proven or found.form != _FORMAT:
+    if found is None or not found.is_verified or found.form != _FORMAT:
         raise RunRecordDamaged(path=path, complaint=f"it is no {_FORMAT} record, or was changed after it was written")
     try:
         rows = Table(json.loads(found.body), path.name).rows("changes")

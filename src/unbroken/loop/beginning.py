@@ -16,7 +16,7 @@ from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
 from unbroken.state.fresh import unused_names
-from unbroken.store.rewind import asked_again, without_tag
+from unbroken.store.rewind import next_request, without_tag
 from unbroken.world import World
 
 _log = logger(__name__)
@@ -68,7 +68,7 @@ def _tell_request(found: Resumed, settings: Settings) -> None:
             "to do it again, ask for '%s'",
             without_tag(settings.resume),
             number_of(found.followed.job) or found.followed.job,
-            asked_again(settings.resume),
+            next_request(settings.resume),
         )
 
 

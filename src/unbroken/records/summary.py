@@ -331,7 +331,7 @@ def _moved_line(store: Store, name: str, state: str) -> Line:
     try:
         manifest = store.read_manifest(name)
     except (CheckpointError, StorageFailed):
-        return Line(name, state, note="its manifest is not proven")
+        return Line(name, state, note="its manifest does not verify")
     return Line(
         name, state, manifest.step, manifest.kind, manifest.saved_at_ns, manifest.size_bytes, len(manifest.parts)
     )

@@ -1,4 +1,4 @@
-"""The one instant at which a checkpoint begins to exist.
+"""The commit: the one instant at which a checkpoint begins to exist.
 
 Parts go into a draft, a directory whose name no reader trusts. A commit then looks at the evidence (every part of the
 plan reported, and on disk with that size), writes the manifest, makes everything durable, and renames the draft to its
@@ -44,7 +44,7 @@ class Draft:
         return self.store.path(str(self.name))
 
     def write_part(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
-        """Write one part durably; the returned evidence goes to whoever commits.
+        """Write one part durably; the returned evidence is for the commit.
 
         Raises:
             UnsafeName: the name leads out of the checkpoint.
@@ -53,7 +53,7 @@ class Draft:
         require_safe(name)
         files = self.store.files
         if files.find(self.path) is None:
-            # Made anew on this node it would look like success here and be missing there.
+            # Created on this node alone it would look like success here and be missing on the others.
             cause = "the draft is not there; every rank must see the same directory"
             raise StorageFailed(operation="write a part into", path=self.path, cause=cause)
         files.make_directory((self.path / name).parent)
@@ -71,7 +71,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Record:
-    """What a manifest says beside the parts."""
+    """The fields of a manifest beside the parts."""
 
     kind: str
     saved_at_ns: int
@@ -109,7 +109,7 @@ def commit(
     fence: Callable[[], None] | None = None,
     called: str | None = None,
 ) -> str:
-    """Turn a draft into a checkpoint if the evidence bears it out; returns the checkpoint's name.
+    """Turn a draft into a checkpoint if the evidence is complete; returns the checkpoint's name.
 
     ``plan`` is what must be there, ``parts`` what the writers report. ``fence`` is called last and raises if this job
     has been taken for dead meanwhile, so that a job that slept through its successor's start cannot commit. ``called``
@@ -171,13 +171,13 @@ def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]
         if name not in present:
             yield f"{name}: reported and not on disk"
         elif (size_bytes := present[name]) is None:
-            yield f"{name}: is no regular file"
+            yield f"{name}: is not a regular file"
         elif size_bytes != part.size_bytes:
             yield f"{name}: {size_bytes:,} bytes on disk, {part.size_bytes:,} reported"
 
 
 def walk_files(files: Files, directory: Path) -> Iterator[tuple[str, int | None]]:
-    """Every name below a directory that is no directory, with its size; None for what is no regular file.
+    """Every file below a directory with its size; None for what is not a regular file.
 
     Raises:
         StorageFailed: I/O error.
@@ -234,10 +234,10 @@ def _make_way(store: Store, taken: Collection[str], step: int) -> set[str]:
 
 
 def point_latest(store: Store, name: str, *, job: str) -> bool:
-    """Point ``latest`` at a committed checkpoint; it is a hint for people, never the truth.
+    """Point ``latest`` at a committed checkpoint; it is a hint, never used to choose.
 
-    Something called ``latest`` that is no link belongs to another tool and is left alone, and some file systems have no
-    symlinks; then this says False.
+    False where it was not updated: something else called ``latest`` belongs to another tool, or the file system has no
+    symlinks.
 
     Raises:
         StorageFailed: I/O error; the old link is intact.

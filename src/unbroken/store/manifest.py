@@ -1,7 +1,7 @@
 """What a checkpoint contains: canonical JSON, a digest for every part and one for itself.
 
 The file is one line, ``{"body":{…},"digest":"xxh3-128:…","format":"unbroken.checkpoint/2"}``, in the form of
-``envelope``: a reader trusts a field only after every byte of the body is proven. Decoding treats the file as hostile:
+``envelope``: no field is read before the body's digest is verified. Decoding treats the file as hostile:
 it is data, never code, and every name in it must stay inside the checkpoint.
 """
 
@@ -87,7 +87,7 @@ def encode(manifest: Manifest) -> bytes:
     """The manifest's file, byte for byte the same for the same manifest.
 
     Raises:
-        ValueError: a text is no Unicode, or a number in ``metadata`` is not finite.
+        ValueError: a text is not valid Unicode, or a number in ``metadata`` is not finite.
     """
     body = canonical(
         {
@@ -110,14 +110,14 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, path: Path) -> Manifest:
-    """The manifest in a file's bytes, after the bytes are proven; ``path`` is for the error.
+    """The manifest in a file's bytes, its digest verified first; ``path`` is for the error.
 
     Raises:
         ManifestDamaged: the bytes are not what a commit wrote.
         FormatUnknown: another version's manifest, or a digest this version does not know.
         UnsafeName: a part's name leads out of the checkpoint.
     """
-    found = _proven(data, path)
+    found = _verified(data, path)
     try:
         return _manifest(Table(updated(from_canonical(found.body), found.form), "body"))
     except UnsafeName as refused:
@@ -126,7 +126,7 @@ def decode(data: bytes, path: Path) -> Manifest:
         raise ManifestDamaged(path=path, complaint=f"its body does not decode: {_short(wrong)}") from wrong
 
 
-def _proven(data: bytes, path: Path) -> Envelope:
+def _verified(data: bytes, path: Path) -> Envelope:
     found = opened(data)
     if found is None:
         raise ManifestDamaged(path=path, complaint=f"its {len(data)} bytes have not the form of a manifest")
@@ -134,13 +134,13 @@ def _proven(data: bytes, path: Path) -> Envelope:
         raise ManifestDamaged(path=path, complaint=f"its format is called {found.form!r}")
     if found.form not in _FORMATS:
         raise FormatUnknown(path=path, found=found.form, known=_FORMATS)
-    is_proven = found.is_proven
+    is_verified = found.is_verified
     if found.algorithm != ALGORITHM:
-        # A body that our own digest proves was proven by it: then the algorithm's name is what is damaged.
-        if not is_proven:
+        # A body that matches our own digest was written with it: then the algorithm's name is damaged.
+        if not is_verified:
             raise FormatUnknown(path=path, found=f"digest {found.algorithm}", known=(ALGORITHM,))
         raise ManifestDamaged(path=path, complaint=f"its digest is called {found.algorithm}")
-    if not is_proven:
+    if not is_verified:
         raise ManifestDamaged(path=path, complaint="its bytes do not match its own digest")
     return found
 

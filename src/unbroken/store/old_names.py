@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from unbroken.store.fields import Malformed
 
-# Where in the document, the old name, the name of today; "*" stands for every row of a list. In order.
+# Where in the document, the old name, the name of today; "*" is every row of a list. Applied in order.
 _Renames = Sequence[tuple[str, str, str]]
 
 _SCHEMAS: Final[Mapping[str, tuple[str, _Renames]]] = {
@@ -71,7 +71,7 @@ _EVENT_FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
 def updated(value: Any, schema: str | None = None) -> Any:  # noqa: ANN401 -- whatever JSON held
     """A parsed document under the names of today; ``schema`` is its schema where the document does not hold it.
 
-    A document of today, of a schema that is not known, or that is no object, is returned as it is.
+    A document of today, of an unknown schema, or that is not an object, is returned as it is.
 
     Raises:
         Malformed: it is of an old schema and has a name of today.

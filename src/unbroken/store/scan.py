@@ -1,7 +1,7 @@
-"""What is on disk: committed, torn, quarantined, abandoned, leftover, foreign. Looks, judges nothing.
+"""What is on disk: committed, torn, quarantined, abandoned, leftover, foreign. Reads only, verifies nothing.
 
-A scan reads names, not manifests, so that it stays quick over ten thousand checkpoints; whoever needs a manifest asks
-for that one. A directory is a checkpoint if it carries a manifest of ours, whatever its name: another tool's folder
+A scan reads names, not manifests, so that it stays quick over ten thousand checkpoints; whoever needs a manifest reads
+that one. A directory is a checkpoint if it carries a manifest of ours, whatever its name: another tool's folder
 that was sealed counts like one that we wrote.
 """
 
@@ -58,7 +58,7 @@ class Torn:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something of ours that a crash kept from being removed or renamed; ``job`` is None if nobody can be using it."""
+    """Something of ours that a crash kept from being removed or renamed; ``job`` is None if no job can be using it."""
 
     name: str
     job: str | None
@@ -78,7 +78,7 @@ class Inventory:
 
 
 def scan(store: Store) -> Inventory:
-    """Look at a store; one that does not exist is empty.
+    """Scan a store; one that does not exist is empty.
 
     Raises:
         StorageFailed: I/O error.
@@ -133,7 +133,7 @@ def holds_store(files: Files, directory: Path) -> bool:
 def without_manifest(store: Store, inventory: Inventory) -> tuple[str, ...]:
     """Checkpoints of ours whose manifest is gone: under a name of ours, with a part that only we write.
 
-    They count as foreign, since nothing of them can be proven; but a commit stood there, and somebody is to hear of it.
+    They count as foreign, since nothing of them can be verified; but one was committed there, and the user must know.
 
     Raises:
         StorageFailed: I/O error.
@@ -187,7 +187,7 @@ def _scratch_of_records(store: Store, nodes: Iterable[Node]) -> Iterator[Leftove
 
 
 def _is_old_trash(store: Store, node: Node) -> bool:
-    """Whether an earlier version has left this in the trash: a proven checkpoint, with nothing else in it."""
+    """Whether an earlier version has left this in the trash: a checkpoint that verifies, with nothing else in it."""
     if node.kind is not NodeKind.DIRECTORY or not trashed_before_marks(node.name):
         return False
     manifest = read_quietly(store, node.name)
@@ -210,7 +210,7 @@ def _carries_manifest(store: Store, node: Node) -> bool:
     if found is None:
         return False
     if is_checkpoint_name(node.name):
-        # Under a name of ours even a ruined manifest is a checkpoint to be judged, not somebody else's folder.
+        # Under a name of ours even a ruined manifest is a damaged checkpoint, not another tool's folder.
         return True
     if found.kind is not NodeKind.FILE:
         return False

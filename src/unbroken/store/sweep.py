@@ -17,7 +17,7 @@ from unbroken.store.directory import Store
 from unbroken.store.keep import Candidate, Decision, Policy, decide, keeps_everything
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import ABANDONED, MANIFEST, PINS, DraftName, scratch, trash_name
-from unbroken.store.rewind import set_aside
+from unbroken.store.rewind import move_abandoned
 from unbroken.store.scan import Inventory, holds_store, scan
 
 # ---- pins ----
@@ -44,7 +44,7 @@ def pin(store: Store, name: str, *, reason: str, job: str, at_ns: int) -> bool:
 
 
 def unpin(store: Store, name: str) -> bool:
-    """Take a pin back; says whether there was one.
+    """Remove a pin; says whether there was one.
 
     Raises:
         ManifestDamaged: the checkpoint has no trustworthy manifest.
@@ -97,7 +97,7 @@ class Plan:
 def candidates(
     store: Store, names: Iterable[str], *, is_mirrored: Callable[[Manifest], bool] | None = None
 ) -> list[Candidate]:
-    """What the policies may know of committed checkpoints; one whose manifest is not proven is not usable.
+    """What the policies may know of committed checkpoints; one whose manifest does not verify is not usable.
 
     Raises:
         StorageFailed: I/O error to list the pins.
@@ -141,7 +141,7 @@ def plan_sweep(
 ) -> Plan:
     """What to remove: released checkpoints, torn drafts of jobs that are gone, leftovers of earlier sweeps.
 
-    ``is_live`` says whether somebody may still be writing a draft; such a draft is never touched.
+    ``is_live`` says whether a job may still be writing a draft; such a draft is never touched.
     ``spared`` names checkpoints to leave in any case, each with the reason.
 
     Raises:
@@ -178,7 +178,7 @@ def carry_out(store: Store, plan: Plan) -> None:
         StorageFailed: I/O error; what is gone is gone wholly.
     """
     if plan.unfinished_rewind:
-        set_aside(store, plan.unfinished_rewind)
+        move_abandoned(store, plan.unfinished_rewind)
     for name in plan.checkpoints:
         _remove_checkpoint(store, name)
     for name in (*plan.drafts, *plan.leftovers):
@@ -206,7 +206,7 @@ def _weigh(store: Store, name: str, inventory: Inventory) -> tuple[str | None, i
     try:
         manifest = store.read_manifest(name)
     except CheckpointError as refused:
-        return f"its manifest is not proven, so its files are not known to be ours ({refused.kind})", 0
+        return f"its manifest does not verify, so its files are not known to be ours ({refused.kind})", 0
     ours = {part.name for part in manifest.parts} | {MANIFEST}
     foreign = [found for found, _ in walk_files(store.files, store.path(name)) if found not in ours]
     if foreign:

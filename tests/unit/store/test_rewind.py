@@ -10,7 +10,7 @@ from unbroken.errors import CheckpointUnknown, RecordDamaged, StorageFailed
 from unbroken.store.check import Level
 from unbroken.store.choose import resume_point
 from unbroken.store.directory import Store
-from unbroken.store.rewind import abandoned_ids, record_rewind, rewind, set_aside
+from unbroken.store.rewind import abandoned_ids, move_abandoned, record_rewind, rewind
 from unbroken.store.scan import newest_first, scan
 
 
@@ -38,9 +38,9 @@ def test_a_crash_right_after_the_decision_changes_nothing_about_it(tmp_path: Pat
     ids = {name: store.read_manifest(name).id for name in ("checkpoint-2", "checkpoint-3")}
     record_rewind(store, target="checkpoint-1", abandoned=ids, job="j2", at_ns=7)
     assert chosen(store) == "checkpoint-1"
-    set_aside(store, ["checkpoint-2"])
+    move_abandoned(store, ["checkpoint-2"])
     assert chosen(store) == "checkpoint-1"
-    set_aside(store, scan(store).abandoned[:1])
+    move_abandoned(store, scan(store).abandoned[:1])
     assert scan(store).abandoned == ("abandoned/checkpoint-2", "abandoned/checkpoint-3")
 
 

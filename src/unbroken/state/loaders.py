@@ -2,8 +2,8 @@
 
 A loader of torch is replayed from the start of its epoch: its iterator, its workers and their RNGs are recreated from
 the same seeds, so that every batch comes again as it was. For that the workers must be new in every epoch. torchdata's
-``StatefulDataLoader`` is not replayed where it can say all of its state; what it leaves out, the RNG state of its
-workers, rides along with the state that each worker reports after each batch. Nothing here changes what a loader gives.
+``StatefulDataLoader`` is not replayed where its state_dict is complete; what it leaves out, the RNG state of its
+workers, is saved with the state that each worker reports after each batch. Nothing here changes what a loader gives.
 """
 
 import array

@@ -1,7 +1,7 @@
-"""Who writes what: the local shards of every rank, made into one list of pieces without doubles.
+"""Who writes what: the local shards of every rank, as one list of pieces without duplicates.
 
 PyTorch's distributed checkpoint knows what a rank holds of each tensor; all ranks exchange this, and each computes the
-same plan from the same facts, so one exchange suffices. A piece that several ranks hold is written by the one with the
+same plan from it, so one exchange suffices. A piece that several ranks hold is written by the one with the
 least to write; tensors that are one tensor under several names are written once. The plan stays valid while names,
 dtypes, shapes and placements stay the same, and a save that finds it so exchanges nothing but one vote.
 """

@@ -254,7 +254,7 @@ def _needed_blocks(manifest: Manifest, arrivals: Iterable[_Arrival]) -> list[_Bl
     ]
 
 
-# ---- what a restore has no use for ----
+# ---- blocks that no tensor needs ----
 
 
 def verify_unread(

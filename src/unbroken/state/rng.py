@@ -77,7 +77,7 @@ def rng_devices() -> list[int]:
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-# ---- generators of one's own ----
+# ---- the script's own generators ----
 
 
 def kinds_of_rng() -> tuple[type[Any], ...]:

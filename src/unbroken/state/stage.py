@@ -271,7 +271,7 @@ def _copy(source: torch.Tensor, stretches: Sequence[torch.Tensor]) -> None:
         position += into.numel()
 
 
-# ---- whether the staged bytes are those that were fingerprinted ----
+# ---- checking staged bytes against their fingerprints ----
 
 Sums = tuple[int, int]
 # Larger than the chunks at an edge: fewer, longer operations leave Python's lock to the training thread.

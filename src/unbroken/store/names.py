@@ -5,7 +5,7 @@ a second save of the same step gets ``.2`` behind it. What is unfinished (drafts
 dot and ends in a mark, ``~`` and a checksum of the name before it: something no user types, and the evidence that it is
 ours before anything is removed. Every other name that carries no manifest is foreign and never touched, ``.trash-x``
 and ``.tmp-a-3-1`` included. Versions before the mark wrote the names without it; those are taken for ours only where
-the job in them has the form that a lease gives.
+the job in them has the form that a lease gives. The last section has the names of hosts, as dumps and leases use them.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Sealing a folder that another tool wrote: a manifest is added, and from then on it is a checkpoint like ours.
 
-The folder's own files are read, made durable and never changed. Nothing in them is executed: names and JSON tell the
-step and the tool, and a safetensors header tells the tensors; a pickle is bytes to us.
+The folder's own files are read, made durable and never changed. Nothing in them is executed: names and JSON give the
+step and the tool, a safetensors header gives the tensors, and a pickle is only bytes.
 """
 
 import json

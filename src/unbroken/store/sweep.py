@@ -1,4 +1,4 @@
-"""Removing what keeping released and what crashes left. Delete after, never before.
+"""Removing released checkpoints and what crashes left, after a commit and never before; and pins, which keep one.
 
 A checkpoint stops existing in one instant, by a rename to a name no reader trusts; only then are its files removed, so
 a crash in the middle never leaves half a checkpoint under a good name. Files that are not ours are never removed: a

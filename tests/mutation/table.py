@@ -192,6 +192,10 @@ STORE = (
     one("error of an object's own ends the save only", "state/save.py",
          "return not isinstance(cause, InternalError | PeerLost)", "return True",
          "tests/distributed/test_failed_saves.py::test_an_error_of_an_objects_own_in_a_save_ends_all"),
+    one("a commit that a lost rank was not told of called a failed save", "state/save.py",
+         "            if committed:\n", "            if False:\n",
+         "tests/distributed/test_failed_saves.py"
+         "::test_a_commit_that_a_lost_rank_was_not_told_of_is_no_failed_save[2]"),
     one("last save's refusal swallowed", "loop/job.py",
          "        refused = self.settle_last()\n        if refused is not None:\n",
          "        refused = self._settle_last(opened)\n        if False:\n",

@@ -228,10 +228,19 @@ class Saver:
             work.staged.release()
             raise
         draft = Draft(keeping.store, draft_name)
+        committed: list[_Done] = []
+
+        def commit_it() -> _Done:
+            committed.append(self._commit(work, draft, everything))
+            return committed[0]
+
         try:
             everything = world.gather_or_none(lambda: self._write(work, draft))
-            return world.from_first(lambda: self._commit(work, draft, everything))
+            return world.from_first(commit_it)
         except UnbrokenError:
+            if committed:
+                # Another rank was lost before it could be told. The checkpoint exists: no failed save.
+                return committed[0]
             if world.is_first:
                 self._give_up(draft)
             raise

@@ -28,16 +28,15 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import unbroken
 from unbroken.errors import LeaseLost, NoRoom
-from unbroken.launch.processes import living
 from unbroken.loop import emergency
 from unbroken.state import payload
 from unbroken.state import save as saving
 from unbroken.state.items import make_items
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.stage import Buffers, Staged
-from unbroken.store import space
+from unbroken.store import capacity
 from unbroken.store.commit import Draft
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 WIDTH = 13
 
@@ -214,8 +213,6 @@ def happen(job: Job, step: int) -> None:
 
 def prepare(job: Job) -> None:
     """What befalls the named ranks inside a save."""
-    if job.what == "kill-at-commit":
-        kill_at_commit(job)
     if dist.get_rank() not in job.victims or job.at_step is None:
         return
     if job.what == "no room":
@@ -240,28 +237,6 @@ def prepare(job: Job) -> None:
         return write(staged, draft, rank, files=files)
 
     payload.write = befallen
-
-
-def kill_at_commit(job: Job) -> None:
-    """Let the named ranks die when the first one has committed a step and has not told them yet."""
-    pids: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(pids, os.getpid())
-    commit = saving.commit  # type: ignore[attr-defined]
-
-    def befallen(draft: Draft, **named: Any) -> str:  # noqa: ANN401 - whatever is committed
-        name: str = commit(draft, **named)
-        if draft.name.step == job.at_step:
-            victims = [pids[rank] for rank in job.victims]
-            for pid in victims:
-                os.kill(pid, signal.SIGKILL)
-            while living().keys() & set(victims):
-                time.sleep(0.005)
-            # The kernel has closed their connections; gloo's own thread has yet to see it.
-            time.sleep(0.2)
-        return name
-
-    # Where the saver has it from; its module does not lend it on.
-    vars(saving)["commit"] = befallen
 
 
 def befall_one(job: Job, things: dict[str, object]) -> None:
@@ -297,7 +272,7 @@ def lose(run: unbroken.Run) -> None:
 def refuse_room(number: int) -> None:
     """Let the first save of a number of saves find no room."""
     asked: list[int] = []
-    require = space.require_room
+    require = capacity.require_room
 
     def refused(store: Store, **named: Any) -> None:  # noqa: ANN401 - whatever room is asked for
         asked.append(1)

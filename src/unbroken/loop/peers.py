@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from unbroken.errors import PeerLost, RankFailed, RankRaised, UnbrokenError
 from unbroken.launch.agent import KILLED
-from unbroken.run.lease import Holder
-from unbroken.run.outcome import Outcome, conclude
-from unbroken.run.process import process_of
+from unbroken.records.lease import Holder
+from unbroken.records.outcome import Outcome, conclude
+from unbroken.records.process import process_of
 from unbroken.world import World
 
 # A rank that fails says so before its connections close; storage and networks may be slow to show it.
@@ -152,8 +152,9 @@ class Peers:
             return int(told)
         killed = link.launchers_word(KILLED)
         # A launcher counts all ranks; this run may be trained by some of them.
-        is_ours = killed is not None and int(killed) in self.world.members
-        return self.world.members.index(int(killed)) if killed is not None and is_ours else None
+        if killed is None or int(killed) not in self.world.members:
+            return None
+        return self.world.members.index(int(killed))
 
 
 def _left(rank: int) -> str:

@@ -114,7 +114,7 @@ def test_a_rank_killed_on_another_machine_is_named(tmp_path: Path, program: list
         for node in (0, 1)
     ]
     for each in nodes:
-        each.wait(timeout=120)
+        each.wait(timeout=300)
     [end] = read_history(Layout(tmp_path / "runs/a")).of_kind("job-end")
     assert end.text("verdict") == "again"
     assert str(end.text("reason")).startswith(f"peer-lost: rank {ranks} is gone"), end.text("reason")

@@ -12,7 +12,7 @@ from unbroken.data import open_corpus, seal_shards
 from unbroken.data.corpus.changed import Changes, compare, from_json, recorded, to_json
 from unbroken.data.corpus.listing import LISTING
 from unbroken.errors import DataDamaged
-from unbroken.errors.shards import ServedShare
+from unbroken.errors.data import ServedShare
 from unbroken.store.fields import Malformed
 
 WEB = {"a": [[1, 2, 256]], "b": [[3, 256], [4, 5, 6, 256]], "c": [[7, 256]]}

@@ -74,7 +74,7 @@ def test_templates_name_only_fields_of_their_error(error: type[UnbrokenError]) -
 def test_an_error_takes_exactly_its_fields() -> None:
     for values in ({"command": "unbroken"}, {"command": "unbroken", "complaint": "wrong", "hint": "none"}, {}):
         with pytest.raises(TypeError, match="BadUsage takes command, complaint, not"):
-            errors.BadUsage(**values)  # type: ignore[arg-type]
+            errors.BadUsage(**values)
     assert repr(errors.BadUsage(command="a", complaint="b")) == "BadUsage(command='a', complaint='b')"
 
 

@@ -13,7 +13,7 @@ from unbroken.cli import explain
 from unbroken.cli.group import PROGRAM, ROOT, as_dashed
 from unbroken.errors import TABLE
 
-HEADINGS = ["How it comes about", "What unbroken does by itself", "What you can do"]
+HEADINGS = ["Why it happens", "What unbroken does", "What you can do"]
 
 
 def named_commands() -> Iterator[tuple[str, str]]:
@@ -48,6 +48,13 @@ def test_a_page_says_what_how_and_what_to_do_on_one_screen(kind: str) -> None:
     assert max(map(len, lines)) <= 100
     assert lines[-1] == f"Exit code {TABLE[kind].exit_code}."
     assert 20 <= len(explain.meaning(page)) <= 90
+
+
+def test_the_page_of_exit_codes_lists_the_kinds_of_every_code() -> None:
+    page = explain.general_pages()["exit-codes"]
+    listed = re.findall(r"^Exit code (\d+): (.+?)\.$", page.partition("## Kinds")[2], re.MULTILINE | re.DOTALL)
+    codes = {kind: int(code) for code, kinds in listed for kind in kinds.replace(",", " ").split()}
+    assert codes == {kind: error.exit_code for kind, error in TABLE.items()}
 
 
 def test_the_errors_and_pages_name_commands_at_all() -> None:

@@ -204,7 +204,7 @@ def test_the_refusal_counts_and_names_everything_at_once(trained: Trained) -> No
 
     error = trained.after(everything).as_error(trained.data)
     assert str(error) == (
-        "the data is not what this run was trained on: 1 shard changed, 1 shard missing, 1 shard added"
+        "the data has changed since the run was started: 1 shard changed, 1 shard missing, 1 shard added"
     )
     assert len(list(error.details())) == 3
     assert error.exit_code == 4

@@ -71,6 +71,12 @@ def test_templates_name_only_fields_of_their_error(error: type[UnbrokenError]) -
     assert error.DETAILS is None or error.DETAILS.field in error.__annotations__
 
 
+def test_no_field_hides_what_every_error_has() -> None:
+    # A field that its base has already would count as given.
+    for error in TABLE.values():
+        assert not set(error.__annotations__) & set(dir(error.__base__)) - {"exit_code"}, error
+
+
 def test_an_error_takes_exactly_its_fields() -> None:
     for values in ({"command": "unbroken"}, {"command": "unbroken", "complaint": "wrong", "hint": "none"}, {}):
         with pytest.raises(TypeError, match="BadUsage takes command, complaint, not"):

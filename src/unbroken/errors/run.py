@@ -153,7 +153,7 @@ class StillRunning(BusyError):
     waited_s: float
     HEADLINE = "the job has not ended within {waited_s:duration}"
     AT = "{path}  ({holder})"
-    SO = "the request stands: the job stops at its next step, after the save in progress"
+    SO = "the stop request stays active: the job stops at its next step, after the save in progress"
     HELP = (
         Help("unbroken status {path:sh}", "show what it is doing"),
         Help("unbroken stop {path:sh} --force", "kill it; everything after the last commit is lost"),

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
@@ -81,7 +82,9 @@ def test_an_error_takes_exactly_its_fields() -> None:
     for values in ({"command": "unbroken"}, {"command": "unbroken", "complaint": "wrong", "hint": "none"}, {}):
         with pytest.raises(TypeError, match="BadUsage takes command, complaint, not"):
             errors.BadUsage(**values)
-    assert repr(errors.BadUsage(command="a", complaint="b")) == "BadUsage(command='a', complaint='b')"
+    usage = errors.BadUsage(command="a", complaint="b")
+    assert repr(usage) == "BadUsage(command='a', complaint='b')"
+    assert replace(usage, complaint="c").values() == {"command": "a", "complaint": "c"}
 
 
 def test_every_error_belongs_to_one_family_of_the_second_level() -> None:

@@ -19,7 +19,7 @@ from unbroken.data.packing.bucket_plan import BucketPlan, open_plan
 from unbroken.data.packing.groups import Offsets
 from unbroken.data.stream import Era, Settings, Stream
 from unbroken.errors import StreamDiffers
-from unbroken.errors.shards import ServedShare
+from unbroken.errors.data import ServedShare
 from unbroken.quoting.amounts import plural
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.old_names import updated

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.unit.data.streams import open_stream
 from unbroken.data.loader import Loader
-from unbroken.data.served import Served
+from unbroken.data.exactly_once import Served
 from unbroken.errors import LanesUnfit
 from unbroken.world import World
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.prove.watched_job import Job
+from unbroken.prove.job_process import Job
 from unbroken.records.process import process_started
 
 PATIENCE_S = 240

@@ -13,7 +13,7 @@ from unbroken.config import Config
 from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.device import Place
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.prepare import validation_stream
+from unbroken.gpt.training_data import validation_stream
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.testing.worlds import logs, spawn

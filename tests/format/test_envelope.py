@@ -7,7 +7,7 @@ from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.workbench import Finished, Options, Plan, SourceShare, Totals, UnitRecord, Workbench
+from unbroken.data.ingest.work_folder import Finished, Options, Plan, SourceShare, Totals, UnitRecord, Workbench
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_of
 from unbroken.store.manifest import Manifest, Part, Tensor, encode

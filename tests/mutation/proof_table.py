@@ -82,13 +82,13 @@ PROOF: tuple[Mutation, ...] = (
          "report.went_on_from < expected:", "report.went_on_from < 0:",
          "tests/e2e/test_prove.py::test_a_script_that_begins_anew_reaches_the_same_bits_and_is_no_proof"),
     # ---- the demo ----
-    one("demo content whatever the bits", "prove/demo_shown.py",
+    one("demo content whatever the bits", "prove/demo_report.py",
          "return 0 if self.is_equal else EXIT_DIFFERS", "return 0",
          f"{_DEMO}test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named"),
     one("demo takes a folder that is not its own", "prove/demo_setup.py",
          "    if others or (names and LEASES not in names):\n", "    if others:\n",
          f"{_DEMO}test_a_folder_of_anybody_else_is_refused_and_nothing_of_it_is_touched[runs]"),
-    one("only the launcher killed", "prove/watched_job.py",
+    one("only the launcher killed", "prove/job_process.py",
          "processes.send([*recorded, *reversed(victims)], signal.SIGKILL)",
          "processes.send([self.pid], signal.SIGKILL)",
          "tests/e2e/test_prove_jobs.py::"

@@ -17,7 +17,7 @@ from unbroken.cli.text_options import (
     write_lines,
 )
 from unbroken.gpt.device import chosen_device
-from unbroken.gpt.prompts import Answer, Batch, ModelChoice, read_batch
+from unbroken.gpt.batch_prompts import Answer, Batch, ModelChoice, read_batch
 from unbroken.quoting import amounts
 
 _COMMAND: Final = "unbroken batch-generate"

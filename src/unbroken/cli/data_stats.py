@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from unbroken.cli.data_input import Asked, Input, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.catalogue import Corpus
-from unbroken.data.order.drawn import DrawnBucket
+from unbroken.data.order.bucket_draws import DrawnBucket
 from unbroken.data.stream import Stream
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable

@@ -55,7 +55,7 @@ def command(output: Output, folder: Path | None) -> int:
 
 
 def _voice(output: Output) -> Voice:
-    from unbroken.prove.demo_shown import labelled
+    from unbroken.prove.demo_report import labelled
 
     style = Style(wants_color(output.stderr, output.environ))
 
@@ -70,24 +70,24 @@ def _voice(output: Output) -> Voice:
 
 def _show(output: Output, played: Played) -> int:
     # Imported when it is needed: comparing loads what a demo that has just begun can do without.
-    from unbroken.prove import demo_shown
+    from unbroken.prove import demo_report
 
     places = played.places
-    found = demo_shown.rows(places.chained)
-    proof = demo_shown.prove(places.alone, places.chained)
+    found = demo_report.rows(places.chained)
+    proof = demo_report.prove(places.alone, places.chained)
 
     def text() -> str:
         style = output.style
         summary = summarize(Store(Layout(places.chained).checkpoints), now_s=time.time(), process_of=process_of)
         run = places.chained.relative_to(places.folder)
-        took = demo_shown.labelled([("took", amounts.duration(played.seconds))], style)
+        took = demo_report.labelled([("took", amounts.duration(played.seconds))], style)
         pieces = [
-            demo_shown.jobs_table(found, style),
+            demo_report.jobs_table(found, style),
             f"{proof.text(style)}\n{took}",
             f"{style.dim(f'$ unbroken status {run}')}\n{summary_text(summary, style)}",
-            demo_shown.next_steps(played, called(), style),
+            demo_report.next_steps(played, called(), style),
         ]
         return "\n" + "\n\n".join(pieces)
 
-    output.document("unbroken.demo/1", demo_shown.facts(played, found, proof), text)
+    output.document("unbroken.demo/1", demo_report.facts(played, found, proof), text)
     return proof.exit_code

@@ -11,7 +11,7 @@ from unbroken.cli.text_options import device_option, ema_option, note_passed_ove
 from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.device import Place, chosen_device
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.prepare import validation_stream
+from unbroken.gpt.training_data import validation_stream
 from unbroken.quoting import amounts
 from unbroken.world import World
 

@@ -15,9 +15,9 @@ from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage
 from unbroken.prove.command import RANKS, Command, understood
 from unbroken.prove.fault_schedule import FAULTS, RESIZE
-from unbroken.prove.findings import Proof
+from unbroken.prove.proof_report import Proof
 from unbroken.prove.prove import Asked, prove
-from unbroken.prove.workplace import Bench, environment, proof_folder
+from unbroken.prove.proof_setup import Bench, environment, proof_folder
 
 PROGRAM: Final = "unbroken prove"
 EXIT_DIFFERS: Final = 3

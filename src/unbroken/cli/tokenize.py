@@ -10,7 +10,7 @@ import click
 
 from unbroken.cli.output import Advance, Output, as_command
 from unbroken.data.ingest.tokenize import Report, Request, tokenize
-from unbroken.data.ingest.workbench import Options
+from unbroken.data.ingest.work_folder import Options
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import BadUsage
 from unbroken.quoting import amounts

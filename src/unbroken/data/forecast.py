@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from unbroken.config import Config
-from unbroken.data.configured import corpus_of, phases_of, stream_of
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.catalogue import Bucket, Corpus, TokenizerIdentity
 from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
 from unbroken.data.order.schedule import Dry

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from unbroken.data.continued import GROW, go_on, read_record, record_of
+from unbroken.data.resume import GROW, go_on, read_record, record_of
 from unbroken.data.lanes import Lanes, cut_lanes
-from unbroken.data.packing.assemble import Rows
-from unbroken.data.served import Proof, Served
+from unbroken.data.packing.rows import Rows
+from unbroken.data.exactly_once import Proof, Served
 from unbroken.data.stream import Looked, Stream
 from unbroken.errors import NoProcessGroup, StreamDiffers, UnbrokenError
 from unbroken.store.fields import Malformed, Table

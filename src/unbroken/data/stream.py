@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
-from unbroken.data.order.drawn import DrawnBucket, Planned
+from unbroken.data.order.bucket_draws import DrawnBucket, Planned
 from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
-from unbroken.data.packing.assemble import Pieces, Rows, TokenMaps, cut_pieces, in_order
+from unbroken.data.packing.rows import Pieces, Rows, TokenMaps, cut_pieces, in_order
 from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
 from unbroken.data.packing.sequence_digests import SequenceDigests, digest_rows
-from unbroken.data.served import Identities, identify
+from unbroken.data.exactly_once import Identities, identify
 from unbroken.errors import SequenceDamaged
 from unbroken.files import LOCAL, Files
 
@@ -233,7 +233,7 @@ class Stream:
             yield self.buckets[number], np.flatnonzero(bucket == number)
 
     def identities(self, samples: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """The identity of each sample, two words; see ``unbroken.data.served``.
+        """The identity of each sample, two words; see ``unbroken.data.exactly_once``.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.

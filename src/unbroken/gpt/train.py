@@ -28,10 +28,10 @@ from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
 from unbroken.gpt.device import Place, joined, noticing_full, seed_generators
 from unbroken.gpt.evaluate import Evaluated, Evaluation
-from unbroken.gpt.log_lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
+from unbroken.gpt.training_log import Progress, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, rate_at, set_rate
-from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
+from unbroken.gpt.training_data import TrainingData, lanes_of, make_loader, open_data
 from unbroken.gpt.run_files import JobLog, keep_config, keep_tokenizer
 from unbroken.launch.accepted import CONFIG, require_known
 from unbroken.launch.started import Started, settle

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
-from unbroken.prove.watched_job import Ended, Job
-from unbroken.prove.workplace import LOG_LINES, Bench
+from unbroken.prove.job_process import Ended, Job
+from unbroken.prove.proof_setup import LOG_LINES, Bench
 from unbroken.quoting import amounts
 from unbroken.quoting.shell import shell_line
 from unbroken.records.drill import Drill

@@ -17,8 +17,8 @@ from unbroken.prove import small_disk
 from unbroken.prove.baseline import Baseline
 from unbroken.prove.damage import do_damage
 from unbroken.prove.fault_schedule import Leg
-from unbroken.prove.watched_job import POLL_S, Ended, Job
-from unbroken.prove.workplace import LOG_LINES, Bench
+from unbroken.prove.job_process import POLL_S, Ended, Job
+from unbroken.prove.proof_setup import LOG_LINES, Bench
 from unbroken.quoting import amounts
 from unbroken.records.drill import Drill, Fault
 from unbroken.records.journal import History, read_history

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import DemoFailed
-from unbroken.prove.corpus import BUCKETS, write_corpus
+from unbroken.prove.demo_corpus import BUCKETS, write_corpus
 from unbroken.prove.damage import Damage, do_damage
 from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, Act, Places, environment
-from unbroken.prove.watched_job import Ended, Job
+from unbroken.prove.job_process import Ended, Job
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, write_drill
 from unbroken.records.layout import Layout

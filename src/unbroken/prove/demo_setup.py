@@ -16,7 +16,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files
-from unbroken.prove.corpus import CODE, DOCSTRINGS
+from unbroken.prove.demo_corpus import CODE, DOCSTRINGS
 from unbroken.quoting import amounts
 from unbroken.quoting.yaml import scalar
 from unbroken.records.drill import Drill, Fault

@@ -12,8 +12,8 @@ from unbroken.prove import small_disk
 from unbroken.prove.baseline import Baseline, require_same, run_alone
 from unbroken.prove.chain import Chain
 from unbroken.prove.fault_schedule import RESIZE, plan_chain
-from unbroken.prove.findings import Proof
-from unbroken.prove.workplace import Bench
+from unbroken.prove.proof_report import Proof
+from unbroken.prove.proof_setup import Bench
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
 

@@ -17,7 +17,7 @@ from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, CheckpointUnknown, DamagedCheckpoint, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
 from unbroken.prove.command import PROGRAM, RANKS, Elsewhere, config_of_jobs, recorded_config, understood
-from unbroken.prove.watched_job import POLL_S, Ended, Job
+from unbroken.prove.job_process import POLL_S, Ended, Job
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, Drill, write_drill
 from unbroken.records.layout import Layout, run_of

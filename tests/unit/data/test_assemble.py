@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unbroken.data.packing.assemble import IGNORED, PADDING, Pieces, Rows, cut_pieces, in_order
+from unbroken.data.packing.rows import IGNORED, PADDING, Pieces, Rows, cut_pieces, in_order
 from unbroken.data.packing.bucket_plan import Slots
 
 X = IGNORED

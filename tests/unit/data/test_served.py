@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unbroken.data.served import Served, add_up, expected, identify
+from unbroken.data.exactly_once import Served, add_up, expected, identify
 
 
 def _identities(samples: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -14,7 +14,7 @@ from tests.unit.data.streams import EOD, TWO_BUCKETS, held, lengths, make_corpus
 from unbroken.cli.data_show import describe
 from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.order.schedule import Phase
-from unbroken.data.packing.assemble import IGNORED, MOST, PADDING, Rows, TokenMaps
+from unbroken.data.packing.rows import IGNORED, MOST, PADDING, Rows, TokenMaps
 from unbroken.data.stream import Era, Stream
 from unbroken.errors import DataDamaged, SequenceDamaged
 

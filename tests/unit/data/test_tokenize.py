@@ -15,10 +15,10 @@ from unbroken.data.corpus.listing import read_listing
 from unbroken.data.ingest import units
 from unbroken.data.ingest.encoders import ByteEncoder
 from unbroken.data.ingest.sources import SUFFIXES
-from unbroken.data.ingest.text import open_text_corpus
+from unbroken.data.ingest.text_corpus import open_text_corpus
 from unbroken.data.ingest.tokenize import Request, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.workbench import Options
+from unbroken.data.ingest.work_folder import Options
 from unbroken.errors import (
     BadDocuments,
     ControlToken,
@@ -266,7 +266,7 @@ def test_what_a_dropped_engine_made_before_is_made_again(
 ) -> None:
     import gigatoken
 
-    from unbroken.data.ingest import accelerate
+    from unbroken.data.ingest import fast_engine
 
     (text / "text" / "zoo.jsonl").write_bytes(lines(["a zebra", "no"]))
     monkeypatch.setattr(units, "UNIT_BYTES", 100)
@@ -274,13 +274,13 @@ def test_what_a_dropped_engine_made_before_is_made_again(
     tokenize(replace(asked, output_dir=text / "expected", accelerate=False))
     real = gigatoken.Tokenizer.from_json
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda content: Lying(real(content), b"s"))
-    checked = accelerate.Accelerator.check
+    checked = fast_engine.Accelerator.check
 
-    def blind(self: accelerate.Accelerator, batch: object, found: object, firsts: object) -> None:
+    def blind(self: fast_engine.Accelerator, batch: object, found: object, firsts: object) -> None:
         if b"zebra" in b"".join(batch.encoded):  # type: ignore[attr-defined]
-            raise accelerate.EnginesDiffer("zebra")
+            raise fast_engine.EnginesDiffer("zebra")
 
-    monkeypatch.setattr(accelerate.Accelerator, "check", blind)
+    monkeypatch.setattr(fast_engine.Accelerator, "check", blind)
     report = tokenize(asked)
     assert checked is not blind and "zebra" in report.engine
     assert tree(text / "data/train") == tree(text / "expected")

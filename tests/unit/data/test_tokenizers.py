@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tests.unit.data.texts import DOCUMENTS, lines
-from unbroken.data.ingest import accelerate
-from unbroken.data.ingest.accelerate import EnginesDiffer, accelerated
+from unbroken.data.ingest import fast_engine
+from unbroken.data.ingest.fast_engine import EnginesDiffer, accelerated
 from unbroken.data.ingest.documents import Batch
 from unbroken.data.ingest.encoders import (
     ByteEncoder,
@@ -227,11 +227,11 @@ def test_documents_are_drawn_by_their_own_bytes(trained: Path, lying: Callable[[
     verdict = accelerated(reference_of(trained), trained.read_bytes())
     assert verdict.accelerator is not None
     batch = batch_of([f"{number} zebra" for number in range(4000)])
-    drawn = [text for text in batch.encoded if accelerate._is_drawn(text)]
+    drawn = [text for text in batch.encoded if fast_engine._is_drawn(text)]
     assert 0 < len(drawn) < 20
     with pytest.raises(EnginesDiffer):
         verdict.accelerator.check(batch, verdict.accelerator.encode(batch), [])
-    assert [text for text in reversed(batch.encoded) if accelerate._is_drawn(text)] == drawn[::-1]
+    assert [text for text in reversed(batch.encoded) if fast_engine._is_drawn(text)] == drawn[::-1]
 
 
 def test_an_engine_that_is_wrong_about_a_hard_text_is_never_used(trained: Path, lying: Callable[[bytes], None]) -> None:
@@ -252,7 +252,7 @@ def test_an_engine_that_cannot_read_a_tokenizer_says_so() -> None:
 
 
 def test_ids_are_laid_end_to_end() -> None:
-    encoded = accelerate._merged(
+    encoded = fast_engine._merged(
         Encoded(np.arange(6, dtype=np.uint32), np.array([0, 2, 2, 6])),
         [0, 2],
         Encoded(np.array([9, 8, 7], np.uint32), np.array([0, 1, 3])),

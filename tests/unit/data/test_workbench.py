@@ -12,7 +12,7 @@ from tests.unit.data.texts import DOCUMENTS, lines, shards
 from unbroken.data.ingest import tokenize as tokenizing
 from unbroken.data.ingest.tokenize import Request, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.workbench import FINISHED, Options, Workbench
+from unbroken.data.ingest.work_folder import FINISHED, Options, Workbench
 from unbroken.errors import ShardDamaged, TokenizedDifferently
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_bytes

@@ -20,8 +20,8 @@ from unbroken.gpt.arithmetic import FOLLOWING, Arithmetic
 from unbroken.gpt.build import build_model
 from unbroken.gpt.device import Place
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.log_lines import Progress, Speed, flops_per_token, peak_of
-from unbroken.gpt.prepare import open_data, validation_stream
+from unbroken.gpt.training_log import Progress, Speed, flops_per_token, peak_of
+from unbroken.gpt.training_data import open_data, validation_stream
 from unbroken.gpt.run_files import IDENTITY, TOKENIZER
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout

@@ -17,14 +17,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.ingest.accelerate import ENGINE, EnginesDiffer, accelerated, faster
-from unbroken.data.ingest.begin import new_plan, new_sources, recut, require_same_kind
+from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, accelerated, faster
+from unbroken.data.ingest.planning import new_plan, new_sources, recut, require_same_kind
 from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFile, find_tokenizer, load_encoder
-from unbroken.data.ingest.finish import finish, require_present
+from unbroken.data.ingest.publish import finish, require_present
 from unbroken.data.ingest.sources import Found, find_sources
-from unbroken.data.ingest.unit_work import Terms, do_unit
-from unbroken.data.ingest.workbench import Options, Plan, Totals, UnitRecord, Workbench
-from unbroken.data.ingest.workers import Crew, Job
+from unbroken.data.ingest.tokenize_unit import Terms, do_unit
+from unbroken.data.ingest.work_folder import Options, Plan, Totals, UnitRecord, Workbench
+from unbroken.data.ingest.worker_pool import Crew, Job
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from unbroken.data.corpus.catalogue import Shard
 from unbroken.data.corpus.listing import LISTING
 from unbroken.data.corpus.shards import digest_file
-from unbroken.data.order.drawn import DrawnBucket
-from unbroken.data.packing.assemble import TokenMaps, cut_pieces
+from unbroken.data.order.bucket_draws import DrawnBucket
+from unbroken.data.packing.rows import TokenMaps, cut_pieces
 from unbroken.errors import DataDamaged, StorageFailed
 from unbroken.errors.tree import quoted
 from unbroken.files import Files

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.config import Config
-from unbroken.data.configured import corpus_of, phases_of, stream_of
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import Forecast, forecast
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder

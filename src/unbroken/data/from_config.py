@@ -37,7 +37,7 @@ def corpus_of(data: DataConfig, split: str = "train") -> Corpus:
         StorageFailed: the system refused to read.
     """
     if data.format == "jsonl":
-        from unbroken.data.ingest.text import open_text_corpus
+        from unbroken.data.ingest.text_corpus import open_text_corpus
 
         return open_text_corpus(Path(data.path), split, data.tokenizer, cache_of(data))
     return open_corpus(Path(data.path), split, check="full" if data.check == "full" else "quick")

@@ -12,9 +12,9 @@ from unbroken.data.corpus.listing import LISTING, TokenizerIdentity
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, digest_file
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
-from unbroken.data.ingest.unit_work import Terms, clear_unit
+from unbroken.data.ingest.tokenize_unit import Terms, clear_unit
 from unbroken.data.ingest.units import cut_units
-from unbroken.data.ingest.workbench import Finished, Options, Plan, Workbench
+from unbroken.data.ingest.work_folder import Finished, Options, Plan, Workbench
 from unbroken.errors import ShardsExist, SourcesChanged, TokenizedDifferently
 from unbroken.files import told
 from unbroken.store.digest import BLOCK_BYTES, digest_of

@@ -13,7 +13,7 @@ import torch
 
 from unbroken.config import Config
 from unbroken.gpt.device import Place
-from unbroken.gpt.prepare import TrainingData
+from unbroken.gpt.training_data import TrainingData
 from unbroken.launch.accepted import AcceptedValue
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger

@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, cast
 
-from unbroken.data.corpus.changed import Changes, RecordedShard, compare, from_json, recorded, to_json
-from unbroken.data.order.drawn import order_key
+from unbroken.data.corpus.compare import Changes, RecordedShard, compare, from_json, recorded, to_json
+from unbroken.data.order.bucket_draws import order_key
 from unbroken.data.order.epoch_order import BucketOrder, Progress
 from unbroken.data.order.schedule import Generation, OnDry, Phase, Schedule
 from unbroken.data.packing.bucket_plan import BucketPlan, open_plan

@@ -23,12 +23,12 @@ from unbroken.data.corpus.shards import (
     token_bytes_for,
     write_shard,
 )
-from unbroken.data.ingest.accelerate import ENGINE, Accelerator
+from unbroken.data.ingest.fast_engine import ENGINE, Accelerator
 from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
 from unbroken.data.ingest.encoders import Encoded, Encoder
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.workbench import Options, SourceShare, UnitRecord
+from unbroken.data.ingest.work_folder import Options, SourceShare, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
 from unbroken.files import Files, told

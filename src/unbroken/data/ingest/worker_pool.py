@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from unbroken import errors
-from unbroken.data.ingest.accelerate import EnginesDiffer
+from unbroken.data.ingest.fast_engine import EnginesDiffer
 from unbroken.errors import Bug, UnbrokenError, WorkerDied
 
-_MODULE: Final = "unbroken.data.ingest.worker_main"
+_MODULE: Final = "unbroken.data.ingest.worker_process"
 Answer = dict[str, Any]
 
 

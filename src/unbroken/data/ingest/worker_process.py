@@ -1,4 +1,4 @@
-"""The program of one worker process: ``python -m unbroken.data.ingest.worker_main``. Started by ``workers`` alone."""
+"""The program of one worker process: ``python -m unbroken.data.ingest.worker_process``. Started by ``workers`` alone."""
 
 import json
 import os
@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from unbroken.data.ingest.accelerate import EnginesDiffer, faster
+from unbroken.data.ingest.fast_engine import EnginesDiffer, faster
 from unbroken.data.ingest.encoders import Encoder, TokenizerFile, load_encoder
-from unbroken.data.ingest.unit_work import Terms, do_unit
-from unbroken.data.ingest.workbench import Plan, Workbench
-from unbroken.data.ingest.workers import error_to_json, say
+from unbroken.data.ingest.tokenize_unit import Terms, do_unit
+from unbroken.data.ingest.work_folder import Plan, Workbench
+from unbroken.data.ingest.worker_pool import error_to_json, say
 from unbroken.errors import ShardDamaged, UnbrokenError
 from unbroken.files import LOCAL
 

@@ -12,7 +12,7 @@ from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.launch.command import THREADS_VARIABLE
 from unbroken.prove.command import Command
-from unbroken.prove.watched_job import Ended, Job
+from unbroken.prove.job_process import Ended, Job
 from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
 
 # What a launcher above the prover told its own job is not for the jobs below it.

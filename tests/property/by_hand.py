@@ -8,7 +8,7 @@ import numpy as np
 
 from unbroken.data.order.keyed import subkey
 from unbroken.data.order.mixture import Interleave, apportion
-from unbroken.data.order.schedule import Dry, Generation, Phase
+from unbroken.data.order.schedule import Exhausted, Generation, Phase
 
 Drawn = list[tuple[str, int]]
 
@@ -52,7 +52,7 @@ class ByHand:
     gone: set[str] = field(default_factory=set)
     queue: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)  # the whole last phase, once it has been laid out
-    dry: list[Dry] = field(default_factory=list)
+    dry: list[Exhausted] = field(default_factory=list)
     is_over: bool = False
     out: Drawn = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class ByHand:
                 return
         name = self.queue[0]
         if not self.piles[name].has_more(generation.epochs):
-            self.dry.append(Dry(len(self.out), name, self.phase))
+            self.dry.append(Exhausted(len(self.out), name, self.phase))
             self.is_over = generation.on_dry == "halt"
             if not self.is_over:
                 self.gone.add(name)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand
 from tests.unit.data.making import make_bucket
-from unbroken.data.resume import GROW, Record, go_on, read_record, record_of
+from unbroken.data.resume import GROW, Record, resume_stream, read_record, stream_record
 from unbroken.data.corpus.catalogue import Corpus, open_corpus
-from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase
+from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase
 from unbroken.data.stream import Stream
 
 EOD = 256
@@ -50,7 +50,7 @@ class Event:
     at: int
     joining: Shards
     epochs: int | None
-    on_dry: OnDry
+    on_dry: OnExhausted
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class History:
 
 
 every_shard = [(name, shard) for name, sizes in SIZES.items() for shard in range(len(sizes))]
-on_dries: st.SearchStrategy[OnDry] = st.sampled_from(["halt", "renormalise"])
+on_dries: st.SearchStrategy[OnExhausted] = st.sampled_from(["halt", "renormalise"])
 
 
 @st.composite
@@ -135,7 +135,7 @@ class Told:
 
 
 def recorded(stream: Stream) -> Record:
-    return read_record(json.loads(json.dumps(record_of(stream))))
+    return read_record(json.loads(json.dumps(stream_record(stream))))
 
 
 def live(corpus: Corpus, history: History) -> Told:
@@ -158,7 +158,7 @@ def live(corpus: Corpus, history: History) -> Told:
         last = HORIZON if before.end is None else min(before.end, HORIZON)
         at = last if event.at == -1 else told.at[-1] + event.at % (last - told.at[-1] + 1)
         told.at.append(at)
-        told.streams.append(go_on(recorded(before), fresh, at, {GROW}).stream)
+        told.streams.append(resume_stream(recorded(before), fresh, at, {GROW}).stream)
     return told
 
 
@@ -173,7 +173,7 @@ def read_through(told: Told, history: History) -> None:
             reader.take(sequence)
     if stream.end is not None and history.phases is None:
         assert not reader.has_more("a", history.events[-1].epochs)
-        assert stream.dry == tuple(Dry(stream.end, each.name, 0) for each in stream.buckets)
+        assert stream.dry == tuple(Exhausted(stream.end, each.name, 0) for each in stream.buckets)
 
 
 @pytest.mark.promise("C13")
@@ -229,7 +229,7 @@ def test_a_run_that_grew_goes_on_from_its_record(corpus: Corpus, history: Histor
     fresh = Stream(
         stream.corpus, max_length=4, seed=SEED, phases=history.phases, epochs=last.epochs, on_dry=last.on_dry
     )
-    again = go_on(recorded(stream), fresh, position, ())
+    again = resume_stream(recorded(stream), fresh, position, ())
     assert not again.notices
     assert again.stream.eras == stream.eras
     assert (again.stream.end, again.stream.dry) == (stream.end, stream.dry)

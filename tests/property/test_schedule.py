@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand, Drawn
-from unbroken.data.order.schedule import Generation, OnDry, Phase, Schedule
+from unbroken.data.order.schedule import Generation, OnExhausted, Phase, Schedule
 
 NAMES = ("a", "b", "c")
 HORIZON = 900
@@ -36,7 +36,7 @@ def drawn(schedule: Schedule, limit: int = HORIZON) -> Drawn:
 @given(phases_lists, sizes, st.integers(1, 4) | st.none(), dry_words)
 @settings(deadline=None, max_examples=150)
 def test_a_schedule_is_what_drawing_by_hand_gives(
-    phases: list[Phase], sequences: dict[str, int], epochs: int | None, on_dry: OnDry
+    phases: list[Phase], sequences: dict[str, int], epochs: int | None, on_dry: OnExhausted
 ) -> None:
     generation = Generation(0, sequences, epochs, on_dry)
     hand = ByHand(phases, SEED)
@@ -50,7 +50,7 @@ def test_a_schedule_is_what_drawing_by_hand_gives(
 @given(phases_lists, sizes, sizes, st.integers(1, 3), dry_words, st.integers(0, 200))
 @settings(deadline=None, max_examples=150)
 def test_growth_in_the_middle_is_what_drawing_by_hand_gives(
-    phases: list[Phase], sequences: dict[str, int], more: dict[str, int], epochs: int, on_dry: OnDry, at: int
+    phases: list[Phase], sequences: dict[str, int], more: dict[str, int], epochs: int, on_dry: OnExhausted, at: int
 ) -> None:
     first = Generation(0, sequences, epochs, on_dry)
     before = Schedule(phases, [first], seed=SEED)
@@ -77,7 +77,7 @@ def test_the_samples_of_a_halt_are_a_prefix_of_those_that_go_on(
     assert halt.dry[0] == on.dry[0]
 
 
-_WORDS: tuple[OnDry, OnDry] = ("halt", "renormalise")
+_WORDS: tuple[OnExhausted, OnExhausted] = ("halt", "renormalise")
 
 
 @given(phases_lists | st.none(), sizes.filter(lambda each: any(each.values())), st.integers(1, 3), st.integers(1, 3))
@@ -94,7 +94,7 @@ def test_more_epochs_change_no_sample_there_was(
 @given(phases_lists, phases_lists, sizes, st.integers(1, 3), dry_words)
 @settings(deadline=None, max_examples=100)
 def test_phases_that_are_added_change_no_sample_of_those_before(
-    phases: list[Phase], later: list[Phase], sequences: dict[str, int], epochs: int, on_dry: OnDry
+    phases: list[Phase], later: list[Phase], sequences: dict[str, int], epochs: int, on_dry: OnExhausted
 ) -> None:
     generations = [Generation(0, sequences, epochs, on_dry)]
     limit = sum(phase.samples for phase in phases)
@@ -109,7 +109,7 @@ def test_phases_that_are_added_change_no_sample_of_those_before(
 )
 @settings(deadline=None, max_examples=150)
 def test_a_generation_changes_no_sample_before_it(
-    phases: list[Phase] | None, sequences: dict[str, int], events: list[tuple[int, dict[str, int], int, OnDry]]
+    phases: list[Phase] | None, sequences: dict[str, int], events: list[tuple[int, dict[str, int], int, OnExhausted]]
 ) -> None:
     generations = [Generation(0, sequences)]
     for delay, more, epochs, on_dry in events:

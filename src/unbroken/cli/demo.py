@@ -12,7 +12,7 @@ from unbroken.cli.output import Advance, Output, as_command
 from unbroken.cli.status import summary_text
 from unbroken.errors import TorchMissing
 from unbroken.errors.tree import quoted
-from unbroken.prove.demo import Played, Voice, play
+from unbroken.prove.demo import DemoResult, Console, run_demo
 from unbroken.prove.demo_setup import called, fresh_folder, prepare
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
@@ -47,14 +47,14 @@ def command(output: Output, folder: Path | None) -> int:
     voice.line("", "a minute or two; no data, no network and no GPU is needed")
     voice.line("folder", str(places.folder))
     try:
-        played = play(places, voice, os.environ)
+        played = run_demo(places, voice, os.environ)
     except KeyboardInterrupt:
         output.note(f"interrupted; its jobs have ended. Again: {called()} demo --dir {quoted(places.folder)}")
         raise
     return _show(output, played)
 
 
-def _voice(output: Output) -> Voice:
+def _voice(output: Output) -> Console:
     from unbroken.prove.demo_report import labelled
 
     style = Style(wants_color(output.stderr, output.environ))
@@ -65,10 +65,10 @@ def _voice(output: Output) -> Voice:
     def bar(title: str, total: int) -> AbstractContextManager[Advance]:
         return output.progress(title, total)
 
-    return Voice(line, bar)
+    return Console(line, bar)
 
 
-def _show(output: Output, played: Played) -> int:
+def _show(output: Output, played: DemoResult) -> int:
     # Imported when it is needed: comparing loads what a demo that has just begun can do without.
     from unbroken.prove import demo_report
 

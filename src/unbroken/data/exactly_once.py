@@ -83,7 +83,7 @@ def expected(identities: Identities, first: int, last: int) -> Served:
     return total
 
 
-class Proof:
+class ServedCheck:
     """Holds an account to what the stream says, from the account of a job's start on: each sample is looked up once.
 
     Args:

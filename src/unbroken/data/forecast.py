@@ -13,7 +13,7 @@ from unbroken.config import Config
 from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.catalogue import Bucket, Corpus, TokenizerIdentity
 from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
-from unbroken.data.order.schedule import Dry
+from unbroken.data.order.schedule import Exhausted
 from unbroken.data.stream import Stream
 from unbroken.errors import BadMix, DataUnfit, NoEodToken, PackageMissing, TokenizerUnknown
 from unbroken.quoting import amounts
@@ -191,7 +191,7 @@ def _look_at_ends(config: Config, stream: Stream, batch: int, findings: _Finding
         )
 
 
-def _dry_line(config: Config, dry: Dry, batch: int) -> str:
+def _dry_line(config: Config, dry: Exhausted, batch: int) -> str:
     step, steps = amounts.count(dry.sample // batch), amounts.count(config.training.max_steps)
     text = f"bucket {dry.bucket} runs dry at step {step} of {steps}, in phase {dry.phase + 1}"
     if config.data.allow_bucket_exhaustion:

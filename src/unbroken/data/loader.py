@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from unbroken.data.resume import GROW, go_on, read_record, record_of
+from unbroken.data.resume import GROW, resume_stream, read_record, stream_record
 from unbroken.data.lanes import Lanes, cut_lanes
 from unbroken.data.packing.rows import Rows
-from unbroken.data.exactly_once import Proof, Served
-from unbroken.data.stream import Looked, Stream
+from unbroken.data.exactly_once import ServedCheck, Served
+from unbroken.data.stream import Lookup, Stream
 from unbroken.errors import NoProcessGroup, StreamDiffers, UnbrokenError
 from unbroken.store.fields import Malformed, Table
 
@@ -44,7 +44,7 @@ class _Block:
     first: int
     stride: int
     turns: int
-    looked: Looked
+    looked: Lookup
     accounts: list[list[int]]
 
     def place(self, turn: int) -> int | None:
@@ -232,7 +232,7 @@ class Loader(Iterable[Batch]):
         self._accepted: frozenset[str] = frozenset()
         self._settled = Served()
         self._share = Served()
-        self._proof: Proof | None = None
+        self._proof: ServedCheck | None = None
         self._began_at = 0
         self._serving: object = None
         # Made once and shared by all batches: it never changes.
@@ -304,7 +304,7 @@ class Loader(Iterable[Batch]):
             "position": self.position,
             "steps": self.steps,
             "served": served.as_json(),
-            "stream": record_of(self.stream),
+            "stream": stream_record(self.stream),
         }
 
     def accept(self, names: Collection[str]) -> None:
@@ -328,7 +328,7 @@ class Loader(Iterable[Batch]):
             record, served = read_record(table.table("stream")), Served.from_json(table.table("served"))
         except (Malformed, ValueError) as malformed:
             raise StreamDiffers(differences=(("state", str(malformed), "a loader of unbroken.data"),)) from None
-        continued = go_on(record, self.stream, position, self._accepted)
+        continued = resume_stream(record, self.stream, position, self._accepted)
         self.stream, self.notices = continued.stream, list(continued.notices)
         self.position, self.steps = position, steps
         self._settled, self._share = served, Served()
@@ -359,7 +359,7 @@ class Loader(Iterable[Batch]):
         ``samples``, ``digest`` and whether the two agree. It may be called later and in another thread.
         """
         if self._proof is None:
-            self._proof = Proof(self.stream.identities_apart(), self._began_at, self._settled)
+            self._proof = ServedCheck(self.stream.identities_apart(), self._began_at, self._settled)
         self._settled, self._share = self._settled + total, Served()
         return partial(_tell, self._proof, self._settled, self.position)
 
@@ -378,7 +378,7 @@ class Loader(Iterable[Batch]):
         return self._settled
 
 
-def _tell(proof: Proof, served: Served, position: int) -> dict[str, Any]:
+def _tell(proof: ServedCheck, served: Served, position: int) -> dict[str, Any]:
     return {**served.as_json(), "agrees": proof.holds(served, position)}
 
 

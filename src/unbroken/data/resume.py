@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 
 from unbroken.data.corpus.compare import Changes, RecordedShard, compare, from_json, recorded, to_json
 from unbroken.data.order.bucket_draws import order_key
-from unbroken.data.order.epoch_order import BucketOrder, Progress
-from unbroken.data.order.schedule import Generation, OnDry, Phase, Schedule
+from unbroken.data.order.epoch_order import BucketOrder, GroupProgress
+from unbroken.data.order.schedule import Generation, OnExhausted, Phase, Schedule
 from unbroken.data.packing.bucket_plan import BucketPlan, open_plan
 from unbroken.data.packing.groups import Offsets
 from unbroken.data.stream import Era, Settings, Stream
@@ -59,7 +59,7 @@ class Record:
 # ---- writing ----
 
 
-def record_of(stream: Stream) -> dict[str, Any]:
+def stream_record(stream: Stream) -> dict[str, Any]:
     """What a state keeps of a stream."""
     settings = stream.settings
     told: dict[str, Any] = {
@@ -133,7 +133,7 @@ def _phase(row: Table) -> Phase:
 def _era(row: Table) -> RecordedEra:
     shards = from_json(row.table("shards"))
     counts = Table(dict(row.table("sequences")), "the sequences in the record of the stream")
-    on_dry = cast("OnDry", row.one_of("on_dry", ["halt", "renormalise"]))
+    on_dry = cast("OnExhausted", row.one_of("on_dry", ["halt", "renormalise"]))
     era = Era(row.whole("at_sample"), frozenset(shard.key for shard in shards), row.whole("epochs") or None, on_dry)
     return RecordedEra(era, shards, {bucket: counts.whole(bucket) for bucket in row.table("sequences")})
 
@@ -144,14 +144,14 @@ GROW: Final = "data.grow"
 
 
 @dataclass(frozen=True)
-class Continued:
+class ResumedStream:
     """The stream that goes on, and what is to be told about it."""
 
     stream: Stream
     notices: tuple[str, ...]
 
 
-def go_on(record: Record, stream: Stream, position: int, accepted: Collection[str]) -> Continued:
+def resume_stream(record: Record, stream: Stream, position: int, accepted: Collection[str]) -> ResumedStream:
     """The stream at hand with the recorded one's history, for a run that stands at the sample ``position``.
 
     Args:
@@ -176,7 +176,7 @@ def go_on(record: Record, stream: Stream, position: int, accepted: Collection[st
         eras.append(Era(position, joining, latest.epochs, latest.on_dry))
     continued = stream if tuple(eras) == stream.eras else stream.with_eras(eras)
     _require_same_sequences(record, continued)
-    return Continued(continued, tuple(notices))
+    return ResumedStream(continued, tuple(notices))
 
 
 def _notices(changes: Changes, before: Era, now: Era, position: int) -> Iterator[str]:
@@ -272,9 +272,9 @@ def _shares(
 
 
 def _share(reached: set[int]) -> ServedShare:
-    if reached == {Progress.ALL}:
+    if reached == {GroupProgress.ALL}:
         return "all"
-    return "none" if reached == {Progress.NONE} else "some"
+    return "none" if reached == {GroupProgress.NONE} else "some"
 
 
 def _plan_as_it_was(stream: Stream, shards: Sequence[RecordedShard]) -> BucketPlan:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
-from unbroken.data.order.bucket_draws import DrawnBucket, Planned
-from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
+from unbroken.data.order.bucket_draws import BucketDraws, Planned
+from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
 from unbroken.data.packing.rows import Pieces, Rows, TokenMaps, cut_pieces, in_order
 from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
 from unbroken.data.packing.sequence_digests import SequenceDigests, digest_rows
@@ -42,7 +42,7 @@ class Era:
     at_sample: int
     shards: frozenset[tuple[str, str]]
     epochs: int | None = 1
-    on_dry: OnDry = "halt"
+    on_dry: OnExhausted = "halt"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Looked:
+class Lookup:
     """Samples that were looked up: their identities, their pieces, and where they come from."""
 
     samples: NDArray[np.int64]
@@ -106,7 +106,7 @@ class Stream:
         packing: bool = True,
         phases: Sequence[Phase] | None = None,
         epochs: int | None = 1,
-        on_dry: OnDry = "halt",
+        on_dry: OnExhausted = "halt",
         cache: Path | str | None = None,
         eras: Sequence[Era] = (),
         shuffle: bool = True,
@@ -167,9 +167,9 @@ class Stream:
             mapped_groups=max(min(MAPPED_GROUPS, _MOST_MAPPED_GROUPS // self._plans), 1),
         )
 
-    def _drawn(self, name: str, planned: Sequence[tuple[int, Planned]]) -> DrawnBucket:
+    def _drawn(self, name: str, planned: Sequence[tuple[int, Planned]]) -> BucketDraws:
         growth = [self.schedule.growth[number][name] for number, _ in planned]
-        return DrawnBucket(
+        return BucketDraws(
             name, [each for _, each in planned], growth, seed=self.settings.seed, shuffle=self.settings.shuffle
         )
 
@@ -194,7 +194,7 @@ class Stream:
         return self.schedule.end
 
     @property
-    def dry(self) -> tuple[Dry, ...]:
+    def dry(self) -> tuple[Exhausted, ...]:
         """Which buckets run dry, and at which sample, in order."""
         return self.schedule.dry
 
@@ -227,7 +227,7 @@ class Stream:
             group[here], sequence[here] = drawn.order.locate(ordinal[here])
         return bucket, group, sequence
 
-    def _by_bucket(self, bucket: NDArray[np.int64]) -> Iterator[tuple[DrawnBucket, NDArray[np.int64]]]:
+    def _by_bucket(self, bucket: NDArray[np.int64]) -> Iterator[tuple[BucketDraws, NDArray[np.int64]]]:
         """Each bucket that is among these, and where."""
         for number in np.flatnonzero(np.bincount(bucket)).tolist():
             yield self.buckets[number], np.flatnonzero(bucket == number)
@@ -260,7 +260,7 @@ class Stream:
             keys[here] = drawn.group_keys[group[here]]
         return identify(samples, keys, sequence)
 
-    def look_up(self, samples: NDArray[np.int64]) -> Looked:
+    def look_up(self, samples: NDArray[np.int64]) -> Lookup:
         """Where the tokens of samples are, for all of them at once.
 
         Raises:
@@ -276,11 +276,11 @@ class Stream:
                     digests[rows] = self._digests.of(drawn, one, sequence[rows])
         pieces = cut_pieces(in_order(parts, len(samples)), max_length=self.max_length, token_bytes=self._token_bytes)
         identities = self._identify(samples, bucket, group, sequence)
-        return Looked(samples, identities, pieces, digests if self._digests else None)
+        return Lookup(samples, identities, pieces, digests if self._digests else None)
 
     # ---- reading ----
 
-    def rows(self, looked: Looked, first: int, last: int) -> Rows:
+    def rows(self, looked: Lookup, first: int, last: int) -> Rows:
         """The rows ``first`` to ``last`` of what was looked up.
 
         Raises:
@@ -292,7 +292,7 @@ class Stream:
             self._require_whole(looked, first, last, raw)
         return looked.pieces.rows(first, last, raw)
 
-    def _require_whole(self, looked: Looked, first: int, last: int, raw: bytes) -> None:
+    def _require_whole(self, looked: Lookup, first: int, last: int, raw: bytes) -> None:
         assert looked.digests is not None
         found = digest_rows(raw, last - first)
         bad = np.flatnonzero(found != looked.digests[first:last])
@@ -337,14 +337,14 @@ class Stream:
         return self.read([sample])
 
 
-def _require_known(seed: int, epochs: int | None, on_dry: OnDry) -> None:
+def _require_known(seed: int, epochs: int | None, on_dry: OnExhausted) -> None:
     # Each of these would be taken without a word and give another order, or no sample at all.
     if not isinstance(seed, (int, np.integer)):
         raise TypeError(f"seed is {seed!r}; it is a whole number")
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it is at least 1, or None for no end")
-    if on_dry not in get_args(OnDry):
-        raise ValueError(f"on_dry is {on_dry!r}; it is one of {', '.join(get_args(OnDry))}")
+    if on_dry not in get_args(OnExhausted):
+        raise ValueError(f"on_dry is {on_dry!r}; it is one of {', '.join(get_args(OnExhausted))}")
 
 
 def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, ...], check_reads: bool) -> Stream:

@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from unbroken.errors import LaneBroken
-from unbroken.exact.sums import Room
+from unbroken.exact.sums import LazyBuffer
 
 BUCKET_BYTES = 25 << 20  # as DDP
 
 
 @dataclass
-class Bucket:
+class GradientBucket:
     """Some parameters, and the flat tensor of ``dtype`` that has room for their gradients."""
 
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class Bucket:
         return -(-self.numel // pieces) * pieces
 
 
-class Filling:
+class BucketFiller:
     """Fills the buckets of one lane after the other and tells when the next one is full.
 
     Args:
@@ -65,7 +65,7 @@ class Filling:
         full: Callable[[int], None],
         bucket_bytes: int,
     ) -> None:
-        self.buckets: list[Bucket] = []
+        self.buckets: list[GradientBucket] = []
         self._put, self._full = put, full
         self._next = 0
         self._is_open = False
@@ -75,7 +75,7 @@ class Filling:
             dtype = dtype_of(parameter)
             bucket = self.buckets[-1] if self.buckets else None
             if bucket is None or size >= bucket_bytes or (bucket.dtype, bucket.device) != (dtype, parameter.device):
-                bucket, size = Bucket(dtype, parameter.device), 0
+                bucket, size = GradientBucket(dtype, parameter.device), 0
                 self.buckets.append(bucket)
             place = bucket.add(parameter)
             size += parameter.numel() * dtype.itemsize
@@ -98,7 +98,7 @@ class Filling:
         self._hand_on()
         self._is_open = False
 
-    def hand_out(self, sums: Sequence[Room]) -> None:
+    def hand_out(self, sums: Sequence[LazyBuffer]) -> None:
         """Let every parameter's ``grad`` be its part of the sums, which are as many as the buckets."""
         for bucket, total in zip(self.buckets, sums, strict=True):
             for place, parameter in enumerate(bucket.parameters):

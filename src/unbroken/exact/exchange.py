@@ -18,30 +18,30 @@ _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_g
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankGroup:
     """The ranks that share the lanes; ``group`` is None for a single one that needs no process group."""
 
     rank: int
     size: int
     group: "dist.ProcessGroup | None" = None
 
-    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> "Arrival":
+    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> "Transfer":
         """Begin to hand slice ``k`` of ``sent`` to rank ``k``; ``received`` gets theirs, by rank."""
         if self._is_staged(sent):
             host = torch.empty(received.shape, dtype=received.dtype)
             dist.all_to_all_single(host, sent.cpu(), group=self.group)
             received.copy_(host)
-            return Arrival(None)
-        return Arrival(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
+            return Transfer(None)
+        return Transfer(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
 
-    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> "Arrival":
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> "Transfer":
         """Begin to collect every rank's ``part`` into ``whole``, by rank."""
         if self._is_staged(part):
             host = torch.empty(whole.shape, dtype=whole.dtype)
             _all_gather_single(host, part.cpu(), group=self.group)
             whole.copy_(host)
-            return Arrival(None)
-        return Arrival(_all_gather_single(whole, part, group=self.group, async_op=True))
+            return Transfer(None)
+        return Transfer(_all_gather_single(whole, part, group=self.group, async_op=True))
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's ``part``, stacked by rank."""
@@ -51,21 +51,21 @@ class Ranks:
         self.gather(whole.view(-1), part.reshape(-1)).wait()
         return whole
 
-    def add_up_as_stock(self, numbers: torch.Tensor) -> "Arrival":
+    def add_up_as_stock(self, numbers: torch.Tensor) -> "Transfer":
         """Begin torch's own sum over all ranks, in place: only for those who opted out of exactness."""
         if self._is_staged(numbers):
             host = numbers.cpu()
             dist.all_reduce(host, group=self.group)
             numbers.copy_(host)
-            return Arrival(None)
-        return Arrival(dist.all_reduce(numbers, group=self.group, async_op=True))
+            return Transfer(None)
+        return Transfer(dist.all_reduce(numbers, group=self.group, async_op=True))
 
     def _is_staged(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and dist.get_backend(self.group) == "gloo"
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Transfer:
     """Something that is on its way, or has arrived already."""
 
     work: "dist.Work | None"

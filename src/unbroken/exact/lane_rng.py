@@ -23,7 +23,7 @@ def lane_seed(seed: int, step: int, lane: int) -> int:
     return int.from_bytes(digest, "little") >> (64 - _BITS)
 
 
-class LaneGenerators:
+class LaneRng:
     """The global generators, lent to the lanes of one step."""
 
     def __init__(self, seed: int, step: int) -> None:
@@ -39,7 +39,7 @@ class LaneGenerators:
             numpy.random.seed(seed % (1 << _NUMPY_BITS))
         torch.manual_seed(seed)
 
-    def __enter__(self) -> "LaneGenerators":
+    def __enter__(self) -> "LaneRng":
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._devices = [torch.cuda.current_device()]
         self._before = capture_generators(self._devices)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from unbroken.exact.exchange import Ranks
+from unbroken.exact.exchange import RankGroup
 
 
 def fold_columns(matrix: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tensor:
+def gradient_norm(gradients: Sequence[torch.Tensor], ranks: RankGroup) -> torch.Tensor:
     """The 2-norm of all gradients together, in float64. Collective where they are sharded, along their rows.
 
     Args:
@@ -99,7 +99,7 @@ def _rows(part: torch.Tensor) -> torch.Tensor:
     return part.reshape(_height(part), _width(part))
 
 
-def _whole(sums: Sequence[torch.Tensor], heights: Sequence[int], ranks: Ranks) -> torch.Tensor:
+def _whole(sums: Sequence[torch.Tensor], heights: Sequence[int], ranks: RankGroup) -> torch.Tensor:
     """The sums of all rows of all tensors, in the order of the whole tensors, on every rank."""
     each = [-(-height // ranks.size) for height in heights]
     padded = [torch.nn.functional.pad(mine, (0, most - mine.shape[0])) for mine, most in zip(sums, each, strict=True)]

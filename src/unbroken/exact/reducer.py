@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from unbroken.data.lanes import LanePlan
 from unbroken.errors import ArithmeticDiffers, CannotFold, LaneBroken, NoProcessGroup
 from unbroken.exact.buckets import BUCKET_BYTES
-from unbroken.exact.exchange import Ranks
-from unbroken.exact.lane_rng import LaneGenerators
+from unbroken.exact.exchange import RankGroup
+from unbroken.exact.lane_rng import LaneRng
 from unbroken.exact.norm import clip_factor, fold, gradient_norm, scale
 from unbroken.exact.precision import Lowered
 from unbroken.exact.reduction import Reduction, ReplicatedFold
@@ -174,7 +174,7 @@ class Reducer:
         self._losses = self._count = self.pending_scale = None
         told: list[Lane] = []
         try:
-            with self._precision.lowered(), LaneGenerators(self._seed, step) as generators:
+            with self._precision.lowered(), LaneRng(self._seed, step) as generators:
                 for parameter in self._parameters:
                     parameter.grad = None
                 for round_number in range(self._plan.rounds):
@@ -192,7 +192,7 @@ class Reducer:
         else:
             self.pending_scale = factor if self.pending_scale is None else self.pending_scale * factor
 
-    def _round(self, number: int, generators: LaneGenerators, told: list[Lane]) -> Iterator[Lane]:
+    def _round(self, number: int, generators: LaneRng, told: list[Lane]) -> Iterator[Lane]:
         plan, is_last = self._plan, number == self._plan.rounds - 1
         self._reduction.begin_round(plan.present(number), is_first=number == 0, is_last=is_last)
         mine = plan.lane(number)
@@ -330,12 +330,12 @@ class Reducer:
             raise ArithmeticDiffers(differences=differences)
 
 
-def _all_ranks() -> Ranks:
+def _all_ranks() -> RankGroup:
     if not (dist.is_available() and dist.is_initialized()):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise NoProcessGroup(world_size=int(os.environ["WORLD_SIZE"]))
-        return Ranks(0, 1)
-    return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+        return RankGroup(0, 1)
+    return RankGroup(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
 
 
 def _require_foldable(

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from unbroken.exact.buckets import BUCKET_BYTES, Bucket, Filling
-from unbroken.exact.exchange import Arrival, Ranks
+from unbroken.exact.buckets import BUCKET_BYTES, GradientBucket, BucketFiller
+from unbroken.exact.exchange import Transfer, RankGroup
 from unbroken.exact.sums import Accumulator, Buffers, put
 
 # Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.
@@ -55,7 +55,7 @@ class _Flight:
     number: int
     received: torch.Tensor
     sent: torch.Tensor
-    arrival: Arrival
+    arrival: Transfer
 
 
 class ReplicatedFold:
@@ -67,12 +67,12 @@ class ReplicatedFold:
         self,
         parameters: Sequence[nn.Parameter],
         dtype_of: Callable[[nn.Parameter], torch.dtype],
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._ranks = ranks
-        self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
+        self._filling = BucketFiller(parameters, dtype_of, self._put, self._full, bucket_bytes)
         self._buckets = self._filling.buckets
         self._buffers = Buffers()
         kept = Buffers()
@@ -82,7 +82,7 @@ class ReplicatedFold:
         ]
         self._sending: dict[int, torch.Tensor] = {}
         self._flying: deque[_Flight] = deque()
-        self._gathering: list[Arrival] = []
+        self._gathering: list[Transfer] = []
         self._present, self._is_first, self._is_last = 0, True, False
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
@@ -136,7 +136,7 @@ class ReplicatedFold:
         else:
             room.copy_(gradient)
 
-    def _empty(self, bucket: Bucket) -> torch.Tensor:
+    def _empty(self, bucket: GradientBucket) -> torch.Tensor:
         flat = self._buffers.take(bucket.padded(self._ranks.size), bucket.dtype, bucket.device)
         flat[bucket.numel :].zero_()
         return flat

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.distributed.tensor import DTensor, Shard
 
 from unbroken.errors import CannotFold, LaneBroken
-from unbroken.exact.exchange import Ranks
+from unbroken.exact.exchange import RankGroup
 from unbroken.exact.sums import Accumulator, Buffers
 
 
@@ -36,13 +36,13 @@ def compute_dtype_of(model: nn.Module) -> torch.dtype | None:
     return next((policy.param_dtype for policy in policies if policy.param_dtype is not None), None)
 
 
-def ranks_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> Ranks:
+def ranks_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> RankGroup:
     """The ranks that hold the shards.
 
     Raises:
         CannotFold: a parameter is not sharded by its rows over one mesh that all parameters share.
     """
-    found: Ranks | None = None
+    found: RankGroup | None = None
     for name, parameter in parameters:
         data = parameter.data
         if not isinstance(data, DTensor):
@@ -54,7 +54,7 @@ def ranks_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> Ranks:
         group = mesh.get_group()
         if found is not None and not _are_same(group, found.group):
             raise CannotFold(name=name, reason="it is sharded over another mesh than the parameters before it")
-        found = Ranks(mesh.get_local_rank(), mesh.size(), group)
+        found = RankGroup(mesh.get_local_rank(), mesh.size(), group)
     if found is None:
         raise CannotFold(name="(none)", reason="the model has no trainable parameter")
     return found
@@ -67,7 +67,7 @@ def _are_same(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> bool:
 Hook = TypeVar("Hook", bound=ReduceScatter)
 
 
-class Held(Generic[Hook]):
+class HookedShards(Generic[Hook]):
     """The sharded parts of a model, each with a reduce-scatter that we know in it, and told to do nothing but sum.
 
     Args:
@@ -176,7 +176,7 @@ class _Round:
 class LaneReduceScatter(ReduceScatter):
     """The hook of one FSDP2 module: it is asked for the send buffer, then for the output, then to run."""
 
-    def __init__(self, ranks: Ranks, round_: _Round) -> None:
+    def __init__(self, ranks: RankGroup, round_: _Round) -> None:
         self._ranks, self._round = ranks, round_
         self._sum: Accumulator | None = None
         self._numel: int | None = None
@@ -231,10 +231,10 @@ class ShardedFold:
     # Forward and backward gather parameters: a rank that stayed away would let the others wait for ever.
     runs_spare_lanes = True
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], ranks: RankGroup) -> None:
         self._model, self._parameters, self._ranks = model, list(parameters), ranks
         self._round = _Round()
-        self._held = Held(model, lambda _: LaneReduceScatter(ranks, self._round))
+        self._held = HookedShards(model, lambda _: LaneReduceScatter(ranks, self._round))
         self._used: list[bool] | None = None
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:

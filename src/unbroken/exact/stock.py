@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from unbroken.exact.buckets import BUCKET_BYTES, Filling
-from unbroken.exact.exchange import Arrival, Ranks
-from unbroken.exact.sharded import Held
-from unbroken.exact.sums import Buffers, Room, put
+from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller
+from unbroken.exact.exchange import Transfer, RankGroup
+from unbroken.exact.sharded import HookedShards
+from unbroken.exact.sums import Buffers, LazyBuffer, put
 
 NOT_PROMISED: Final = (
     "stock reductions: no longer promised are equal bits on another number of ranks, equal bits of a replicated and a "
@@ -31,15 +31,15 @@ class ReplicatedStock:
         self,
         parameters: Sequence[nn.Parameter],
         dtype_of: Callable[[nn.Parameter], torch.dtype],
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._ranks = ranks
-        self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
+        self._filling = BucketFiller(parameters, dtype_of, self._put, self._full, bucket_bytes)
         kept = Buffers()
-        self._sums = [Room(each.numel, each.device, kept) for each in self._filling.buckets]
-        self._arrivals: list[Arrival] = []
+        self._sums = [LazyBuffer(each.numel, each.device, kept) for each in self._filling.buckets]
+        self._arrivals: list[Transfer] = []
         self._is_first, self._is_last = True, False
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
@@ -90,7 +90,7 @@ class ShardedStock:
     runs_spare_lanes = True
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        self._held = Held(model, lambda before: before)
+        self._held = HookedShards(model, lambda before: before)
         self._parameters = list(parameters)
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:

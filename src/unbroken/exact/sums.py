@@ -91,7 +91,7 @@ def put(total: torch.Tensor, part: torch.Tensor | None, *, is_first: bool) -> No
             into.add_(narrow)
 
 
-class Room:
+class LazyBuffer:
     """A flat float32 tensor that is there from when it is first asked for until it is given up.
 
     A gradient comes when backward has freed activations. One that outlived its step would stand beside the activations
@@ -129,7 +129,7 @@ class Room:
         self.give_up()
 
 
-class Accumulator(Room):
+class Accumulator(LazyBuffer):
     """A sum of which one piece is added up here, fed with lanes in increasing order; others come from elsewhere."""
 
     def __init__(self, numel: int, device: torch.device, buffers: Buffers, *, pieces: int = 1, piece: int = 0) -> None:

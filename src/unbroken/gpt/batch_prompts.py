@@ -83,7 +83,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """Records that were all found sound, and the models they ask for, found and not loaded."""
 
     prompts: tuple[Prompt, ...]
@@ -131,7 +131,7 @@ def _answered(
             yield Answer(prompt, model.source, None, refused)
 
 
-def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation) -> Batch:
+def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation) -> PromptBatch:
     """The records of a file, with defaults where they say nothing; their models and tokenizers are looked for.
 
     Raises:
@@ -149,7 +149,7 @@ def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation
     if reading.problems:
         in_order = sorted(reading.problems, key=lambda problem: problem[0])
         raise BatchInvalid(path=path, problems=tuple(f"{path}:{line}  {said}" for line, said in in_order))
-    return Batch(tuple(reading.prompts), sources)
+    return PromptBatch(tuple(reading.prompts), sources)
 
 
 class _Reading:

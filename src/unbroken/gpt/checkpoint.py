@@ -31,11 +31,11 @@ _AVERAGE = "ema"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model in evaluation mode, and the checkpoint it comes from."""
 
     model: GPT
-    found: "Found"
+    found: "FoundModel"
 
     @property
     def config(self) -> Config:
@@ -59,7 +59,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModel:
     """A checkpoint of the trainer, looked at and not read; ``passed_over`` are newer ones that cannot be used.
 
     ``is_named`` says that a person named this very one, ``is_averaged`` that its average is asked for.
@@ -91,7 +91,7 @@ class Found:
         # Where there is no embedding, reading says so, with all else that is missing.
         return 1 if held is None else held.shape[0]
 
-    def load(self, device: torch.device, dtype: torch.dtype | None = None) -> Loaded:
+    def load(self, device: torch.device, dtype: torch.dtype | None = None) -> LoadedModel:
         """Read the weights; they are kept in their own type unless another is asked for.
 
         Raises:
@@ -110,12 +110,12 @@ class Found:
                     raise
                 found = found._older(damaged)
 
-    def _older(self, damaged: DamagedCheckpoint) -> "Found":
+    def _older(self, damaged: DamagedCheckpoint) -> "FoundModel":
         """The next checkpoint that looks whole, in place of this one."""
         over = _passed_over(self.name, self.manifest, damaged)
         return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
 
-    def _read(self, device: torch.device, dtype: torch.dtype | None) -> Loaded:
+    def _read(self, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
         # Without memory at first: weights that are about to be read are not drawn before.
         with torch.device("meta"):
             model = GPT(self.config.model, self.rows)
@@ -123,10 +123,10 @@ class Found:
         item = _AVERAGE if self.is_averaged else "model"
         places = {f"{item}.{key}": tensor for key, tensor in model.state_dict().items()}
         payload.read(self.store, self.name, self.manifest, self.index, places, World(0, 1))
-        return Loaded(model.to(device, dtype).eval(), self)
+        return LoadedModel(model.to(device, dtype).eval(), self)
 
 
-def find_model(reference: str, *, is_averaged: bool = False) -> Found:
+def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
     """The newest usable checkpoint of a run, or the one that is named (``runs/a@1000``, or its path).
 
     Args:
@@ -148,7 +148,7 @@ def find_model(reference: str, *, is_averaged: bool = False) -> Found:
     return _found(store, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
 
 
-def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> Found:
+def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
     """The newest checkpoint that looks whole and was not passed over yet."""
     while True:
         told = {over.name for over in passed_over}
@@ -175,13 +175,13 @@ def _found(
     passed_over: tuple[PassedOver, ...] = (),
     is_named: bool = False,
     is_averaged: bool,
-) -> Found:
+) -> FoundModel:
     assert verdict.manifest is not None
     config = _config(run_of(store))
     index = payload.read_index(store, verdict.name, verdict.manifest)
     if is_averaged and not any(name.startswith(f"{_AVERAGE}.") for name in index.tensors):
         raise NoAverage(checkpoint=store.path(verdict.name))
-    return Found(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
+    return FoundModel(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
 
 
 def _told(finding: str) -> tuple[str, str]:

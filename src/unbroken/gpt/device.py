@@ -77,7 +77,7 @@ _TYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}
 
 
 @dataclass(frozen=True)
-class Place:
+class RankDevice:
     """One rank: the world it belongs to and the device it computes on."""
 
     world: World
@@ -97,7 +97,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Place]:
+def joined() -> Iterator[RankDevice]:
     """Take this process's place among the ranks that a launcher started; alone, no process group is needed."""
     has_cuda = torch.cuda.is_available()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -111,13 +111,13 @@ def joined() -> Iterator[Place]:
     if is_ours:
         dist.init_process_group(_backend(has_cuda=has_cuda))
     try:
-        yield Place(World.current(), device)
+        yield RankDevice(World.current(), device)
     finally:
         if is_ours:
             dist.destroy_process_group()
 
 
-def seed_generators(seed: int) -> None:
+def seed_rng(seed: int) -> None:
     """The global generators, alike on every rank: a checkpoint then holds one state of them, for any number of ranks.
 
     Nothing of the training draws from them: lanes have generators of their own.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unbroken.data.stream import Stream
 from unbroken.exact.sharded import shards_of
-from unbroken.gpt.device import Place
+from unbroken.gpt.device import RankDevice
 from unbroken.gpt.loss import IGNORED
 from unbroken.gpt.model import GPT
 from unbroken.state.rng import capture_generators, generator_devices, restore_generators
@@ -41,7 +41,7 @@ class Evaluation:
     stream: Stream
     lane: int
     max_batches: int | None
-    place: Place
+    place: RankDevice
 
     @property
     def lanes(self) -> int:

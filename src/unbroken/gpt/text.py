@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from unbroken.errors import GenerationInvalid, SequenceTooLong
-from unbroken.gpt.checkpoint import Found, Loaded, find_model
+from unbroken.gpt.checkpoint import FoundModel, LoadedModel, find_model
 from unbroken.gpt.device import chosen_device, chosen_dtype, noticing_full
 from unbroken.gpt.generation import Sampling, generate
 from unbroken.gpt.vocabulary import Vocabulary, vocabulary_of
@@ -85,7 +85,7 @@ class Continued:
 class TextSource:
     """A checkpoint and its tokenizer, found and not loaded."""
 
-    found: Found
+    found: FoundModel
     vocabulary: Vocabulary
 
     @classmethod
@@ -134,7 +134,7 @@ class TextModel:
     """A model that continues text."""
 
     source: TextSource
-    loaded: Loaded
+    loaded: LoadedModel
 
     @classmethod
     def open(

@@ -26,9 +26,9 @@ from unbroken.errors import GradientNotFinite
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
-from unbroken.gpt.device import Place, joined, noticing_full, seed_generators
+from unbroken.gpt.device import RankDevice, joined, noticing_full, seed_rng
 from unbroken.gpt.evaluate import Evaluated, Evaluation
-from unbroken.gpt.training_log import Progress, Speed, flops_per_token, peak_of, say_first_lines
+from unbroken.gpt.training_log import StepLog, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, rate_at, set_rate
 from unbroken.gpt.training_data import TrainingData, lanes_of, make_loader, open_data
@@ -93,7 +93,7 @@ def train(
         return _train(config, place, tuple(accept), force=force)
 
 
-def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool) -> Trained:
+def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: bool) -> Trained:
     # What the run is: the config as asked, held to the one that started it. Its global batch never changes again.
     started = place.world.from_first(lambda: settle(asked, place.world.size, accept=accept, force=force))
     config = started.config
@@ -106,7 +106,7 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
     place.world.all_or_none(lambda: require_compiler(config, place.device))
     numerics = exact.pin(place.device) if training.exact else exact.Numerics(place.device)
     dtype = place.compute_dtype(training)
-    seed_generators(training.seed)
+    seed_rng(training.seed)
 
     # What is trained. First weights, sums and moments do not depend on the number of ranks.
     model = build_model(config, data.vocab_size, place.device, dtype)
@@ -155,7 +155,7 @@ class Training:
     """The loop and what it holds."""
 
     config: Config
-    place: Place
+    place: RankDevice
     data: TrainingData
     model: GPT
     optimizer: AdamW
@@ -296,12 +296,12 @@ class Training:
         training = self.config.training
         return Evaluation(self.data.validation, training.per_device_batch_size, training.max_eval_batches, self.place)
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> StepLog:
         operations = flops_per_token(self.config, self.config.model.parameters(self.data.vocab_size))
         peak = peak_of(self.place.device, self.place.compute_dtype(self.config.training))
         all_peaks = None if peak is None else peak * self.place.world.size
         speed = Speed(tokens_per_step(self.config), operations, all_peaks)
-        return Progress(self.config.training.max_steps, speed, self.place.is_first)
+        return StepLog(self.config.training.max_steps, speed, self.place.is_first)
 
     def result(self) -> Trained:
         """What came of it."""

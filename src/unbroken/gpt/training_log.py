@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from unbroken.config import Config
-from unbroken.gpt.device import Place
+from unbroken.gpt.device import RankDevice
 from unbroken.gpt.training_data import TrainingData
 from unbroken.launch.accepted import AcceptedValue
 from unbroken.quoting import amounts
@@ -78,7 +78,7 @@ class Speed:
 
 
 @dataclass
-class Progress:
+class StepLog:
     """The lines of one job; silent on all ranks but the first."""
 
     max_steps: int
@@ -130,7 +130,7 @@ def _short(number: float) -> str:
 def say_first_lines(
     config: Config,
     data: TrainingData,
-    place: Place,
+    place: RankDevice,
     step: int,
     dtype: torch.dtype | None,
     changed: Sequence[AcceptedValue] = (),

@@ -13,7 +13,7 @@ from unbroken.data.corpus.listing import TokenizerIdentity, identity_from_json
 from unbroken.data.ingest.encoders import BYTES, FILE_NAME, TextEncoder, TokenizerFile, find_tokenizer, load_encoder
 from unbroken.errors import TokenizerUnknown, WrongTokenizer
 from unbroken.files import LOCAL, Files
-from unbroken.gpt.checkpoint import Found
+from unbroken.gpt.checkpoint import FoundModel
 from unbroken.gpt.run_files import IDENTITY, TOKENIZER
 from unbroken.quoting.amounts import count
 from unbroken.store.fields import Malformed
@@ -46,7 +46,7 @@ class Vocabulary:
         return whole[len(before) :] if whole.startswith(before) else self.encoder.decode(new)
 
 
-def vocabulary_of(found: Found, asked: str | None = None, files: Files = LOCAL) -> Vocabulary:
+def vocabulary_of(found: FoundModel, asked: str | None = None, files: Files = LOCAL) -> Vocabulary:
     """The tokenizer of a run's model, or the one that was asked for, if it is the same.
 
     Raises:
@@ -84,7 +84,7 @@ def recorded_identity(folder: Path, files: Files = LOCAL) -> TokenizerIdentity |
         raise TokenizerUnknown(asked=str(path), reason=f"the record is not what a job wrote: {wrong}") from wrong
 
 
-def _kept(folder: Path, trained_with: TokenizerIdentity | None, found: Found, files: Files) -> TokenizerFile:
+def _kept(folder: Path, trained_with: TokenizerIdentity | None, found: FoundModel, files: Files) -> TokenizerFile:
     if trained_with is not None and trained_with.name == BYTES:
         return find_tokenizer(BYTES)
     if files.find(folder / FILE_NAME) is not None:

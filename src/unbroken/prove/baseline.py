@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
-from unbroken.prove.job_process import Ended, Job
-from unbroken.prove.proof_setup import LOG_LINES, Bench
+from unbroken.prove.job_process import JobEnd, JobProcess
+from unbroken.prove.proof_setup import LOG_LINES, ProofSetup
 from unbroken.quoting import amounts
 from unbroken.quoting.shell import shell_line
 from unbroken.records.drill import Drill
@@ -114,7 +114,7 @@ class Baseline:
         return max(1, self.steps // _SAVES)
 
 
-def run_alone(bench: Bench, name: str, *, save_steps: int | None, ranks: int | None) -> Baseline:
+def run_alone(bench: ProofSetup, name: str, *, save_steps: int | None, ranks: int | None) -> Baseline:
     """Run the command to its end, interrupted by nothing.
 
     Raises:
@@ -140,7 +140,7 @@ def run_alone(bench: Bench, name: str, *, save_steps: int | None, ranks: int | N
     return Baseline(run, steps, took_s, took_s / steps, ranks_seen, max(sizes))
 
 
-def _require_completed(bench: Bench, job: Job, ended: Ended | None, run: Path) -> None:
+def _require_completed(bench: ProofSetup, job: JobProcess, ended: JobEnd | None, run: Path) -> None:
     log = job.said(LOG_LINES)
     if ended is None:
         limit = amounts.duration(bench.limit_s)
@@ -168,7 +168,7 @@ def _require_completed(bench: Bench, job: Job, ended: Ended | None, run: Path) -
         raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
 
 
-def require_same(bench: Bench, first: Baseline, second: Baseline) -> Comparison:
+def require_same(bench: ProofSetup, first: Baseline, second: Baseline) -> Comparison:
     """Pass if two uninterrupted runs are the same, bit for bit; returns what was compared.
 
     Raises:
@@ -196,5 +196,5 @@ def _seconds_between(start: Fact | None, end: Fact | None) -> float:
     return max(0.0, end.at_s - start.at_s)
 
 
-def _shown(bench: Bench) -> str:
+def _shown(bench: ProofSetup) -> str:
     return shell_line(bench.command.given)

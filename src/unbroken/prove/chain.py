@@ -16,9 +16,9 @@ from unbroken.errors import UnbrokenError
 from unbroken.prove import small_disk
 from unbroken.prove.baseline import Baseline
 from unbroken.prove.damage import do_damage
-from unbroken.prove.fault_schedule import Leg
-from unbroken.prove.job_process import POLL_S, Ended, Job
-from unbroken.prove.proof_setup import LOG_LINES, Bench
+from unbroken.prove.fault_schedule import PlannedJob
+from unbroken.prove.job_process import POLL_S, JobEnd, JobProcess
+from unbroken.prove.proof_setup import LOG_LINES, ProofSetup
 from unbroken.quoting import amounts
 from unbroken.records.drill import Drill, Fault
 from unbroken.records.journal import History, read_history
@@ -42,12 +42,12 @@ _SLOW_WRITE_S: Final = 0.05
 _SAVES_TO_WAIT: Final = 4
 
 
-def step_of(leg: Leg, baseline: Baseline, begin: int) -> int:
+def step_of(leg: PlannedJob, baseline: Baseline, begin: int) -> int:
     """The step at which a leg ends: behind the one it goes on from, before the last."""
     return min(max(int(leg.at * baseline.steps), begin + 1), baseline.steps - 1)
 
 
-def drill_for(leg: Leg, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
+def drill_for(leg: PlannedJob, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
     """The drill of one job: what strikes inside it, and what lets it be struck from outside in time."""
     every, at = baseline.save_steps, step_of(leg, baseline, begin)
     saves = max(1, at // every - begin // every)
@@ -75,7 +75,7 @@ def _held_up(edge: int, seconds: float) -> Fault:
     return Fault("edge", "delay", edge, None, seconds)
 
 
-def _trouble(leg: Leg, ranks: int, saves: int) -> list[Fault]:
+def _trouble(leg: PlannedJob, ranks: int, saves: int) -> list[Fault]:
     if leg.trouble == "slow":
         return [Fault("parts", "delay", 1, None, _SLOW_WRITE_S)]
     if leg.trouble == "error":
@@ -165,7 +165,7 @@ class _Stuck(Exception):
 class Chain:
     """One chain while it is made."""
 
-    def __init__(self, bench: Bench, baseline: Baseline, number: int, say: Callable[[str], None]) -> None:
+    def __init__(self, bench: ProofSetup, baseline: Baseline, number: int, say: Callable[[str], None]) -> None:
         self._bench, self._baseline, self._say = bench, baseline, say
         self._run = bench.run(f"chain-{number:04}")
         self._ranks: int | None = None
@@ -173,7 +173,7 @@ class Chain:
         self._store = Store(self._layout.checkpoints)
         self.report = ChainReport(number, self._run)
 
-    def make(self, legs: Sequence[Leg]) -> ChainReport:
+    def make(self, legs: Sequence[PlannedJob]) -> ChainReport:
         """Make the chain and compare it.
 
         Raises:
@@ -196,7 +196,7 @@ class Chain:
         return self.report
 
     @contextlib.contextmanager
-    def _place(self, legs: Sequence[Leg]) -> Iterator[None]:
+    def _place(self, legs: Sequence[PlannedJob]) -> Iterator[None]:
         """Where the run is made: on a small file system, if it is to be full."""
         if not any(leg.trouble == "full" for leg in legs):
             yield
@@ -210,7 +210,7 @@ class Chain:
                 self.report.run = self._run.with_name(f"{self._run.name}-kept")
                 small_disk.keep(self._run, self.report.run)
 
-    def _to_the_end(self, legs: Sequence[Leg]) -> None:
+    def _to_the_end(self, legs: Sequence[PlannedJob]) -> None:
         for leg in legs:
             if self._is_completed():
                 return
@@ -226,7 +226,7 @@ class Chain:
 
     # ---- one job ----
 
-    def _do(self, leg: Leg | None) -> None:
+    def _do(self, leg: PlannedJob | None) -> None:
         """One job, and the damage after it; without a leg it is left alone."""
         expected = self._expected()
         # Before the first commit a config may still take its global batch from the ranks of the job.
@@ -269,7 +269,7 @@ class Chain:
         found = choose(names, lambda name: verify(self._store, name, Level.FULL)).chosen
         return found.manifest.step if found is not None and found.manifest is not None else 0
 
-    def _interrupt(self, job: Job, leg: Leg, drill: Drill, begin: int) -> list[str]:
+    def _interrupt(self, job: JobProcess, leg: PlannedJob, drill: Drill, begin: int) -> list[str]:
         """Do to the job from outside what its leg says, and tell it; the drill does the rest inside."""
         at = step_of(leg, self._baseline, begin)
         done: list[str] = []
@@ -289,7 +289,7 @@ class Chain:
             return done
         return [*done, self._end(job, leg)]
 
-    def _end(self, job: Job, leg: Leg) -> str:
+    def _end(self, job: JobProcess, leg: PlannedJob) -> str:
         if leg.ending == "kill":
             job.kill()
             return "killed, every process"
@@ -299,13 +299,13 @@ class Chain:
         job.terminate(signal.SIGTERM)
         return "SIGTERM"
 
-    def _wait_for_step(self, job: Job, step: int, *, is_inside: bool = False) -> None:
+    def _wait_for_step(self, job: JobProcess, step: int, *, is_inside: bool = False) -> None:
         """Wait until a job has come to a step, or is over; for what strikes inside the job there is nothing to do."""
         deadline_s = time.monotonic() + self._bench.limit_s
         while not is_inside and job.is_running and self._reached(job) < step and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
 
-    def _reached(self, job: Job) -> int:
+    def _reached(self, job: JobProcess) -> int:
         """The last step known of a job: of its metrics, or of its last save where it logs none."""
         number = job.number()
         if number is None:
@@ -315,7 +315,7 @@ class Chain:
 
     # ---- what became of it ----
 
-    def _reported(self, history: History, mine: Sequence[int], ended: Ended | None, ranks: int | None) -> JobReport:
+    def _reported(self, history: History, mine: Sequence[int], ended: JobEnd | None, ranks: int | None) -> JobReport:
         start = history.last("job-start", job=max(mine)) if mine else None
         resumed = next((history.last("resume", job=number) for number in mine), None)
         passed = [fact for fact in history.of_kind("passed-over") if fact.job in mine]
@@ -332,7 +332,9 @@ class Chain:
             passed_over=tuple(f"{fact.text('name')}: {fact.text('reason')}" for fact in passed),
         )
 
-    def _require_sound(self, job: Job, ended: Ended | None, report: JobReport, expected: int, leg: Leg | None) -> None:
+    def _require_sound(
+        self, job: JobProcess, ended: JobEnd | None, report: JobReport, expected: int, leg: PlannedJob | None
+    ) -> None:
         """Raise if a job did what no job may do, whatever happens to it."""
         number = len(self.report.jobs)
         if report.went_on_from is not None and report.went_on_from < expected:
@@ -350,12 +352,12 @@ class Chain:
         elif outcome.status not in ("stopped", "completed", "crashed") and outcome.verdict != "again":
             self._fail(job, f"job {number} ended as {outcome.status}: {outcome.reason}")
 
-    def _fail(self, job: Job, problem: str) -> None:
+    def _fail(self, job: JobProcess, problem: str) -> None:
         self.report.log = job.said(LOG_LINES)
         raise _Stuck(problem)
 
 
-def _is_completed(ended: Ended) -> bool:
+def _is_completed(ended: JobEnd) -> bool:
     return ended.outcome is not None and ended.outcome.status == "completed"
 
 
@@ -365,7 +367,7 @@ def _unsaved(history: History) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _words(ended: Ended | None) -> str:
+def _words(ended: JobEnd | None) -> str:
     if ended is None:
         return "hangs"
     if ended.outcome is None:

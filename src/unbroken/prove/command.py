@@ -117,7 +117,7 @@ _LIMIT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class Relocation:
     """What a recomputation has otherwise than the run: its directory, and its data where that was moved."""
 
     output_dir: Path

@@ -16,8 +16,8 @@ from typing import Final
 from unbroken.errors import DemoFailed
 from unbroken.prove.demo_corpus import BUCKETS, write_corpus
 from unbroken.prove.damage import Damage, do_damage
-from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, Act, Places, environment
-from unbroken.prove.job_process import Ended, Job
+from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, DemoJob, DemoFolder, environment
+from unbroken.prove.job_process import JobEnd, JobProcess
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, write_drill
 from unbroken.records.layout import Layout
@@ -33,7 +33,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Voice:
+class Console:
     """What the demo says things through: a line that stays, and a bar that is drawn only on a terminal."""
 
     line: Callable[[str, str], None]
@@ -56,16 +56,16 @@ class Torn:
 
 
 @dataclass(frozen=True)
-class Played:
+class DemoResult:
     """The demo when all jobs have ended: where it is, and what was done to the chained run besides ending its jobs."""
 
-    places: Places
+    places: DemoFolder
     torn: Torn
     damage: Damage
     seconds: float
 
 
-def play(places: Places, voice: Voice, environ: Mapping[str, str]) -> Played:
+def run_demo(places: DemoFolder, voice: Console, environ: Mapping[str, str]) -> DemoResult:
     """Everything up to the last step of the chained run.
 
     Raises:
@@ -74,7 +74,7 @@ def play(places: Places, voice: Voice, environ: Mapping[str, str]) -> Played:
         StorageFailed: the system refused.
     """
     started_s = time.monotonic()
-    stage = _Stage(places, voice, environment(environ))
+    stage = _Commands(places, voice, environment(environ))
     stage.make_data()
     stage.job("alone", ALONE, places.alone)
     for number, act in enumerate(CHAIN[:-1], start=1):
@@ -84,15 +84,15 @@ def play(places: Places, voice: Voice, environ: Mapping[str, str]) -> Played:
     damage = _damaged(places)
     voice.line("damage", f"{damage.words}; it is the newest there is")
     stage.job(f"job {len(CHAIN)}", CHAIN[-1], places.chained)
-    return Played(places, torn, damage, time.monotonic() - started_s)
+    return DemoResult(places, torn, damage, time.monotonic() - started_s)
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Commands:
     """Where commands are started, one after the other."""
 
-    places: Places
-    voice: Voice
+    places: DemoFolder
+    voice: Console
     env: Mapping[str, str]
 
     def make_data(self) -> None:
@@ -117,7 +117,7 @@ class _Stage:
             first = job.said(_SHOWN_LINES)[:1]
         self.voice.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
 
-    def job(self, label: str, act: Act, run: Path) -> None:
+    def job(self, label: str, act: DemoJob, run: Path) -> None:
         """One job of a run, to the end that it is to meet."""
         started_s = time.monotonic()
         words = ["train", str(self.places.config), f"training.output_dir={run}", f"data.num_workers={act.workers}"]
@@ -134,7 +134,7 @@ class _Stage:
         took = amounts.duration(time.monotonic() - started_s)
         self.voice.line(label, f"{amounts.plural(act.ranks, 'rank')}, to step {at}: {act.ending()}  ({took})")
 
-    def _followed(self, job: Job, act: Act, title: str) -> None:
+    def _followed(self, job: JobProcess, act: DemoJob, title: str) -> None:
         """Watch a job to its end, which is brought about when it is due; its steps are shown on the way."""
         shown, is_left_alone = 0, act.end == "completed"
         with self.voice.bar(title, STEPS) as advance:
@@ -145,17 +145,19 @@ class _Stage:
                     is_left_alone = True
                     job.stop(PATIENCE_S) if act.end == "stopped" else job.kill()
 
-    def _started(self, words: Sequence[str], log: Path, run: Path, env: Mapping[str, str] | None = None) -> Job:
+    def _started(self, words: Sequence[str], log: Path, run: Path, env: Mapping[str, str] | None = None) -> JobProcess:
         command = [sys.executable, "-m", "unbroken", *words]
-        return Job.started(command, env=self.env if env is None else env, log=log, run=run, cwd=self.places.folder)
+        return JobProcess.started(
+            command, env=self.env if env is None else env, log=log, run=run, cwd=self.places.folder
+        )
 
 
-def _is_due(act: Act, at: int, job: Job) -> bool:
+def _is_due(act: DemoJob, at: int, job: JobProcess) -> bool:
     """Whether a job is to be ended now; who dies while it saves dies by itself, and the machine goes down with it."""
     return job.has_lost_holder() if act.end == "killed-saving" else at >= act.after
 
 
-def _ended(what: str, was_to: str, job: Job) -> Ended:
+def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
     try:
         return job.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -163,7 +165,7 @@ def _ended(what: str, was_to: str, job: Job) -> Ended:
         raise DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES)) from None
 
 
-def _require_end(act: Act, label: str, ended: Ended, job: Job) -> None:
+def _require_end(act: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
     """Pass if a job met the end it was to meet; a demo that shows another one shows nothing."""
     wanted = {"killed": "crashed", "stopped": "stopped", "killed-saving": "crashed", "completed": "completed"}[act.end]
     found = ended.outcome.status if ended.outcome is not None else None
@@ -171,13 +173,13 @@ def _require_end(act: Act, label: str, ended: Ended, job: Job) -> None:
         raise _failed(label, act.was_to(), ended, job)
 
 
-def _failed(what: str, was_to: str, ended: Ended, job: Job) -> DemoFailed:
+def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
     status = f" ({ended.outcome.status})" if ended.outcome is not None else ""
     told = f"it ended with exit code {ended.code}{status}"
     return DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES))
 
 
-def _torn(places: Places, act: Act) -> Torn:
+def _torn(places: DemoFolder, act: DemoJob) -> Torn:
     """The draft that the job before the last has left, which was killed while it saved."""
     store = Store(Layout(places.chained).checkpoints)
     for draft in scan(store).torn:
@@ -186,7 +188,7 @@ def _torn(places: Places, act: Act) -> Torn:
     raise _shows_nothing(places, act.was_to(), "no half-written checkpoint was left behind")
 
 
-def _damaged(places: Places) -> Damage:
+def _damaged(places: DemoFolder) -> Damage:
     store = Store(Layout(places.chained).checkpoints)
     damage = do_damage(store, "flip", _WHERE, job=len(CHAIN) - 1)
     if damage.name is None:
@@ -194,6 +196,6 @@ def _damaged(places: Places) -> Damage:
     return damage
 
 
-def _shows_nothing(places: Places, was_to: str, ended: str) -> DemoFailed:
+def _shows_nothing(places: DemoFolder, was_to: str, ended: str) -> DemoFailed:
     number = len(CHAIN) - 1
     return DemoFailed(what=f"job {number}", was_to=was_to, ended=ended, log=places.log(f"job-{number}"))

@@ -30,7 +30,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Corpus:
+class DemoCorpus:
     """What was written: the modules it was taken from, and the documents and bytes of text of each bucket."""
 
     modules: int
@@ -38,7 +38,7 @@ class Corpus:
     size_bytes: dict[str, int]
 
 
-def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int = MOST_BYTES) -> Corpus:
+def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int = MOST_BYTES) -> DemoCorpus:
     """Write a bucket of code and one of docstrings below a folder, from as many modules as the bound allows.
 
     Raises:
@@ -67,7 +67,7 @@ def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int =
         lines = "".join(json.dumps({"text": each}) + "\n" for each in documents)
         LOCAL.replace(folder / bucket / FILE, lines.encode(), scratch=f".{FILE}", durable=False)
     size_bytes = {bucket: sum(len(each.encode()) for each in documents) for bucket, documents in texts.items()}
-    return Corpus(modules, {bucket: len(documents) for bucket, documents in texts.items()}, size_bytes)
+    return DemoCorpus(modules, {bucket: len(documents) for bucket, documents in texts.items()}, size_bytes)
 
 
 def _parsed(path: Path) -> tuple[str, ast.Module] | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.errors.tree import quoted
-from unbroken.prove.demo import Played
-from unbroken.prove.demo_setup import CHAIN, Act
+from unbroken.prove.demo import DemoResult
+from unbroken.prove.demo_setup import CHAIN, DemoJob
 from unbroken.quoting import amounts
 from unbroken.records.journal import History, read_history
 from unbroken.records.layout import Layout
@@ -26,7 +26,7 @@ _LABEL: Final = 9
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """One job of the chained run: the steps it computed, on how many ranks, and how it ended."""
 
     job: int
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Proof:
+class DemoVerdict:
     """The comparison of the two runs, and of the steps that the chained one computed twice."""
 
     comparison: Comparison
@@ -64,17 +64,17 @@ class Proof:
         return labelled(lines, style)
 
 
-def prove(alone: Path, chained: Path) -> Proof:
+def prove(alone: Path, chained: Path) -> DemoVerdict:
     """Compare the run that was left alone with the chained one.
 
     Raises:
         CheckpointError: a checkpoint of the two is damaged.
         StorageFailed: the system refused.
     """
-    return Proof(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
+    return DemoVerdict(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
 
 
-def rows(run: Path, acts: Sequence[Act] = CHAIN) -> list[Row]:
+def rows(run: Path, acts: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
     """The jobs of the chained run, from its records; how each was ended is known only to who ended it.
 
     Raises:
@@ -87,13 +87,13 @@ def rows(run: Path, acts: Sequence[Act] = CHAIN) -> list[Row]:
     return [_row(history, job, act, ends) for job, act in zip(history.jobs, acts, strict=False)]
 
 
-def _row(history: History, job: int, act: Act, ends: Mapping[int, int]) -> Row:
+def _row(history: History, job: int, act: DemoJob, ends: Mapping[int, int]) -> JobRow:
     started, resumed = history.last("job-start", job=job), history.last("resume", job=job)
     start = (resumed.whole("step") if resumed is not None else None) or 0
     ranks = (started.whole("world") if started is not None else None) or act.ranks
     passed = [str(fact.text("name")) for fact in history.of_kind("passed-over") if fact.job == job]
     ending = f"{act.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else act.ending()
-    return Row(job, ranks, act.workers, start, ends.get(job, start), ending)
+    return JobRow(job, ranks, act.workers, start, ends.get(job, start), ending)
 
 
 def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
@@ -101,7 +101,7 @@ def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
     return "\n".join(f"{style.dim(label.ljust(_LABEL))}  {line}".rstrip() for label, line in lines)
 
 
-def facts(played: Played, found: Sequence[Row], proof: Proof) -> dict[str, Any]:
+def facts(played: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
     """The demo as one document."""
     return {
         "folder": played.places.folder,
@@ -116,7 +116,7 @@ def facts(played: Played, found: Sequence[Row], proof: Proof) -> dict[str, Any]:
     }
 
 
-def jobs_table(found: Sequence[Row], style: Style) -> str:
+def jobs_table(found: Sequence[JobRow], style: Style) -> str:
     """The jobs under their headings."""
     columns = [
         Column("job", is_number=True),
@@ -130,7 +130,7 @@ def jobs_table(found: Sequence[Row], style: Style) -> str:
     return table(columns, cells, style=style)
 
 
-def next_steps(played: Played, program: str, style: Style) -> str:
+def next_steps(played: DemoResult, program: str, style: Style) -> str:
     """Commands that work when pasted, each with what it shows."""
     places = played.places
     run = quoted(places.chained.relative_to(places.folder))

@@ -41,7 +41,7 @@ End = Literal["killed", "stopped", "killed-saving", "completed"]
 
 
 @dataclass(frozen=True)
-class Act:
+class DemoJob:
     """One job of the chain: its ranks and workers, how it is to end, and after which of its steps."""
 
     ranks: int
@@ -77,17 +77,17 @@ class Act:
         return None
 
 
-ALONE: Final = Act(ranks=1, workers=0, end="completed")
+ALONE: Final = DemoJob(ranks=1, workers=0, end="completed")
 CHAIN: Final = (
-    Act(ranks=2, workers=0, end="killed", after=33),
-    Act(ranks=1, workers=0, end="stopped", after=45),
-    Act(ranks=3, workers=0, end="killed-saving"),
-    Act(ranks=2, workers=1, end="completed"),
+    DemoJob(ranks=2, workers=0, end="killed", after=33),
+    DemoJob(ranks=1, workers=0, end="stopped", after=45),
+    DemoJob(ranks=3, workers=0, end="killed-saving"),
+    DemoJob(ranks=2, workers=1, end="completed"),
 )
 
 
 @dataclass(frozen=True)
-class Places:
+class DemoFolder:
     """The names in the demo's folder."""
 
     folder: Path
@@ -142,7 +142,7 @@ class Places:
         return tuple(self.folder / name for name in names)
 
 
-def config_text(places: Places) -> str:
+def config_text(places: DemoFolder) -> str:
     """The config: a GPT of some hundred thousand parameters, with dropout and a mixture that changes halfway."""
     phase_tokens = STEPS // 2 * _LANES * _LANE * _LENGTH
     return f"""\
@@ -225,7 +225,7 @@ def prepare(
     now_s: float,
     process_of: ProcessOf,
     files: Files = LOCAL,
-) -> Places:
+) -> DemoFolder:
     """Make the demo's folder ready: a new or an empty one, or that of an earlier demo, which is begun anew.
 
     Args:
@@ -240,7 +240,7 @@ def prepare(
         RunHeld: another demo is at work in it.
         StorageFailed: the system refused, or the disk has no room for the demo.
     """
-    places = Places(folder.resolve())
+    places = DemoFolder(folder.resolve())
     _require_own(places, folder, files)
     files.make_directory(places.folder)
     free_bytes = files.space(places.folder).free_bytes
@@ -257,7 +257,7 @@ def prepare(
     return places
 
 
-def _require_own(places: Places, asked: Path, files: Files) -> None:
+def _require_own(places: DemoFolder, asked: Path, files: Files) -> None:
     """Pass if a folder is a demo's own, empty, or not there: nothing of anybody else is ever removed."""
     found = files.find(places.folder)
     if found is None:

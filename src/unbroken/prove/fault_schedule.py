@@ -38,13 +38,13 @@ FAULTS: Final[Mapping[str, str]] = {
 # Where a save can be killed, and where a write of it can be refused.
 KILLED_AT: Final = ("begin", "parts", "manifest", "rename", "committed", "latest", "sweep")
 REFUSED_AT: Final = ("parts", "manifest", "rename", "latest")
-LEGS: Final = 4
+PLANNED_JOBS: Final = 4
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Leg:
+class PlannedJob:
     """One job of a chain that does not reach the end.
 
     Attributes:
@@ -79,7 +79,7 @@ class Leg:
         return tuple(name for name in (self.trouble, self.ending, self.damage) if name is not None)
 
 
-def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int]) -> tuple[Leg, ...]:
+def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int]) -> tuple[PlannedJob, ...]:
     """The legs of one chain.
 
     Over several chains every fault comes up as often as every other: each kind goes round in a shuffled order. The
@@ -92,16 +92,16 @@ def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int
         ranks: the numbers of ranks there may be, that of the uninterrupted run first; none if they are not ours to set.
     """
     draw = _generator(seed, f"chain {chain}")
-    first = (chain - 1) * LEGS
+    first = (chain - 1) * PLANNED_JOBS
     endings = [name for name in ENDINGS if name in faults] or ["kill"]
     damage = [name for name in DAMAGE if name in faults]
     trouble = [name for name in TROUBLE if name in faults]
     return tuple(
-        Leg(
+        PlannedJob(
             ranks=_ranks(seed, first + leg, leg, ranks, is_resized=RESIZE in faults),
             ending=_turn(seed, "ending", endings, first + leg),
             # Evenly spread, each within its own stretch: a job resumes before the stretch it ends in.
-            at=(leg + draw.random()) / (LEGS + 1),
+            at=(leg + draw.random()) / (PLANNED_JOBS + 1),
             pause=draw.random(),
             phase=_turn(seed, "phase", KILLED_AT, first + leg),
             rank=draw.randrange(1 << 16),
@@ -112,7 +112,7 @@ def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int
             damage=_turn(seed, "damage", [*damage, None], first - chain + leg) if damage and leg else None,
             where=(draw.random(), draw.random()),
         )
-        for leg in range(LEGS)
+        for leg in range(PLANNED_JOBS)
     )
 
 

@@ -44,7 +44,7 @@ _BARS: Final = 2
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """How a job ended: its exit code as a shell says it, and what it left in the run's records.
 
     ``outcome`` is None where the command never took the run: it is then no job of it at all.
@@ -54,7 +54,7 @@ class Ended:
     outcome: Outcome | None
 
 
-class Job:
+class JobProcess:
     """A command at work; as a context manager it leaves no process behind."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path, run: Path, before: int) -> None:
@@ -176,7 +176,7 @@ class Job:
         # Children first: a parent that sees its child gone, or a child that loses its parent, must not get to act.
         processes.send([*recorded, *reversed(victims)], signal.SIGKILL)
 
-    def wait(self, timeout_s: float | None = None) -> Ended:
+    def wait(self, timeout_s: float | None = None) -> JobEnd:
         """Wait for the end, and see to it that nothing of the job is left.
 
         Raises:
@@ -187,7 +187,7 @@ class Job:
         self._outlive_ranks()
         outcome = read_outcome(self._layout, now_s=time.time(), process_of=process_of)
         is_ours = outcome is not None and outcome.job is not None and outcome.job > self._before
-        return Ended(EXIT_KILLED - code if code < 0 else code, outcome if is_ours else None)
+        return JobEnd(EXIT_KILLED - code if code < 0 else code, outcome if is_ours else None)
 
     def said(self, lines: int) -> tuple[str, ...]:
         """The last lines of its log, but for torchrun's own account of a failure."""

@@ -12,7 +12,7 @@ from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.launch.command import THREADS_VARIABLE
 from unbroken.prove.command import Command
-from unbroken.prove.job_process import Ended, Job
+from unbroken.prove.job_process import JobEnd, JobProcess
 from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
 
 # What a launcher above the prover told its own job is not for the jobs below it.
@@ -21,7 +21,7 @@ LOG_LINES: Final = 12
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProofSetup:
     """One proof's folder and command.
 
     Attributes:
@@ -42,7 +42,7 @@ class Bench:
         """The directory of one run of the proof."""
         return self.folder / name
 
-    def start(self, run: Path, drill: Drill, ranks: int | None) -> Job:
+    def start(self, run: Path, drill: Drill, ranks: int | None) -> JobProcess:
         """Start one job of the command, sent to a run of the proof.
 
         Raises:
@@ -57,7 +57,7 @@ class Bench:
         write_drill(place, replace(drill, directory=run, marks=marks))
         environ = {**self.environ, ENVIRONMENT: str(place)}
         words = self.command.words_for(run, ranks)
-        return Job.started(words, env=environ, log=self.folder / f"{run.name}.log", run=run, cwd=self.cwd)
+        return JobProcess.started(words, env=environ, log=self.folder / f"{run.name}.log", run=run, cwd=self.cwd)
 
     def struck(self, run: Path, drill: Drill) -> tuple[Fault, ...]:
         """The faults of a drill that really struck in the last job of a run.
@@ -67,7 +67,7 @@ class Bench:
         """
         return replace(drill, marks=self.folder / f"{run.name}.struck").struck()
 
-    def wait(self, job: Job) -> Ended | None:
+    def wait(self, job: JobProcess) -> JobEnd | None:
         """How a job ended; None, and it is killed, where it takes longer than a job may."""
         try:
             return job.wait(self.limit_s)
@@ -87,7 +87,7 @@ def environment(before: Mapping[str, str], *, is_resized: bool) -> dict[str, str
 
 
 @dataclass
-class Folder:
+class ProofFolder:
     """The folder of a proof; a temporary one goes when all is well."""
 
     path: Path
@@ -95,16 +95,16 @@ class Folder:
 
 
 @contextlib.contextmanager
-def proof_folder(asked: Path | None, seed: int) -> Iterator[Folder]:
+def proof_folder(asked: Path | None, seed: int) -> Iterator[ProofFolder]:
     """A folder for one proof: a new one inside the one that was asked for, or a temporary one.
 
     Raises:
         StorageFailed: the system refused.
     """
     if asked is None:
-        folder = Folder(Path(tempfile.mkdtemp(prefix="unbroken-prove-")), is_kept=False)
+        folder = ProofFolder(Path(tempfile.mkdtemp(prefix="unbroken-prove-")), is_kept=False)
     else:
-        folder = Folder(_free(asked.absolute(), f"prove-{seed}"), is_kept=True)
+        folder = ProofFolder(_free(asked.absolute(), f"prove-{seed}"), is_kept=True)
         LOCAL.make_directory(folder.path)
     try:
         yield folder

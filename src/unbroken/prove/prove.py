@@ -13,7 +13,7 @@ from unbroken.prove.baseline import Baseline, require_same, run_alone
 from unbroken.prove.chain import Chain
 from unbroken.prove.fault_schedule import RESIZE, plan_chain
 from unbroken.prove.proof_report import Proof
-from unbroken.prove.proof_setup import Bench
+from unbroken.prove.proof_setup import ProofSetup
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
 
@@ -25,7 +25,7 @@ _RANKS_TRIED: Final = (1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProveOptions:
     """What a user asked for.
 
     Attributes:
@@ -44,7 +44,7 @@ class Asked:
     is_single: bool = False
 
 
-def prove(bench: Bench, asked: Asked, say: Callable[[str], None]) -> Proof:
+def prove(bench: ProofSetup, asked: ProveOptions, say: Callable[[str], None]) -> Proof:
     """Prove that a command's run survives: the chains that fail, and what they left, are in what is returned.
 
     Raises:
@@ -107,7 +107,7 @@ def _ranks_of_config(baseline: Baseline) -> tuple[int, ...]:
     return (baseline.ranks, *others)
 
 
-def _possible(bench: Bench, asked: Asked) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+def _possible(bench: ProofSetup, asked: ProveOptions) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The faults that can be tried here, and those that cannot, each with the reason."""
     reasons: dict[str, str] = {}
     if "full" in asked.faults and (reason := small_disk.why_not(bench.folder)) is not None:

@@ -16,8 +16,8 @@ from typing import Any, Final
 from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, CheckpointUnknown, DamagedCheckpoint, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
-from unbroken.prove.command import PROGRAM, RANKS, Elsewhere, config_of_jobs, recorded_config, understood
-from unbroken.prove.job_process import POLL_S, Ended, Job
+from unbroken.prove.command import PROGRAM, RANKS, Relocation, config_of_jobs, recorded_config, understood
+from unbroken.prove.job_process import POLL_S, JobEnd, JobProcess
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, Drill, write_drill
 from unbroken.records.layout import Layout, run_of
@@ -65,7 +65,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ReplayEnd:
     """One end of a replay."""
 
     name: str
@@ -78,12 +78,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Span:
+class ReplaySpan:
     """The part of a history that is recomputed."""
 
     store: Store
-    a: Checkpoint
-    b: Checkpoint
+    a: ReplayEnd
+    b: ReplayEnd
 
     @property
     def layout(self) -> Layout:
@@ -102,7 +102,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Means:
+class ReplayOptions:
     """How it is recomputed: with what command, on how many ranks, with which data."""
 
     words: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplayFolder:
     """The directory of a replay and what stands in it."""
 
     root: Path
@@ -128,10 +128,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """What a replay has shown; ``metrics`` is None where the run kept none of these steps."""
 
-    span: Span
+    span: ReplaySpan
     world: int
     metrics: MetricsComparison | None
     state: StateComparison
@@ -172,7 +172,7 @@ class Replayed:
         }
 
 
-def span_of(store: Store, a: str, b: str) -> Span:
+def span_of(store: Store, a: str, b: str) -> ReplaySpan:
     """The two ends of a replay, by what a person calls them.
 
     Raises:
@@ -180,17 +180,17 @@ def span_of(store: Store, a: str, b: str) -> Span:
         BadUsage: B is not after A.
         CheckpointError: a manifest is damaged or of another version.
     """
-    first, second = (Checkpoint(name, store.read_manifest(name)) for name in (named_in(store, a), named_in(store, b)))
+    first, second = (ReplayEnd(name, store.read_manifest(name)) for name in (named_in(store, a), named_in(store, b)))
     if first.step == second.step:
         same = f"A and B are both of step {first.step:,}; there is nothing to recompute between them"
         raise BadUsage(command=PROGRAM, complaint=same)
     if first.step > second.step:
         complaint = f"A is of step {first.step:,} and B of step {second.step:,}; the earlier one stands first"
         raise BadUsage(command=PROGRAM, complaint=complaint)
-    return Span(store, first, second)
+    return ReplaySpan(store, first, second)
 
 
-def require_sound(span: Span, advance: Advance | None = None) -> None:
+def require_sound(span: ReplaySpan, advance: Advance | None = None) -> None:
     """Pass if every byte of both checkpoints is what was written.
 
     Raises:
@@ -202,7 +202,7 @@ def require_sound(span: Span, advance: Advance | None = None) -> None:
             raise verdict.error(span.store)
 
 
-def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[str]:
+def command_of(span: ReplaySpan, means: ReplayOptions, place: ReplayFolder, *, python: str) -> list[str]:
     """The command that recomputes; for a run of ``unbroken train`` its config is written into the replay's directory.
 
     Raises:
@@ -221,14 +221,14 @@ def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[s
         )
         raise BadUsage(command=PROGRAM, complaint=complaint)
     jobs = {row.job for step, row in read_metrics(layout).kept.items() if span.a.step < step <= span.b.step}
-    config = with_values(config_of_jobs(layout, started, jobs), Elsewhere(place.run, means.data_path).changes())
+    config = with_values(config_of_jobs(layout, started, jobs), Relocation(place.run, means.data_path).changes())
     path = place.root / CONFIG
     LOCAL.replace(path, config.to_json().encode(), scratch=scratch("replay", CONFIG), durable=False)
     ranks = [] if means.ranks is None else ["--nproc-per-node", str(means.ranks)]
     return [python, "-m", "unbroken", "train", str(path), *ranks]
 
 
-def _spoken(means: Means, place: Place, python: str) -> list[str]:
+def _spoken(means: ReplayOptions, place: ReplayFolder, python: str) -> list[str]:
     """The command as it was said: a bare script or module is launched, everything else is started as it is."""
     if means.data_path is not None:
         raise BadUsage(command=PROGRAM, complaint="--data-path is for runs of `unbroken train`, which need no command")
@@ -242,8 +242,8 @@ def _spoken(means: Means, place: Place, python: str) -> list[str]:
 
 
 def replay(
-    span: Span, command: Sequence[str], place: Place, *, environ: Mapping[str, str], advance: Advance
-) -> Replayed:
+    span: ReplaySpan, command: Sequence[str], place: ReplayFolder, *, environ: Mapping[str, str], advance: Advance
+) -> ReplayResult:
     """Recompute and compare; ``advance`` hears of steps as they are done.
 
     Raises:
@@ -269,7 +269,7 @@ def replay(
     except CheckpointUnknown:
         raise _unfinished(span, place, ended, said) from None
     kept, recomputed = read_metrics(span.layout), read_metrics(again)
-    return Replayed(
+    return ReplayResult(
         span=span,
         world=_world(target.read_manifest(name)),
         metrics=_metrics(span, kept, recomputed),
@@ -277,7 +277,7 @@ def replay(
     )
 
 
-def _metrics(span: Span, kept: Stitched, recomputed: Stitched) -> MetricsComparison | None:
+def _metrics(span: ReplaySpan, kept: Stitched, recomputed: Stitched) -> MetricsComparison | None:
     after, until = span.a.step, span.b.step
     if not any(after < step <= until for step in kept.kept):
         return None
@@ -290,11 +290,11 @@ def _world(manifest: Manifest) -> int:
 
 
 def _run(
-    span: Span, command: Sequence[str], place: Place, environ: Mapping[str, str], advance: Advance
-) -> tuple[Ended, tuple[str, ...]]:
+    span: ReplaySpan, command: Sequence[str], place: ReplayFolder, environ: Mapping[str, str], advance: Advance
+) -> tuple[JobEnd, tuple[str, ...]]:
     done = span.a.step
     try:
-        job = Job.started(command, env=environ, log=place.log, run=place.run)
+        job = JobProcess.started(command, env=environ, log=place.log, run=place.run)
     except OSError as refused:
         if isinstance(refused, FileNotFoundError | PermissionError | NotADirectoryError):
             raise PathMissing(path=Path(command[0]), purpose="program") from refused
@@ -309,7 +309,7 @@ def _run(
         return job.wait(), job.said(_LAST_LINES)
 
 
-def _unfinished(span: Span, place: Place, ended: Ended, said: tuple[str, ...]) -> ReplayUnfinished:
+def _unfinished(span: ReplaySpan, place: ReplayFolder, ended: JobEnd, said: tuple[str, ...]) -> ReplayUnfinished:
     outcome = ended.outcome
     reason = f"its command ended with exit code {ended.code} and never entered a Run"
     if outcome is not None:

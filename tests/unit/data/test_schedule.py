@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from unbroken.data.order.mixture import apportion
-from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
+from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
 from unbroken.errors import BadMix
 
 
@@ -15,7 +15,7 @@ def phase(samples: int, **weights: float) -> Phase:
     return Phase(samples, tuple((name, Fraction(str(weight))) for name, weight in weights.items()))
 
 
-def bounded(epochs: int | None = 1, on_dry: OnDry = "halt", at_sample: int = 0, **sequences: int) -> Generation:
+def bounded(epochs: int | None = 1, on_dry: OnExhausted = "halt", at_sample: int = 0, **sequences: int) -> Generation:
     return Generation(at_sample, sequences, epochs, on_dry)
 
 
@@ -68,7 +68,7 @@ def test_a_bucket_that_runs_dry_ends_the_samples_at_the_very_one_that_asks_for_m
     schedule = Schedule(phases, [bounded(web=10_000, code=77)], seed=5)
     endless = Schedule(phases, [bounded(None, web=10_000, code=77)], seed=5)
     assert schedule.end is not None
-    assert schedule.dry == (Dry(schedule.end, "code", 0),)
+    assert schedule.dry == (Exhausted(schedule.end, "code", 0),)
     assert drawn(endless, 0, schedule.end) == drawn(schedule, 0, schedule.end)
     assert drawn(endless, schedule.end, schedule.end + 1) == [("code", 77)]
     assert schedule.served(schedule.end)["code"] == 77

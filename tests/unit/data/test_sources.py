@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.data.texts import DOCUMENTS, lines, write_format
 from unbroken.data.ingest import documents
-from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
+from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
 from unbroken.data.ingest.sources import SUFFIXES, Source, find_sources
 from unbroken.data.ingest.units import UNIT_BYTES, cut_units
 from unbroken.errors import ColumnMissing, NoTextFound, PathMissing, SourceBroken
@@ -24,7 +24,7 @@ from unbroken.store.digest import BlockDigester, PartDigest, digest_of
 def read(folder: Path, *, field: str = "text") -> tuple[list[str], list[str]]:
     """Every document below a folder, and every complaint."""
     found: list[str] = []
-    bad: list[Bad] = []
+    bad: list[BadDocument] = []
     reader = Reader(folder, field, bad.append)
     for source in find_sources(folder).sources:
         digester = BlockDigester()
@@ -168,7 +168,7 @@ def test_wherever_a_file_is_cut_every_line_is_read_once_and_in_order(
     data = data if has_end else data[:-1]
     (folder / "a.jsonl").write_bytes(data)
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    bad: list[Bad] = []
+    bad: list[BadDocument] = []
     found: list[str] = []
     for first, last in itertools.pairwise(bounds):
         digester = BlockDigester()
@@ -182,7 +182,7 @@ def test_a_bad_line_in_the_middle_of_a_file_is_told_with_its_own_number(tmp_path
     data = lines(["x" * 50] * 10) + b"oops\n" + lines(["y"])
     (tmp_path / "a.jsonl").write_bytes(data)
     for first in (1, 300, data.index(b"oops")):
-        bad: list[Bad] = []
+        bad: list[BadDocument] = []
         stretch = Stretch("a.jsonl", first, len(data))
         assert sum(
             len(b.texts) for b in Reader(tmp_path, "text", bad.append).batches(stretch, "jsonl", BlockDigester())
@@ -215,7 +215,7 @@ def test_digests_of_stretches_make_up_that_of_the_file() -> None:
 
 
 def test_a_batch_refuses_what_is_no_character() -> None:
-    batch = Batch()
+    batch = DocumentBatch()
     problem = batch.add("\ud800", 1)
     assert problem is not None and problem.cause == "not-utf-8"
     assert batch.texts == []

@@ -10,8 +10,8 @@ import torch
 
 from tests.unit.gpt.runs import damage, save_averaged, save_run
 from unbroken.errors import BatchInvalid, LogitsNotFinite, NoUsableCheckpoint
-from unbroken.gpt.checkpoint import Found, find_model
-from unbroken.gpt.batch_prompts import Batch, ModelChoice, read_batch
+from unbroken.gpt.checkpoint import FoundModel, find_model
+from unbroken.gpt.batch_prompts import PromptBatch, ModelChoice, read_batch
 from unbroken.gpt.text import Generation, TextModel
 
 FILE = Path("prompts.jsonl")
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read(records: Iterable[Any], run: Path | None) -> Batch:
+def read(records: Iterable[Any], run: Path | None) -> PromptBatch:
     text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in records)
     return read_batch(FILE, text, ModelChoice(None if run is None else str(run)), SHORT)
 
@@ -43,13 +43,13 @@ def test_answers_come_in_the_order_of_the_prompts_and_each_model_is_loaded_once(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[str] = []
-    load = Found.load
+    load = FoundModel.load
 
-    def counted(self: Found, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as Found.load has them
+    def counted(self: FoundModel, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as Found.load has them
         loads.append(str(self.layout.run))
         return load(self, *arguments, **options)
 
-    monkeypatch.setattr(Found, "load", counted)
+    monkeypatch.setattr(FoundModel, "load", counted)
     other = {"model": {"output_dir": str(runs / "b")}}
     same = {"model": {"checkpoint": str(find_model(str(runs / "a")).path)}}
     batch = read(

@@ -10,11 +10,11 @@ from tests.unit.state.tiny import job, quietly, tiny
 from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
 from unbroken.prove.baseline import Baseline, require_same, run_alone
 from unbroken.prove.command import understood
-from unbroken.prove.proof_setup import Bench, environment, proof_folder
+from unbroken.prove.proof_setup import ProofSetup, environment, proof_folder
 
 
-def bench(folder: Path, *words: str) -> Bench:
-    return Bench(understood(words), folder, folder, {}, limit_s=60.0)
+def bench(folder: Path, *words: str) -> ProofSetup:
+    return ProofSetup(understood(words), folder, folder, {}, limit_s=60.0)
 
 
 def trained(folder: Path, seed: int) -> Baseline:

@@ -8,7 +8,7 @@ import pytest
 from unbroken.config import Config, DataConfig, OptimizerConfig, TrainingConfig
 from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, RunRecordDamaged
-from unbroken.prove.command import Elsewhere, config_of_jobs, recorded_config
+from unbroken.prove.command import Relocation, config_of_jobs, recorded_config
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 
@@ -57,7 +57,7 @@ def test_a_change_between_the_two_ends_is_named_and_one_that_no_bit_depends_on_i
 
 
 def test_a_recomputation_is_sent_elsewhere_and_all_else_stays(tmp_path: Path) -> None:
-    found = with_values(STARTED, Elsewhere(tmp_path, Path("/data")).changes())
+    found = with_values(STARTED, Relocation(tmp_path, Path("/data")).changes())
     assert (found.training.output_dir, found.training.resume, found.data.path) == (str(tmp_path), "auto", "/data")
     assert found.optimizer == STARTED.optimizer and found.training.global_batch_size == 16
     assert with_values(STARTED, {"training.unheard_of": 1}) == STARTED

@@ -5,7 +5,16 @@ from collections import Counter
 
 import pytest
 
-from unbroken.prove.fault_schedule import DAMAGE, ENDINGS, FAULTS, KILLED_AT, LEGS, REFUSED_AT, TROUBLE, plan_chain
+from unbroken.prove.fault_schedule import (
+    DAMAGE,
+    ENDINGS,
+    FAULTS,
+    KILLED_AT,
+    PLANNED_JOBS,
+    REFUSED_AT,
+    TROUBLE,
+    plan_chain,
+)
 
 ALL = tuple(FAULTS)
 
@@ -39,15 +48,15 @@ def test_every_fault_comes_up_within_a_few_chains(seed: int) -> None:
 
 def test_endings_come_up_equally_often() -> None:
     found = Counter(leg.ending for chain in range(1, 26) for leg in plan_chain(3, chain, ALL, ()))
-    assert set(found.values()) == {25 * LEGS // len(ENDINGS)}
+    assert set(found.values()) == {25 * PLANNED_JOBS // len(ENDINGS)}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_jobs_end_one_behind_the_other_and_the_first_loses_no_checkpoint(seed: int) -> None:
     chain = plan_chain(seed, 1, ALL, ())
-    assert len(chain) == LEGS
+    assert len(chain) == PLANNED_JOBS
     assert [leg.at for leg in chain] == sorted(leg.at for leg in chain)
-    assert all(0 <= leg.at < LEGS / (LEGS + 1) for leg in chain)
+    assert all(0 <= leg.at < PLANNED_JOBS / (PLANNED_JOBS + 1) for leg in chain)
     assert chain[0].damage is None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from unbroken.data.corpus.folders import Found, require_finished, walk
+from unbroken.data.corpus.folders import ShardFiles, require_finished, walk
 from unbroken.data.corpus.listing import LISTING, Listing, TokenizerIdentity, read_listing
 from unbroken.data.corpus.shards import (
     BIN_SUFFIX,
@@ -172,7 +172,7 @@ def _require_entries(folder: Path, buckets: tuple[Bucket, ...]) -> None:
 # ---- what the lists say ----
 
 
-def _listings(folder: Path, found: Found) -> tuple[dict[str, Listing], list[str]]:
+def _listings(folder: Path, found: ShardFiles) -> tuple[dict[str, Listing], list[str]]:
     listings, findings = {}, []
     for place in found.listings:
         try:
@@ -197,7 +197,9 @@ def _claims(listings: Mapping[str, Listing]) -> tuple[dict[str, ShardRecord], li
     return claims, disputes
 
 
-def _layout_findings(found: Found, listings: Mapping[str, Listing], claims: Mapping[str, ShardRecord]) -> list[str]:
+def _layout_findings(
+    found: ShardFiles, listings: Mapping[str, Listing], claims: Mapping[str, ShardRecord]
+) -> list[str]:
     return [
         *(f"{name}: is no regular file; only a whole bucket's folder may be a link" for name in found.irregular),
         *(f"{name}{IDX_SUFFIX}: is there without its {BIN_SUFFIX}" for name in found.lone_indexes),
@@ -213,7 +215,7 @@ def _layout_findings(found: Found, listings: Mapping[str, Listing], claims: Mapp
     ]
 
 
-def _two_defaults(found: Found) -> Iterator[str]:
+def _two_defaults(found: ShardFiles) -> Iterator[str]:
     bucket_of_loose = any("/" not in name for name in found.stems)
     if bucket_of_loose and any(name.startswith(f"{DEFAULT_BUCKET}/") for name in found.stems):
         yield f"{DEFAULT_BUCKET}/: is a bucket, and the shards beside it are one of the same name; move either"

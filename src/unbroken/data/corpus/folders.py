@@ -21,7 +21,7 @@ _ANY_COMMAND: Final = "unbroken tokenize --help"
 
 
 @dataclass
-class Found:
+class ShardFiles:
     """The files under a folder by their names relative to it, those of shards without suffix; ``listings`` are folders.
 
     ``irregular`` are names that belong to data and stand for no regular file: links above all.
@@ -53,7 +53,7 @@ class Found:
         return sorted(self.indexes - self.bins)
 
 
-def walk(folder: Path, *, follows_buckets: bool) -> Found:
+def walk(folder: Path, *, follows_buckets: bool) -> ShardFiles:
     """Everything under a folder that belongs to data.
 
     Args:
@@ -64,7 +64,7 @@ def walk(folder: Path, *, follows_buckets: bool) -> Found:
         TokenizationUnfinished: a tokenization into one of the folders has not ended.
         StorageFailed: the system refused to list a folder.
     """
-    found = Found()
+    found = ShardFiles()
     waiting = [""]
     while waiting:
         place = waiting.pop()
@@ -101,7 +101,7 @@ def _command_of(path: Path) -> str:
     return command if command.startswith("unbroken tokenize ") and command.isprintable() else _ANY_COMMAND
 
 
-def _note(found: Found, folder: Path, place: str, node: Node) -> None:
+def _note(found: ShardFiles, folder: Path, place: str, node: Node) -> None:
     name = f"{place}/{node.name}" if place else node.name
     of_data = node.name == LISTING or node.name.endswith((BIN_SUFFIX, IDX_SUFFIX))
     if node.kind is not NodeKind.FILE:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.corpus.folders import Found, walk
+from unbroken.data.corpus.folders import ShardFiles, walk
 from unbroken.data.corpus.listing import LISTING, Listing, TokenizerIdentity, write_listing
 from unbroken.data.corpus.shards import (
     BIN_SUFFIX,
@@ -74,7 +74,7 @@ def seal_shards(
     return listing
 
 
-def _halves(found: Found) -> list[str]:
+def _halves(found: ShardFiles) -> list[str]:
     return [
         *(f"{name}: is no regular file" for name in found.irregular),
         *(f"{name}{IDX_SUFFIX}: is there without its {BIN_SUFFIX}" for name in found.lone_indexes),
@@ -103,7 +103,7 @@ def _record(directory: Path, name: str, tokenizer: TokenizerIdentity | None) -> 
     return ShardRecord(name, index.entries, index.tokens, index.token_bytes, content.digest, index.digest())
 
 
-def _sync(files: Files, directory: Path, found: Found) -> None:
+def _sync(files: Files, directory: Path, found: ShardFiles) -> None:
     """Make durable what the list is going to prove: another tool may have left it in the page cache."""
     for name in sorted(found.pairs):
         files.sync_existing(directory / f"{name}{BIN_SUFFIX}")

@@ -42,12 +42,12 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadDocument:
     """A document that cannot be read: where it stands and why."""
 
     name: str
     line: int
-    problem: "Problem"
+    problem: "DocumentProblem"
 
     @property
     def cause(self) -> str:
@@ -58,7 +58,7 @@ class Bad:
         return f"{self.name}:{self.line}: {self.problem.reason}"
 
 
-class Problem(NamedTuple):
+class DocumentProblem(NamedTuple):
     """What is wrong with a document: a word to count it under, and words for people."""
 
     cause: str
@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class Batch:
+class DocumentBatch:
     """Some documents in order: their texts, the same as UTF-8, and the line each stands on."""
 
     texts: list[str] = field(default_factory=list)
@@ -74,12 +74,12 @@ class Batch:
     lines: list[int] = field(default_factory=list)
     size_bytes: int = 0
 
-    def add(self, text: str, line: int) -> Problem | None:
+    def add(self, text: str, line: int) -> DocumentProblem | None:
         """Take one document; or say why it is none."""
         try:
             encoded = text.encode()
         except UnicodeEncodeError:
-            return Problem(NOT_UTF8, "the text holds one half of a surrogate pair, which is no character")
+            return DocumentProblem(NOT_UTF8, "the text holds one half of a surrogate pair, which is no character")
         self.texts.append(text)
         self.encoded.append(encoded)
         self.lines.append(line)
@@ -119,10 +119,10 @@ class Reader:
 
     folder: Path
     text_field: str
-    report: Callable[[Bad], None]
+    report: Callable[[BadDocument], None]
     advance: Callable[[int], None] = lambda _: None
 
-    def batches(self, stretch: Stretch, kind: Kind, digester: BlockDigester) -> Iterator[Batch]:
+    def batches(self, stretch: Stretch, kind: Kind, digester: BlockDigester) -> Iterator[DocumentBatch]:
         """The documents of a stretch, in order; ``digester`` takes its raw bytes.
 
         Raises:
@@ -149,13 +149,13 @@ class Reader:
 
     # ---- one document a file ----
 
-    def _whole(self, name: str, path: Path, file: _Readable) -> Iterator[Batch]:
+    def _whole(self, name: str, path: Path, file: _Readable) -> Iterator[DocumentBatch]:
         data = b"".join(_bounded(iter(lambda: file.read(READ_BYTES), b""), path))
-        batch = Batch()
+        batch = DocumentBatch()
         try:
             text = data.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as wrong:
-            self.report(Bad(name, data[: wrong.start].count(b"\n") + 1, _no_utf8(wrong)))
+            self.report(BadDocument(name, data[: wrong.start].count(b"\n") + 1, _no_utf8(wrong)))
             return
         batch.add(text, 1)
         yield batch
@@ -183,8 +183,10 @@ class Reader:
             blocks = _after_first_newline(blocks)
         yield from _completed(blocks, file)
 
-    def _parsed(self, name: str, blocks: Iterator[list[bytes]], file: BinaryIO | None, first: int) -> Iterator[Batch]:
-        batch, line = Batch(), 0
+    def _parsed(
+        self, name: str, blocks: Iterator[list[bytes]], file: BinaryIO | None, first: int
+    ) -> Iterator[DocumentBatch]:
+        batch, line = DocumentBatch(), 0
         lines_before: int | None = None if first else 0
         for lines in blocks:
             for data in lines:
@@ -193,13 +195,13 @@ class Reader:
                 if problem:
                     if lines_before is None and file is not None:
                         lines_before = _lines_before(file, first)
-                    self.report(Bad(name, line + (lines_before or 0), problem))
+                    self.report(BadDocument(name, line + (lines_before or 0), problem))
             if batch.size_bytes >= _BATCH_BYTES:
                 yield batch
-                batch = Batch()
+                batch = DocumentBatch()
         yield batch
 
-    def _parse(self, data: bytes, batch: Batch, line: int, *, is_first: bool) -> Problem | None:
+    def _parse(self, data: bytes, batch: DocumentBatch, line: int, *, is_first: bool) -> DocumentProblem | None:
         if is_first:
             data = data.removeprefix(_BYTE_ORDER_MARK)
         try:
@@ -209,23 +211,23 @@ class Reader:
         except json.JSONDecodeError as wrong:
             if not data.strip():
                 return None
-            return Problem(
+            return DocumentProblem(
                 NOT_JSON, f"it is no JSON: {wrong.msg.lower().removesuffix(' at')} at character {wrong.pos + 1}"
             )
         except (RecursionError, ValueError):
-            return Problem(NOT_JSON, "it nests too deeply, or holds a number too long to be read")
+            return DocumentProblem(NOT_JSON, "it nests too deeply, or holds a number too long to be read")
         if not isinstance(record, dict):
-            return Problem(NO_TEXT, f"it is {_called(record)}, not an object")
+            return DocumentProblem(NO_TEXT, f"it is {_called(record)}, not an object")
         text = record.get(self.text_field)
         if isinstance(text, str):
             return batch.add(text, line)
         if self.text_field not in record:
-            return Problem(NO_TEXT, f"it has no field '{self.text_field}'{_listed(record)}")
-        return Problem(NO_TEXT, f"its field '{self.text_field}' is {_called(text)}, not a text")
+            return DocumentProblem(NO_TEXT, f"it has no field '{self.text_field}'{_listed(record)}")
+        return DocumentProblem(NO_TEXT, f"its field '{self.text_field}' is {_called(text)}, not a text")
 
     # ---- parquet ----
 
-    def _rows(self, name: str, path: Path, digester: BlockDigester) -> Iterator[Batch]:
+    def _rows(self, name: str, path: Path, digester: BlockDigester) -> Iterator[DocumentBatch]:
         try:
             import pyarrow  # type: ignore[import-untyped]
             from pyarrow import parquet
@@ -247,20 +249,20 @@ class Reader:
         except (pyarrow.ArrowException, OSError) as wrong:
             raise SourceBroken(path=path, reason=" ".join(str(wrong).split())[:200]) from wrong
 
-    def _column(self, name: str, values: Any, before: int) -> Batch:  # noqa: ANN401 -- pyarrow has no types
-        batch = Batch()
+    def _column(self, name: str, values: Any, before: int) -> DocumentBatch:  # noqa: ANN401 -- pyarrow has no types
+        batch = DocumentBatch()
         for number, value in enumerate(values, start=before + 1):
             try:
                 text = value.as_py()
                 text = text.decode() if isinstance(text, bytes) else text
             except UnicodeDecodeError as wrong:
-                self.report(Bad(name, number, _no_utf8(wrong)))
+                self.report(BadDocument(name, number, _no_utf8(wrong)))
                 continue
             if not isinstance(text, str):
                 reason = f"its column '{self.text_field}' is {_called(text)}, not a text"
-                self.report(Bad(name, number, Problem(NO_TEXT, reason)))
+                self.report(BadDocument(name, number, DocumentProblem(NO_TEXT, reason)))
             elif problem := batch.add(text, number):
-                self.report(Bad(name, number, problem))
+                self.report(BadDocument(name, number, problem))
         return batch
 
 
@@ -379,8 +381,10 @@ def _inflated(raw: _Digesting, path: Path, begin: Callable[[], _Inflater]) -> It
         raise SourceBroken(path=path, reason="it ends in the middle of its compressed bytes")
 
 
-def _no_utf8(wrong: UnicodeDecodeError) -> Problem:
-    return Problem(NOT_UTF8, f"it is no UTF-8: byte 0x{wrong.object[wrong.start]:02x} at byte {wrong.start + 1}")
+def _no_utf8(wrong: UnicodeDecodeError) -> DocumentProblem:
+    return DocumentProblem(
+        NOT_UTF8, f"it is no UTF-8: byte 0x{wrong.object[wrong.start]:02x} at byte {wrong.start + 1}"
+    )
 
 
 def _called(value: object) -> str:

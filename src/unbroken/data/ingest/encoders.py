@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import TokenizerIdentity
-from unbroken.data.ingest.documents import Batch
+from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.errors import NoEodToken, PackageMissing, TokenizerUnknown
 from unbroken.files import told
 from unbroken.quoting.log import logger
@@ -145,7 +145,7 @@ class Encoder(Protocol):
     def control(self) -> frozenset[int]:
         """The ids that no text may become."""
 
-    def encode(self, batch: Batch) -> Encoded:
+    def encode(self, batch: DocumentBatch) -> Encoded:
         """The ids of each document, without any that mark its beginning or end."""
 
 
@@ -181,7 +181,7 @@ class ByteEncoder:
     )
     control = frozenset({_BYTE_EOD})
 
-    def encode(self, batch: Batch) -> Encoded:
+    def encode(self, batch: DocumentBatch) -> Encoded:
         """The bytes of each document."""
         offsets = np.zeros(len(batch.encoded) + 1, np.int64)
         np.cumsum([len(text) for text in batch.encoded], out=offsets[1:])
@@ -213,7 +213,7 @@ class ReferenceEncoder:
         words = {token.content for token in special.values()} | {tokenizer.id_to_token(identity.eod_id) or ""}
         self.control_texts = tuple(sorted(words - {""}))
 
-    def encode(self, batch: Batch) -> Encoded:
+    def encode(self, batch: DocumentBatch) -> Encoded:
         """The ids of each document, as the reference has them."""
         return self.encode_texts(batch.texts)
 

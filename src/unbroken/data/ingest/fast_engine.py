@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from unbroken.data.ingest.documents import Batch
+from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.data.ingest.encoders import Encoded, Encoder, ReferenceEncoder
 from unbroken.store.digest import digest_bytes
 
@@ -36,7 +36,7 @@ class EnginesDiffer(Exception):
     """The engine and the reference gave different ids for a document; ``str`` says which."""
 
 
-class Accelerator:
+class FastEngine:
     """The engine, with documents it must not see taken to the reference; ``check`` compares the two."""
 
     def __init__(self, reference: ReferenceEncoder, content: bytes) -> None:
@@ -49,7 +49,7 @@ class Accelerator:
         self._control_ids = np.array(sorted(reference.control), np.uint32)
         self._engine = gigatoken.Tokenizer.from_json(content)
 
-    def encode(self, batch: Batch) -> Encoded:
+    def encode(self, batch: DocumentBatch) -> Encoded:
         """The ids of each document."""
         found = self._by_engine(batch.encoded)
         numbers = sorted(self._with_control_text(batch.encoded) | self._with_control_id(found))
@@ -57,7 +57,7 @@ class Accelerator:
             return found
         return _merged(found, numbers, self._reference.encode_texts([batch.texts[n] for n in numbers]))
 
-    def check(self, batch: Batch, found: Encoded, firsts: "Iterable[int]") -> None:
+    def check(self, batch: DocumentBatch, found: Encoded, firsts: "Iterable[int]") -> None:
         """Pass if the reference gives the same ids for ``firsts`` and for the documents that their own bytes draw.
 
         Raises:
@@ -119,34 +119,34 @@ def _merged(found: Encoded, numbers: "Sequence[int]", instead: Encoded) -> Encod
     return Encoded(np.concatenate(rows), np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def faster(encoder: Encoder, content: bytes | None) -> Encoder:
+def with_fast_engine(encoder: Encoder, content: bytes | None) -> Encoder:
     """The engine over an encoder where there is one, the encoder itself where there is none."""
     if content is None or not isinstance(encoder, ReferenceEncoder):
         return encoder
-    return accelerated(encoder, content).accelerator or encoder
+    return find_fast_engine(encoder, content).accelerator or encoder
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EngineChoice:
     """Whether there is a faster engine for a tokenizer, and why or why not."""
 
-    accelerator: Accelerator | None
+    accelerator: FastEngine | None
     reason: str
 
 
-def accelerated(reference: ReferenceEncoder, content: bytes) -> Verdict:
+def find_fast_engine(reference: ReferenceEncoder, content: bytes) -> EngineChoice:
     """The engine for a tokenizer, after it gave the right ids for a few hard texts; or why there is none."""
-    batch = Batch()
+    batch = DocumentBatch()
     for text in _HARD_TEXTS:
         batch.add(text, 0)
     try:
-        engine = Accelerator(reference, content)
+        engine = FastEngine(reference, content)
         engine.check(batch, engine.encode(batch), range(len(_HARD_TEXTS)))
     except ImportError:
-        return Verdict(None, f"{ENGINE} is not installed")
+        return EngineChoice(None, f"{ENGINE} is not installed")
     except EnginesDiffer as difference:
-        return Verdict(None, f"{ENGINE} differs from the reference: {difference}")
+        return EngineChoice(None, f"{ENGINE} differs from the reference: {difference}")
     # What the engine cannot read it refuses with an exception of its own choosing.
     except Exception as refusal:  # noqa: BLE001
-        return Verdict(None, f"{ENGINE} cannot read this tokenizer: {' '.join(str(refusal).split())[:120]}")
-    return Verdict(engine, f"{ENGINE} gives the reference's ids")
+        return EngineChoice(None, f"{ENGINE} cannot read this tokenizer: {' '.join(str(refusal).split())[:120]}")
+    return EngineChoice(engine, f"{ENGINE} gives the reference's ids")

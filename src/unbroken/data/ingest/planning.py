@@ -12,25 +12,25 @@ from unbroken.data.corpus.listing import LISTING, TokenizerIdentity
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, digest_file
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
-from unbroken.data.ingest.tokenize_unit import Terms, clear_unit
+from unbroken.data.ingest.tokenize_unit import UnitContext, clear_unit
 from unbroken.data.ingest.units import cut_units
-from unbroken.data.ingest.work_folder import Finished, Options, Plan, Workbench
+from unbroken.data.ingest.work_folder import Finished, TokenizeOptions, TokenizePlan, WorkFolder
 from unbroken.errors import ShardsExist, SourcesChanged, TokenizedDifferently
 from unbroken.files import told
 from unbroken.store.digest import BLOCK_BYTES, digest_of
 
-_Kind = tuple[Options, TokenizerIdentity]
+_Kind = tuple[TokenizeOptions, TokenizerIdentity]
 
 
 def new_plan(
-    bench: Workbench,
+    bench: WorkFolder,
     kind: _Kind,
     sources: tuple[Source, ...],
     finished: Finished | None,
     *,
     eod_token: str | None,
     targets: Iterator[str],
-) -> Plan:
+) -> TokenizePlan:
     """A plan for files of which nothing is in the shards yet.
 
     Raises:
@@ -41,10 +41,10 @@ def new_plan(
         for target in targets:
             _require_no_shards(bench, bench.output / target)
     units = cut_units(sources, {} if finished is None else finished.units)
-    return Plan(kind[0], kind[1], eod_token, sources, tuple(units))
+    return TokenizePlan(kind[0], kind[1], eod_token, sources, tuple(units))
 
 
-def _require_no_shards(bench: Workbench, folder: Path) -> None:
+def _require_no_shards(bench: WorkFolder, folder: Path) -> None:
     for node in bench.files.list_directory(folder) if bench.files.find(folder) is not None else ():
         if node.name.endswith((BIN_SUFFIX, IDX_SUFFIX)) or node.name == LISTING:
             raise ShardsExist(output=bench.output, found=str((folder / node.name).relative_to(bench.output)))
@@ -62,7 +62,7 @@ def require_same_kind(output: Path, then: _Kind, now: _Kind) -> None:
         raise TokenizedDifferently(output=output, differences=differences)
 
 
-def _facts(options: Options, tokenizer: TokenizerIdentity) -> dict[str, object]:
+def _facts(options: TokenizeOptions, tokenizer: TokenizerIdentity) -> dict[str, object]:
     # The name of a tokenizer is for people: the same one may lie under two paths.
     return {
         "tokenizer": f"{tokenizer.digest} with {tokenizer.vocab_size:,} ids",
@@ -75,12 +75,12 @@ def _facts(options: Options, tokenizer: TokenizerIdentity) -> dict[str, object]:
 
 
 def new_sources(
-    bench: Workbench,
+    bench: WorkFolder,
     input_dir: Path,
     found: tuple[Source, ...],
     *,
     finished: Finished | None,
-    plan: Plan | None,
+    plan: TokenizePlan | None,
     may_add: bool,
     command: str,
 ) -> tuple[Source, ...]:
@@ -116,7 +116,9 @@ def new_sources(
     return added
 
 
-def recut(bench: Workbench, terms: Terms, plan: Plan, found: tuple[Source, ...], finished: Finished | None) -> bool:
+def recut(
+    bench: WorkFolder, terms: UnitContext, plan: TokenizePlan, found: tuple[Source, ...], finished: Finished | None
+) -> bool:
     """Cut a plan anew if files of it were repaired; what is done and still fits is kept. Says whether it was cut.
 
     Raises:
@@ -143,7 +145,9 @@ def recut(bench: Workbench, terms: Terms, plan: Plan, found: tuple[Source, ...],
     return True
 
 
-def _rewritten(bench: Workbench, input_dir: Path, *, finished: Finished | None, plan: Plan | None) -> Iterator[str]:
+def _rewritten(
+    bench: WorkFolder, input_dir: Path, *, finished: Finished | None, plan: TokenizePlan | None
+) -> Iterator[str]:
     """Files whose bytes are not those that were tokenized; only what was touched since is read again."""
     if finished is not None:
         since = _moment(bench, bench.finished_path)
@@ -164,7 +168,7 @@ def _rewritten(bench: Workbench, input_dir: Path, *, finished: Finished | None, 
                 yield name
 
 
-def _done(bench: Workbench, plan: Plan) -> Mapping[str, list[tuple[Stretch, tuple[str, ...]]]]:
+def _done(bench: WorkFolder, plan: TokenizePlan) -> Mapping[str, list[tuple[Stretch, tuple[str, ...]]]]:
     found: dict[str, list[tuple[Stretch, tuple[str, ...]]]] = {}
     for number in range(len(plan.units)):
         record = bench.unit(plan, number)
@@ -173,7 +177,7 @@ def _done(bench: Workbench, plan: Plan) -> Mapping[str, list[tuple[Stretch, tupl
     return found
 
 
-def _moment(bench: Workbench, path: Path) -> int:
+def _moment(bench: WorkFolder, path: Path) -> int:
     found = bench.files.find(path)
     return found.modified_ns if found else 0
 

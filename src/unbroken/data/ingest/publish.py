@@ -10,12 +10,12 @@ from pathlib import Path
 
 from unbroken.data.corpus.listing import LISTING, BakedWindows, Listing, SourceRecord, read_listing, write_listing
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord
-from unbroken.data.ingest.work_folder import Finished, Plan, SourceShare, Totals, UnitRecord, Workbench
+from unbroken.data.ingest.work_folder import Finished, TokenizePlan, SourceShare, Totals, UnitRecord, WorkFolder
 from unbroken.errors import DataDamaged
 from unbroken.store.digest import PartDigest
 
 
-def finish(bench: Workbench, plan: Plan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
+def finish(bench: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
     """List the shards of every folder, record that it is done, take the plan away.
 
     Raises:
@@ -36,7 +36,7 @@ def finish(bench: Workbench, plan: Plan, records: Sequence[UnitRecord], before: 
     return finished
 
 
-def require_present(bench: Workbench, finished: Finished, targets: Sequence[str]) -> None:
+def require_present(bench: WorkFolder, finished: Finished, targets: Sequence[str]) -> None:
     """Pass if all shards that were listed are still there, with their sizes.
 
     Raises:
@@ -57,7 +57,7 @@ def require_present(bench: Workbench, finished: Finished, targets: Sequence[str]
         raise DataDamaged(path=bench.output, findings=tuple(findings))
 
 
-def _missing(bench: Workbench, folder: Path) -> list[str]:
+def _missing(bench: WorkFolder, folder: Path) -> list[str]:
     sizes = [
         (folder / f"{shard.name}{suffix}", size)
         for shard in read_listing(folder / LISTING, bench.files).shards
@@ -126,7 +126,7 @@ def _skipped(shares: Sequence[SourceShare]) -> Counter[str]:
 
 
 def _list(
-    bench: Workbench, plan: Plan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
+    bench: WorkFolder, plan: TokenizePlan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
 ) -> None:
     has_list = bench.files.find(folder / LISTING) is not None
     before = read_listing(folder / LISTING, bench.files) if has_list else Listing((), plan.tokenizer)
@@ -144,7 +144,7 @@ def _list(
 
 
 def _finished(
-    plan: Plan, records: Sequence[UnitRecord], digests: Mapping[str, tuple[int, str]], before: Finished | None
+    plan: TokenizePlan, records: Sequence[UnitRecord], digests: Mapping[str, tuple[int, str]], before: Finished | None
 ) -> Finished:
     shares = [share for record in records for share in record.shares]
     old = before.totals if before else Totals()

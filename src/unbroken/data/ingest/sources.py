@@ -46,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFiles:
     """What lies below a folder: files of documents, and files nobody knows how to read."""
 
     sources: tuple[Source, ...]
@@ -59,7 +59,7 @@ def kind_of(name: str) -> Kind | None:
     return next((kind for suffix, kind in _KIND_BY_SUFFIX.items() if lowered.endswith(suffix)), None)
 
 
-def find_sources(folder: Path) -> Found:
+def find_sources(folder: Path) -> SourceFiles:
     """Every file of documents below a folder, in order of name; hidden files and folders are not looked at.
 
     Raises:
@@ -77,7 +77,7 @@ def find_sources(folder: Path) -> Found:
     unknown = tuple(name for name in names if not kind_of(name))
     if not sources:
         raise NoTextFound(path=folder, known=SUFFIXES, unknown=unknown)
-    return Found(sources, unknown)
+    return SourceFiles(sources, unknown)
 
 
 def _size_bytes(path: Path) -> int:

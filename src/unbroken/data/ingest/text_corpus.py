@@ -11,8 +11,8 @@ from unbroken.data.corpus.catalogue import Corpus, open_corpus
 from unbroken.data.corpus.shards import digest_file
 from unbroken.data.ingest.encoders import find_tokenizer, load_encoder
 from unbroken.data.ingest.sources import find_sources
-from unbroken.data.ingest.tokenize import Request, tokenize
-from unbroken.data.ingest.work_folder import Options
+from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.store.digest import digest_of
 
 _PATIENCE_S = 3600.0
@@ -40,7 +40,7 @@ def open_text_corpus(
     path, cache = Path(path), Path(cache)
     folder = path / split
     identity = load_encoder(find_tokenizer(tokenizer)).identity
-    options = Options(text_field=text_field)
+    options = TokenizeOptions(text_field=text_field)
     rows = [f"{identity.digest} {identity.eod_id} {text_field}\n"]
     rows += [
         f"{source.name} {source.size_bytes} {digest_file((folder / source.name).resolve()).whole}\n"
@@ -48,7 +48,7 @@ def open_text_corpus(
     ]
     home = cache / "text" / digest_of([row.encode() for row in rows]).whole
     tokenize(
-        Request(
+        TokenizeRequest(
             input_dir=folder,
             output_dir=home / split,
             tokenizer=tokenizer,

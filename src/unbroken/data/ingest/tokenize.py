@@ -17,14 +17,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, accelerated, faster
+from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, find_fast_engine, with_fast_engine
 from unbroken.data.ingest.planning import new_plan, new_sources, recut, require_same_kind
 from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.ingest.publish import finish, require_present
-from unbroken.data.ingest.sources import Found, find_sources
-from unbroken.data.ingest.tokenize_unit import Terms, do_unit
-from unbroken.data.ingest.work_folder import Options, Plan, Totals, UnitRecord, Workbench
-from unbroken.data.ingest.worker_pool import Crew, Job
+from unbroken.data.ingest.sources import SourceFiles, find_sources
+from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
+from unbroken.data.ingest.work_folder import TokenizeOptions, TokenizePlan, Totals, UnitRecord, WorkFolder
+from unbroken.data.ingest.worker_pool import WorkerPool, UnitTask
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted
@@ -34,14 +34,14 @@ Advance = Callable[[int], None]
 Progress = Callable[[int], contextlib.AbstractContextManager[Advance]]
 PATIENCE_S: Final = 10.0
 _GLANCE_S: Final = 0.05
-_DEFAULTS: Final = Options()
+_DEFAULTS: Final = TokenizeOptions()
 _NO_HOLD: Final = -1
 # File systems that know no locks: there people must not start it twice at the same time.
 _NO_LOCKS: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @dataclass(frozen=True)
-class Request:
+class TokenizeRequest:
     """What is to be tokenized, into what, how.
 
     Attributes:
@@ -55,7 +55,7 @@ class Request:
     input_dir: Path
     output_dir: Path
     tokenizer: str
-    options: Options = _DEFAULTS
+    options: TokenizeOptions = _DEFAULTS
     eod_token: str | None = None
     workers: int = 0
     accelerate: bool = True
@@ -73,7 +73,7 @@ class Request:
         }
         told |= {
             each.name.replace("_", "-"): getattr(self.options, each.name)
-            for each in fields(Options)
+            for each in fields(TokenizeOptions)
             if getattr(self.options, each.name) != getattr(_DEFAULTS, each.name)
         }
         words = [f"--{name} {quoted(str(value))}" for name, value in told.items() if value is not None]
@@ -83,7 +83,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Report:
+class TokenizeReport:
     """How a tokenization ended: what is in the shards now, and what this start of it did."""
 
     totals: Totals
@@ -100,14 +100,14 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Resolved:
     """A request with what it names looked up."""
 
-    request: Request
-    found: Found
+    request: TokenizeRequest
+    found: SourceFiles
     file: TokenizerFile
     encoder: Encoder
-    bench: Workbench
+    bench: WorkFolder
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -115,10 +115,10 @@ class _Asked:
         folders = dict.fromkeys(source.folder for source in self.found.sources)
         return tuple(target for folder in folders for target in self.terms(self.encoder).targets(folder))
 
-    def terms(self, encoder: Encoder) -> Terms:
+    def terms(self, encoder: Encoder) -> UnitContext:
         """What all units have in common."""
         request = self.request
-        return Terms(
+        return UnitContext(
             files=self.bench.files,
             input_dir=request.input_dir,
             output_dir=request.output_dir,
@@ -129,7 +129,7 @@ class _Asked:
         )
 
 
-def tokenize(request: Request, *, progress: Progress | None = None, files: Files = LOCAL) -> Report:
+def tokenize(request: TokenizeRequest, *, progress: Progress | None = None, files: Files = LOCAL) -> TokenizeReport:
     """Tokenize a folder of documents, or go on where an earlier start was cut short.
 
     ``progress`` is given the bytes there are to read and yields what is told the bytes that were read.
@@ -156,12 +156,12 @@ def tokenize(request: Request, *, progress: Progress | None = None, files: Files
     if request.options.max_length is not None:
         require_bakeable(request.options.max_length, request.options.overlap_size or 0)
     file = find_tokenizer(request.tokenizer)
-    asked = _Asked(
+    asked = _Resolved(
         request=request,
         found=find_sources(request.input_dir),
         file=file,
         encoder=load_encoder(file, request.eod_token),
-        bench=Workbench(files, request.output_dir),
+        bench=WorkFolder(files, request.output_dir),
     )
     while (plan := _planned(asked)) is not None:
         # Only the machine's own disk is shared with other processes.
@@ -174,10 +174,10 @@ def tokenize(request: Request, *, progress: Progress | None = None, files: Files
                 return _carried_out(asked, plan, progress or _unseen, lock)
     finished = asked.bench.finished()
     totals = finished.totals if finished else Totals()
-    return Report(totals, asked.found.unknown, "nothing was encoded")
+    return TokenizeReport(totals, asked.found.unknown, "nothing was encoded")
 
 
-def _planned(asked: _Asked) -> Plan | None:
+def _planned(asked: _Resolved) -> TokenizePlan | None:
     """What is to be done, put down durably; None if nothing is left to do."""
     bench, request = asked.bench, asked.request
     plan, finished = bench.plan(), bench.finished()
@@ -209,7 +209,7 @@ def _planned(asked: _Asked) -> Plan | None:
     return _planned(asked)
 
 
-def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Report:
+def _carried_out(asked: _Resolved, plan: TokenizePlan, progress: Progress, lock: int) -> TokenizeReport:
     bench = asked.bench
     left = _pending(bench, plan)
     with progress(sum(plan.units[number].size_bytes for number in left)) as advance:
@@ -224,7 +224,7 @@ def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Re
     _require_tokens(asked, records)
     finished = finish(bench, plan, records, bench.finished())
     shares = [share for number in left for share in records[number].shares]
-    return Report(
+    return TokenizeReport(
         totals=finished.totals,
         unknown=asked.found.unknown,
         engine=engine,
@@ -234,7 +234,7 @@ def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Re
     )
 
 
-def _require_tokens(asked: _Asked, records: Sequence[UnitRecord]) -> None:
+def _require_tokens(asked: _Resolved, records: Sequence[UnitRecord]) -> None:
     """Refuse to finish a data set without a token; one that has some may be given files that add none."""
     has_tokens = any(shards for record in records for shards in record.shards.values())
     if has_tokens or asked.bench.finished() is not None:
@@ -247,7 +247,7 @@ def _require_tokens(asked: _Asked, records: Sequence[UnitRecord]) -> None:
     raise NoTokens(path=asked.request.input_dir, left_out=tuple(sorted(left_out.items())))
 
 
-def _pending(bench: Workbench, plan: Plan) -> list[int]:
+def _pending(bench: WorkFolder, plan: TokenizePlan) -> list[int]:
     """The units that are to be done: those without a record, and what a dropped engine made."""
     untrusted = (ENGINE,) if bench.dropped_engine(plan) is not None else ()
     return [
@@ -257,13 +257,13 @@ def _pending(bench: Workbench, plan: Plan) -> list[int]:
     ]
 
 
-def _do(asked: _Asked, plan: Plan, pending: Sequence[int], advance: Advance, lock: int) -> None:
+def _do(asked: _Resolved, plan: TokenizePlan, pending: Sequence[int], advance: Advance, lock: int) -> None:
     bench, request = asked.bench, asked.request
     accelerate = request.accelerate and bench.dropped_engine(plan) is None
     if not request.workers:
-        terms = asked.terms(faster(asked.encoder, asked.file.content) if accelerate else asked.encoder)
+        terms = asked.terms(with_fast_engine(asked.encoder, asked.file.content) if accelerate else asked.encoder)
         for number in pending:
-            bench.record(plan, number, do_unit(terms, plan.units[number], advance))
+            bench.record(plan, number, tokenize_unit(terms, plan.units[number], advance))
         return
     told_first = {
         "input_dir": str(request.input_dir),
@@ -272,11 +272,11 @@ def _do(asked: _Asked, plan: Plan, pending: Sequence[int], advance: Advance, loc
         "command": request.command(),
         "skip_bad": request.skip_bad,
     }
-    crew = Crew(told_first, count=request.workers, command=request.command(), inherited=(lock,))
-    crew.run([Job(number, str(plan.units[number])) for number in pending], advance)
+    crew = WorkerPool(told_first, count=request.workers, command=request.command(), inherited=(lock,))
+    crew.run([UnitTask(number, str(plan.units[number])) for number in pending], advance)
 
 
-def _engine_words(asked: _Asked, records: Sequence[UnitRecord], dropped: str | None) -> str:
+def _engine_words(asked: _Resolved, records: Sequence[UnitRecord], dropped: str | None) -> str:
     content = asked.file.content
     if content is None or not isinstance(asked.encoder, ReferenceEncoder):
         return "built in"
@@ -286,7 +286,7 @@ def _engine_words(asked: _Asked, records: Sequence[UnitRecord], dropped: str | N
         return f"the reference; {ENGINE} was dropped: {dropped}"
     if any(record.engine == ENGINE for record in records):
         return f"{ENGINE}, compared with the reference on samples of every shard"
-    return f"the reference; {accelerated(asked.encoder, content).reason}"
+    return f"the reference; {find_fast_engine(asked.encoder, content).reason}"
 
 
 @contextlib.contextmanager
@@ -296,7 +296,7 @@ def _unseen(total_bytes: int) -> Iterator[Advance]:
 
 
 @contextlib.contextmanager
-def _held(path: Path, request: Request) -> Iterator[int | None]:
+def _held(path: Path, request: TokenizeRequest) -> Iterator[int | None]:
     """Hold a plan against other processes; yields what holds it, or None if somebody finished it meanwhile.
 
     Workers inherit the hold: it ends with the last of them, however this process ends.

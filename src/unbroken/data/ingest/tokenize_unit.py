@@ -23,12 +23,12 @@ from unbroken.data.corpus.shards import (
     token_bytes_for,
     write_shard,
 )
-from unbroken.data.ingest.fast_engine import ENGINE, Accelerator
-from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
+from unbroken.data.ingest.fast_engine import ENGINE, FastEngine
+from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
 from unbroken.data.ingest.encoders import Encoded, Encoder
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.work_folder import Options, SourceShare, UnitRecord
+from unbroken.data.ingest.work_folder import TokenizeOptions, SourceShare, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
 from unbroken.files import Files, told
@@ -45,13 +45,13 @@ _HASH_RANGE: Final = 1 << 64
 
 
 @dataclass(frozen=True)
-class Terms:
+class UnitContext:
     """What all units of a tokenization have in common."""
 
     files: Files
     input_dir: Path
     output_dir: Path
-    options: Options
+    options: TokenizeOptions
     encoder: Encoder
     command: str
     skip_bad: bool = False
@@ -63,7 +63,7 @@ class Terms:
         return tuple(f"{split}/{folder}" if folder else split for split in (TRAIN, VAL))
 
 
-def clear_unit(terms: Terms, unit: Unit) -> None:
+def clear_unit(terms: UnitContext, unit: Unit) -> None:
     """Remove what an earlier attempt left of a unit: shards that no record speaks of.
 
     Raises:
@@ -80,7 +80,7 @@ def clear_unit(terms: Terms, unit: Unit) -> None:
                 terms.files.remove_file(directory / node.name)
 
 
-def do_unit(terms: Terms, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
+def tokenize_unit(terms: UnitContext, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
     """Tokenize a unit and publish its shards; what is returned is still to be recorded.
 
     Raises:
@@ -97,7 +97,7 @@ def do_unit(terms: Terms, unit: Unit, advance: Callable[[int], None] = lambda _:
     for stretch in unit.stretches:
         work.take(stretch, advance)
     work.require_sound()
-    engine = ENGINE if isinstance(terms.encoder, Accelerator) else REFERENCE
+    engine = ENGINE if isinstance(terms.encoder, FastEngine) else REFERENCE
     return UnitRecord(engine, {target: side.close() for target, side in work.sides.items()}, work.shares)
 
 
@@ -105,7 +105,7 @@ def do_unit(terms: Terms, unit: Unit, advance: Callable[[int], None] = lambda _:
 class _Side:
     """The shards of one unit in one target folder; entries wait until a shard is full."""
 
-    terms: Terms
+    terms: UnitContext
     target: str
     stem: str
     waiting: list[Entries] = field(default_factory=list)
@@ -154,11 +154,11 @@ class _Side:
 class _Work:
     """A unit while it is being done."""
 
-    def __init__(self, terms: Terms, unit: Unit) -> None:
+    def __init__(self, terms: UnitContext, unit: Unit) -> None:
         self.terms = terms
         self.sides = {target: _Side(terms, target, unit.stem) for target in terms.targets(unit.folder)}
         self.shares: list[SourceShare] = []
-        self._problems: list[Bad] = []
+        self._problems: list[BadDocument] = []
         self._is_more = False
         # One place behind the vocabulary stands for every id beyond it: no encoder may give one.
         self._is_forbidden = np.zeros(terms.encoder.identity.vocab_size + 1, bool)
@@ -194,7 +194,7 @@ class _Work:
             found = path.stat()
         return found.st_size, found.st_mtime_ns
 
-    def _report(self, share: SourceShare, bad: Bad) -> None:
+    def _report(self, share: SourceShare, bad: BadDocument) -> None:
         if self.terms.skip_bad:
             share.skipped[bad.cause] = share.skipped.get(bad.cause, 0) + 1
         elif len(self._problems) < _MOST_PROBLEMS:
@@ -202,7 +202,7 @@ class _Work:
         else:
             self._is_more = True
 
-    def _encode(self, batch: Batch, share: SourceShare) -> None:
+    def _encode(self, batch: DocumentBatch, share: SourceShare) -> None:
         batch = self._long_enough(batch, share)
         if not batch.texts:
             return
@@ -217,14 +217,14 @@ class _Work:
             share.documents[target] = share.documents.get(target, 0) + len(documents)
             share.tokens[target] = share.tokens.get(target, 0) + int(lengths[documents].sum())
             firsts += [int(owners[number]) for number in self.sides[target].add(entries)]
-        if isinstance(encoder, Accelerator):
+        if isinstance(encoder, FastEngine):
             encoder.check(batch, encoded, firsts)
 
-    def _long_enough(self, batch: Batch, share: SourceShare) -> Batch:
+    def _long_enough(self, batch: DocumentBatch, share: SourceShare) -> DocumentBatch:
         least = max(1, self.terms.options.min_text_length)
         if all(len(text) >= least for text in batch.texts):
             return batch
-        kept = Batch()
+        kept = DocumentBatch()
         for text, line in zip(batch.texts, batch.lines, strict=True):
             if len(text) >= least:
                 kept.add(text, line)
@@ -232,7 +232,7 @@ class _Work:
                 share.skipped |= _counted(share.skipped, SHORT if text else EMPTY, 1)
         return kept
 
-    def _require_no_control(self, batch: Batch, encoded: Encoded, stretch: Stretch) -> None:
+    def _require_no_control(self, batch: DocumentBatch, encoded: Encoded, stretch: Stretch) -> None:
         forbidden = self._is_forbidden[np.minimum(encoded.ids, len(self._is_forbidden) - 1)]
         if forbidden.any():
             place = int(np.argmax(forbidden))
@@ -245,7 +245,7 @@ class _Work:
                 tokenizer=self.terms.encoder.identity.name,
             )
 
-    def _split(self, batch: Batch, encoded: Encoded) -> Mapping[str, NDArray[np.int64]]:
+    def _split(self, batch: DocumentBatch, encoded: Encoded) -> Mapping[str, NDArray[np.int64]]:
         """The documents for each target folder, by number; the same text goes to the same side wherever it stands."""
         is_kept = encoded.lengths > 0
         fraction = self.terms.options.val_fraction
@@ -257,7 +257,7 @@ class _Work:
         return {train: np.flatnonzero(is_kept & ~is_val), val: np.flatnonzero(is_kept & is_val)}
 
     def _entries(
-        self, batch: Batch, tokens: Tokens, lengths: NDArray[np.int64], documents: NDArray[np.int64]
+        self, batch: DocumentBatch, tokens: Tokens, lengths: NDArray[np.int64], documents: NDArray[np.int64]
     ) -> tuple[Entries, NDArray[np.int64]]:
         """The entries of some documents, whole or cut into windows, and the document each belongs to."""
         starts = np.cumsum(lengths) - lengths
@@ -273,7 +273,7 @@ class _Work:
         picked = _gathered(tokens, starts[owners] + windows.start, windows.length)
         return Entries(picked, windows.length, windows.masked.astype(np.uint16)), owners
 
-    def _overlaps(self, batch: Batch, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _overlaps(self, batch: DocumentBatch, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """The overlap of each document's windows; whether it gets one by chance is decided by its text."""
         options = self.terms.options
         # One token at least is shared: the first of a window is not trained.

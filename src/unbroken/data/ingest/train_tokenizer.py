@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.ingest.documents import Bad, Reader, Stretch
+from unbroken.data.ingest.documents import BadDocument, Reader, Stretch
 from unbroken.data.ingest.sources import Source, find_sources
 from unbroken.errors import BadDocuments, Help, NoTextFound, PackageMissing, WouldOverwrite
 from unbroken.errors.tree import quoted
@@ -19,7 +19,7 @@ _MOST_PROBLEMS: Final = 20
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedTokenizer:
     """What came out: where it lies, how many ids it has, and from how much text."""
 
     path: Path
@@ -34,11 +34,11 @@ class _Texts:
     def __init__(self, folder: Path, text_field: str) -> None:
         self.documents = 0
         self.text_bytes = 0
-        self.problems: list[Bad] = []
+        self.problems: list[BadDocument] = []
         self._sources = find_sources(folder).sources
         self._reader = Reader(folder, text_field, self._report)
 
-    def _report(self, bad: Bad) -> None:
+    def _report(self, bad: BadDocument) -> None:
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(bad)
 
@@ -56,7 +56,7 @@ class _Texts:
 
 def train_tokenizer(
     input_dir: Path, output: Path, *, vocab_size: int, text_field: str = "text", files: Files = LOCAL
-) -> Trained:
+) -> TrainedTokenizer:
     """Learn a byte-level BPE from all documents below a folder and write its ``tokenizer.json`` in one instant.
 
     Raises:
@@ -88,7 +88,7 @@ def train_tokenizer(
     files.make_directory(output.parent)
     # crash here: no file under the name, or a whole one; a scratch file may be left, which the next start removes.
     files.replace(output, content.encode(), scratch=f".writing-{output.name}")
-    return Trained(output, _size_of(content), texts.documents, texts.text_bytes)
+    return TrainedTokenizer(output, _size_of(content), texts.documents, texts.text_bytes)
 
 
 def _learn(texts: _Texts, vocab_size: int) -> str:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
+class TokenizeOptions:
     """What decides the bytes of the shards, beside the documents and the tokenizer."""
 
     text_field: str = "text"
@@ -46,10 +46,10 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TokenizePlan:
     """A tokenization that was begun: how, from which files, in which units."""
 
-    options: Options
+    options: TokenizeOptions
     tokenizer: TokenizerIdentity
     eod_token: str | None
     sources: tuple[Source, ...]
@@ -95,7 +95,7 @@ class Totals:
 class Finished:
     """A tokenization that is over: how, from which files with which digests, with how many units a folder."""
 
-    options: Options
+    options: TokenizeOptions
     tokenizer: TokenizerIdentity
     sources: Mapping[str, tuple[int, str]]
     units: Mapping[str, int]
@@ -103,7 +103,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Workbench:
+class WorkFolder:
     """Where the records of one output folder lie, and the moves that change them."""
 
     files: Files
@@ -129,13 +129,13 @@ class Workbench:
         """What was finished."""
         return self.output / FINISHED
 
-    def units_path(self, plan: Plan) -> Path:
+    def units_path(self, plan: TokenizePlan) -> Path:
         """The records of one plan's units; those of another plan are never taken for them."""
         return self.folder / f"units-{plan.digest}"
 
     # ---- the plan ----
 
-    def begin(self, plan: Plan, *, tokenizer: bytes | None, command: str, scratch: str) -> None:
+    def begin(self, plan: TokenizePlan, *, tokenizer: bytes | None, command: str, scratch: str) -> None:
         """Put a plan down, unless one is there; from now on readers of the folder know that shards are missing.
 
         ``scratch`` is a name that no other process uses.
@@ -152,7 +152,7 @@ class Workbench:
         # crash here: as before, with the tokenizer beside it.
         self.files.create_once(self.plan_path, sealed_bare(_encoded(_plan_to_json(plan))), scratch=scratch)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> TokenizePlan | None:
         """What was begun and is not finished; None if nothing is.
 
         Raises:
@@ -162,7 +162,7 @@ class Workbench:
         found = self._read(self.plan_path)
         return None if found is None else _understood(self.plan_path, _plan, found)
 
-    def replace_plan(self, plan: Plan) -> None:
+    def replace_plan(self, plan: TokenizePlan) -> None:
         """Put another plan in the place of the one there is.
 
         Raises:
@@ -172,7 +172,7 @@ class Workbench:
 
     # ---- units ----
 
-    def record(self, plan: Plan, number: int, record: UnitRecord) -> None:
+    def record(self, plan: TokenizePlan, number: int, record: UnitRecord) -> None:
         """A unit is published: the restart after a kill does not do it again.
 
         Raises:
@@ -182,7 +182,7 @@ class Workbench:
         # crash here: shards that no record speaks of; the next start does their unit again.
         self._write(self._unit_path(plan, number), _unit_to_json(record), scratch=f".writing-{number}")
 
-    def unit(self, plan: Plan, number: int) -> UnitRecord | None:
+    def unit(self, plan: TokenizePlan, number: int) -> UnitRecord | None:
         """What is recorded of a unit; None if it is to be done.
 
         Raises:
@@ -196,7 +196,7 @@ class Workbench:
             # Doing it again gives the same shards.
             return None
 
-    def forget(self, plan: Plan, number: int) -> None:
+    def forget(self, plan: TokenizePlan, number: int) -> None:
         """A unit is to be done again.
 
         Raises:
@@ -206,12 +206,12 @@ class Workbench:
             self.files.remove_file(self._unit_path(plan, number))
             self.files.sync_directory(self.units_path(plan))
 
-    def _unit_path(self, plan: Plan, number: int) -> Path:
+    def _unit_path(self, plan: TokenizePlan, number: int) -> Path:
         return self.units_path(plan) / f"{number:06d}.json"
 
     # ---- the dropped engine ----
 
-    def drop_engine(self, plan: Plan, reason: str) -> None:
+    def drop_engine(self, plan: TokenizePlan, reason: str) -> None:
         """Nothing of this tokenization may come from the faster engine any more.
 
         Raises:
@@ -221,7 +221,7 @@ class Workbench:
         # crash here: the engine is tried once more, and differs once more.
         self._write(self.units_path(plan) / _DROPPED, {"reason": reason}, scratch=".writing-dropped")
 
-    def dropped_engine(self, plan: Plan) -> str | None:
+    def dropped_engine(self, plan: TokenizePlan) -> str | None:
         """Why the faster engine was dropped; None if it was not.
 
         Raises:
@@ -304,12 +304,12 @@ def _understood(path: Path, make: Callable[[dict[str, Any]], T], found: dict[str
         raise ShardDamaged(path=path, complaint=complaint) from refused
 
 
-def _options_to_json(options: Options) -> dict[str, Any]:
+def _options_to_json(options: TokenizeOptions) -> dict[str, Any]:
     # Left out where it says nothing: folders that were made before it existed keep their records, byte for byte.
     return {name: value for name, value in asdict(options).items() if (name, value) != ("overlap_probability", None)}
 
 
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
+def _plan_to_json(plan: TokenizePlan) -> dict[str, Any]:
     return {
         "options": _options_to_json(plan.options),
         "tokenizer": identity_to_json(plan.tokenizer),
@@ -321,7 +321,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def _finished(found: dict[str, Any]) -> Finished:
     return Finished(
-        options=Options(**found["options"]),
+        options=TokenizeOptions(**found["options"]),
         tokenizer=identity_from_json(found["tokenizer"]),
         sources={_inside(name): (size, digest) for name, size, digest in found["sources"]},
         units=found["units"],
@@ -339,9 +339,9 @@ def _inside(name: object) -> str:
     return name
 
 
-def _plan(found: dict[str, Any]) -> Plan:
-    return Plan(
-        options=Options(**found["options"]),
+def _plan(found: dict[str, Any]) -> TokenizePlan:
+    return TokenizePlan(
+        options=TokenizeOptions(**found["options"]),
         tokenizer=identity_from_json(found["tokenizer"]),
         eod_token=found["eod_token"],
         sources=tuple(Source(_inside(name), size) for name, size in found["sources"]),

@@ -23,10 +23,10 @@ from unbroken.data.ingest.fast_engine import EnginesDiffer
 from unbroken.errors import Bug, UnbrokenError, WorkerDied
 
 _MODULE: Final = "unbroken.data.ingest.worker_process"
-Answer = dict[str, Any]
+Message = dict[str, Any]
 
 
-def error_to_json(error: UnbrokenError) -> Answer:
+def error_to_json(error: UnbrokenError) -> Message:
     """An error as plain data: its class and its fields."""
     return {
         "class": type(error).__name__,
@@ -55,7 +55,7 @@ def _fancy(value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Job:
+class UnitTask:
     """A unit to be done: its number in the plan, and words that name it."""
 
     number: int
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass
-class Crew:
+class WorkerPool:
     """Some workers over one list of jobs.
 
     Attributes:
@@ -81,7 +81,7 @@ class Crew:
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _is_over: bool = False
 
-    def run(self, jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
+    def run(self, jobs: Sequence[UnitTask], advance: Callable[[int], None]) -> None:
         """Have every job done; ``advance`` is told bytes as they are read, from any thread.
 
         Raises:
@@ -89,7 +89,7 @@ class Crew:
             WorkerDied: a worker was killed or ended by itself.
             UnbrokenError: whatever a worker met.
         """
-        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        waiting: queue.SimpleQueue[UnitTask] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
         ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -137,7 +137,7 @@ class Crew:
 
     def _lead(
         self,
-        waiting: "queue.SimpleQueue[Job]",
+        waiting: "queue.SimpleQueue[UnitTask]",
         ends: "queue.SimpleQueue[BaseException | None]",
         advance: Callable[[int], None],
     ) -> None:
@@ -160,26 +160,26 @@ class Crew:
 
 def _have_done(
     process: "subprocess.Popen[str]",
-    terms: Answer,
-    waiting: "queue.SimpleQueue[Job]",
+    terms: Message,
+    waiting: "queue.SimpleQueue[UnitTask]",
     advance: Callable[[int], None],
     command: str,
 ) -> None:
     talk_in, talk_out = process.stdin, process.stdout
     if talk_in is None or talk_out is None:
         raise Bug(cause="a worker was started without pipes")
-    say(talk_in, terms)
+    send(talk_in, terms)
     while True:
         try:
             job = waiting.get_nowait()
         except queue.Empty:
             return
-        say(talk_in, {"unit": job.number})
+        send(talk_in, {"unit": job.number})
         _await(process, talk_out, job, advance, command)
 
 
 def _await(
-    process: "subprocess.Popen[str]", talk: IO[str], job: Job, advance: Callable[[int], None], command: str
+    process: "subprocess.Popen[str]", talk: IO[str], job: UnitTask, advance: Callable[[int], None], command: str
 ) -> None:
     for line in talk:
         answer = json.loads(line)
@@ -208,7 +208,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
                 pipe.close()
 
 
-def say(talk: IO[str], words: Answer) -> None:
+def send(talk: IO[str], words: Message) -> None:
     """Send one line; to one that has died it goes nowhere, which shows when the answer is awaited."""
     with suppress(BrokenPipeError):
         talk.write(json.dumps(words) + "\n")

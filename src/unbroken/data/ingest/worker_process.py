@@ -9,18 +9,18 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from unbroken.data.ingest.fast_engine import EnginesDiffer, faster
+from unbroken.data.ingest.fast_engine import EnginesDiffer, with_fast_engine
 from unbroken.data.ingest.encoders import Encoder, TokenizerFile, load_encoder
-from unbroken.data.ingest.tokenize_unit import Terms, do_unit
-from unbroken.data.ingest.work_folder import Plan, Workbench
-from unbroken.data.ingest.worker_pool import error_to_json, say
+from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
+from unbroken.data.ingest.work_folder import TokenizePlan, WorkFolder
+from unbroken.data.ingest.worker_pool import error_to_json, send
 from unbroken.errors import ShardDamaged, UnbrokenError
 from unbroken.files import LOCAL
 
 _TELL_EVERY_BYTES = 1 << 20
 
 
-def _encoder_of(bench: Workbench, plan: Plan, *, accelerate: bool) -> Encoder:
+def _encoder_of(bench: WorkFolder, plan: TokenizePlan, *, accelerate: bool) -> Encoder:
     """The encoder that a plan was begun with; the faster engine over it, if that is wanted and there is one.
 
     Raises:
@@ -35,7 +35,7 @@ def _encoder_of(bench: Workbench, plan: Plan, *, accelerate: bool) -> Encoder:
     if encoder.identity.digest != plan.tokenizer.digest:
         complaint = "it is not the tokenizer that this tokenization began with"
         raise ShardDamaged(path=bench.tokenizer_path, complaint=complaint)
-    return faster(encoder, content) if accelerate else encoder
+    return with_fast_engine(encoder, content) if accelerate else encoder
 
 
 class _Teller:
@@ -52,17 +52,17 @@ class _Teller:
 
     def tell(self) -> None:
         """Say what was not said yet."""
-        say(self._talk, {"bytes": self._untold})
+        send(self._talk, {"bytes": self._untold})
         self._untold = 0
 
 
 def _work(orders: "queue.SimpleQueue[dict[str, Any]]", talk: IO[str]) -> None:
     told = orders.get()
-    bench = Workbench(LOCAL, Path(told["output_dir"]))
+    bench = WorkFolder(LOCAL, Path(told["output_dir"]))
     plan = bench.plan()
     if plan is None:
         return
-    terms = Terms(
+    terms = UnitContext(
         files=LOCAL,
         input_dir=Path(told["input_dir"]),
         output_dir=Path(told["output_dir"]),
@@ -74,9 +74,9 @@ def _work(orders: "queue.SimpleQueue[dict[str, Any]]", talk: IO[str]) -> None:
     teller = _Teller(talk)
     while True:
         number = orders.get()["unit"]
-        bench.record(plan, number, do_unit(terms, plan.units[number], teller))
+        bench.record(plan, number, tokenize_unit(terms, plan.units[number], teller))
         teller.tell()
-        say(talk, {"done": number})
+        send(talk, {"done": number})
 
 
 def main() -> int:
@@ -91,9 +91,9 @@ def main() -> int:
     try:
         _work(orders, talk)
     except EnginesDiffer as difference:
-        say(talk, {"differ": str(difference)})
+        send(talk, {"differ": str(difference)})
     except UnbrokenError as error:
-        say(talk, {"error": error_to_json(error)})
+        send(talk, {"error": error_to_json(error)})
     return 0
 
 

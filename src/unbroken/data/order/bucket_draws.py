@@ -30,7 +30,7 @@ def order_key(seed: int, bucket: str) -> int:
     return subkey(seed, "order", bucket)
 
 
-class DrawnBucket:
+class BucketDraws:
     """What is drawn of one bucket.
 
     Args:
@@ -53,7 +53,7 @@ class DrawnBucket:
         # The same group in another bucket is another source: the bucket's name is in the key.
         self.group_keys = np.array([subkey(0, name, digest) for digest in self.group_digests], np.uint64)
 
-    def apart(self) -> "DrawnBucket":
+    def apart(self) -> "BucketDraws":
         """The same bucket with an order of its own: an order keeps what it found, and serves one thread."""
         apart = copy(self)
         apart.order = deepcopy(self.order)

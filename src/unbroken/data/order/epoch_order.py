@@ -64,7 +64,7 @@ _CACHED_EPOCHS: Final = 4
 Located = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-class Progress(IntEnum):
+class GroupProgress(IntEnum):
     """How much of a group has been served at least once."""
 
     NONE = 0
@@ -107,7 +107,9 @@ class _Shuffle:
     def progress(self, served: int) -> NDArray[np.int64]:
         """How much of each group the first ``served`` ranks have reached; inside a window it is not looked closer."""
         begins, ends = self._window_begins[:-1], self._window_begins[1:]
-        reached = np.where(ends <= served, Progress.ALL, np.where(begins < served, Progress.SOME, Progress.NONE))
+        reached = np.where(
+            ends <= served, GroupProgress.ALL, np.where(begins < served, GroupProgress.SOME, GroupProgress.NONE)
+        )
         found = np.empty(self._order.size, np.int64)
         found[self._order] = np.repeat(reached, np.diff(self._bounds))
         return found
@@ -213,16 +215,16 @@ class BucketOrder:
         return run.end_of(epoch) - run.sequences
 
     def progress(self, ordinal: int) -> NDArray[np.int64]:
-        """How much of each group (``Progress``) has been served at least once before an ordinal.
+        """How much of each group (``GroupProgress``) has been served at least once before an ordinal.
 
         Inside the shuffle window that is being served the answer is ``SOME`` for every group of it.
         """
-        found = np.full(self._first_group[-1], Progress.NONE, np.int64)
+        found = np.full(self._first_group[-1], GroupProgress.NONE, np.int64)
         if ordinal > 0:
             number = int(self.epoch_of(np.array([ordinal - 1]))[0])
             self._pass(number).progress(ordinal, found)
             passed = [each for each, joined in enumerate(self._growth) if joined.epoch < number]
-            found[self._groups(passed)] = Progress.ALL
+            found[self._groups(passed)] = GroupProgress.ALL
         return found
 
     def _timeline(self) -> list[Epoch]:

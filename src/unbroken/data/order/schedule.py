@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unbroken.data.order.epoch_order import Epoch
 from unbroken.data.order.keyed import subkey
 from unbroken.data.order.mixture import apportion
-from unbroken.data.order.segments import Dry, Generation, Line, OnDry, Phase, Segment
+from unbroken.data.order.segments import Exhausted, Generation, Line, OnExhausted, Phase, Segment
 from unbroken.errors import BadMix
 
 # ---- without phases ----
@@ -45,7 +45,7 @@ class Natural:
         last = self._whole.limit(generation.epochs)
         while until is None or line.sample < until:
             if last is not None and line.sample >= last:
-                line.dry += [Dry(line.sample, name, 0) for name in line.names]
+                line.dry += [Exhausted(line.sample, name, 0) for name in line.names]
                 return line.sample
             if line.sample == self._stop:
                 self._begin_epochs()
@@ -164,13 +164,13 @@ class Curriculum:
         self._stop = None if is_last and rest == phase.samples else line.sample + rest
         return self._segment
 
-    def _first_dry(self, segment: Segment) -> Dry | None:
+    def _first_dry(self, segment: Segment) -> Exhausted | None:
         limits = ((self._asks_too_much(segment, bucket), bucket) for bucket in segment.buckets)
         asked = [(sample, bucket) for sample, bucket in limits if sample is not None]
         if not asked:
             return None
         sample, bucket = min(asked)
-        return Dry(sample, self.line.names[bucket], segment.phase)
+        return Exhausted(sample, self.line.names[bucket], segment.phase)
 
     def _asks_too_much(self, segment: Segment, bucket: int) -> int | None:
         """The first sample that asks a bucket for more than it has."""
@@ -187,7 +187,7 @@ class Curriculum:
 
 # ---- the schedule ----
 
-__all__ = ["Dry", "Generation", "OnDry", "Phase", "Schedule"]
+__all__ = ["Exhausted", "Generation", "OnExhausted", "Phase", "Schedule"]
 
 
 class Schedule:

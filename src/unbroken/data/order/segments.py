@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from unbroken.data.order.epoch_order import Growth
 from unbroken.data.order.mixture import Interleave
 
-OnDry = Literal["halt", "renormalise"]
+OnExhausted = Literal["halt", "renormalise"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Generation:
     at_sample: int
     sequences: Mapping[str, int]
     epochs: int | None = 1
-    on_dry: OnDry = "halt"
+    on_dry: OnExhausted = "halt"
 
 
 @dataclass(frozen=True)
-class Dry:
+class Exhausted:
     """A bucket that has nothing left, and the first sample that would have been drawn from it."""
 
     sample: int
@@ -96,7 +96,7 @@ class Line:
         self.names = tuple(names)
         self.seed = seed
         self.segments: list[Segment] = []
-        self.dry: list[Dry] = []
+        self.dry: list[Exhausted] = []
         self.sample = 0
         self.drawn = [0] * len(names)
         self.growth: list[dict[str, Growth]] = []

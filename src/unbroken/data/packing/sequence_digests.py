@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from unbroken.data.corpus.catalogue import Shard
 from unbroken.data.corpus.listing import LISTING
 from unbroken.data.corpus.shards import digest_file
-from unbroken.data.order.bucket_draws import DrawnBucket
+from unbroken.data.order.bucket_draws import BucketDraws
 from unbroken.data.packing.rows import TokenMaps, cut_pieces
 from unbroken.errors import DataDamaged, StorageFailed
 from unbroken.errors.tree import quoted
@@ -61,7 +61,7 @@ class SequenceDigests:
 
     def __init__(
         self,
-        buckets: Sequence[DrawnBucket],
+        buckets: Sequence[BucketDraws],
         shards: Sequence[Shard],
         max_length: int,
         *,
@@ -117,7 +117,7 @@ class SequenceDigests:
                 folders[0],
             )
 
-    def of(self, bucket: DrawnBucket, group: int, sequences: NDArray[np.int64]) -> Digests:
+    def of(self, bucket: BucketDraws, group: int, sequences: NDArray[np.int64]) -> Digests:
         """The digests of some sequences of a group.
 
         Raises:
@@ -133,7 +133,7 @@ class SequenceDigests:
                 self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         return self._held[key][sequences]
 
-    def known(self, bucket: DrawnBucket, group: int, sequences: NDArray[np.int64]) -> Digests | None:
+    def known(self, bucket: BucketDraws, group: int, sequences: NDArray[np.int64]) -> Digests | None:
         """The same, of what is in the cache alone; None where it has none for this group.
 
         Raises:
@@ -142,13 +142,13 @@ class SequenceDigests:
         kept = self._kept(bucket, group)
         return None if kept is None else kept[sequences]
 
-    def _path(self, bucket: DrawnBucket, group: int) -> Path:
+    def _path(self, bucket: BucketDraws, group: int) -> Path:
         # The listed contents are in the name: other bytes under the same index have other digests.
         listed = [self._shards[number].bin_digest or "" for number in bucket.shards_of(group)]
         content = digest_bytes("\n".join(listed).encode()).hex()
         return self._folder / f"{bucket.group_digests[group]}-{content}.reads"
 
-    def _read(self, bucket: DrawnBucket, group: int) -> Digests:
+    def _read(self, bucket: BucketDraws, group: int) -> Digests:
         if (kept := self._kept(bucket, group)) is not None:
             return kept
         path = self._path(bucket, group)
@@ -157,7 +157,7 @@ class SequenceDigests:
         self._keep(path, taken)
         return taken
 
-    def _kept(self, bucket: DrawnBucket, group: int) -> Digests | None:
+    def _kept(self, bucket: BucketDraws, group: int) -> Digests | None:
         path = self._path(bucket, group)
         data = self._files.read_bytes(path, limit_bytes=_LARGEST_BYTES) if self._files.find(path) else b""
         is_whole = data[:DIGEST_BYTES] == digest_bytes(memoryview(data)[DIGEST_BYTES:])
@@ -183,13 +183,13 @@ class SequenceDigests:
                 # crash here: fewer scratch files, which no reader looks at.
                 self._files.remove_file(self._folder / node.name)
 
-    def _take(self, bucket: DrawnBucket, group: int) -> Digests:
+    def _take(self, bucket: BucketDraws, group: int) -> Digests:
         numbers = bucket.shards_of(group)
         self._require_listed([number for number in numbers if number not in self._proven])
         self._proven.update(numbers)
         return np.concatenate([np.empty(0, np.uint64), *self._taken(bucket, group)])
 
-    def _taken(self, bucket: DrawnBucket, group: int) -> Iterator[Digests]:
+    def _taken(self, bucket: BucketDraws, group: int) -> Iterator[Digests]:
         planned, inner = bucket.find(group)
         sequences, maps = int(planned.plan.sequences[inner]), TokenMaps(self._shards, self._max_length)
         for first in range(0, sequences, _AT_ONCE):

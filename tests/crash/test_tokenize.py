@@ -74,10 +74,10 @@ def stopped_at_a_bad_line() -> MemoryDisk:
     with pytest.raises(BadDocuments):
         run(disk, "bad")
     # A record of a unit that the repaired text will be cut otherwise than, and a shard of it.
-    bench = WorkFolder(Files(disk), OUTPUT)
-    plan = bench.plan()
+    work = WorkFolder(Files(disk), OUTPUT)
+    plan = work.plan()
     assert plan is not None
-    bench.record(plan, 1, UnitRecord("reference", {}, []))
+    work.record(plan, 1, UnitRecord("reference", {}, []))
     Files(disk).make_directory(OUTPUT / "train" / "web")
     Files(disk).write_new(OUTPUT / "train" / "web" / "00000-007.bin", [b"old"])
     disk.sync_all()
@@ -102,12 +102,12 @@ SCENES: dict[str, Scene] = {
 
 def drops_the_engine(disk: Disk) -> None:
     """The records that only a real tokenizer needs."""
-    bench = WorkFolder(Files(disk), OUTPUT)
+    work = WorkFolder(Files(disk), OUTPUT)
     other = WorkFolder(Files(stopped_at_a_bad_line()), OUTPUT)
     plan = other.plan()
     assert plan is not None
-    bench.begin(plan, tokenizer=b"{}", command="unbroken tokenize --help", scratch=".begin")
-    bench.drop_engine(plan, "a zebra")
+    work.begin(plan, tokenizer=b"{}", command="unbroken tokenize --help", scratch=".begin")
+    work.drop_engine(plan, "a zebra")
 
 
 def trains(disk: Disk) -> object:

@@ -9,9 +9,9 @@ from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.work_folder import (
     Finished,
+    SourceShare,
     TokenizeOptions,
     TokenizePlan,
-    SourceShare,
     Totals,
     UnitRecord,
     WorkFolder,

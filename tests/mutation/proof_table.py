@@ -42,7 +42,7 @@ PROOF: tuple[Mutation, ...] = (
          "            item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
          _KILLED),
     one("dropout that depends on the rank", "exact/reducer.py",
-         "            generators.enter(at)\n", "            generators.enter(plan.rank)\n", _RESIZED),
+         "            rng.enter(at)\n", "            rng.enter(plan.rank)\n", _RESIZED),
     one("folders of a copied checkpoint not synced", "prove/replay.py",
          "        target.files.sync_directory(directory)\n", "        pass\n",
          "tests/crash/test_copied.py::test_a_copy_is_there_whole_or_not_at_all"),

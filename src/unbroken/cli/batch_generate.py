@@ -16,8 +16,8 @@ from unbroken.cli.text_options import (
     text_options,
     write_lines,
 )
+from unbroken.gpt.batch_prompts import Answer, ModelChoice, PromptBatch, read_batch
 from unbroken.gpt.device import chosen_device
-from unbroken.gpt.batch_prompts import Answer, PromptBatch, ModelChoice, read_batch
 from unbroken.quoting import amounts
 
 _COMMAND: Final = "unbroken batch-generate"

@@ -16,8 +16,8 @@ from unbroken.errors import BadUsage
 from unbroken.prove.command import RANKS, Command, understood
 from unbroken.prove.fault_schedule import FAULTS, RESIZE
 from unbroken.prove.proof_report import Proof
-from unbroken.prove.prove import ProveOptions, prove
 from unbroken.prove.proof_setup import ProofSetup, environment, proof_folder
+from unbroken.prove.prove import ProveOptions, prove
 
 PROGRAM: Final = "unbroken prove"
 EXIT_DIFFERS: Final = 3
@@ -73,8 +73,8 @@ def command(
     limit_s = max(asked.limit_s, _LEAST_UNINTERRUPTED_S)
     output.note(f"seed {asked.seed}")
     with proof_folder(folder, asked.seed) as place, _terminable():
-        bench = ProofSetup(given, place.path, Path.cwd(), environment(os.environ, is_resized=is_resized), limit_s)
-        proof = prove(bench, asked, output.note)
+        setup = ProofSetup(given, place.path, Path.cwd(), environment(os.environ, is_resized=is_resized), limit_s)
+        proof = prove(setup, asked, output.note)
         place.is_kept = place.is_kept or not proof.is_proven
     output.document("unbroken.prove/1", proof.facts(), lambda: proof.text(output.style))
     return _exit_code(proof)

@@ -13,8 +13,8 @@ from unbroken.errors import ReplayUnfinished
 from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.prove.replay import (
-    ReplayOptions,
     ReplayFolder,
+    ReplayOptions,
     ReplayResult,
     command_of,
     replay,

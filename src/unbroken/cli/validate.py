@@ -90,7 +90,7 @@ def data_facts(config: Config, world: int, output: Output, *, is_strict: bool) -
                 "fill": float(each.fill),
                 "drawn": each.drawn,
                 "passes": float(each.passes),
-                "dry_step": each.dry_step,
+                "dry_step": each.exhausted_step,
             }
             for each in found.buckets
         ],

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from unbroken.data.lanes import cut_lanes
 from unbroken.data.stream import Stream
 
 Names = Literal["unbroken", "huggingface"]
@@ -109,15 +110,15 @@ class SampleIterable(IterableDataset[Sample]):
         self.rank = rank
         self.world = world
         self.names: Names = names
+        self._lanes = cut_lanes(batch * world, batch, rank, world)
 
     def __iter__(self) -> Iterator[Sample]:
         worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         end = self.stream.end
         for turn in count(nth, workers):
-            first = self.start + (turn * self.world + self.rank) * self.batch
-            last = first + self.batch
-            if end is not None and self.start + (turn + 1) * self.world * self.batch > end:
-                # Only whole batches, on every rank: a rank that had one more would wait for the others for ever.
+            if end is not None and self.start + (turn + 1) * self._lanes.global_batch > end:
+                # Only whole batches, on every rank: a rank with one more would wait for the others forever.
                 return
-            yield from _samples(self.stream, np.arange(first, last).tolist(), self.names)
+            samples = self._lanes.samples(np.array([turn], np.int64), self.start)
+            yield from _samples(self.stream, samples.tolist(), self.names)

@@ -10,8 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from unbroken.config import Config
-from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.catalogue import Bucket, Corpus, TokenizerIdentity
+from unbroken.data.from_config import corpus_of, lanes_of, phases_of, stream_of
 from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
 from unbroken.data.order.schedule import Exhausted
 from unbroken.data.stream import Stream
@@ -33,7 +33,7 @@ class BucketForecast:
     sequences: int
     fill: Fraction
     drawn: int
-    dry_step: int | None
+    exhausted_step: int | None
 
     @property
     def passes(self) -> Fraction:
@@ -138,16 +138,20 @@ def _stream(config: Config, corpus: Corpus, findings: _Findings, progress: Progr
 def _buckets(stream: Stream, batch: int, steps: int) -> tuple[BucketForecast, ...]:
     last = steps * batch if stream.end is None else min(stream.end, steps * batch)
     drawn = stream.schedule.served(last)
-    dry = {each.bucket: each.sample // batch for each in reversed(stream.dry) if each.sample < steps * batch}
+    exhausted = {
+        each.bucket: each.sample // batch for each in reversed(stream.exhausted) if each.sample < steps * batch
+    }
     sources = {bucket.name: bucket for bucket in stream.corpus.buckets}
     return tuple(
-        _bucket(sources[each.name], next(planned.plan.fill for planned in each.planned), each.sequences, drawn, dry)
+        _bucket(
+            sources[each.name], next(planned.plan.fill for planned in each.planned), each.sequences, drawn, exhausted
+        )
         for each in stream.buckets
     )
 
 
 def _bucket(
-    bucket: Bucket, fill: Fraction, sequences: int, drawn: dict[str, int], dry: dict[str, int]
+    bucket: Bucket, fill: Fraction, sequences: int, drawn: dict[str, int], exhausted: dict[str, int]
 ) -> BucketForecast:
     return BucketForecast(
         name=bucket.name,
@@ -157,13 +161,13 @@ def _bucket(
         sequences=sequences,
         fill=fill,
         drawn=drawn[bucket.name],
-        dry_step=dry.get(bucket.name),
+        exhausted_step=exhausted.get(bucket.name),
     )
 
 
 def _complaints_of_batch(config: Config, world: int) -> Iterator[str]:
     lane = config.training.per_device_batch_size
-    lanes = config.global_batch_size(world) // lane
+    lanes = lanes_of(config, world)
     if world > lanes:
         yield (
             f"training.global_batch_size: a step has {amounts.plural(lanes, 'lane')} of {lane}, "
@@ -175,15 +179,15 @@ def _look_at_ends(config: Config, stream: Stream, batch: int, findings: _Finding
     """Where buckets run dry before the last step."""
     steps = config.training.max_steps
     asked = steps * batch
-    early = [each for each in stream.dry if each.sample < asked]
+    early = [each for each in stream.exhausted if each.sample < asked]
     is_allowed = config.data.allow_bucket_exhaustion
     if config.data.curriculum is None:
         if early:
             text = f"all data is read at step {amounts.count(early[0].sample // batch)} of {amounts.count(steps)}"
             findings.add(f"{text}{_remedy(config)}", is_allowed=is_allowed)
         return
-    for dry in early:
-        findings.add(_dry_line(config, dry, batch), is_allowed=is_allowed)
+    for exhausted in early:
+        findings.add(_exhausted_line(config, exhausted, batch), is_allowed=is_allowed)
     if is_allowed and stream.end is not None and stream.end < asked:
         step = amounts.count(stream.end // batch)
         findings.add(
@@ -191,9 +195,9 @@ def _look_at_ends(config: Config, stream: Stream, batch: int, findings: _Finding
         )
 
 
-def _dry_line(config: Config, dry: Exhausted, batch: int) -> str:
-    step, steps = amounts.count(dry.sample // batch), amounts.count(config.training.max_steps)
-    text = f"bucket {dry.bucket} runs dry at step {step} of {steps}, in phase {dry.phase + 1}"
+def _exhausted_line(config: Config, exhausted: Exhausted, batch: int) -> str:
+    step, steps = amounts.count(exhausted.sample // batch), amounts.count(config.training.max_steps)
+    text = f"bucket {exhausted.bucket} runs dry at step {step} of {steps}, in phase {exhausted.phase + 1}"
     if config.data.allow_bucket_exhaustion:
         return f"{text}; the others go on in proportion"
     return f"{text}{_remedy(config)}"

@@ -24,6 +24,11 @@ def phases_of(data: DataConfig) -> tuple[Phase, ...] | None:
     )
 
 
+def lanes_of(config: Config, ranks: int = 1) -> int:
+    """Lanes of a step; ``ranks`` matters only where the config leaves the global batch to them."""
+    return config.global_batch_size(ranks) // config.training.per_device_batch_size
+
+
 def cache_of(data: DataConfig) -> Path:
     """Where packing plans are kept."""
     return Path(data.cache_dir) if data.cache_dir is not None else Path(data.path) / CACHE
@@ -66,7 +71,7 @@ def stream_of(
         packing=data.packing,
         phases=phases,
         epochs=data.epochs,
-        on_dry="renormalise" if data.allow_bucket_exhaustion else "halt",
+        on_exhausted="renormalise" if data.allow_bucket_exhaustion else "halt",
         cache=cache_of(data),
         check_reads=data.check == "read",
         progress=progress,

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from unbroken.data.resume import GROW, resume_stream, read_record, stream_record
-from unbroken.data.lanes import Lanes, cut_lanes
+from unbroken.data.exactly_once import Served, ServedCheck
+from unbroken.data.lanes import LaneSamples, cut_lanes
 from unbroken.data.packing.rows import Rows
-from unbroken.data.exactly_once import ServedCheck, Served
+from unbroken.data.resume import GROW, read_record, resume_stream, stream_record
 from unbroken.data.stream import Lookup, Stream
 from unbroken.errors import NoProcessGroup, StreamDiffers, UnbrokenError
 from unbroken.store.fields import Malformed, Table
@@ -44,7 +44,7 @@ class _Block:
     first: int
     stride: int
     turns: int
-    looked: Lookup
+    lookup: Lookup
     accounts: list[list[int]]
 
     def place(self, turn: int) -> int | None:
@@ -63,7 +63,7 @@ class LaneReader:
         turns: how many turns there are; None: no end.
     """
 
-    def __init__(self, stream: Stream, lanes: Lanes, start: int, turns: int | None) -> None:
+    def __init__(self, stream: Stream, lanes: LaneSamples, start: int, turns: int | None) -> None:
         self.stream = stream
         self.lanes = lanes
         self.start = start
@@ -84,7 +84,7 @@ class LaneReader:
             block, place = self._next_block(turn, stride), 0
         first, last = place * self.lanes.size, (place + 1) * self.lanes.size
         low, high = block.accounts[place]
-        return self.stream.rows(block.looked, first, last), low, high
+        return self.stream.rows(block.lookup, first, last), low, high
 
     def _next_block(self, turn: int, stride: int) -> _Block:
         before = self._block
@@ -97,9 +97,9 @@ class LaneReader:
                 raise IndexError(f"turns are 0 to {self.turns - 1}, not {turn}")
             turns = min(turns, -(-(self.turns - turn) // stride))
         samples = self.lanes.samples(turn + stride * np.arange(turns, dtype=np.int64), self.start)
-        looked = self.stream.look_up(samples)
-        accounts = looked.identities.reshape(turns, self.lanes.size, 2).sum(axis=1, dtype=np.uint64).tolist()
-        self._block = _Block(turn, stride, turns, looked, accounts)
+        lookup = self.stream.look_up(samples)
+        accounts = lookup.identities.reshape(turns, self.lanes.size, 2).sum(axis=1, dtype=np.uint64).tolist()
+        self._block = _Block(turn, stride, turns, lookup, accounts)
         return self._block
 
 
@@ -221,7 +221,7 @@ class Loader(Iterable[Batch]):
         if workers < 0 or prefetch < 1:
             raise ValueError(f"workers is at least 0 and prefetch at least 1, not {workers} and {prefetch}")
         self.stream = stream
-        self.lanes: Lanes = cut_lanes(global_batch, lane, rank, world)
+        self.lanes: LaneSamples = cut_lanes(global_batch, lane, rank, world)
         self.workers = workers
         self.prefetch = prefetch
         self.position = 0
@@ -244,7 +244,7 @@ class Loader(Iterable[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """The batches from the last whole step on; workers start at once. An older iterator ends with an error."""
         steps = self._whole_steps()
-        turns = None if steps is None else steps * self.lanes.mine
+        turns = None if steps is None else steps * self.lanes.per_step
         reader = LaneReader(self.stream, self.lanes, self.position, turns)
         self._serving = serving = object()
         return self._batches(self._by_workers(reader) if self.workers else self._here(reader), serving)
@@ -272,7 +272,7 @@ class Loader(Iterable[Batch]):
         return iter(source)
 
     def _batches(self, lanes: "Iterator[_Lane | UnbrokenError]", serving: object) -> Iterator[Batch]:
-        start, steps, size, mine = self.position, self.steps, self.lanes.size, self.lanes.mine
+        start, steps, size, per_step = self.position, self.steps, self.lanes.size, self.lanes.per_step
         low = high = 0
         for turn, made in enumerate(lanes):
             if serving is not self._serving:
@@ -283,11 +283,11 @@ class Loader(Iterable[Batch]):
             step, lane = self.lanes.place(turn)
             first = start + step * self.lanes.global_batch + lane * size
             low, high = low + more_low, high + more_high
-            if (turn + 1) % mine == 0:
+            if (turn + 1) % per_step == 0:
                 # Only now: a state taken between the lanes of a step stands at the start of the step.
                 self.position = start + (step + 1) * self.lanes.global_batch
                 self.steps = steps + step + 1
-                self._share += Served(mine * size, low, high)
+                self._share += Served(per_step * size, low, high)
                 low = high = 0
             yield Batch(tokens, labels, doc_ids, self._positions, steps + step, lane, range(first, first + size))
 
@@ -299,7 +299,7 @@ class Loader(Iterable[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands: numbers, text and lists, the same on every rank once ``settle_served`` was called on all."""
-        served = self._settled + self._share if self.lanes.world == 1 else self._settled
+        served = self._settled + self._share if self.lanes.of_rank.world == 1 else self._settled
         return {
             "position": self.position,
             "steps": self.steps,
@@ -343,8 +343,8 @@ class Loader(Iterable[Batch]):
         if steps is None or steps > 0:
             return None
         left = (self.stream.end or 0) - self.position
-        dry = [each for each in self.stream.dry if each.sample >= (self.stream.end or 0)]
-        cause = ", ".join(f"bucket {name}" for name in sorted({each.bucket for each in dry})) or "the data"
+        exhausted = [each for each in self.stream.exhausted if each.sample >= (self.stream.end or 0)]
+        cause = ", ".join(f"bucket {name}" for name in sorted({each.bucket for each in exhausted})) or "the data"
         rest = f", {left:,} samples before a whole step" if left else ""
         return f"{cause} ran dry after step {self.steps:,}{rest}"
 

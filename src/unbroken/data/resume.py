@@ -39,7 +39,7 @@ class RecordedEra:
     @property
     def generation(self) -> Generation:
         """What a schedule has to know of it."""
-        return Generation(self.era.at_sample, self.sequences, self.era.epochs, self.era.on_dry)
+        return Generation(self.era.at_sample, self.sequences, self.era.epochs, self.era.on_exhausted)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _era_json(stream: Stream, number: int) -> dict[str, Any]:
     return {
         "at_sample": era.at_sample,
         "epochs": era.epochs or 0,  # 0: for ever
-        "on_dry": era.on_dry,
+        "on_dry": era.on_exhausted,
         "sequences": dict(stream.generations[number].sequences),
         "shards": to_json(recorded(joined)),
     }
@@ -133,8 +133,10 @@ def _phase(row: Table) -> Phase:
 def _era(row: Table) -> RecordedEra:
     shards = from_json(row.table("shards"))
     counts = Table(dict(row.table("sequences")), "the sequences in the record of the stream")
-    on_dry = cast("OnExhausted", row.one_of("on_dry", ["halt", "renormalise"]))
-    era = Era(row.whole("at_sample"), frozenset(shard.key for shard in shards), row.whole("epochs") or None, on_dry)
+    on_exhausted = cast("OnExhausted", row.one_of("on_dry", ["halt", "renormalise"]))
+    era = Era(
+        row.whole("at_sample"), frozenset(shard.key for shard in shards), row.whole("epochs") or None, on_exhausted
+    )
     return RecordedEra(era, shards, {bucket: counts.whole(bucket) for bucket in row.table("sequences")})
 
 
@@ -173,7 +175,7 @@ def resume_stream(record: Record, stream: Stream, position: int, accepted: Colle
     joining = frozenset((change.bucket, change.name) for change in changes.added)
     notices = list(_notices(changes, eras[-1], latest, position))
     if notices:
-        eras.append(Era(position, joining, latest.epochs, latest.on_dry))
+        eras.append(Era(position, joining, latest.epochs, latest.on_exhausted))
     continued = stream if tuple(eras) == stream.eras else stream.with_eras(eras)
     _require_same_sequences(record, continued)
     return ResumedStream(continued, tuple(notices))
@@ -185,9 +187,9 @@ def _notices(changes: Changes, before: Era, now: Era, position: int) -> Iterator
         yield f"{plural(len(changes.added), 'shard')} joined {', '.join(buckets)} at sample {position:,}"
     if before.epochs != now.epochs:
         yield f"each bucket is read {_times(now.epochs)} from sample {position:,} on, {_times(before.epochs)} before"
-    if before.on_dry != now.on_dry:
+    if before.on_exhausted != now.on_exhausted:
         what = {"halt": "ends the run", "renormalise": "leaves its share to the others"}
-        yield f"a dry bucket {what[now.on_dry]} from sample {position:,} on"
+        yield f"a dry bucket {what[now.on_exhausted]} from sample {position:,} on"
 
 
 def _times(epochs: int | None) -> str:

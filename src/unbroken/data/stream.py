@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
+from unbroken.data.exactly_once import Identities, identify
 from unbroken.data.order.bucket_draws import BucketDraws, Planned
 from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
-from unbroken.data.packing.rows import Pieces, Rows, TokenMaps, cut_pieces, in_order
 from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
+from unbroken.data.packing.rows import Pieces, Rows, TokenMaps, cut_pieces, in_order
 from unbroken.data.packing.sequence_digests import SequenceDigests, digest_rows
-from unbroken.data.exactly_once import Identities, identify
 from unbroken.errors import SequenceDamaged
 from unbroken.files import LOCAL, Files
 
@@ -42,7 +42,7 @@ class Era:
     at_sample: int
     shards: frozenset[tuple[str, str]]
     epochs: int | None = 1
-    on_dry: OnExhausted = "halt"
+    on_exhausted: OnExhausted = "halt"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Stream:
         packing: several documents share a sequence.
         phases: a curriculum; without one, every epoch is one pass over all buckets.
         epochs: how often a bucket is read before it is dry; None: for ever.
-        on_dry: end where a bucket is dry, or go on with the others in proportion.
+        on_exhausted: end where a bucket is exhausted, or go on with the others in proportion.
         cache: where plans are kept; by default ``.unbroken`` in the data folder.
         eras: the history of a stream that grew; by default one era with all shards.
         shuffle: without it, the sequences of a bucket come in the order of its plan.
@@ -92,7 +92,7 @@ class Stream:
         DataDamaged: reads are checked, and a shard does not match ``shards.json``.
         ShardDamaged: an index is not in order.
         StorageFailed: the system refused to read an index or to write the cache.
-        ValueError: a length, ``epochs`` or ``on_dry`` cannot be, or the eras are not those of this corpus.
+        ValueError: a length, ``epochs`` or ``on_exhausted`` cannot be, or the eras are not those of this corpus.
         TypeError: ``seed`` is no whole number.
     """
 
@@ -106,7 +106,7 @@ class Stream:
         packing: bool = True,
         phases: Sequence[Phase] | None = None,
         epochs: int | None = 1,
-        on_dry: OnExhausted = "halt",
+        on_exhausted: OnExhausted = "halt",
         cache: Path | str | None = None,
         eras: Sequence[Era] = (),
         shuffle: bool = True,
@@ -114,11 +114,11 @@ class Stream:
         files: Files = LOCAL,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        _require_known(seed, epochs, on_dry)
+        _require_known(seed, epochs, on_exhausted)
         self.corpus = corpus
         self.settings = Settings(max_length, overlap or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases))
         self.cache = corpus.root / CACHE if cache is None else Path(cache)
-        self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_dry),)
+        self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_exhausted),)
         self._files = files
         self._shards = _in_eras(corpus, self.eras)
         self._token_bytes = max(shard.token_bytes for shard in self._shards)
@@ -194,9 +194,9 @@ class Stream:
         return self.schedule.end
 
     @property
-    def dry(self) -> tuple[Exhausted, ...]:
+    def exhausted(self) -> tuple[Exhausted, ...]:
         """Which buckets run dry, and at which sample, in order."""
-        return self.schedule.dry
+        return self.schedule.exhausted
 
     @property
     def checks_reads(self) -> bool:
@@ -280,29 +280,29 @@ class Stream:
 
     # ---- reading ----
 
-    def rows(self, looked: Lookup, first: int, last: int) -> Rows:
-        """The rows ``first`` to ``last`` of what was looked up.
+    def rows(self, lookup: Lookup, first: int, last: int) -> Rows:
+        """The rows ``first`` to ``last`` of what was lookup up.
 
         Raises:
             SequenceDamaged: ``check_reads`` is on, and a row's bytes are not those it had.
             ShardDamaged: a ``.bin`` is not there or has not its size.
         """
-        raw = looked.pieces.raw(first, last, self._maps)
-        if looked.digests is not None:
-            self._require_whole(looked, first, last, raw)
-        return looked.pieces.rows(first, last, raw)
+        raw = lookup.pieces.raw(first, last, self._maps)
+        if lookup.digests is not None:
+            self._require_whole(lookup, first, last, raw)
+        return lookup.pieces.rows(first, last, raw)
 
-    def _require_whole(self, looked: Lookup, first: int, last: int, raw: bytes) -> None:
-        assert looked.digests is not None
+    def _require_whole(self, lookup: Lookup, first: int, last: int, raw: bytes) -> None:
+        assert lookup.digests is not None
         found = digest_rows(raw, last - first)
-        bad = np.flatnonzero(found != looked.digests[first:last])
+        bad = np.flatnonzero(found != lookup.digests[first:last])
         if not bad.size:
             return
         row = first + int(bad[0])
-        pieces = looked.pieces
+        pieces = lookup.pieces
         numbers = sorted(set(pieces.shards[pieces.bounds[row] : pieces.bounds[row + 1]]))
         shards = tuple(f"{self._shards[n].bucket}/{self._shards[n].name}" for n in numbers if n >= 0)
-        raise SequenceDamaged(root=self.corpus.root, sample=int(looked.samples[row]), shards=shards)
+        raise SequenceDamaged(root=self.corpus.root, sample=int(lookup.samples[row]), shards=shards)
 
     def read(self, samples: Sequence[int] | NDArray[np.int64]) -> Rows:
         """The rows of some samples, in the order asked for.
@@ -311,8 +311,8 @@ class Stream:
             IndexError: a sample is negative or lies beyond the end.
             SequenceDamaged, ShardDamaged: as ``rows`` does.
         """
-        looked = self.look_up(np.asarray(samples, np.int64))
-        return self.rows(looked, 0, len(looked.samples))
+        lookup = self.look_up(np.asarray(samples, np.int64))
+        return self.rows(lookup, 0, len(lookup.samples))
 
     def verify_known(self, sample: int) -> bool:
         """Verify one sample against its checksum, if an earlier reader has kept one; returns whether it has.
@@ -337,14 +337,14 @@ class Stream:
         return self.read([sample])
 
 
-def _require_known(seed: int, epochs: int | None, on_dry: OnExhausted) -> None:
+def _require_known(seed: int, epochs: int | None, on_exhausted: OnExhausted) -> None:
     # Each of these would be taken without a word and give another order, or no sample at all.
     if not isinstance(seed, (int, np.integer)):
         raise TypeError(f"seed is {seed!r}; it is a whole number")
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it is at least 1, or None for no end")
-    if on_dry not in get_args(OnExhausted):
-        raise ValueError(f"on_dry is {on_dry!r}; it is one of {', '.join(get_args(OnExhausted))}")
+    if on_exhausted not in get_args(OnExhausted):
+        raise ValueError(f"on_exhausted is {on_exhausted!r}; it is one of {', '.join(get_args(OnExhausted))}")
 
 
 def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, ...], check_reads: bool) -> Stream:
@@ -388,5 +388,5 @@ def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, Planned
             for bucket, joined in planned.items()
             if joined[0][0] <= number
         }
-        generations.append(Generation(era.at_sample, held, era.epochs, era.on_dry))
+        generations.append(Generation(era.at_sample, held, era.epochs, era.on_exhausted))
     return generations

@@ -1,6 +1,6 @@
 """``Reducer``: what a training loop holds to get the same bits on any number of ranks.
 
-It deals the lanes of each step to the ranks, lends every lane its generators, sums gradients, losses and counts in
+It deals the lanes of each step to the ranks, lends every lane its rng, sums gradients, losses and counts in
 lane order, and clips by a norm that does not depend on the sharding. When the loop over ``lanes`` has ended, every
 parameter's ``grad`` is that of the whole step on every rank.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from unbroken.data.lanes import LanePlan
+from unbroken.data.lanes import rank_lanes
 from unbroken.errors import ArithmeticDiffers, CannotFold, LaneBroken, NoProcessGroup
 from unbroken.exact.buckets import BUCKET_BYTES
 from unbroken.exact.exchange import RankGroup
@@ -87,7 +87,7 @@ class Reducer:
             the same parameters when it is made.
         optimizer: looked at, if given: one whose arithmetic depends on the sharding is refused.
         lanes: how many micro-batches a step has, on however many ranks: fixed for the whole run.
-        seed: what all generators of all lanes come from.
+        seed: what all rng of all lanes come from.
         compute_dtype: for a plain model, the type in which lanes compute; the parameters stay float32. A model under
             ``fully_shard`` says this in its ``MixedPrecisionPolicy``.
         stock: opt out of exactness: torch's own sums and norm (``exact.NOT_PROMISED`` says what that gives up).
@@ -119,7 +119,7 @@ class Reducer:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._is_sharded = bool(shards_of(model))
         self._ranks = ranks_of(named) if self._is_sharded else _all_ranks()
-        self._plan = LanePlan(lanes, self._ranks.size, self._ranks.rank)
+        self._plan = rank_lanes(lanes, self._ranks.size, self._ranks.rank)
         self._seed, self._is_stock = seed, stock
         self._dtype = compute_dtype_of(model) if self._is_sharded else compute_dtype
         self._precision = Lowered(list(model.parameters()), compute_dtype)
@@ -174,11 +174,11 @@ class Reducer:
         self._losses = self._count = self.pending_scale = None
         told: list[Lane] = []
         try:
-            with self._precision.lowered(), LaneRng(self._seed, step) as generators:
+            with self._precision.lowered(), LaneRng(self._seed, step) as rng:
                 for parameter in self._parameters:
                     parameter.grad = None
                 for round_number in range(self._plan.rounds):
-                    yield from self._round(round_number, generators, told)
+                    yield from self._round(round_number, rng, told)
             self._reduction.finish()
             self._fold_told([lane for lane in told if not lane.is_spare])
         except BaseException:
@@ -192,17 +192,17 @@ class Reducer:
         else:
             self.pending_scale = factor if self.pending_scale is None else self.pending_scale * factor
 
-    def _round(self, number: int, generators: LaneRng, told: list[Lane]) -> Iterator[Lane]:
+    def _round(self, number: int, rng: LaneRng, told: list[Lane]) -> Iterator[Lane]:
         plan, is_last = self._plan, number == self._plan.rounds - 1
         self._reduction.begin_round(plan.present(number), is_first=number == 0, is_last=is_last)
         mine = plan.lane(number)
         if mine is not None or self._reduction.runs_spare_lanes:
             is_spare = mine is None
             # The lane of the round before: its data is at hand.
-            at = mine if mine is not None else number * plan.size + plan.rank - plan.size
+            at = mine if mine is not None else plan.nth(number - 1)
             is_silenced, needs_scale = is_spare and self._is_stock, self._dtype is torch.float16
             lane = Lane(at, is_spare=is_spare, is_silenced=is_silenced, needs_scale=needs_scale)
-            generators.enter(at)
+            rng.enter(at)
             yield lane
             if lane.told is None:
                 raise LaneBroken(complaint=f"lane {at} ended without lane.backward(loss)")

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from unbroken.exact.buckets import BUCKET_BYTES, GradientBucket, BucketFiller
-from unbroken.exact.exchange import Transfer, RankGroup
+from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller, GradientBucket
+from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.sums import Accumulator, Buffers, put
 
 # Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller
-from unbroken.exact.exchange import Transfer, RankGroup
+from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.sharded import HookedShards
 from unbroken.exact.sums import Buffers, LazyBuffer, put
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unbroken.data.lanes import RankLanes
 from unbroken.data.stream import Stream
 from unbroken.exact.sharded import shards_of
 from unbroken.gpt.device import RankDevice
@@ -49,12 +50,16 @@ class Evaluation:
         lanes = -(-len(self.stream) // self.lane)
         return lanes if self.max_batches is None else min(lanes, self.max_batches)
 
+    @property
+    def _share(self) -> RankLanes:
+        return RankLanes(self.lanes, self.place.world.size, self.place.world.rank)
+
     def __call__(self, model: GPT, computing: AbstractContextManager[None] | None = None) -> Evaluated:
         """Evaluate a model, inside ``computing`` if its weights must be lowered for it. Collective."""
         with torch.no_grad(), undisturbed(model), computing or nullcontext():
             said = [self._run_lane(model, lane) for lane in self._mine()]
         # A rank without a lane in the last round computed one again, because the others may wait for it.
-        counted = said[: len(range(self.place.world.rank, self.lanes, self.place.world.size))]
+        counted = said[: self._share.count]
         losses, tokens = torch.tensor(counted, dtype=torch.float64).reshape(-1, 2).T.tolist()
         everybody = self.place.world.all_gather((losses, tokens))
         total_tokens = math.fsum(count for _, counts in everybody for count in counts)
@@ -62,9 +67,9 @@ class Evaluation:
         return Evaluated(total / total_tokens if total_tokens else math.nan, int(total_tokens))
 
     def _mine(self) -> Iterator[int]:
-        rank, size = self.place.world.rank, self.place.world.size
-        for first in range(0, self.lanes, size):
-            yield min(first + rank, self.lanes - 1)
+        for round_number in range(self._share.rounds):
+            lane = self._share.lane(round_number)
+            yield self.lanes - 1 if lane is None else lane
 
     def _run_lane(self, model: GPT, lane: int) -> tuple[float, float]:
         tokens, doc_ids, labels = self._read(lane)

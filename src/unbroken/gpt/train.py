@@ -21,6 +21,7 @@ import torch
 from unbroken import exact
 from unbroken.config import Config, load, require_sound
 from unbroken.config.changes import Difference, computing_values
+from unbroken.data.from_config import lanes_of
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
@@ -28,11 +29,12 @@ from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
 from unbroken.gpt.device import RankDevice, joined, noticing_full, seed_rng
 from unbroken.gpt.evaluate import Evaluated, Evaluation
-from unbroken.gpt.training_log import StepLog, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, rate_at, set_rate
-from unbroken.gpt.training_data import TrainingData, lanes_of, make_loader, open_data
 from unbroken.gpt.run_files import JobLog, keep_config, keep_tokenizer
+from unbroken.gpt.speed import Speed, flops_per_token, peak_of
+from unbroken.gpt.training_data import TrainingData, make_loader, open_data
+from unbroken.gpt.training_log import StepLog, say_first_lines
 from unbroken.launch.accepted import CONFIG, require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run

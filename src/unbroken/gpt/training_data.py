@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.config import Config
-from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import Forecast, forecast
+from unbroken.data.from_config import corpus_of, lanes_of, phases_of, stream_of
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.loader import Loader
 from unbroken.data.stream import Stream
@@ -57,11 +57,6 @@ def open_data(config: Config, world: World) -> TrainingData:
     for warning in found.warnings if world.is_first else ():
         _log.warning("data: %s", warning)
     return world.all_or_none(lambda: _open(config))
-
-
-def lanes_of(config: Config) -> int:
-    """The lanes of a step of a settled config."""
-    return config.global_batch_size(1) // config.training.per_device_batch_size
 
 
 def make_loader(config: Config, stream: Stream, world: World) -> Loader:

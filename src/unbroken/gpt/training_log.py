@@ -4,15 +4,14 @@ Speeds are taken over the steps since the line before, evaluation and waiting in
 told. MFU counts six operations for each parameter and token and those of causal attention, against the device's peak.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from unbroken.config import Config
 from unbroken.gpt.device import RankDevice
+from unbroken.gpt.speed import Speed
 from unbroken.gpt.training_data import TrainingData
 from unbroken.launch.accepted import AcceptedValue
 from unbroken.quoting import amounts
@@ -20,61 +19,6 @@ from unbroken.quoting.log import logger
 from unbroken.records.events import event
 
 _log = logger(__name__)
-# Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.
-PEAKS: Final = (
-    ("B200", 2250e12),
-    ("H200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-    ("A800", 312e12),
-    ("L40S", 362e12),
-    ("A10G", 70e12),
-    ("RTX 4090", 165e12),
-    ("V100", 125e12),
-    ("T4", 65e12),
-)
-
-
-def flops_per_token(config: Config, parameters: int) -> int:
-    """Operations of one forward and backward pass, per token."""
-    model = config.model
-    return 6 * parameters + 6 * model.n_layer * model.n_embd * config.data.max_length
-
-
-def peak_of(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """The device's peak in operations per second; None where it is not known."""
-    if device.type != "cuda" or dtype is None:
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS if part in name), None)
-
-
-@dataclass
-class Speed:
-    """Steps per second since the last look, and what follows from them."""
-
-    tokens_per_step: int
-    flops_per_token: int
-    peak: float | None
-    clock: Callable[[], float] = time.monotonic
-    _step: int = 0
-    _at_s: float = 0.0
-
-    def begin(self, step: int) -> None:
-        """The loop is about to begin."""
-        self._step, self._at_s = step, self.clock()
-
-    def look(self, step: int) -> tuple[float, dict[str, float]]:
-        """Seconds a step since the last look, and the metrics to be logged."""
-        now_s = self.clock()
-        each_s = max(now_s - self._at_s, 1e-9) / max(step - self._step, 1)
-        self._step, self._at_s = step, now_s
-        tokens_per_s = self.tokens_per_step / each_s
-        measured = {"tokens_per_s": tokens_per_s}
-        if self.peak is not None:
-            measured["mfu"] = tokens_per_s * self.flops_per_token / self.peak
-        return each_s, measured
 
 
 @dataclass

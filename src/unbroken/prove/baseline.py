@@ -114,7 +114,7 @@ class Baseline:
         return max(1, self.steps // _SAVES)
 
 
-def run_alone(bench: ProofSetup, name: str, *, save_steps: int | None, ranks: int | None) -> Baseline:
+def run_alone(setup: ProofSetup, name: str, *, save_steps: int | None, ranks: int | None) -> Baseline:
     """Run the command to its end, interrupted by nothing.
 
     Raises:
@@ -122,10 +122,10 @@ def run_alone(bench: ProofSetup, name: str, *, save_steps: int | None, ranks: in
         BaselineFails: it fails by itself.
         StorageFailed: the folder could not be written.
     """
-    run = bench.run(name)
-    with bench.start(run, Drill(save_steps=save_steps), ranks) as job:
-        ended = bench.wait(job)
-    _require_completed(bench, job, ended, run)
+    run = setup.run(name)
+    with setup.start(run, Drill(save_steps=save_steps), ranks) as job:
+        ended = setup.wait(job)
+    _require_completed(setup, job, ended, run)
     history = read_history(Layout(run))
     start, end = history.last("job-start"), history.last("job-end")
     steps = (end.whole("step") if end else None) or 0
@@ -133,42 +133,42 @@ def run_alone(bench: ProofSetup, name: str, *, save_steps: int | None, ranks: in
     if steps < FEWEST_STEPS or not sizes:
         said = f"its run has {amounts.plural(steps, 'step')}" if sizes else "its run ends before the first save"
         raise NothingToProve(
-            command=_shown(bench), reason=said, remedy=f"let it train {FEWEST_STEPS} steps or more", log=()
+            command=_shown(setup), reason=said, remedy=f"let it train {FEWEST_STEPS} steps or more", log=()
         )
     took_s = _seconds_between(start, end)
     ranks_seen = (start.whole("world") if start else None) or 1
     return Baseline(run, steps, took_s, took_s / steps, ranks_seen, max(sizes))
 
 
-def _require_completed(bench: ProofSetup, job: JobProcess, ended: JobEnd | None, run: Path) -> None:
+def _require_completed(setup: ProofSetup, job: JobProcess, ended: JobEnd | None, run: Path) -> None:
     log = job.said(LOG_LINES)
     if ended is None:
-        limit = amounts.duration(bench.limit_s)
+        limit = amounts.duration(setup.limit_s)
         reason = f"the uninterrupted run is not over after {limit}"
         remedy = "let it train fewer steps, or give it more time with --minutes"
-        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
+        raise NothingToProve(command=_shown(setup), reason=reason, remedy=remedy, log=log)
     jobs = read_history(Layout(run)).jobs
     outcome = ended.outcome
     if ended.code and (outcome is None or outcome.status != "stopped"):
         how = f"exit code {ended.code}" + (f", {outcome.reason}" if outcome and outcome.reason else "")
-        raise BaselineFails(command=_shown(bench), how=how, log=log)
+        raise BaselineFails(command=_shown(setup), how=how, log=log)
     if outcome is None:
         reason = "the command never entered an unbroken.Run"
         remedy = "put the training loop into `with unbroken.Run(...)`; see docs/run.md"
-        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
+        raise NothingToProve(command=_shown(setup), reason=reason, remedy=remedy, log=log)
     if len(jobs) > 1:
         reason = f"the command entered {len(jobs)} runs, which a drill sends to one directory"
         remedy = "prove a command that enters one of them"
-        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=())
+        raise NothingToProve(command=_shown(setup), reason=reason, remedy=remedy, log=())
     if outcome.status != "completed":
         at = f" at step {amounts.count(outcome.step)}" if outcome.step is not None else ""
         saved = "" if _sizes(run) else ", before the first save"
         reason = f"the run ended{at}{saved}, and did not reach its target: {outcome.reason}"
         remedy = "`run.steps(N)` must come to its end when nobody interrupts it"
-        raise NothingToProve(command=_shown(bench), reason=reason, remedy=remedy, log=log)
+        raise NothingToProve(command=_shown(setup), reason=reason, remedy=remedy, log=log)
 
 
-def require_same(bench: ProofSetup, first: Baseline, second: Baseline) -> Comparison:
+def require_same(setup: ProofSetup, first: Baseline, second: Baseline) -> Comparison:
     """Pass if two uninterrupted runs are the same, bit for bit; returns what was compared.
 
     Raises:
@@ -179,9 +179,9 @@ def require_same(bench: ProofSetup, first: Baseline, second: Baseline) -> Compar
     if found.is_equal:
         return found
     step = found.first.step if found.first else None
-    causes = likely_causes(script_text(bench.command.words, bench.cwd), bench.environ, first_step=step)
+    causes = likely_causes(script_text(setup.command.words, setup.cwd), setup.environ, first_step=step)
     said = tuple(found.lines())[:_MOST_DIFFERENCES]
-    raise NotDeterministic(command=_shown(bench), differences=said, causes=causes)
+    raise NotDeterministic(command=_shown(setup), differences=said, causes=causes)
 
 
 def _sizes(run: Path) -> list[int]:
@@ -196,5 +196,5 @@ def _seconds_between(start: Fact | None, end: Fact | None) -> float:
     return max(0.0, end.at_s - start.at_s)
 
 
-def _shown(bench: ProofSetup) -> str:
-    return shell_line(bench.command.given)
+def _shown(setup: ProofSetup) -> str:
+    return shell_line(setup.command.given)

@@ -42,30 +42,30 @@ _SLOW_WRITE_S: Final = 0.05
 _SAVES_TO_WAIT: Final = 4
 
 
-def step_of(leg: PlannedJob, baseline: Baseline, begin: int) -> int:
+def step_of(planned: PlannedJob, baseline: Baseline, begin: int) -> int:
     """The step at which a leg ends: behind the one it goes on from, before the last."""
-    return min(max(int(leg.at * baseline.steps), begin + 1), baseline.steps - 1)
+    return min(max(int(planned.at * baseline.steps), begin + 1), baseline.steps - 1)
 
 
-def drill_for(leg: PlannedJob, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
+def drill_for(planned: PlannedJob, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
     """The drill of one job: what strikes inside it, and what lets it be struck from outside in time."""
-    every, at = baseline.save_steps, step_of(leg, baseline, begin)
+    every, at = baseline.save_steps, step_of(planned, baseline, begin)
     saves = max(1, at // every - begin // every)
     edges = max(1, at - begin)
-    faults = list(_trouble(leg, ranks, saves))
+    faults = list(_trouble(planned, ranks, saves))
     stop_at: int | None = None
-    if leg.ending == "save":
-        when = 1 if leg.phase == "sweep" else saves
-        faults.append(Fault(leg.phase, "kill", when, leg.rank % ranks if leg.phase == "parts" else 0))
+    if planned.ending == "save":
+        when = 1 if planned.phase == "sweep" else saves
+        faults.append(Fault(planned.phase, "kill", when, planned.rank % ranks if planned.phase == "parts" else 0))
         stop_at = min(baseline.steps - 1, at + _SAVES_TO_WAIT * every)
-    elif leg.ending == "rank":
-        faults.append(Fault("edge", "kill", edges, leg.rank % ranks, leg.pause * max(baseline.step_s, _STEP_S)))
+    elif planned.ending == "rank":
+        faults.append(Fault("edge", "kill", edges, planned.rank % ranks, planned.pause * max(baseline.step_s, _STEP_S)))
         faults.append(_held_up(edges, _STEP_S))
         stop_at = min(baseline.steps - 1, at + _SAVES_TO_WAIT * every)
     else:
-        pace_s = _STEP_TO_STOP_S if leg.ending == "stop" else _STEP_S
+        pace_s = _STEP_TO_STOP_S if planned.ending == "stop" else _STEP_S
         if baseline.step_s < pace_s:
-            faults.append(_held_up(1 if leg.trouble == "full" else edges, pace_s))
+            faults.append(_held_up(1 if planned.trouble == "full" else edges, pace_s))
     if stop_at is not None and stop_at <= begin:
         stop_at = None
     return Drill(save_steps=every, stop_at=stop_at, faults=tuple(faults))
@@ -75,13 +75,13 @@ def _held_up(edge: int, seconds: float) -> Fault:
     return Fault("edge", "delay", edge, None, seconds)
 
 
-def _trouble(leg: PlannedJob, ranks: int, saves: int) -> list[Fault]:
-    if leg.trouble == "slow":
+def _trouble(planned: PlannedJob, ranks: int, saves: int) -> list[Fault]:
+    if planned.trouble == "slow":
         return [Fault("parts", "delay", 1, None, _SLOW_WRITE_S)]
-    if leg.trouble == "error":
+    if planned.trouble == "error":
         # An earlier save than the one it is killed in, where there is one.
-        rank = leg.rank % ranks if leg.refused_at == "parts" else 0
-        return [Fault(leg.refused_at, leg.refusal, max(1, saves - 1), rank)]
+        rank = planned.rank % ranks if planned.refused_at == "parts" else 0
+        return [Fault(planned.refused_at, planned.refusal, max(1, saves - 1), rank)]
     return []
 
 
@@ -165,15 +165,15 @@ class _Stuck(Exception):
 class Chain:
     """One chain while it is made."""
 
-    def __init__(self, bench: ProofSetup, baseline: Baseline, number: int, say: Callable[[str], None]) -> None:
-        self._bench, self._baseline, self._say = bench, baseline, say
-        self._run = bench.run(f"chain-{number:04}")
+    def __init__(self, setup: ProofSetup, baseline: Baseline, number: int, say: Callable[[str], None]) -> None:
+        self._setup, self._baseline, self._say = setup, baseline, say
+        self._run = setup.run(f"chain-{number:04}")
         self._ranks: int | None = None
         self._layout = Layout(self._run)
         self._store = Store(self._layout.checkpoints)
         self.report = ChainReport(number, self._run)
 
-    def make(self, legs: Sequence[PlannedJob]) -> ChainReport:
+    def make(self, planned_jobs: Sequence[PlannedJob]) -> ChainReport:
         """Make the chain and compare it.
 
         Raises:
@@ -181,10 +181,10 @@ class Chain:
             OSError: the program is gone, or the small file system could not be made.
         """
         began_s = time.monotonic()
-        self._ranks = legs[0].ranks
-        with self._place(legs):
+        self._ranks = planned_jobs[0].ranks
+        with self._place(planned_jobs):
             try:
-                self._to_the_end(legs)
+                self._to_the_end(planned_jobs)
                 self.report.comparison = compare_runs(self._baseline.run, self._run, idle=self._baseline.idle)
             except _Stuck as stuck:
                 self.report.problem = str(stuck)
@@ -196,9 +196,9 @@ class Chain:
         return self.report
 
     @contextlib.contextmanager
-    def _place(self, legs: Sequence[PlannedJob]) -> Iterator[None]:
+    def _place(self, planned_jobs: Sequence[PlannedJob]) -> Iterator[None]:
         """Where the run is made: on a small file system, if it is to be full."""
-        if not any(leg.trouble == "full" for leg in legs):
+        if not any(planned.trouble == "full" for planned in planned_jobs):
             yield
             return
         room = RESERVE_BYTES + _ROOM_FOR_RECORDS_BYTES + _CHECKPOINTS_OF_ROOM * self._baseline.checkpoint_bytes
@@ -210,11 +210,11 @@ class Chain:
                 self.report.run = self._run.with_name(f"{self._run.name}-kept")
                 small_disk.keep(self._run, self.report.run)
 
-    def _to_the_end(self, legs: Sequence[PlannedJob]) -> None:
-        for leg in legs:
+    def _to_the_end(self, planned_jobs: Sequence[PlannedJob]) -> None:
+        for planned in planned_jobs:
             if self._is_completed():
                 return
-            self._do(leg)
+            self._do(planned)
         if not self._is_completed():
             self._do(None)
         if not self._is_completed():
@@ -226,36 +226,36 @@ class Chain:
 
     # ---- one job ----
 
-    def _do(self, leg: PlannedJob | None) -> None:
+    def _do(self, planned: PlannedJob | None) -> None:
         """One job, and the damage after it; without a leg it is left alone."""
         expected = self._expected()
         # Before the first commit a config may still take its global batch from the ranks of the job.
-        ranks = self._ranks if leg is None or expected == 0 else leg.ranks
+        ranks = self._ranks if planned is None or expected == 0 else planned.ranks
         drill = Drill(save_steps=self._baseline.save_steps)
-        if leg is not None:
-            drill = drill_for(leg, self._baseline, begin=expected, ranks=ranks or self._baseline.ranks)
+        if planned is not None:
+            drill = drill_for(planned, self._baseline, begin=expected, ranks=ranks or self._baseline.ranks)
         before = set(read_history(self._layout).jobs)
-        with self._bench.start(self._run, drill, ranks) as job:
-            outside = self._interrupt(job, leg, drill, expected) if leg is not None else []
-            ended = self._bench.wait(job)
+        with self._setup.start(self._run, drill, ranks) as job:
+            outside = self._interrupt(job, planned, drill, expected) if planned is not None else []
+            ended = self._setup.wait(job)
         small_disk.empty(self._run)
         history = read_history(self._layout)
         mine = [number for number in history.jobs if number not in before]
         report = self._reported(history, mine, ended, ranks)
         report = self._with_faults(report, drill, outside, is_over=ended is not None and _is_completed(ended))
-        if leg is not None and leg.damage is not None and not self._is_completed():
-            done = do_damage(self._store, leg.damage, leg.where, job=max(mine, default=0))
-            injected = [*report.injected, *([f"then {leg.damage}"] if done.name is not None else [])]
+        if planned is not None and planned.damage is not None and not self._is_completed():
+            done = do_damage(self._store, planned.damage, planned.where, job=max(mine, default=0))
+            injected = [*report.injected, *([f"then {planned.damage}"] if done.name is not None else [])]
             report = replace(report, injected=tuple(injected), damage=done.words)
         self.report.jobs.append(report)
         self._say(_line(self.report.number, len(self.report.jobs), report))
-        self._require_sound(job, ended, report, expected, leg)
+        self._require_sound(job, ended, report, expected, planned)
 
     def _with_faults(self, report: JobReport, drill: Drill, outside: Sequence[str], *, is_over: bool) -> JobReport:
         """What was done to a job, by the marks that faults leave; what never struck is told apart."""
         before = self.report.jobs[-1].ranks if self.report.jobs else report.ranks
         resized = [] if report.ranks == before else [f"{before} to {report.ranks} ranks"]
-        struck = self._bench.struck(self._run, drill)
+        struck = self._setup.struck(self._run, drill)
         inside = [words for fault in struck if (words := in_words(fault)) is not None]
         missed = [words for fault in drill.faults if fault not in struck and (words := in_words(fault)) is not None]
         if is_over:
@@ -269,39 +269,39 @@ class Chain:
         found = choose(names, lambda name: verify(self._store, name, Level.FULL)).chosen
         return found.manifest.step if found is not None and found.manifest is not None else 0
 
-    def _interrupt(self, job: JobProcess, leg: PlannedJob, drill: Drill, begin: int) -> list[str]:
+    def _interrupt(self, job: JobProcess, planned: PlannedJob, drill: Drill, begin: int) -> list[str]:
         """Do to the job from outside what its leg says, and tell it; the drill does the rest inside."""
-        at = step_of(leg, self._baseline, begin)
+        at = step_of(planned, self._baseline, begin)
         done: list[str] = []
         step_s = max(self._baseline.step_s, *(fault.seconds for fault in drill.faults if fault.at == "edge"), 0.0)
-        if leg.trouble == "full":
+        if planned.trouble == "full":
             self._wait_for_step(job, begin + 1)
             if job.is_running and job.number() is not None:
                 done.append(f"disk full, {amounts.size(small_disk.fill(self._run))} taken")
             # Nothing can be written any more, so nothing tells the step: the clock has to do.
             time.sleep(min(_LONGEST_FULL_S, max(0, at - begin) * step_s))
         else:
-            self._wait_for_step(job, at, is_inside=leg.ending in _INSIDE)
-        if leg.ending in _INSIDE:
+            self._wait_for_step(job, at, is_inside=planned.ending in _INSIDE)
+        if planned.ending in _INSIDE:
             return done
-        time.sleep(leg.pause * step_s)
+        time.sleep(planned.pause * step_s)
         if not job.is_running:
             return done
-        return [*done, self._end(job, leg)]
+        return [*done, self._end(job, planned)]
 
-    def _end(self, job: JobProcess, leg: PlannedJob) -> str:
-        if leg.ending == "kill":
+    def _end(self, job: JobProcess, planned: PlannedJob) -> str:
+        if planned.ending == "kill":
             job.kill()
             return "killed, every process"
         # On a full disk nobody can write a request.
-        if leg.ending == "stop" and leg.trouble != "full":
-            return "asked to stop" if job.stop(self._bench.limit_s) else "ended before it could be asked to stop"
+        if planned.ending == "stop" and planned.trouble != "full":
+            return "asked to stop" if job.stop(self._setup.limit_s) else "ended before it could be asked to stop"
         job.terminate(signal.SIGTERM)
         return "SIGTERM"
 
     def _wait_for_step(self, job: JobProcess, step: int, *, is_inside: bool = False) -> None:
         """Wait until a job has come to a step, or is over; for what strikes inside the job there is nothing to do."""
-        deadline_s = time.monotonic() + self._bench.limit_s
+        deadline_s = time.monotonic() + self._setup.limit_s
         while not is_inside and job.is_running and self._reached(job) < step and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
 
@@ -333,7 +333,7 @@ class Chain:
         )
 
     def _require_sound(
-        self, job: JobProcess, ended: JobEnd | None, report: JobReport, expected: int, leg: PlannedJob | None
+        self, job: JobProcess, ended: JobEnd | None, report: JobReport, expected: int, planned: PlannedJob | None
     ) -> None:
         """Raise if a job did what no job may do, whatever happens to it."""
         number = len(self.report.jobs)
@@ -342,11 +342,11 @@ class Chain:
         if report.went_on_from is not None and report.went_on_from > expected:
             self._fail(job, f"job {number} went on from step {report.went_on_from}, a checkpoint with wrong bytes")
         if ended is None:
-            self._fail(job, f"job {number} did not end within {amounts.duration(self._bench.limit_s)}, and was killed")
+            self._fail(job, f"job {number} did not end within {amounts.duration(self._setup.limit_s)}, and was killed")
             return
         outcome = ended.outcome
         if outcome is None:
-            is_ours = leg is not None and leg.ending in ("kill", "term", "stop")
+            is_ours = planned is not None and planned.ending in ("kill", "term", "stop")
             if not is_ours:
                 self._fail(job, f"job {number} ended with exit code {ended.code} and never took the run")
         elif outcome.status not in ("stopped", "completed", "crashed") and outcome.verdict != "again":

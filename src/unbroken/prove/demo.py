@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import DemoFailed
-from unbroken.prove.demo_corpus import BUCKETS, write_corpus
 from unbroken.prove.damage import Damage, do_damage
-from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, DemoJob, DemoFolder, environment
+from unbroken.prove.demo_corpus import BUCKETS, write_corpus
+from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, DemoFolder, DemoJob, environment
 from unbroken.prove.job_process import JobEnd, JobProcess
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, write_drill
@@ -65,7 +65,7 @@ class DemoResult:
     seconds: float
 
 
-def run_demo(places: DemoFolder, voice: Console, environ: Mapping[str, str]) -> DemoResult:
+def run_demo(places: DemoFolder, console: Console, environ: Mapping[str, str]) -> DemoResult:
     """Everything up to the last step of the chained run.
 
     Raises:
@@ -74,15 +74,15 @@ def run_demo(places: DemoFolder, voice: Console, environ: Mapping[str, str]) -> 
         StorageFailed: the system refused.
     """
     started_s = time.monotonic()
-    stage = _Commands(places, voice, environment(environ))
+    stage = _Commands(places, console, environment(environ))
     stage.make_data()
     stage.job("alone", ALONE, places.alone)
-    for number, act in enumerate(CHAIN[:-1], start=1):
-        stage.job(f"job {number}", act, places.chained)
+    for number, planned in enumerate(CHAIN[:-1], start=1):
+        stage.job(f"job {number}", planned, places.chained)
     torn = _torn(places, CHAIN[-2])
-    voice.line("torn", torn.sentence())
+    console.line("torn", torn.sentence())
     damage = _damaged(places)
-    voice.line("damage", f"{damage.words}; it is the newest there is")
+    console.line("damage", f"{damage.words}; it is the newest there is")
     stage.job(f"job {len(CHAIN)}", CHAIN[-1], places.chained)
     return DemoResult(places, torn, damage, time.monotonic() - started_s)
 
@@ -92,7 +92,7 @@ class _Commands:
     """Where commands are started, one after the other."""
 
     places: DemoFolder
-    voice: Console
+    console: Console
     env: Mapping[str, str]
 
     def make_data(self) -> None:
@@ -100,7 +100,7 @@ class _Commands:
         places = self.places
         corpus = write_corpus(places.text)
         sizes = ", ".join(f"{bucket} {amounts.size(corpus.size_bytes[bucket])}" for bucket in BUCKETS)
-        self.voice.line("corpus", f"{corpus.modules} modules of Python's own library: {sizes}")
+        self.console.line("corpus", f"{corpus.modules} modules of Python's own library: {sizes}")
         words = ["tokenizer", "train", str(places.text), "-o", str(places.tokenizer), "--vocab-size", str(VOCABULARY)]
         self._call("tokenizer", "learn a tokenizer", words)
         words = ["tokenize", "--input-dir", str(places.text), "--output-dir", str(places.data), "--num-workers", "1"]
@@ -115,35 +115,35 @@ class _Commands:
             if ended.code != 0:
                 raise _failed(f"unbroken {words[0]}", was_to, ended, job)
             first = job.said(_SHOWN_LINES)[:1]
-        self.voice.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
+        self.console.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
 
-    def job(self, label: str, act: DemoJob, run: Path) -> None:
+    def job(self, label: str, planned: DemoJob, run: Path) -> None:
         """One job of a run, to the end that it is to meet."""
         started_s = time.monotonic()
-        words = ["train", str(self.places.config), f"training.output_dir={run}", f"data.num_workers={act.workers}"]
-        words += ["--nproc-per-node", str(act.ranks)]
+        words = ["train", str(self.places.config), f"training.output_dir={run}", f"data.num_workers={planned.workers}"]
+        words += ["--nproc-per-node", str(planned.ranks)]
         env = dict(self.env)
-        if (drill := act.drill()) is not None:
+        if (drill := planned.drill()) is not None:
             write_drill(self.places.drill, drill)
             env[ENVIRONMENT] = str(self.places.drill)
         with self._started(words, self.places.log(label.replace(" ", "-")), run, env) as job:
-            self._followed(job, act, f"{label}, {amounts.plural(act.ranks, 'rank')}")
-            ended = _ended(label, act.was_to(), job)
-            _require_end(act, label, ended, job)
+            self._followed(job, planned, f"{label}, {amounts.plural(planned.ranks, 'rank')}")
+            ended = _ended(label, planned.was_to(), job)
+            _require_end(planned, label, ended, job)
             at = amounts.count(job.step() or 0)
         took = amounts.duration(time.monotonic() - started_s)
-        self.voice.line(label, f"{amounts.plural(act.ranks, 'rank')}, to step {at}: {act.ending()}  ({took})")
+        self.console.line(label, f"{amounts.plural(planned.ranks, 'rank')}, to step {at}: {planned.ending()}  ({took})")
 
-    def _followed(self, job: JobProcess, act: DemoJob, title: str) -> None:
+    def _followed(self, job: JobProcess, planned: DemoJob, title: str) -> None:
         """Watch a job to its end, which is brought about when it is due; its steps are shown on the way."""
-        shown, is_left_alone = 0, act.end == "completed"
-        with self.voice.bar(title, STEPS) as advance:
+        shown, is_left_alone = 0, planned.end == "completed"
+        with self.console.bar(title, STEPS) as advance:
             for at in job.steps(PATIENCE_S):
                 advance(at - shown)
                 shown = at
-                if not is_left_alone and _is_due(act, at, job):
+                if not is_left_alone and _is_due(planned, at, job):
                     is_left_alone = True
-                    job.stop(PATIENCE_S) if act.end == "stopped" else job.kill()
+                    job.stop(PATIENCE_S) if planned.end == "stopped" else job.kill()
 
     def _started(self, words: Sequence[str], log: Path, run: Path, env: Mapping[str, str] | None = None) -> JobProcess:
         command = [sys.executable, "-m", "unbroken", *words]
@@ -152,9 +152,9 @@ class _Commands:
         )
 
 
-def _is_due(act: DemoJob, at: int, job: JobProcess) -> bool:
+def _is_due(planned: DemoJob, at: int, job: JobProcess) -> bool:
     """Whether a job is to be ended now; who dies while it saves dies by itself, and the machine goes down with it."""
-    return job.has_lost_holder() if act.end == "killed-saving" else at >= act.after
+    return job.has_lost_holder() if planned.end == "killed-saving" else at >= planned.after
 
 
 def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
@@ -165,12 +165,14 @@ def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
         raise DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES)) from None
 
 
-def _require_end(act: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
+def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
     """Pass if a job met the end it was to meet; a demo that shows another one shows nothing."""
-    wanted = {"killed": "crashed", "stopped": "stopped", "killed-saving": "crashed", "completed": "completed"}[act.end]
+    wanted = {"killed": "crashed", "stopped": "stopped", "killed-saving": "crashed", "completed": "completed"}[
+        planned.end
+    ]
     found = ended.outcome.status if ended.outcome is not None else None
     if found != wanted:
-        raise _failed(label, act.was_to(), ended, job)
+        raise _failed(label, planned.was_to(), ended, job)
 
 
 def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
@@ -179,13 +181,13 @@ def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFaile
     return DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES))
 
 
-def _torn(places: DemoFolder, act: DemoJob) -> Torn:
+def _torn(places: DemoFolder, planned: DemoJob) -> Torn:
     """The draft that the job before the last has left, which was killed while it saved."""
     store = Store(Layout(places.chained).checkpoints)
     for draft in scan(store).torn:
         files, size_bytes = draft.weigh(store)
         return Torn(str(draft.name), draft.name.step, files, size_bytes)
-    raise _shows_nothing(places, act.was_to(), "no half-written checkpoint was left behind")
+    raise _shows_nothing(places, planned.was_to(), "no half-written checkpoint was left behind")
 
 
 def _damaged(places: DemoFolder) -> Damage:

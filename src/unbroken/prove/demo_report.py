@@ -74,7 +74,7 @@ def prove(alone: Path, chained: Path) -> DemoVerdict:
     return DemoVerdict(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
 
 
-def rows(run: Path, acts: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
+def rows(run: Path, planned_jobs: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
     """The jobs of the chained run, from its records; how each was ended is known only to who ended it.
 
     Raises:
@@ -84,16 +84,16 @@ def rows(run: Path, acts: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
     ends: dict[int, int] = {}
     for row in (*metrics.lost, *metrics.kept.values()):
         ends[row.job] = max(ends.get(row.job, 0), row.step)
-    return [_row(history, job, act, ends) for job, act in zip(history.jobs, acts, strict=False)]
+    return [_row(history, job, planned, ends) for job, planned in zip(history.jobs, planned_jobs, strict=False)]
 
 
-def _row(history: History, job: int, act: DemoJob, ends: Mapping[int, int]) -> JobRow:
+def _row(history: History, job: int, planned: DemoJob, ends: Mapping[int, int]) -> JobRow:
     started, resumed = history.last("job-start", job=job), history.last("resume", job=job)
     start = (resumed.whole("step") if resumed is not None else None) or 0
-    ranks = (started.whole("world") if started is not None else None) or act.ranks
+    ranks = (started.whole("world") if started is not None else None) or planned.ranks
     passed = [str(fact.text("name")) for fact in history.of_kind("passed-over") if fact.job == job]
-    ending = f"{act.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else act.ending()
-    return JobRow(job, ranks, act.workers, start, ends.get(job, start), ending)
+    ending = f"{planned.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else planned.ending()
+    return JobRow(job, ranks, planned.workers, start, ends.get(job, start), ending)
 
 
 def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
@@ -101,16 +101,16 @@ def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
     return "\n".join(f"{style.dim(label.ljust(_LABEL))}  {line}".rstrip() for label, line in lines)
 
 
-def facts(played: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
+def facts(result: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
     """The demo as one document."""
     return {
-        "folder": played.places.folder,
-        "alone": played.places.alone,
-        "chained": played.places.chained,
-        "seconds": round(played.seconds, 1),
+        "folder": result.places.folder,
+        "alone": result.places.alone,
+        "chained": result.places.chained,
+        "seconds": round(result.seconds, 1),
         "jobs": [asdict(row) for row in found],
-        "torn": asdict(played.torn),
-        "damage": asdict(played.damage),
+        "torn": asdict(result.torn),
+        "damage": asdict(result.damage),
         "comparison": proof.comparison.facts(),
         "recomputed": {"compared": proof.recomputed.compared, "agreeing": proof.recomputed.agreeing},
     }
@@ -130,9 +130,9 @@ def jobs_table(found: Sequence[JobRow], style: Style) -> str:
     return table(columns, cells, style=style)
 
 
-def next_steps(played: DemoResult, program: str, style: Style) -> str:
+def next_steps(result: DemoResult, program: str, style: Style) -> str:
     """Commands that work when pasted, each with what it shows."""
-    places = played.places
+    places = result.places
     run = quoted(places.chained.relative_to(places.folder))
     store = Store(Layout(places.chained).checkpoints)
     last, before = newest_first(store, scan(store).committed)[:2]

@@ -98,28 +98,28 @@ def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int
     trouble = [name for name in TROUBLE if name in faults]
     return tuple(
         PlannedJob(
-            ranks=_ranks(seed, first + leg, leg, ranks, is_resized=RESIZE in faults),
-            ending=_turn(seed, "ending", endings, first + leg),
+            ranks=_ranks(seed, first + planned, planned, ranks, is_resized=RESIZE in faults),
+            ending=_turn(seed, "ending", endings, first + planned),
             # Evenly spread, each within its own stretch: a job resumes before the stretch it ends in.
-            at=(leg + draw.random()) / (PLANNED_JOBS + 1),
+            at=(planned + draw.random()) / (PLANNED_JOBS + 1),
             pause=draw.random(),
-            phase=_turn(seed, "phase", KILLED_AT, first + leg),
+            phase=_turn(seed, "phase", KILLED_AT, first + planned),
             rank=draw.randrange(1 << 16),
-            trouble=_turn(seed, "trouble", [*trouble, None], first + leg) if trouble else None,
-            refused_at=_turn(seed, "refused", REFUSED_AT, first + leg),
+            trouble=_turn(seed, "trouble", [*trouble, None], first + planned) if trouble else None,
+            refused_at=_turn(seed, "refused", REFUSED_AT, first + planned),
             refusal=draw.choice(("eio", "enospc")),
             # The first job leaves too few checkpoints to lose one.
-            damage=_turn(seed, "damage", [*damage, None], first - chain + leg) if damage and leg else None,
+            damage=_turn(seed, "damage", [*damage, None], first - chain + planned) if damage and planned else None,
             where=(draw.random(), draw.random()),
         )
-        for leg in range(PLANNED_JOBS)
+        for planned in range(PLANNED_JOBS)
     )
 
 
-def _ranks(seed: int, position: int, leg: int, ranks: Sequence[int], *, is_resized: bool) -> int | None:
+def _ranks(seed: int, position: int, planned: int, ranks: Sequence[int], *, is_resized: bool) -> int | None:
     if not ranks:
         return None
-    return _turn(seed, "ranks", ranks, position) if leg and is_resized else ranks[0]
+    return _turn(seed, "ranks", ranks, position) if planned and is_resized else ranks[0]
 
 
 def _turn(seed: int, purpose: str, choices: Sequence[T], position: int) -> T:

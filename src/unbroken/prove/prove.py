@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unbroken.config import from_json
+from unbroken.data.from_config import lanes_of
 from unbroken.errors import BadUsage
 from unbroken.files import LOCAL
 from unbroken.prove import small_disk
@@ -44,7 +45,7 @@ class ProveOptions:
     is_single: bool = False
 
 
-def prove(bench: ProofSetup, asked: ProveOptions, say: Callable[[str], None]) -> Proof:
+def prove(setup: ProofSetup, asked: ProveOptions, say: Callable[[str], None]) -> Proof:
     """Prove that a command's run survives: the chains that fail, and what they left, are in what is returned.
 
     Raises:
@@ -55,25 +56,25 @@ def prove(bench: ProofSetup, asked: ProveOptions, say: Callable[[str], None]) ->
         StorageFailed: the folder could not be written.
     """
     began_s = time.monotonic()
-    faults, left_out = _possible(bench, asked)
+    faults, left_out = _possible(setup, asked)
     for fault, reason in left_out:
         say(f"left out: {fault}: {reason}")
-    proof = Proof(bench.command.given, asked.seed, faults, asked.ranks, bench.folder, left_out)
+    proof = Proof(setup.command.given, asked.seed, faults, asked.ranks, setup.folder, left_out)
     first_ranks = asked.ranks[0] if asked.ranks else None
     say("running it uninterrupted")
-    baseline = proof.baseline = run_alone(bench, "uninterrupted", save_steps=None, ranks=first_ranks)
+    baseline = proof.baseline = run_alone(setup, "uninterrupted", save_steps=None, ranks=first_ranks)
     took = f"{amounts.plural(baseline.steps, 'step')} in {amounts.duration(baseline.seconds)}"
     say(f"{took}; running it once more, saved every {amounts.plural(baseline.save_steps, 'step')}")
-    again = run_alone(bench, "uninterrupted-again", save_steps=baseline.save_steps, ranks=first_ranks)
-    same = proof.uninterrupted = require_same(bench, baseline, again)
+    again = run_alone(setup, "uninterrupted-again", save_steps=baseline.save_steps, ranks=first_ranks)
+    same = proof.uninterrupted = require_same(setup, baseline, again)
     baseline = proof.baseline = replace(baseline, idle=same.state.idle if same.state else ())
     LOCAL.remove_tree(again.run)
     _settle(proof, baseline)
-    chains = replace(bench, limit_s=max(_LEAST_PATIENCE_S, _PATIENCE * baseline.seconds))
+    chains = replace(setup, limit_s=max(_LEAST_PATIENCE_S, _PATIENCE * baseline.seconds))
     number = asked.chain
     while True:
-        legs = plan_chain(asked.seed, number, proof.faults, proof.ranks)
-        made = Chain(chains, baseline, number, say).make(legs)
+        planned_jobs = plan_chain(asked.seed, number, proof.faults, proof.ranks)
+        made = Chain(chains, baseline, number, say).make(planned_jobs)
         proof.chains.append(made)
         proof.seconds = time.monotonic() - began_s
         if not made.is_proven or asked.is_single or proof.seconds >= asked.limit_s:
@@ -102,17 +103,17 @@ def _ranks_of_config(baseline: Baseline) -> tuple[int, ...]:
     config = from_json(LOCAL.read_bytes(path, limit_bytes=1 << 20).decode(), str(path)).config
     if not config.training.exact:
         return ()
-    lanes = config.global_batch_size(baseline.ranks) // config.training.per_device_batch_size
+    lanes = lanes_of(config, baseline.ranks)
     others = [ranks for ranks in _RANKS_TRIED if ranks <= lanes and ranks != baseline.ranks]
     return (baseline.ranks, *others)
 
 
-def _possible(bench: ProofSetup, asked: ProveOptions) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+def _possible(setup: ProofSetup, asked: ProveOptions) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The faults that can be tried here, and those that cannot, each with the reason."""
     reasons: dict[str, str] = {}
-    if "full" in asked.faults and (reason := small_disk.why_not(bench.folder)) is not None:
+    if "full" in asked.faults and (reason := small_disk.why_not(setup.folder)) is not None:
         reasons["full"] = reason
-    if RESIZE in asked.faults and len(asked.ranks) < 2 and (asked.ranks or bench.command.program != "train"):
+    if RESIZE in asked.faults and len(asked.ranks) < 2 and (asked.ranks or setup.command.program != "train"):
         reasons[RESIZE] = "on how many ranks the command may train was not said (--ranks 1,2)"
     possible = tuple(fault for fault in asked.faults if fault not in reasons)
     if not possible:

@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit.data.corpora import texts_of, write_corpus
 from unbroken.config import Config, CurriculumPhase, DataConfig, ModelConfig, TrainingConfig
-from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import forecast
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.errors import DataDamaged, DataUnfit
 
 MAX_LENGTH = 32
@@ -81,7 +81,7 @@ def test_a_bucket_that_runs_dry_is_a_problem_or_a_warning_by_the_flag(data: Path
     found = forecast(halts, world)
     # The 21st of code is asked for at about the 41st sample.
     assert found.problems == ("bucket code runs dry at step 10 of 12, in phase 1; data.epochs is 1",)
-    assert [each.dry_step for each in found.buckets] == [10, None]
+    assert [each.exhausted_step for each in found.buckets] == [10, None]
     allowed = forecast(goes_on, world)
     assert allowed.problems == ()
     assert allowed.warnings == ("bucket code runs dry at step 10 of 12, in phase 1; the others go on in proportion",)

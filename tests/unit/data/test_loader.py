@@ -31,7 +31,7 @@ def test_the_lanes_of_all_ranks_are_the_samples_of_the_step_each_once(world: int
     numbers = []
     for rank in range(world):
         lanes = cut_lanes(8, 2, rank, world)
-        turns = np.arange(3 * lanes.mine)
+        turns = np.arange(3 * lanes.per_step)
         assert [lanes.place(turn) for turn in turns.tolist()] == [
             (step, lane) for step in range(3) for lane in range(rank, 4, world)
         ]
@@ -290,7 +290,7 @@ def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_told(tmp_pat
     first = Loader(make_stream(tmp_path), global_batch=8)
     served = taken(first)
     assert first.ended()
-    loader = Loader(open_stream(tmp_path, epochs=2, on_dry="renormalise"), global_batch=8)
+    loader = Loader(open_stream(tmp_path, epochs=2, on_exhausted="renormalise"), global_batch=8)
     loader.load_state_dict(first.state_dict())
     assert loader.notices == [
         f"each bucket is read 2 times from sample {first.position} on, 1 time before",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unbroken.data.order.epoch_order import WINDOW_GROUPS, BucketOrder, Growth, GroupProgress
+from unbroken.data.order.epoch_order import WINDOW_GROUPS, BucketOrder, GroupProgress, Growth
 
 Drawn = list[tuple[int, int]]
 BEGUN = [Growth(0, 0)]

@@ -11,7 +11,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tests.unit.data.texts import DOCUMENTS, lines
 from unbroken.data.ingest import fast_engine
-from unbroken.data.ingest.fast_engine import EnginesDiffer, find_fast_engine
 from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.data.ingest.encoders import (
     ByteEncoder,
@@ -21,6 +20,7 @@ from unbroken.data.ingest.encoders import (
     find_tokenizer,
     load_encoder,
 )
+from unbroken.data.ingest.fast_engine import EnginesDiffer, find_fast_engine
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
 from unbroken.errors import BadDocuments, NoEodToken, NoTextFound, TokenizerUnknown, WouldOverwrite
 

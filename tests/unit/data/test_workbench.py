@@ -45,11 +45,11 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_a_plan_that_leads_out_of_its_folder_is_refused(
     name: str, asked: TokenizeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = _begin(asked, monkeypatch)
-    _rewrite(bench.plan_path, lambda body: body["units"].append([name, 9, []]))
+    work = _begin(asked, monkeypatch)
+    _rewrite(work.plan_path, lambda body: body["units"].append([name, 9, []]))
     with pytest.raises(ShardDamaged, match="leads out of the folder"):
         tokenize(asked)
-    _rewrite(bench.plan_path, lambda body: body["units"].pop())
+    _rewrite(work.plan_path, lambda body: body["units"].pop())
     tokenize(asked)
 
 
@@ -65,8 +65,8 @@ def test_a_worker_refuses_a_tokenizer_that_is_not_the_plan_s(
 ) -> None:
     own, other = (train_tokenizer(asked.input_dir, tmp_path / f"{n}.json", vocab_size=n).path for n in (300, 310))
     asked = TokenizeRequest(asked.input_dir, asked.output_dir, str(own), workers=1, accelerate=False)
-    bench = _begin(asked, monkeypatch)
-    bench.tokenizer_path.write_bytes(other.read_bytes())
+    work = _begin(asked, monkeypatch)
+    work.tokenizer_path.write_bytes(other.read_bytes())
     with pytest.raises(ShardDamaged, match="not the tokenizer that this tokenization began with"):
         tokenize(asked)
     assert not shards(asked.output_dir)
@@ -77,10 +77,10 @@ def test_whoever_comes_second_with_other_options_is_refused(
 ) -> None:
     begin = WorkFolder.begin
 
-    def beaten(bench: WorkFolder, *plan: Any, **more: Any) -> None:  # noqa: ANN401 - as it is called
+    def beaten(work: WorkFolder, *plan: Any, **more: Any) -> None:  # noqa: ANN401 - as it is called
         monkeypatch.setattr(WorkFolder, "begin", begin)
         _begin(asked, monkeypatch)
-        begin(bench, *plan, **more)
+        begin(work, *plan, **more)
 
     monkeypatch.setattr(WorkFolder, "begin", beaten)
     with pytest.raises(TokenizedDifferently):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from unbroken.exact.exchange import Transfer, RankGroup
+from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.reduction import ReplicatedFold
 from unbroken.exact.stock import ReplicatedStock
 from unbroken.exact.sums import _AT_ONCE, Accumulator, Buffers, put

@@ -20,9 +20,10 @@ from unbroken.gpt.arithmetic import FOLLOWING, Arithmetic
 from unbroken.gpt.build import build_model
 from unbroken.gpt.device import RankDevice
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.training_log import StepLog, Speed, flops_per_token, peak_of
-from unbroken.gpt.training_data import open_data, validation_stream
 from unbroken.gpt.run_files import IDENTITY, TOKENIZER
+from unbroken.gpt.speed import Speed, flops_per_token, peak_of
+from unbroken.gpt.training_data import open_data, validation_stream
+from unbroken.gpt.training_log import StepLog
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.metrics import read_metrics

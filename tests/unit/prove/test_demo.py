@@ -15,8 +15,8 @@ import unbroken
 from unbroken.config import load
 from unbroken.errors import BadUsage, RunHeld, StorageFailed
 from unbroken.files import LOCAL, Files
-from unbroken.prove import demo_setup, demo_report
-from unbroken.prove.demo_setup import ALONE, CHAIN, NEEDED_BYTES, STEPS, DemoJob, DemoFolder, config_text, environment
+from unbroken.prove import demo_report, demo_setup
+from unbroken.prove.demo_setup import ALONE, CHAIN, NEEDED_BYTES, STEPS, DemoFolder, DemoJob, config_text, environment
 from unbroken.records.lease import acquire
 from unbroken.records.process import process_of, this_holder
 from unbroken.report.style import Style

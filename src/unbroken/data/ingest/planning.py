@@ -23,7 +23,7 @@ _Kind = tuple[TokenizeOptions, TokenizerIdentity]
 
 
 def new_plan(
-    bench: WorkFolder,
+    work: WorkFolder,
     kind: _Kind,
     sources: tuple[Source, ...],
     finished: Finished | None,
@@ -39,15 +39,15 @@ def new_plan(
     """
     if finished is None:
         for target in targets:
-            _require_no_shards(bench, bench.output / target)
+            _require_no_shards(work, work.output / target)
     units = cut_units(sources, {} if finished is None else finished.units)
     return TokenizePlan(kind[0], kind[1], eod_token, sources, tuple(units))
 
 
-def _require_no_shards(bench: WorkFolder, folder: Path) -> None:
-    for node in bench.files.list_directory(folder) if bench.files.find(folder) is not None else ():
+def _require_no_shards(work: WorkFolder, folder: Path) -> None:
+    for node in work.files.list_directory(folder) if work.files.find(folder) is not None else ():
         if node.name.endswith((BIN_SUFFIX, IDX_SUFFIX)) or node.name == LISTING:
-            raise ShardsExist(output=bench.output, found=str((folder / node.name).relative_to(bench.output)))
+            raise ShardsExist(output=work.output, found=str((folder / node.name).relative_to(work.output)))
 
 
 def require_same_kind(output: Path, then: _Kind, now: _Kind) -> None:
@@ -75,7 +75,7 @@ def _facts(options: TokenizeOptions, tokenizer: TokenizerIdentity) -> dict[str, 
 
 
 def new_sources(
-    bench: WorkFolder,
+    work: WorkFolder,
     input_dir: Path,
     found: tuple[Source, ...],
     *,
@@ -96,17 +96,17 @@ def new_sources(
     resized = {name for name, size in known.items() if sizes.get(name, size) != size}
     if plan is not None:
         # A file that was repaired before anything of it was published is as good as new.
-        resized -= {source.name for source in plan.sources} - _done(bench, plan).keys()
+        resized -= {source.name for source in plan.sources} - _done(work, plan).keys()
     changed = resized | {
         name
-        for name in _rewritten(bench, input_dir, finished=finished, plan=plan)
+        for name in _rewritten(work, input_dir, finished=finished, plan=plan)
         if name in sizes and name not in resized
     }
     gone = known.keys() - sizes.keys()
     added = tuple(source for source in found if source.name not in known)
     if changed or gone or (added and plan) or (added and finished and not may_add):
         raise SourcesChanged(
-            output=bench.output,
+            output=work.output,
             changed=tuple(sorted(changed)),
             gone=tuple(sorted(gone)),
             added=tuple(source.name for source in added),
@@ -117,7 +117,7 @@ def new_sources(
 
 
 def recut(
-    bench: WorkFolder, terms: UnitContext, plan: TokenizePlan, found: tuple[Source, ...], finished: Finished | None
+    work: WorkFolder, context: UnitContext, plan: TokenizePlan, found: tuple[Source, ...], finished: Finished | None
 ) -> bool:
     """Cut a plan anew if files of it were repaired; what is done and still fits is kept. Says whether it was cut.
 
@@ -132,25 +132,25 @@ def recut(
     new = replace(plan, sources=sources, units=units)
     numbers = {unit: number for number, unit in enumerate(units)}
     for number, unit in enumerate(plan.units):
-        record = bench.unit(plan, number)
+        record = work.unit(plan, number)
         if unit in numbers and record is not None:
             # crash here: the old plan, with some of its records also under the new one, which nobody reads yet.
-            bench.record(new, numbers[unit], record)
+            work.record(new, numbers[unit], record)
         else:
             # crash here: the old plan, with fewer records; the next start cuts it anew as well.
-            bench.forget(plan, number)
-            clear_unit(terms, unit)
+            work.forget(plan, number)
+            clear_unit(context, unit)
     # crash here: the old plan or the new one.
-    bench.replace_plan(new)
+    work.replace_plan(new)
     return True
 
 
 def _rewritten(
-    bench: WorkFolder, input_dir: Path, *, finished: Finished | None, plan: TokenizePlan | None
+    work: WorkFolder, input_dir: Path, *, finished: Finished | None, plan: TokenizePlan | None
 ) -> Iterator[str]:
     """Files whose bytes are not those that were tokenized; only what was touched since is read again."""
     if finished is not None:
-        since = _moment(bench, bench.finished_path)
+        since = _moment(work, work.finished_path)
         for name, (size, digest) in finished.sources.items():
             path = input_dir / name
             if (
@@ -160,25 +160,25 @@ def _rewritten(
             ):
                 yield name
     if plan is not None:
-        since = _moment(bench, bench.plan_path)
-        for name, stretches in _done(bench, plan).items():
+        since = _moment(work, work.plan_path)
+        for name, stretches in _done(work, plan).items():
             if _was_touched(input_dir / name, since) and any(
                 _blocks(input_dir / name, stretch) != blocks for stretch, blocks in stretches
             ):
                 yield name
 
 
-def _done(bench: WorkFolder, plan: TokenizePlan) -> Mapping[str, list[tuple[Stretch, tuple[str, ...]]]]:
+def _done(work: WorkFolder, plan: TokenizePlan) -> Mapping[str, list[tuple[Stretch, tuple[str, ...]]]]:
     found: dict[str, list[tuple[Stretch, tuple[str, ...]]]] = {}
     for number in range(len(plan.units)):
-        record = bench.unit(plan, number)
+        record = work.unit(plan, number)
         for share in record.shares if record else ():
             found.setdefault(share.stretch.name, []).append((share.stretch, share.blocks))
     return found
 
 
-def _moment(bench: WorkFolder, path: Path) -> int:
-    found = bench.files.find(path)
+def _moment(work: WorkFolder, path: Path) -> int:
+    found = work.files.find(path)
     return found.modified_ns if found else 0
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from unbroken.data.corpus.listing import LISTING, BakedWindows, Listing, SourceRecord, read_listing, write_listing
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord
-from unbroken.data.ingest.work_folder import Finished, TokenizePlan, SourceShare, Totals, UnitRecord, WorkFolder
+from unbroken.data.ingest.work_folder import Finished, SourceShare, TokenizePlan, Totals, UnitRecord, WorkFolder
 from unbroken.errors import DataDamaged
 from unbroken.store.digest import PartDigest
 
 
-def finish(bench: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
+def finish(work: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
     """List the shards of every folder, record that it is done, take the plan away.
 
     Raises:
@@ -24,19 +24,19 @@ def finish(bench: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord],
     """
     if before is not None and all(source.name in before.sources for source in plan.sources):
         # A kill came between the last record and the plan's removal.
-        bench.clear()
+        work.clear()
         return before
     shares = _by_source(records)
     digests = {name: _whole(parts) for name, parts in shares.items()}
     for target, shards in _by_target(records).items():
         # crash here: some folders have their new list, some not yet; the plan is there, so nobody reads any.
-        _list(bench, plan, bench.output / target, shards, _source_records(target, shares, digests, records))
+        _list(work, plan, work.output / target, shards, _source_records(target, shares, digests, records))
     finished = _finished(plan, records, digests, before)
-    bench.finish(finished)
+    work.finish(finished)
     return finished
 
 
-def require_present(bench: WorkFolder, finished: Finished, targets: Sequence[str]) -> None:
+def require_present(work: WorkFolder, finished: Finished, targets: Sequence[str]) -> None:
     """Pass if all shards that were listed are still there, with their sizes.
 
     Raises:
@@ -47,25 +47,25 @@ def require_present(bench: WorkFolder, finished: Finished, targets: Sequence[str
     findings = [
         finding
         for target in targets
-        if bench.files.find(bench.output / target / LISTING) is not None
-        for finding in _missing(bench, bench.output / target)
+        if work.files.find(work.output / target / LISTING) is not None
+        for finding in _missing(work, work.output / target)
     ]
-    listed = any(bench.files.find(bench.output / target / LISTING) is not None for target in targets)
+    listed = any(work.files.find(work.output / target / LISTING) is not None for target in targets)
     if not listed and finished.totals.shards:
         findings.append(f"{LISTING}: no folder has one, and {finished.totals.shards} shards were listed")
     if findings:
-        raise DataDamaged(path=bench.output, findings=tuple(findings))
+        raise DataDamaged(path=work.output, findings=tuple(findings))
 
 
-def _missing(bench: WorkFolder, folder: Path) -> list[str]:
+def _missing(work: WorkFolder, folder: Path) -> list[str]:
     sizes = [
         (folder / f"{shard.name}{suffix}", size)
-        for shard in read_listing(folder / LISTING, bench.files).shards
+        for shard in read_listing(folder / LISTING, work.files).shards
         for suffix, size in ((BIN_SUFFIX, shard.bin_bytes), (IDX_SUFFIX, shard.idx_bytes))
     ]
-    found = [(path, size, bench.files.find(path)) for path, size in sizes]
+    found = [(path, size, work.files.find(path)) for path, size in sizes]
     return [
-        f"{path.relative_to(bench.output)}: "
+        f"{path.relative_to(work.output)}: "
         + ("is missing" if status is None else f"has not the {size:,} bytes it had")
         for path, size, status in found
         if status is None or status.size_bytes != size
@@ -126,10 +126,10 @@ def _skipped(shares: Sequence[SourceShare]) -> Counter[str]:
 
 
 def _list(
-    bench: WorkFolder, plan: TokenizePlan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
+    work: WorkFolder, plan: TokenizePlan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
 ) -> None:
-    has_list = bench.files.find(folder / LISTING) is not None
-    before = read_listing(folder / LISTING, bench.files) if has_list else Listing((), plan.tokenizer)
+    has_list = work.files.find(folder / LISTING) is not None
+    before = read_listing(folder / LISTING, work.files) if has_list else Listing((), plan.tokenizer)
     options = plan.options
     baked = None if options.max_length is None else BakedWindows(options.max_length, options.overlap_size or 0)
     merged_shards = {shard.name: shard for shard in (*before.shards, *shards)}
@@ -140,7 +140,7 @@ def _list(
         baked=baked,
         sources=tuple(merged_sources[name] for name in sorted(merged_sources)),
     )
-    write_listing(bench.files, folder, listing)
+    write_listing(work.files, folder, listing)
 
 
 def _finished(

@@ -17,14 +17,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, find_fast_engine, with_fast_engine
 from unbroken.data.ingest.planning import new_plan, new_sources, recut, require_same_kind
-from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.ingest.publish import finish, require_present
 from unbroken.data.ingest.sources import SourceFiles, find_sources
 from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
 from unbroken.data.ingest.work_folder import TokenizeOptions, TokenizePlan, Totals, UnitRecord, WorkFolder
-from unbroken.data.ingest.worker_pool import WorkerPool, UnitTask
+from unbroken.data.ingest.worker_pool import UnitTask, WorkerPool
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted
@@ -107,19 +107,19 @@ class _Resolved:
     found: SourceFiles
     file: TokenizerFile
     encoder: Encoder
-    bench: WorkFolder
+    work: WorkFolder
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Every folder below the output that shards may go to."""
         folders = dict.fromkeys(source.folder for source in self.found.sources)
-        return tuple(target for folder in folders for target in self.terms(self.encoder).targets(folder))
+        return tuple(target for folder in folders for target in self.context(self.encoder).targets(folder))
 
-    def terms(self, encoder: Encoder) -> UnitContext:
+    def context(self, encoder: Encoder) -> UnitContext:
         """What all units have in common."""
         request = self.request
         return UnitContext(
-            files=self.bench.files,
+            files=self.work.files,
             input_dir=request.input_dir,
             output_dir=request.output_dir,
             options=request.options,
@@ -161,32 +161,32 @@ def tokenize(request: TokenizeRequest, *, progress: Progress | None = None, file
         found=find_sources(request.input_dir),
         file=file,
         encoder=load_encoder(file, request.eod_token),
-        bench=WorkFolder(files, request.output_dir),
+        work=WorkFolder(files, request.output_dir),
     )
     while (plan := _planned(asked)) is not None:
         # Only the machine's own disk is shared with other processes.
-        with _held(asked.bench.plan_path, request) if files is LOCAL else contextlib.nullcontext(_NO_HOLD) as lock:
+        with _held(asked.work.plan_path, request) if files is LOCAL else contextlib.nullcontext(_NO_HOLD) as lock:
             # Whoever held it before may have put another plan there: then it is looked at anew.
-            if lock is None or asked.bench.plan() != plan:
+            if lock is None or asked.work.plan() != plan:
                 continue
             # A plan that was cut anew is another file: it is held anew.
-            if not recut(asked.bench, asked.terms(asked.encoder), plan, asked.found.sources, asked.bench.finished()):
+            if not recut(asked.work, asked.context(asked.encoder), plan, asked.found.sources, asked.work.finished()):
                 return _carried_out(asked, plan, progress or _unseen, lock)
-    finished = asked.bench.finished()
+    finished = asked.work.finished()
     totals = finished.totals if finished else Totals()
     return TokenizeReport(totals, asked.found.unknown, "nothing was encoded")
 
 
 def _planned(asked: _Resolved) -> TokenizePlan | None:
     """What is to be done, put down durably; None if nothing is left to do."""
-    bench, request = asked.bench, asked.request
-    plan, finished = bench.plan(), bench.finished()
+    work, request = asked.work, asked.request
+    plan, finished = work.plan(), work.finished()
     kind = (request.options, asked.encoder.identity)
     for earlier in (plan, finished):
         if earlier is not None:
-            require_same_kind(bench.output, (earlier.options, earlier.tokenizer), kind)
+            require_same_kind(work.output, (earlier.options, earlier.tokenizer), kind)
     added = new_sources(
-        bench,
+        work,
         request.input_dir,
         asked.found.sources,
         finished=finished,
@@ -197,32 +197,32 @@ def _planned(asked: _Resolved) -> TokenizePlan | None:
     if plan is not None:
         return plan
     if finished is not None and not added:
-        require_present(bench, finished, asked.targets)
-        bench.clear()
+        require_present(work, finished, asked.targets)
+        work.clear()
         return None
-    plan = new_plan(bench, kind, added, finished, eod_token=request.eod_token, targets=iter(asked.targets))
+    plan = new_plan(work, kind, added, finished, eod_token=request.eod_token, targets=iter(asked.targets))
     command = request.command() + (" --add" if finished else "")
     # Processes on two hosts can have one number, and share this folder.
     scratch = f".begin-{secrets.token_hex(8)}"
-    bench.begin(plan, tokenizer=asked.file.content, command=command, scratch=scratch)
+    work.begin(plan, tokenizer=asked.file.content, command=command, scratch=scratch)
     # Another process may have been first: what stands there is what is done, if it is what was asked for.
     return _planned(asked)
 
 
 def _carried_out(asked: _Resolved, plan: TokenizePlan, progress: Progress, lock: int) -> TokenizeReport:
-    bench = asked.bench
-    left = _pending(bench, plan)
+    work = asked.work
+    left = _pending(work, plan)
     with progress(sum(plan.units[number].size_bytes for number in left)) as advance:
-        while pending := _pending(bench, plan):
+        while pending := _pending(work, plan):
             try:
                 _do(asked, plan, pending, advance, lock)
             except EnginesDiffer as difference:
                 # One wrong document, and nothing this engine gave is trusted: all its units are done again.
-                bench.drop_engine(plan, str(difference))
-    records = [record for number in range(len(plan.units)) if (record := bench.unit(plan, number)) is not None]
-    engine = _engine_words(asked, records, bench.dropped_engine(plan))
+                work.drop_engine(plan, str(difference))
+    records = [record for number in range(len(plan.units)) if (record := work.unit(plan, number)) is not None]
+    engine = _engine_words(asked, records, work.dropped_engine(plan))
     _require_tokens(asked, records)
-    finished = finish(bench, plan, records, bench.finished())
+    finished = finish(work, plan, records, work.finished())
     shares = [share for number in left for share in records[number].shares]
     return TokenizeReport(
         totals=finished.totals,
@@ -237,33 +237,33 @@ def _carried_out(asked: _Resolved, plan: TokenizePlan, progress: Progress, lock:
 def _require_tokens(asked: _Resolved, records: Sequence[UnitRecord]) -> None:
     """Refuse to finish a data set without a token; one that has some may be given files that add none."""
     has_tokens = any(shards for record in records for shards in record.shards.values())
-    if has_tokens or asked.bench.finished() is not None:
+    if has_tokens or asked.work.finished() is not None:
         return
     left_out: Counter[str] = Counter()
     for share in (share for record in records for share in record.shares):
         left_out.update(share.skipped)
     # The plan goes too: the text is to change, and a plan is of one text.
-    asked.bench.clear()
+    asked.work.clear()
     raise NoTokens(path=asked.request.input_dir, left_out=tuple(sorted(left_out.items())))
 
 
-def _pending(bench: WorkFolder, plan: TokenizePlan) -> list[int]:
+def _pending(work: WorkFolder, plan: TokenizePlan) -> list[int]:
     """The units that are to be done: those without a record, and what a dropped engine made."""
-    untrusted = (ENGINE,) if bench.dropped_engine(plan) is not None else ()
+    untrusted = (ENGINE,) if work.dropped_engine(plan) is not None else ()
     return [
         number
         for number in range(len(plan.units))
-        if (record := bench.unit(plan, number)) is None or record.engine in untrusted
+        if (record := work.unit(plan, number)) is None or record.engine in untrusted
     ]
 
 
 def _do(asked: _Resolved, plan: TokenizePlan, pending: Sequence[int], advance: Advance, lock: int) -> None:
-    bench, request = asked.bench, asked.request
-    accelerate = request.accelerate and bench.dropped_engine(plan) is None
+    work, request = asked.work, asked.request
+    accelerate = request.accelerate and work.dropped_engine(plan) is None
     if not request.workers:
-        terms = asked.terms(with_fast_engine(asked.encoder, asked.file.content) if accelerate else asked.encoder)
+        context = asked.context(with_fast_engine(asked.encoder, asked.file.content) if accelerate else asked.encoder)
         for number in pending:
-            bench.record(plan, number, tokenize_unit(terms, plan.units[number], advance))
+            work.record(plan, number, tokenize_unit(context, plan.units[number], advance))
         return
     told_first = {
         "input_dir": str(request.input_dir),

@@ -23,12 +23,12 @@ from unbroken.data.corpus.shards import (
     token_bytes_for,
     write_shard,
 )
-from unbroken.data.ingest.fast_engine import ENGINE, FastEngine
 from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
 from unbroken.data.ingest.encoders import Encoded, Encoder
+from unbroken.data.ingest.fast_engine import ENGINE, FastEngine
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.work_folder import TokenizeOptions, SourceShare, UnitRecord
+from unbroken.data.ingest.work_folder import SourceShare, TokenizeOptions, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
 from unbroken.files import Files, told
@@ -63,24 +63,24 @@ class UnitContext:
         return tuple(f"{split}/{folder}" if folder else split for split in (TRAIN, VAL))
 
 
-def clear_unit(terms: UnitContext, unit: Unit) -> None:
+def clear_unit(context: UnitContext, unit: Unit) -> None:
     """Remove what an earlier attempt left of a unit: shards that no record speaks of.
 
     Raises:
         StorageFailed: the system refused.
     """
-    for target in terms.targets(unit.folder):
-        directory = terms.output_dir / target
-        if terms.files.find(directory) is None:
+    for target in context.targets(unit.folder):
+        directory = context.output_dir / target
+        if context.files.find(directory) is None:
             continue
-        for node in terms.files.list_directory(directory):
+        for node in context.files.list_directory(directory):
             own = node.name.removeprefix(".writing-")
             if own.startswith(f"{unit.stem}-") and own.endswith((BIN_SUFFIX, IDX_SUFFIX)):
                 # crash here: fewer files of a unit that no record speaks of.
-                terms.files.remove_file(directory / node.name)
+                context.files.remove_file(directory / node.name)
 
 
-def tokenize_unit(terms: UnitContext, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
+def tokenize_unit(context: UnitContext, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
     """Tokenize a unit and publish its shards; what is returned is still to be recorded.
 
     Raises:
@@ -92,12 +92,12 @@ def tokenize_unit(terms: UnitContext, unit: Unit, advance: Callable[[int], None]
         PackageMissing: a format needs a package that is not installed.
         StorageFailed: the system refused.
     """
-    clear_unit(terms, unit)
-    work = _Work(terms, unit)
+    clear_unit(context, unit)
+    work = _Work(context, unit)
     for stretch in unit.stretches:
         work.take(stretch, advance)
     work.require_sound()
-    engine = ENGINE if isinstance(terms.encoder, FastEngine) else REFERENCE
+    engine = ENGINE if isinstance(context.encoder, FastEngine) else REFERENCE
     return UnitRecord(engine, {target: side.close() for target, side in work.sides.items()}, work.shares)
 
 
@@ -105,7 +105,7 @@ def tokenize_unit(terms: UnitContext, unit: Unit, advance: Callable[[int], None]
 class _Side:
     """The shards of one unit in one target folder; entries wait until a shard is full."""
 
-    terms: UnitContext
+    context: UnitContext
     target: str
     stem: str
     waiting: list[Entries] = field(default_factory=list)
@@ -120,7 +120,7 @@ class _Side:
             if not self.waiting:
                 yield from range(first, min(first + _FIRSTS, len(ends)))
             start = int(ends[first] - entries.lengths[first])
-            room = self.terms.options.shard_tokens - self.waiting_tokens
+            room = self.context.options.shard_tokens - self.waiting_tokens
             last = int(np.searchsorted(ends, start + room, side="right"))
             if last == first and not self.waiting:
                 # A document of more tokens than a shard should have is a shard of its own.
@@ -138,10 +138,10 @@ class _Side:
 
     def _write(self) -> None:
         name = f"{self.stem}-{len(self.records):03d}"
-        directory = self.terms.output_dir / self.target
-        token_bytes = token_bytes_for(self.terms.encoder.identity.vocab_size)
+        directory = self.context.output_dir / self.target
+        token_bytes = token_bytes_for(self.context.encoder.identity.vocab_size)
         # crash here: shards that no record speaks of; the next start does their unit again.
-        self.records.append(write_shard(self.terms.files, directory, name, self.waiting, token_bytes=token_bytes))
+        self.records.append(write_shard(self.context.files, directory, name, self.waiting, token_bytes=token_bytes))
         self.waiting, self.waiting_tokens = [], 0
 
     def close(self) -> list[ShardRecord]:
@@ -154,21 +154,21 @@ class _Side:
 class _Work:
     """A unit while it is being done."""
 
-    def __init__(self, terms: UnitContext, unit: Unit) -> None:
-        self.terms = terms
-        self.sides = {target: _Side(terms, target, unit.stem) for target in terms.targets(unit.folder)}
+    def __init__(self, context: UnitContext, unit: Unit) -> None:
+        self.context = context
+        self.sides = {target: _Side(context, target, unit.stem) for target in context.targets(unit.folder)}
         self.shares: list[SourceShare] = []
         self._problems: list[BadDocument] = []
         self._is_more = False
         # One place behind the vocabulary stands for every id beyond it: no encoder may give one.
-        self._is_forbidden = np.zeros(terms.encoder.identity.vocab_size + 1, bool)
-        self._is_forbidden[[*terms.encoder.control, -1]] = True
+        self._is_forbidden = np.zeros(context.encoder.identity.vocab_size + 1, bool)
+        self._is_forbidden[[*context.encoder.control, -1]] = True
 
     def take(self, stretch: Stretch, advance: Callable[[int], None]) -> None:
         """Tokenize one stretch of a file."""
         share = SourceShare(stretch)
         reader = Reader(
-            self.terms.input_dir, self.terms.options.text_field, lambda bad: self._report(share, bad), advance
+            self.context.input_dir, self.context.options.text_field, lambda bad: self._report(share, bad), advance
         )
         digester = BlockDigester()
         before = self._look(stretch)
@@ -178,7 +178,7 @@ class _Work:
             if not self._problems:
                 self._encode(batch, share)
         if self._look(stretch) != before:
-            raise SourcesChanged(output=self.terms.output_dir, changed=(stretch.name,), is_finished=False)
+            raise SourcesChanged(output=self.context.output_dir, changed=(stretch.name,), is_finished=False)
         share.blocks = tuple(block.hex() for block in digester.finish().blocks)
         self.shares.append(share)
 
@@ -186,16 +186,16 @@ class _Work:
         """Pass if every document could be read."""
         if self._problems:
             problems = tuple(str(problem) for problem in self._problems)
-            raise BadDocuments(problems=problems, is_more=self._is_more, command=self.terms.command)
+            raise BadDocuments(problems=problems, is_more=self._is_more, command=self.context.command)
 
     def _look(self, stretch: Stretch) -> tuple[int, int]:
-        path = self.terms.input_dir / stretch.name
+        path = self.context.input_dir / stretch.name
         with told("look at", path):
             found = path.stat()
         return found.st_size, found.st_mtime_ns
 
     def _report(self, share: SourceShare, bad: BadDocument) -> None:
-        if self.terms.skip_bad:
+        if self.context.skip_bad:
             share.skipped[bad.cause] = share.skipped.get(bad.cause, 0) + 1
         elif len(self._problems) < _MOST_PROBLEMS:
             self._problems.append(bad)
@@ -206,7 +206,7 @@ class _Work:
         batch = self._long_enough(batch, share)
         if not batch.texts:
             return
-        encoder = self.terms.encoder
+        encoder = self.context.encoder
         encoded = encoder.encode(batch)
         self._require_no_control(batch, encoded, share.stretch)
         share.skipped |= _counted(share.skipped, EMPTY, int((encoded.lengths == 0).sum()))
@@ -221,7 +221,7 @@ class _Work:
             encoder.check(batch, encoded, firsts)
 
     def _long_enough(self, batch: DocumentBatch, share: SourceShare) -> DocumentBatch:
-        least = max(1, self.terms.options.min_text_length)
+        least = max(1, self.context.options.min_text_length)
         if all(len(text) >= least for text in batch.texts):
             return batch
         kept = DocumentBatch()
@@ -242,13 +242,13 @@ class _Work:
             raise ControlToken(
                 place=f"{stretch.name}:{batch.lines[document]}{behind}",
                 token=int(encoded.ids[place]),
-                tokenizer=self.terms.encoder.identity.name,
+                tokenizer=self.context.encoder.identity.name,
             )
 
     def _split(self, batch: DocumentBatch, encoded: Encoded) -> Mapping[str, NDArray[np.int64]]:
         """The documents for each target folder, by number; the same text goes to the same side wherever it stands."""
         is_kept = encoded.lengths > 0
-        fraction = self.terms.options.val_fraction
+        fraction = self.context.options.val_fraction
         if fraction is None:
             return {next(iter(self.sides)): np.flatnonzero(is_kept)}
         threshold = int(Fraction(fraction) * _HASH_RANGE)
@@ -261,7 +261,7 @@ class _Work:
     ) -> tuple[Entries, NDArray[np.int64]]:
         """The entries of some documents, whole or cut into windows, and the document each belongs to."""
         starts = np.cumsum(lengths) - lengths
-        options = self.terms.options
+        options = self.context.options
         if options.max_length is None:
             if len(documents) == len(lengths):
                 return Entries(tokens, lengths, np.zeros(len(lengths), np.uint16)), documents
@@ -275,7 +275,7 @@ class _Work:
 
     def _overlaps(self, batch: DocumentBatch, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """The overlap of each document's windows; whether it gets one by chance is decided by its text."""
-        options = self.terms.options
+        options = self.context.options
         # One token at least is shared: the first of a window is not trained.
         overlaps = np.full(len(documents), options.overlap_size or 1, np.int64)
         if options.overlap_probability is not None:

@@ -1,4 +1,4 @@
-"""The program of one worker process: ``python -m unbroken.data.ingest.worker_process``. Started by ``workers`` alone."""
+"""The main program of one worker process of a ``WorkerPool``: tokenizes units until its standard input ends."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from unbroken.data.ingest.fast_engine import EnginesDiffer, with_fast_engine
 from unbroken.data.ingest.encoders import Encoder, TokenizerFile, load_encoder
+from unbroken.data.ingest.fast_engine import EnginesDiffer, with_fast_engine
 from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
 from unbroken.data.ingest.work_folder import TokenizePlan, WorkFolder
 from unbroken.data.ingest.worker_pool import error_to_json, send
@@ -20,7 +20,7 @@ from unbroken.files import LOCAL
 _TELL_EVERY_BYTES = 1 << 20
 
 
-def _encoder_of(bench: WorkFolder, plan: TokenizePlan, *, accelerate: bool) -> Encoder:
+def _encoder_of(work: WorkFolder, plan: TokenizePlan, *, accelerate: bool) -> Encoder:
     """The encoder that a plan was begun with; the faster engine over it, if that is wanted and there is one.
 
     Raises:
@@ -29,12 +29,12 @@ def _encoder_of(bench: WorkFolder, plan: TokenizePlan, *, accelerate: bool) -> E
         StorageFailed: the system refused.
     """
     content = None
-    if bench.files.find(bench.tokenizer_path) is not None:
-        content = bench.files.read_bytes(bench.tokenizer_path, limit_bytes=1 << 30)
+    if work.files.find(work.tokenizer_path) is not None:
+        content = work.files.read_bytes(work.tokenizer_path, limit_bytes=1 << 30)
     encoder = load_encoder(TokenizerFile(plan.tokenizer.name, content), plan.eod_token)
     if encoder.identity.digest != plan.tokenizer.digest:
         complaint = "it is not the tokenizer that this tokenization began with"
-        raise ShardDamaged(path=bench.tokenizer_path, complaint=complaint)
+        raise ShardDamaged(path=work.tokenizer_path, complaint=complaint)
     return with_fast_engine(encoder, content) if accelerate else encoder
 
 
@@ -58,23 +58,23 @@ class _Teller:
 
 def _work(orders: "queue.SimpleQueue[dict[str, Any]]", talk: IO[str]) -> None:
     told = orders.get()
-    bench = WorkFolder(LOCAL, Path(told["output_dir"]))
-    plan = bench.plan()
+    work = WorkFolder(LOCAL, Path(told["output_dir"]))
+    plan = work.plan()
     if plan is None:
         return
-    terms = UnitContext(
+    context = UnitContext(
         files=LOCAL,
         input_dir=Path(told["input_dir"]),
         output_dir=Path(told["output_dir"]),
         options=plan.options,
-        encoder=_encoder_of(bench, plan, accelerate=told["accelerate"]),
+        encoder=_encoder_of(work, plan, accelerate=told["accelerate"]),
         command=told["command"],
         skip_bad=told["skip_bad"],
     )
     teller = _Teller(talk)
     while True:
         number = orders.get()["unit"]
-        bench.record(plan, number, tokenize_unit(terms, plan.units[number], teller))
+        work.record(plan, number, tokenize_unit(context, plan.units[number], teller))
         teller.tell()
         send(talk, {"done": number})
 

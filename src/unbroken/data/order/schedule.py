@@ -34,7 +34,7 @@ class Natural:
         self._epochs = [Epoch()] * len(line.names)
         self._stop: int | None = 0  # where the last segment ends; None: nowhere
 
-    def go_on(self, generation: Generation, until: int | None) -> int | None:
+    def extend(self, generation: Generation, until: int | None) -> int | None:
         """Decide samples up to ``until``; where they end before that, or None if they never do."""
         line = self.line
         sequences = [generation.sequences.get(name, 0) for name in line.names]
@@ -45,7 +45,7 @@ class Natural:
         last = self._whole.limit(generation.epochs)
         while until is None or line.sample < until:
             if last is not None and line.sample >= last:
-                line.dry += [Exhausted(line.sample, name, 0) for name in line.names]
+                line.exhausted += [Exhausted(line.sample, name, 0) for name in line.names]
                 return line.sample
             if line.sample == self._stop:
                 self._begin_epochs()
@@ -98,7 +98,7 @@ class Curriculum:
         self._segment: Segment | None = None
         self._stop: int | None = 0  # where the segment ends; None: nowhere
 
-    def go_on(self, generation: Generation, until: int | None) -> int | None:
+    def extend(self, generation: Generation, until: int | None) -> int | None:
         """Decide samples up to ``until``; where they end before that, or None if they never do."""
         line = self.line
         self._take(generation)
@@ -109,16 +109,16 @@ class Curriculum:
             segment = self._segment or self._begin()
             if segment is None:
                 return line.sample
-            dry = self._first_dry(segment)
-            stops = [stop for stop in (self._stop, until, dry.sample if dry else None) if stop is not None]
+            exhausted = self._first_exhausted(segment)
+            stops = [stop for stop in (self._stop, until, exhausted.sample if exhausted else None) if stop is not None]
             if not stops:
                 return None
             line.advance(min(stops))
-            if dry and dry.sample == line.sample and line.sample not in (self._stop, until):
-                line.dry.append(dry)
-                if generation.on_dry == "halt":
+            if exhausted and exhausted.sample == line.sample and line.sample not in (self._stop, until):
+                line.exhausted.append(exhausted)
+                if generation.on_exhausted == "halt":
                     return line.sample
-                self._gone.add(line.names.index(dry.bucket))
+                self._gone.add(line.names.index(exhausted.bucket))
                 self._segment = None
         return None
 
@@ -164,7 +164,7 @@ class Curriculum:
         self._stop = None if is_last and rest == phase.samples else line.sample + rest
         return self._segment
 
-    def _first_dry(self, segment: Segment) -> Exhausted | None:
+    def _first_exhausted(self, segment: Segment) -> Exhausted | None:
         limits = ((self._asks_too_much(segment, bucket), bucket) for bucket in segment.buckets)
         asked = [(sample, bucket) for sample, bucket in limits if sample is not None]
         if not asked:
@@ -195,7 +195,7 @@ class Schedule:
 
     Without phases every epoch is one pass over all buckets together. With phases each has its quotas, ordinals carry
     over from phase to phase, and the last one repeats. A bucket is dry when it has been read ``epochs`` times. A change
-    of sequences, epochs or ``on_dry`` is a generation of its own, from the sample at which it was made.
+    of sequences, epochs or ``on_exhausted`` is a generation of its own, from the sample at which it was made.
 
     Attributes:
         buckets: every bucket's name, sorted; ``locate`` gives their numbers.
@@ -219,11 +219,11 @@ class Schedule:
             if line.sample != generation.at_sample:
                 raise ValueError(f"a generation begins at sample {generation.at_sample}, data ends at {line.sample}")
             # What was dry just here may have more now; if not, it is found dry again.
-            line.dry = [each for each in line.dry if each.sample < line.sample]
+            line.exhausted = [each for each in line.exhausted if each.sample < line.sample]
             following = generations[number + 1 : number + 2]
-            self.end = plan.go_on(generation, following[0].at_sample if following else None)
+            self.end = plan.extend(generation, following[0].at_sample if following else None)
         self.segments = tuple(line.segments)
-        self.dry = tuple(line.dry)
+        self.exhausted = tuple(line.exhausted)
         self.growth = tuple(line.growth)
         self._firsts = np.array([segment.first for segment in self.segments], np.int64)
 

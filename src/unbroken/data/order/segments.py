@@ -33,7 +33,7 @@ class Generation:
     at_sample: int
     sequences: Mapping[str, int]
     epochs: int | None = 1
-    on_dry: OnExhausted = "halt"
+    on_exhausted: OnExhausted = "halt"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Line:
         self.names = tuple(names)
         self.seed = seed
         self.segments: list[Segment] = []
-        self.dry: list[Exhausted] = []
+        self.exhausted: list[Exhausted] = []
         self.sample = 0
         self.drawn = [0] * len(names)
         self.growth: list[dict[str, Growth]] = []

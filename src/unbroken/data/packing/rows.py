@@ -53,9 +53,9 @@ class Pieces:
     numbers: NDArray[np.int32]
     lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
-    veil_bounds: list[int]
-    veil_starts: list[int]
-    veil_stops: list[int]
+    mask_bounds: list[int]
+    mask_starts: list[int]
+    mask_stops: list[int]
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -74,8 +74,8 @@ class Pieces:
         tokens = np.frombuffer(raw, _TOKENS[self.token_bytes]).astype(np.int64)
         labels = tokens.copy()
         labels[self.starts[begin:end] - base] = IGNORED
-        for veil in range(self.veil_bounds[first], self.veil_bounds[last]):
-            labels[self.veil_starts[veil] - base : self.veil_stops[veil] - base] = IGNORED
+        for mask in range(self.mask_bounds[first], self.mask_bounds[last]):
+            labels[self.mask_starts[mask] - base : self.mask_stops[mask] - base] = IGNORED
         doc_ids = np.repeat(self.numbers[begin:end], self.lengths[begin:end])
         return Rows(tokens.reshape(shape), labels.reshape(shape), doc_ids.reshape(shape))
 
@@ -94,7 +94,7 @@ def cut_pieces(slots: Slots, *, max_length: int, token_bytes: int) -> Pieces:
     starts = np.cumsum(lengths) - lengths
     offsets = padded.fill(slots.offset, 0) * token_bytes
     masked = padded.fill(slots.masked, lacking[is_short])
-    veiled = np.flatnonzero(masked > 1)
+    masked_pieces = np.flatnonzero(masked > 1)
     bounds = np.concatenate([np.zeros(1, np.int64), last])
     return Pieces(
         max_length=max_length,
@@ -106,9 +106,9 @@ def cut_pieces(slots: Slots, *, max_length: int, token_bytes: int) -> Pieces:
         numbers=padded.fill(np.arange(len(row)) - (np.cumsum(counts) - counts)[row], PADDING).astype(np.int32),
         lengths=lengths,
         starts=starts,
-        veil_bounds=np.searchsorted(veiled, bounds).tolist(),
-        veil_starts=starts[veiled].tolist(),
-        veil_stops=(starts + masked)[veiled].tolist(),
+        mask_bounds=np.searchsorted(masked_pieces, bounds).tolist(),
+        mask_starts=starts[masked_pieces].tolist(),
+        mask_stops=(starts + masked)[masked_pieces].tolist(),
     )
 
 

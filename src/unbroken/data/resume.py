@@ -1,8 +1,8 @@
-"""How a stream goes on from a recorded one: as it was, grown, or not at all.
+"""Resume a stream from the record in a loader's state.
 
-The settings that decide the order must be the recorded ones, and so must every shard. Two things may change, each from
-the sample on at which the run stands: shards may join, if a person accepts that, and a bucket may be read more often or
-left out when it is dry. Everything else is refused, every difference named.
+The settings that decide the order and all recorded shards must be unchanged. Two changes are possible, both from the
+current sample on: new shards may join, if the user accepts ``data.grow``, and ``epochs`` or what happens to an
+exhausted bucket may change. Any other difference is an error that names all differences.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from unbroken.data.packing.groups import Offsets
 from unbroken.data.stream import Era, Settings, Stream
 from unbroken.errors import StreamDiffers
 from unbroken.errors.shards import ServedShare
-from unbroken.quoting.amounts import plural
+from unbroken.quoting.amounts import count, plural
 from unbroken.store.fields import Malformed, Table
 
 # ---- what a loader's state keeps ----
@@ -30,7 +30,7 @@ SCHEMA: Final = "unbroken.stream/1"
 
 @dataclass(frozen=True)
 class RecordedEra:
-    """An era as it is kept: what joined, and how many sequences each bucket had from then on."""
+    """An era as recorded: the shards that joined, and the sequences of each bucket from then on."""
 
     era: Era
     shards: tuple[RecordedShard, ...]
@@ -38,13 +38,13 @@ class RecordedEra:
 
     @property
     def generation(self) -> Generation:
-        """What a schedule has to know of it."""
+        """The same for a schedule."""
         return Generation(self.era.at_sample, self.sequences, self.era.epochs, self.era.on_exhausted)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A stream as it is kept."""
+    """A stream as recorded."""
 
     settings: Settings
     split: str
@@ -60,9 +60,9 @@ class Record:
 
 
 def stream_record(stream: Stream) -> dict[str, Any]:
-    """What a state keeps of a stream."""
+    """The record of a stream, for a loader's state."""
     settings = stream.settings
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "schema": SCHEMA,
         "split": stream.corpus.split,
         "max_length": settings.max_length,
@@ -73,8 +73,8 @@ def stream_record(stream: Stream) -> dict[str, Any]:
         "eras": [_era_json(stream, number) for number in range(len(stream.eras))],
     }
     if settings.phases is not None:
-        told["phases"] = [_phase_json(phase) for phase in settings.phases]
-    return told
+        record["phases"] = [_phase_json(phase) for phase in settings.phases]
+    return record
 
 
 def _phase_json(phase: Phase) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _era_json(stream: Stream, number: int) -> dict[str, Any]:
     joined = [shard for shard in stream.shards if (shard.bucket, shard.name) in era.shards]
     return {
         "at_sample": era.at_sample,
-        "epochs": era.epochs or 0,  # 0: for ever
+        "epochs": era.epochs or 0,  # 0: without end
         "on_dry": era.on_exhausted,
         "sequences": dict(stream.generations[number].sequences),
         "shards": to_json(recorded(joined)),
@@ -97,17 +97,17 @@ def _era_json(stream: Stream, number: int) -> dict[str, Any]:
 
 
 def read_record(value: object) -> Record:
-    """The record of a stream.
+    """Decode the record of a stream.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the value is not such a record.
     """
     table = Table(value, "the record of the stream")
     table.one_of("schema", [SCHEMA])
     try:
         seed = int(table.text("seed"))
     except ValueError:
-        raise Malformed("the seed in the record of the stream is no number") from None
+        raise Malformed("the seed in the record of the stream is not a number") from None
     settings = Settings(
         max_length=table.whole("max_length"),
         overlap=table.whole("overlap"),
@@ -126,7 +126,7 @@ def _phase(row: Table) -> Phase:
     try:
         mix = tuple((bucket, Fraction(weight)) for bucket, weight in row.table("mix").items())
     except (TypeError, ValueError, ZeroDivisionError):
-        raise Malformed("a weight in the record of the stream is no number") from None
+        raise Malformed("a weight in the record of the stream is not a number") from None
     return Phase(row.whole("samples"), mix)
 
 
@@ -140,31 +140,31 @@ def _era(row: Table) -> RecordedEra:
     return RecordedEra(era, shards, {bucket: counts.whole(bucket) for bucket in row.table("sequences")})
 
 
-# ---- how a stream goes on ----
+# ---- resuming ----
 
 GROW: Final = "data.grow"
 
 
 @dataclass(frozen=True)
 class ResumedStream:
-    """The stream that goes on, and what is to be told about it."""
+    """The resumed stream, and notices for the log."""
 
     stream: Stream
     notices: tuple[str, ...]
 
 
 def resume_stream(record: Record, stream: Stream, position: int, accepted: Collection[str]) -> ResumedStream:
-    """The stream at hand with the recorded one's history, for a run that stands at the sample ``position``.
+    """The current stream with the recorded history, for a run at sample ``position``.
 
     Args:
-        record: what the state keeps.
-        stream: the stream at hand, over the data as it is now.
+        record: the record in the loader's state.
+        stream: a stream over the data as it is now.
         position: the samples served so far.
-        accepted: what a person agreed to; ``data.grow`` lets new shards join.
+        accepted: names the user accepted; ``data.grow`` lets new shards join.
 
     Raises:
-        StreamDiffers: a setting, or how documents become sequences, is not the recorded one.
-        DataChanged: shards are changed or missing, or new ones are there and were not accepted.
+        StreamDiffers: a setting or the number of sequences differs from the record.
+        DataChanged: shards are changed or missing, or new shards were not accepted.
     """
     _require_same_settings(record, stream)
     changes = compare(record.shards, stream.corpus, _served_of(record, stream, position))
@@ -186,14 +186,14 @@ def _notices(changes: Changes, before: Era, now: Era, position: int) -> Iterator
         buckets = sorted({change.bucket for change in changes.added})
         yield f"{plural(len(changes.added), 'shard')} joined {', '.join(buckets)} at sample {position:,}"
     if before.epochs != now.epochs:
-        yield f"each bucket is read {_times(now.epochs)} from sample {position:,} on, {_times(before.epochs)} before"
+        yield f"epochs {_epochs(now.epochs)} from sample {position:,} on, {_epochs(before.epochs)} before"
     if before.on_exhausted != now.on_exhausted:
-        what = {"halt": "ends the run", "renormalise": "leaves its share to the others"}
-        yield f"a dry bucket {what[now.on_exhausted]} from sample {position:,} on"
+        effect = {"halt": "ends the run", "renormalise": "leaves its share to the other buckets"}
+        yield f"an exhausted bucket {effect[now.on_exhausted]} from sample {position:,} on"
 
 
-def _times(epochs: int | None) -> str:
-    return "for ever" if epochs is None else plural(epochs, "time")
+def _epochs(epochs: int | None) -> str:
+    return "without limit" if epochs is None else count(epochs)
 
 
 # ---- what must not differ ----
@@ -217,7 +217,7 @@ def _told(value: Any) -> str:  # noqa: ANN401 - a setting of any type
 
 
 def _require_same_sequences(record: Record, stream: Stream) -> None:
-    """The same documents must become as many sequences, or the same numbers would mean others."""
+    """With another number of sequences, the same sample number would mean another sequence."""
     pairs = [(each.sequences, stream.generations[number].sequences) for number, each in enumerate(record.eras)]
     if differences := tuple(
         (f"sequences of {bucket}", f"{before[bucket]:,}", f"{now.get(bucket, 0):,}")
@@ -232,11 +232,11 @@ def _require_same_sequences(record: Record, stream: Stream) -> None:
 
 
 class _NotInCache(Exception):
-    """The plan of the data as it was is not at hand."""
+    """The plan of the recorded data is not in the cache."""
 
 
 def _served_of(record: Record, stream: Stream, position: int) -> Callable[[str, str], ServedShare | None]:
-    """Tells of a shard of the recorded stream how much of it was served; None where that cannot be known any more."""
+    """A function from a recorded shard to how much of it was served; None if that is no longer known."""
     schedule = Schedule(record.settings.phases, [each.generation for each in record.eras], seed=record.settings.seed)
     found: dict[str, dict[str, ServedShare]] = {}
 
@@ -280,7 +280,7 @@ def _share(reached: set[int]) -> ServedShare:
 
 
 def _plan_as_it_was(stream: Stream, shards: Sequence[RecordedShard]) -> BucketPlan:
-    """The plan of shards as a run knew them; their indexes may have changed since, so only the cache is asked."""
+    """The plan of shards as recorded, from the cache only: their indexes may have changed since."""
 
     def refuse(path: Path) -> Offsets:
         raise _NotInCache

@@ -1,8 +1,8 @@
 """The stream: sample k of a run as a pure function of the seed, the data and k.
 
-Nothing here knows of ranks, workers or batches, and nothing is kept from one read to the next but caches. A schedule
-says which bucket a sample is drawn from, the bucket's order which sequence it is, a plan where its windows lie, and the
-maps of the shards hold their tokens. Look-ups are made for many samples at once; then a row costs a few slice copies.
+It knows nothing of ranks, workers or batches, and keeps nothing between reads but caches. The schedule gives the bucket
+of a sample, the bucket's order the sequence, the packing plan its windows, and the memory-mapped shards their tokens.
+Look-ups are made for many samples at once; then a row costs a few slice copies.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +25,18 @@ from unbroken.errors import SequenceDamaged
 from unbroken.files import LOCAL, Files
 
 CACHE: Final = ".unbroken"
-# The first token of a window has no token before it: without a shared one it would never be trained.
+# The first token of a window is predicted from nothing: without a shared token it would never be trained.
 LEAST_OVERLAP: Final = 1
-# Every map holds a file open, those of the tokens too: the plans of all buckets together stay within this.
+# Every map holds a file open, and so do those of the tokens: a bound for the plans of all buckets together.
 _MOST_MAPPED_GROUPS: Final = 512
 
 
 @dataclass(frozen=True)
 class Era:
-    """What holds from a sample on: which shards joined there, how often a bucket is read, what happens when one is dry.
+    """The data from a sample on: the shards that joined there, ``epochs``, and what happens to an exhausted bucket.
 
-    ``shards`` are pairs of bucket and name. The first era begins at sample 0; each further one is a change that a
-    person asked for, and leaves every sample before it as it was.
+    ``shards`` are pairs of bucket and name. The first era starts at sample 0; each later one is a change that the user
+    made, and leaves every earlier sample as it was.
     """
 
     at_sample: int
@@ -47,7 +47,7 @@ class Era:
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides, beside the data and the eras, which sample has which number."""
+    """What decides the order of samples, besides the data and the eras."""
 
     max_length: int
     overlap: int
@@ -59,7 +59,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Samples that were looked up: their identities, their pieces, and where they come from."""
+    """The result of a look-up: identities and pieces of samples, and their checksums if reads are checked."""
 
     samples: NDArray[np.int64]
     identities: NDArray[np.uint64]
@@ -75,25 +75,25 @@ class Stream:
         max_length: tokens of a sequence.
         overlap: tokens that the windows of a long document share; at most half of ``max_length``. 0 is taken as 1: one
             shared token, from which the next is predicted, so that every token is trained once.
-        seed: another seed is another order.
-        packing: several documents share a sequence.
+        seed: decides the order.
+        packing: whether several documents share a sequence.
         phases: a curriculum; without one, every epoch is one pass over all buckets.
-        epochs: how often a bucket is read before it is dry; None: for ever.
-        on_exhausted: end where a bucket is exhausted, or go on with the others in proportion.
-        cache: where plans are kept; by default ``.unbroken`` in the data folder.
+        epochs: passes over a bucket before it is exhausted; None: no limit.
+        on_exhausted: ``halt`` ends the stream at an exhausted bucket; ``renormalise`` continues with the others.
+        cache: the directory of packing plans; by default ``.unbroken`` in the data folder.
         eras: the history of a stream that grew; by default one era with all shards.
-        shuffle: without it, the sequences of a bucket come in the order of its plan.
+        shuffle: if False, the sequences of a bucket come in the order of its plan.
         check_reads: verify every sequence against a checksum as it is read; False trains on whatever the files hold.
-        files: how the cache is written.
-        progress: told how many entries were planned, while plans are made.
+        files: the storage of the cache.
+        progress: called with the number of entries planned, while plans are built.
 
     Raises:
         BadMix: the phases do not fit the buckets.
         DataDamaged: reads are checked, and a shard does not match ``shards.json``.
         ShardDamaged: an index is not in order.
         StorageFailed: the system refused to read an index or to write the cache.
-        ValueError: a length, ``epochs`` or ``on_exhausted`` cannot be, or the eras are not those of this corpus.
-        TypeError: ``seed`` is no whole number.
+        ValueError: a length, ``epochs`` or ``on_exhausted`` is out of range, or the eras are not of this corpus.
+        TypeError: ``seed`` is not a whole number.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class Stream:
             self._digests = digests
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker that was not forked opens the plans anew, from the cache: maps cannot be handed over.
+        # A spawned worker opens the plans again, from the cache: memory maps cannot be pickled.
         return _reopened, (self.corpus, self.settings, self.cache, self.eras, self._digests is not None)
 
     # ---- opening ----
 
     def _plan(self, progress: Callable[[int], None] | None) -> dict[str, list[tuple[int, Planned]]]:
-        """For each bucket, the eras in which shards joined it, with their plans."""
+        """For each bucket, the eras in which shards joined, with their plans."""
         planned: dict[str, list[tuple[int, Planned]]] = {}
         first_shard = 0
         for number, era in enumerate(self.eras):
@@ -174,14 +174,14 @@ class Stream:
         )
 
     def with_eras(self, eras: Sequence[Era], corpus: Corpus | None = None) -> "Stream":
-        """The same stream with another history, perhaps over a corpus that grew.
+        """The same stream with other eras, perhaps over a corpus that grew.
 
         Raises:
             As the constructor does.
         """
         return _reopened(corpus or self.corpus, self.settings, self.cache, tuple(eras), self._digests is not None)
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def max_length(self) -> int:
@@ -190,12 +190,12 @@ class Stream:
 
     @property
     def end(self) -> int | None:
-        """How many samples can be served; None: there is no end."""
+        """The number of samples; None: no end."""
         return self.schedule.end
 
     @property
     def exhausted(self) -> tuple[Exhausted, ...]:
-        """Which buckets run dry, and at which sample, in order."""
+        """The buckets that are exhausted, each with the sample, in order."""
         return self.schedule.exhausted
 
     @property
@@ -205,7 +205,7 @@ class Stream:
 
     @property
     def shards(self) -> Sequence[Shard]:
-        """The shards by number, in the order in which they joined."""
+        """All shards, in the order in which they joined."""
         return self._shards
 
     def __len__(self) -> int:
@@ -216,7 +216,7 @@ class Stream:
     # ---- looking up ----
 
     def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The bucket, the group in it and the sequence in that, of each sample.
+        """Bucket, group in the bucket, and sequence in the group of each sample.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
@@ -228,7 +228,7 @@ class Stream:
         return bucket, group, sequence
 
     def _by_bucket(self, bucket: NDArray[np.int64]) -> Iterator[tuple[BucketDraws, NDArray[np.int64]]]:
-        """Each bucket that is among these, and where."""
+        """Each bucket that occurs, with the indexes where it does."""
         for number in np.flatnonzero(np.bincount(bucket)).tolist():
             yield self.buckets[number], np.flatnonzero(bucket == number)
 
@@ -241,7 +241,7 @@ class Stream:
         return self._identify(samples, *self.locate(samples))
 
     def identities_apart(self) -> Identities:
-        """``identities`` with caches of its own: it may be asked in another thread while this stream is read."""
+        """``identities`` with caches of its own, for use in another thread while this stream is read."""
         apart = object.__new__(Stream)
         apart.__dict__.update(self.__dict__)
         apart.schedule = deepcopy(self.schedule)
@@ -261,7 +261,7 @@ class Stream:
         return identify(samples, keys, sequence)
 
     def look_up(self, samples: NDArray[np.int64]) -> Lookup:
-        """Where the tokens of samples are, for all of them at once.
+        """Look up where the tokens of samples are, for all of them at once.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
@@ -284,8 +284,8 @@ class Stream:
         """The rows ``first`` to ``last`` of what was lookup up.
 
         Raises:
-            SequenceDamaged: ``check_reads`` is on, and a row's bytes are not those it had.
-            ShardDamaged: a ``.bin`` is not there or has not its size.
+            SequenceDamaged: ``check_reads`` is on, and the bytes of a row do not match its checksum.
+            ShardDamaged: a ``.bin`` is missing or has another size.
         """
         raw = lookup.pieces.raw(first, last, self._maps)
         if lookup.digests is not None:
@@ -305,7 +305,7 @@ class Stream:
         raise SequenceDamaged(root=self.corpus.root, sample=int(lookup.samples[row]), shards=shards)
 
     def read(self, samples: Sequence[int] | NDArray[np.int64]) -> Rows:
-        """The rows of some samples, in the order asked for.
+        """The rows of some samples, in the given order.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
@@ -315,12 +315,12 @@ class Stream:
         return self.rows(lookup, 0, len(lookup.samples))
 
     def verify_known(self, sample: int) -> bool:
-        """Verify one sample against its checksum, if an earlier reader has kept one; returns whether it has.
+        """Verify one sample against its checksum, if the cache has one; returns whether it has.
 
-        For a stream without ``check_reads``: nothing is computed for other samples.
+        For a stream without ``check_reads``; no other checksum is computed.
 
         Raises:
-            IndexError: it is negative or lies beyond the end.
+            IndexError: the sample is negative or beyond the end.
             SequenceDamaged, ShardDamaged: as ``rows`` does.
             StorageFailed: the system refused to read.
         """
@@ -338,13 +338,13 @@ class Stream:
 
 
 def _require_known(seed: int, epochs: int | None, on_exhausted: OnExhausted) -> None:
-    # Each of these would be taken without a word and give another order, or no sample at all.
+    # Any of these would silently give another order, or no samples.
     if not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed is {seed!r}; it is a whole number")
+        raise TypeError(f"seed must be a whole number, is {seed!r}")
     if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs is {epochs}; it is at least 1, or None for no end")
+        raise ValueError(f"epochs must be at least 1, or None for no end; is {epochs}")
     if on_exhausted not in get_args(OnExhausted):
-        raise ValueError(f"on_exhausted is {on_exhausted!r}; it is one of {', '.join(get_args(OnExhausted))}")
+        raise ValueError(f"on_exhausted must be one of {', '.join(get_args(OnExhausted))}, is {on_exhausted!r}")
 
 
 def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, ...], check_reads: bool) -> Stream:
@@ -363,7 +363,7 @@ def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, 
 
 
 def _in_one_spelling(phases: Sequence[Phase] | None) -> tuple[Phase, ...] | None:
-    """Phases whose buckets come by name: in which order a person wrote them decides nothing."""
+    """Phases with buckets sorted by name: the order in which they were written must not matter."""
     return None if phases is None else tuple(replace(phase, mix=tuple(sorted(phase.mix))) for phase in phases)
 
 
@@ -372,15 +372,15 @@ def _keys(shards: Sequence[Shard]) -> frozenset[tuple[str, str]]:
 
 
 def _in_eras(corpus: Corpus, eras: Sequence[Era]) -> tuple[Shard, ...]:
-    """All shards, era by era, and in each in the corpus's order."""
+    """All shards by era, and within an era in the order of the corpus."""
     shards = tuple(shard for era in eras for shard in corpus.shards if (shard.bucket, shard.name) in era.shards)
     if len(shards) != len(corpus.shards) or _keys(shards) != _keys(corpus.shards) or eras[0].at_sample:
-        raise ValueError("the eras do not hold each shard of the corpus once, from sample 0 on")
+        raise ValueError("the eras must hold each shard of the corpus once and start at sample 0")
     return shards
 
 
 def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, Planned]]]) -> list[Generation]:
-    """What the schedule has to know: how many sequences each bucket has in each era."""
+    """For the schedule: how many sequences each bucket has in each era."""
     generations = []
     for number, era in enumerate(eras):
         held = {

@@ -167,6 +167,6 @@ DATA = (
          "tests/unit/data/test_no_tokens.py::"
          "test_text_without_a_token_makes_no_data_set_and_goes_on_when_there_is_some"),
     one("a hub that nobody can reach waited for", "data/ingest/encoders.py",
-         " else _refusal(constants.ENDPOINT)\n", " else None\n",
+         " else _unreachable(constants.ENDPOINT)\n", " else None\n",
          "tests/unit/data/test_hub.py::test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked"),
 )  # fmt: skip

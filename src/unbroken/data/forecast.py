@@ -93,7 +93,7 @@ def forecast(config: Config, world: int = 1, *, progress: Progress | None = None
 
     Raises:
         DataError: the data is missing, damaged or unfinished.
-        StorageFailed: the system refused to read it, or to write the cache.
+        StorageFailed: an I/O error while reading, or writing the cache.
     """
     # The job and `data verify` verify bytes; a forecast depends only on sizes and indexes.
     config = replace(config, data=replace(config.data, check="quick"))

@@ -39,7 +39,7 @@ def corpus_of(data: DataConfig, split: str = "train") -> Corpus:
 
     Raises:
         DataError: they are missing, damaged or unfinished.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     if data.format == "jsonl":
         from unbroken.data.ingest.text_corpus import open_text_corpus
@@ -59,8 +59,8 @@ def stream_of(
 
     Raises:
         BadMix: the phases cannot be drawn from this corpus.
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read, or to write the cache.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error while reading, or writing the cache.
     """
     data = config.data
     return Stream(

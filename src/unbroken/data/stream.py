@@ -90,8 +90,8 @@ class Stream:
     Raises:
         BadMix: the phases do not fit the buckets.
         DataDamaged: reads are checked, and a shard does not match ``shards.json``.
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read an index or to write the cache.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error while reading an index or writing the cache.
         ValueError: a length, ``epochs`` or ``on_exhausted`` is out of range, or the eras are not of this corpus.
         TypeError: ``seed`` is not a whole number.
     """
@@ -322,7 +322,7 @@ class Stream:
         Raises:
             IndexError: the sample is negative or beyond the end.
             SequenceDamaged, ShardDamaged: as ``rows`` does.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         asked = np.array([sample], np.int64)
         bucket, group, sequence = self.locate(asked)

@@ -1,9 +1,9 @@
 """The canonical sum of a replicated model's gradients: a left fold over the lanes, in lane order, in float32.
 
-Every rank owns one slice of each bucket. After each round an all-to-all hands it that slice of every lane of the
-round, in the lane's own type, and it adds them in lane order into one accumulator; after the last round the slices
-are gathered. With one rank this is ordinary gradient accumulation. Bytes on the wire are those of a reduce-scatter
-and an all-gather, which is what an all-reduce sends, and they travel while backward runs.
+Every rank owns one slice of each bucket. After each round an all-to-all sends it that slice of every lane of the round,
+in the lane's dtype, and it adds them in lane order into one accumulator; after the last round the slices are gathered.
+With one rank this is ordinary gradient accumulation. The traffic is that of a reduce-scatter and an all-gather, the
+same as an all-reduce, and overlaps with backward.
 """
 
 from collections import deque
@@ -18,36 +18,36 @@ from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller, GradientBucket
 from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.sums import Accumulator, Buffers, put
 
-# Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.
+# Buckets in flight. A fixed number, so that all ranks issue collectives in the same order whatever arrives first.
 _IN_FLIGHT = 2
 
 
 class Reduction(Protocol):
-    """How the gradients of the lanes become one; what a ``Reducer`` asks of it."""
+    """How a ``Reducer`` sums the gradients of the lanes."""
 
     runs_spare_lanes: bool
-    """Whether a rank without a lane in the last round must compute one all the same, which then is not counted."""
+    """Whether a rank without a lane in the last round must compute one anyway, which is not counted."""
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
-        """A round begins in which the first ``present`` ranks have a lane."""
+        """Start a round in which the first ``present`` ranks have a lane."""
 
     def end_round(self) -> None:
-        """This rank's lane of the round is over, or it has none."""
+        """End this rank's lane of the round, if it has one."""
 
     def finish(self) -> None:
         """After the last round: every parameter's ``grad`` is the sum over all lanes."""
 
     def used(self) -> int | None:
-        """A number for the parameters that this rank's lanes used, where the sums are right only if it is every rank's.
+        """A hash of the parameters this rank's lanes used, if the sums are right only when all ranks use the same.
 
-        None where each parameter has a place of its own.
+        None if each parameter has its own place in the sums.
         """
 
     def abandon(self) -> None:
-        """A step was left in the middle; the next one begins afresh."""
+        """Drop an interrupted step."""
 
     def release(self) -> None:
-        """Leave the parameters as they were before there was a reduction."""
+        """Restore the parameters as they were before."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ReplicatedFold:
         self._filling.open()
 
     def end_round(self) -> None:
-        """Hand on what is not complete, or, without a lane, nothing but zeros that nobody adds."""
+        """Send the incomplete buckets; without a lane, zeros that are not added."""
         self._filling.close()
         while self._flying:
             self._land()
@@ -109,7 +109,7 @@ class ReplicatedFold:
         """Each parameter has its place in a bucket, whether a lane uses it or not."""
 
     def abandon(self) -> None:
-        """Forget what was under way; the process group itself may be broken by now."""
+        """Drop what is in flight; the process group itself may be broken."""
         self._filling.abandon()
         self._buffers.clear()
         self._sending.clear()
@@ -154,7 +154,7 @@ class ReplicatedFold:
         flight = self._flying.popleft()
         flight.arrival.wait()
         total = self._sums[flight.number]
-        # A rank without a lane sent zeros; adding them would change the sign of a zero.
+        # A rank without a lane sent zeros; adding them would turn -0.0 into +0.0.
         for part in flight.received.view(self._ranks.size, -1)[: self._present]:
             total.add(part)
         self._buffers.give(flight.sent, flight.received)

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from unbroken.config.sections import ModelConfig
 from unbroken.gpt.rope import Angles, rotate
 
-# ---- keys and values that were seen ----
+# ---- key-value cache ----
 
 
 @dataclass
@@ -58,7 +58,7 @@ class KeyValueCache:
     def empty(
         cls, config: ModelConfig, *, batch: int, room: int, dtype: torch.dtype, device: torch.device
     ) -> "KeyValueCache":
-        """A cache of nothing, with room for ``room`` tokens."""
+        """An empty cache for ``room`` tokens."""
         shape = (batch, config.kv_heads, room, config.n_embd // config.n_head)
 
         def layer() -> LayerCache:

@@ -1,7 +1,7 @@
-"""A run's model for reading: its config, and the weights of one of its checkpoints, every byte proven.
+"""Load a run's model: its config, and the weights of one of its checkpoints, with all checksums verified.
 
-Finding it costs a look at names and sizes; only loading reads weights, and nothing is ever unpickled. Where none was
-named, one that turns out damaged as it is read is passed over for the next older one, as a resume does it.
+Finding a checkpoint looks at names and sizes; only loading reads weights, and nothing is unpickled. If no checkpoint
+was named, a damaged one is skipped for the next older one, as at a resume.
 """
 
 from dataclasses import dataclass
@@ -60,9 +60,9 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A checkpoint of the trainer, looked at and not read; ``passed_over`` are newer ones that cannot be used.
+    """A checkpoint of the trainer that was found and not read; ``passed_over`` are newer ones that cannot be used.
 
-    ``is_named`` says that a person named this very one, ``is_averaged`` that its average is asked for.
+    ``is_named``: the user named this checkpoint; ``is_averaged``: load its weight average.
     """
 
     store: Store
@@ -88,18 +88,18 @@ class FoundModel:
     def rows(self) -> int:
         """Rows of the embedding: how many ids the model has."""
         held = self.index.tensors.get(_EMBEDDING)
-        # Where there is no embedding, reading says so, with all else that is missing.
+        # A missing embedding is reported when the weights are read, with all else that is missing.
         return 1 if held is None else held.shape[0]
 
     def load(self, device: torch.device, dtype: torch.dtype | None = None) -> LoadedModel:
-        """Read the weights; they are kept in their own type unless another is asked for.
+        """Read the weights, in their own dtype unless another is given.
 
         Raises:
-            DamagedCheckpoint: bytes of the one that was named are not what was written.
-            NoUsableCheckpoint: none was named, and of none they are.
-            NoAverage: an older one has to be taken, and holds no average.
-            StateDiffers: its weights are not those of its config.
-            StorageFailed: the system refused to read.
+            DamagedCheckpoint: the named checkpoint is damaged.
+            NoUsableCheckpoint: none was named, and all are damaged.
+            NoAverage: an older one has to be used, and has no average.
+            StateDiffers: its weights do not match its config.
+            StorageFailed: an I/O error.
         """
         found = self
         while True:
@@ -111,12 +111,12 @@ class FoundModel:
                 found = found._older(damaged)
 
     def _older(self, damaged: DamagedCheckpoint) -> "FoundModel":
-        """The next checkpoint that looks whole, in place of this one."""
+        """The next older checkpoint that looks complete."""
         over = _passed_over(self.name, self.manifest, damaged)
         return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
 
     def _read(self, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
-        # Without memory at first: weights that are about to be read are not drawn before.
+        # On the meta device first: weights that are about to be loaded need no initialisation.
         with torch.device("meta"):
             model = GPT(self.config.model, self.rows)
         model.to_empty(device="cpu")
@@ -131,15 +131,15 @@ def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
 
     Args:
         reference: a run, a step of it, or a checkpoint's path.
-        is_averaged: whether the average of the weights is wanted in their place.
+        is_averaged: whether to load the average of the weights.
 
     Raises:
-        PathMissing: there is no such run, or it has no config.
+        PathMissing: the run does not exist or has no config.
         CheckpointUnknown: the run has no such checkpoint.
-        NoUsableCheckpoint: it has none that is whole.
-        DamagedCheckpoint: the one that was named is not whole.
-        NoAverage: an average is wanted, and it holds none.
-        StorageFailed: the system refused to read.
+        NoUsableCheckpoint: it has no complete checkpoint.
+        DamagedCheckpoint: the named checkpoint is damaged.
+        NoAverage: it has no weight average.
+        StorageFailed: an I/O error.
     """
     named = resolve(reference)
     store = named.store
@@ -149,7 +149,7 @@ def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
 
 
 def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
-    """The newest checkpoint that looks whole and was not passed over yet."""
+    """The newest checkpoint that looks complete and was not skipped."""
     while True:
         told = {over.name for over in passed_over}
         names = [name for name in newest_first(store, scan(store).committed) if name not in told]
@@ -159,7 +159,7 @@ def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averag
         try:
             return _found(store, chosen, passed_over=passed_over, is_averaged=is_averaged)
         except DamagedCheckpoint as damaged:
-            # The index is read here, and a quick look at sizes does not see a flipped bit in it.
+            # The index is read here; the quick check of sizes does not see a flipped bit in it.
             passed_over = (*passed_over, _passed_over(chosen.name, chosen.manifest, damaged))
 
 
@@ -191,7 +191,7 @@ def _told(finding: str) -> tuple[str, str]:
 
 
 def _whole(store: Store, name: str) -> Verdict:
-    # Its own words for a manifest that cannot be trusted, or is of a newer format.
+    # Raises its own error for a damaged manifest or a newer format.
     store.read_manifest(name)
     verdict = verify(store, name, Level.QUICK)
     if not verdict.is_sound:

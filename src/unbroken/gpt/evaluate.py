@@ -1,7 +1,7 @@
-"""The loss on val/, with the same bits on any number of ranks, and without a trace in the training that goes on.
+"""The loss on val/, with the same bits on any number of ranks, and without any effect on the training.
 
-val/ is read once, in its own order, in lanes of fixed shape that are dealt to the ranks like those of a step. Each lane
-gives a sum and a count; they are added exactly (``math.fsum``), so the order in which ranks answer does not matter.
+val/ is read once, in order, in lanes of fixed shape that are distributed over the ranks like those of a step. Each lane
+gives a sum and a count; they are added exactly (``math.fsum``), so the order of the ranks does not matter.
 """
 
 import math
@@ -24,20 +24,20 @@ from unbroken.state.rng import capture_generators, generator_devices, restore_ge
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The mean loss of a token, over so many."""
+    """The mean loss per token, and the number of tokens."""
 
     loss: float
     tokens: int
 
     @property
     def perplexity(self) -> float:
-        """Out of how many equally likely tokens the model would have to choose."""
+        """``exp(loss)``."""
         return math.exp(self.loss) if self.loss < math.log(float(np.finfo(np.float64).max)) else math.inf
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model is evaluated; ``max_batches`` lanes at most, over all ranks, None for all of val/."""
+    """An evaluation on a stream, with at most ``max_batches`` lanes over all ranks; None: all of val/."""
 
     stream: Stream
     lane: int
@@ -55,10 +55,10 @@ class Evaluation:
         return RankLanes(self.lanes, self.place.world.size, self.place.world.rank)
 
     def __call__(self, model: GPT, computing: AbstractContextManager[None] | None = None) -> Evaluated:
-        """Evaluate a model, inside ``computing`` if its weights must be lowered for it. Collective."""
+        """Evaluate a model, inside the context ``computing`` if given. Collective."""
         with torch.no_grad(), undisturbed(model), computing or nullcontext():
             said = [self._run_lane(model, lane) for lane in self._mine()]
-        # A rank without a lane in the last round computed one again, because the others may wait for it.
+        # A rank without a lane in the last round repeated one, because the collectives of the others may need it.
         counted = said[: self._share.count]
         losses, tokens = torch.tensor(counted, dtype=torch.float64).reshape(-1, 2).T.tolist()
         everybody = self.place.world.all_gather((losses, tokens))
@@ -80,7 +80,7 @@ class Evaluation:
         asked = np.arange(lane * self.lane, (lane + 1) * self.lane)
         last = len(self.stream) - 1
         rows = self.stream.read(np.minimum(asked, last))
-        # The last lane is filled up with rows that count for nothing: a shape of its own would be compiled anew.
+        # The last lane is padded with masked rows: another shape would trigger a recompilation.
         labels = np.where((asked > last)[:, None], IGNORED, rows.labels)
         arrays = (rows.tokens, rows.doc_ids, labels)
         tokens, doc_ids, targets = (torch.from_numpy(each).to(self.place.device) for each in arrays)
@@ -89,7 +89,7 @@ class Evaluation:
 
 @contextmanager
 def undisturbed(model: GPT) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; afterwards mode, generators and shards are as they were."""
+    """Inside, the model is in evaluation mode; afterwards mode, RNG state and shards are restored."""
     devices = generator_devices()
     before, was_training = capture_generators(devices), model.training
     model.eval()

@@ -49,7 +49,7 @@ def to_huggingface(
     Raises:
         NotExpressible: a Llama has no such option; all of them are named.
         WouldOverwrite: the folder exists, and is not to be replaced or holds something else than an export.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     require_expressible(config)
     weights = llama_state(state, config)

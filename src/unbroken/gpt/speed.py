@@ -47,7 +47,7 @@ def peak_of(device: torch.device, dtype: torch.dtype | None) -> float | None:
 
 @dataclass
 class Speed:
-    """Steps per second since the last look, and what follows from them."""
+    """Seconds per step, tokens per second and MFU since the last call."""
 
     tokens_per_step: int
     flops_per_token: int
@@ -57,11 +57,11 @@ class Speed:
     _at_s: float = 0.0
 
     def begin(self, step: int) -> None:
-        """The loop is about to begin."""
+        """Start measuring at a step."""
         self._step, self._at_s = step, self.clock()
 
     def look(self, step: int) -> tuple[float, dict[str, float]]:
-        """Seconds a step since the last look, and the metrics to be logged."""
+        """Seconds per step since the last call, and the metrics to log."""
         now_s = self.clock()
         each_s = max(now_s - self._at_s, 1e-9) / max(step - self._step, 1)
         self._step, self._at_s = step, now_s
@@ -83,7 +83,7 @@ _WIDTH: Final = 1024
 
 
 def step_seconds(config: Config, parameters: int) -> tuple[float, str]:
-    """Seconds of one step on all devices here, and a sentence that says how they were estimated."""
+    """Estimated seconds per step on all devices of this machine, and how they were estimated."""
     ranks = torch.cuda.device_count() if torch.cuda.is_available() else 1
     per_s, how = _operations_per_s()
     operations = flops_per_token(config, parameters) * config.global_batch_size(ranks) * config.data.max_length

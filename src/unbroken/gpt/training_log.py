@@ -1,7 +1,6 @@
-"""What a job says while it trains: what it is at first, then one line every few steps.
+"""The log lines of a training job: a few lines at its start, then one line every few steps.
 
-Speeds are taken over the steps since the line before, evaluation and waiting included: what a person waits is what is
-told. MFU counts six operations for each parameter and token and those of causal attention, against the device's peak.
+Speeds are averaged over the steps since the previous line, including evaluation and waiting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ _log = logger(__name__)
 
 @dataclass
 class StepLog:
-    """The lines of one job; silent on all ranks but the first."""
+    """The step lines of one job; only rank 0 logs."""
 
     max_steps: int
     speed: Speed
@@ -32,7 +31,7 @@ class StepLog:
     def line(
         self, step: int, loss: float, rate: float, norm: float | None, left_out: Mapping[str, int] | None = None
     ) -> dict[str, float]:
-        """Say how the training stands after ``step`` steps, ``left_out`` of which moved no weight, by their reason.
+        """Log the line after ``step`` steps; ``left_out`` counts skipped steps by reason.
 
         Returns the measured metrics.
         """
@@ -48,7 +47,7 @@ class StepLog:
     def wording(
         self, step: int, loss: float, rate: float, norm: float | None, each_s: float, measured: dict[str, float]
     ) -> str:
-        """One line, every number at its place."""
+        """The text of one line."""
         total = amounts.count(self.max_steps)
         parts = [
             f"step {amounts.count(step):>{len(total)}}/{total}",
@@ -80,7 +79,7 @@ def say_first_lines(
     changed: Sequence[AcceptedValue] = (),
     accepted: Sequence[str] = (),
 ) -> None:
-    """What is trained, on what, and what is promised, in the same order at the start of every job."""
+    """Log model, batch, data and exactness at the start of a job."""
     model, training = config.model, config.training
     parameters = _short(model.parameters(data.vocab_size))
     held = "sharded over" if training.sharding == "fsdp2" and place.world.size > 1 else "whole on"
@@ -105,14 +104,14 @@ def say_first_lines(
     _log.info("data %s, at sample %s %s", config.data.path, amounts.count(step * batch), end)
     names = dict.fromkeys((*(change.field for change in changed), *accepted))
     if training.exact and names and step:
-        # What a person accepted may have changed the bits: one long job is no longer what this run can be held to.
+        # An accepted change may have changed the bits: the run is no longer comparable to one long job.
         since = step if accepted else changed[-1].step
-        _log.info("exact from step %s on: accepted by name: %s", amounts.count(since), ", ".join(names))
+        _log.info("exact from step %s on (accepted: %s)", amounts.count(since), ", ".join(names))
     elif training.exact:
         _log.info("exact: the same bits on any number of ranks and over any number of jobs")
     else:
-        _log.info("not exact: torch's own sums, with other bits on another number of ranks")
+        _log.info("not exact: torch's own reductions, bits depend on the number of ranks")
     if training.sharding == "fsdp2" and place.world.size == 1:
-        _log.info("sharding fsdp2 on one rank: it holds the whole model, with the same bits")
+        _log.info("sharding fsdp2 has no effect on one rank")
     if training.wandb_project is not None:
-        _log.warning("training.wandb_project is set and no tracker is connected; metrics are in the run's metrics/")
+        _log.warning("training.wandb_project is set, but no tracker is connected; metrics are in the run's metrics/")

@@ -1,7 +1,7 @@
-"""The demo: one tiny GPT trained twice, once left alone and once as a chain of jobs that are killed, and compared.
+"""The demo: a tiny GPT trained twice, once uninterrupted and once as a chain of killed jobs, then compared.
 
-Owns the order of things and the checks that each job really met the end it was to meet; everything heavy is a command
-of its own, started as a user would start it. What is shown is read from the runs' own records afterwards.
+This module runs the steps and checks that each job ended as planned; each job is a command of its own, as a user would
+start it. The report is read from the runs' records afterwards.
 """
 
 import subprocess
@@ -34,7 +34,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Console:
-    """What the demo says things through: a line that stays, and a bar that is drawn only on a terminal."""
+    """The output of the demo: lines, and a progress bar on a terminal."""
 
     line: Callable[[str, str], None]
     bar: Callable[[str, int], AbstractContextManager[Advance]]
@@ -42,7 +42,7 @@ class Console:
 
 @dataclass(frozen=True)
 class Torn:
-    """What a job that was killed while it saved left behind: a draft that no reader trusts."""
+    """What a job that was killed during a save left: a draft, which readers ignore."""
 
     name: str
     step: int
@@ -50,14 +50,14 @@ class Torn:
     size_bytes: int
 
     def sentence(self) -> str:
-        """What it is, in one line."""
+        """One line that describes it."""
         held = f"{amounts.plural(self.files, 'file')}, {amounts.size(self.size_bytes)}"
         return f"step {amounts.count(self.step)} was never committed: {self.name} ({held})"
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The demo when all jobs have ended: where it is, and what was done to the chained run besides ending its jobs."""
+    """The finished demo: its folder, and the damage to the chained run."""
 
     places: DemoFolder
     torn: Torn
@@ -66,12 +66,12 @@ class DemoResult:
 
 
 def run_demo(places: DemoFolder, console: Console, environ: Mapping[str, str]) -> DemoResult:
-    """Everything up to the last step of the chained run.
+    """Run both trainings up to the last step.
 
     Raises:
-        DemoFailed: a command ended otherwise than it was to.
-        SourcesMissing: there is nothing to make a corpus of.
-        StorageFailed: the system refused.
+        DemoFailed: a command did not end as planned.
+        SourcesMissing: there are no sources for a corpus.
+        StorageFailed: an I/O error.
     """
     started_s = time.monotonic()
     stage = _Commands(places, console, environment(environ))
@@ -82,21 +82,21 @@ def run_demo(places: DemoFolder, console: Console, environ: Mapping[str, str]) -
     torn = _torn(places, CHAIN[-2])
     console.line("torn", torn.sentence())
     damage = _damaged(places)
-    console.line("damage", f"{damage.words}; it is the newest there is")
+    console.line("damage", f"{damage.words}; it is the newest checkpoint")
     stage.job(f"job {len(CHAIN)}", CHAIN[-1], places.chained)
     return DemoResult(places, torn, damage, time.monotonic() - started_s)
 
 
 @dataclass(frozen=True)
 class _Commands:
-    """Where commands are started, one after the other."""
+    """Starts commands, one after the other."""
 
     places: DemoFolder
     console: Console
     env: Mapping[str, str]
 
     def make_data(self) -> None:
-        """Text, a tokenizer learned from it, and shards in both splits."""
+        """Write text, train a tokenizer, and tokenize both splits."""
         places = self.places
         corpus = write_corpus(places.text)
         sizes = ", ".join(f"{bucket} {amounts.size(corpus.size_bytes[bucket])}" for bucket in BUCKETS)
@@ -108,7 +108,7 @@ class _Commands:
         self._call("tokens", "tokenize the corpus", words)
 
     def _call(self, label: str, was_to: str, words: Sequence[str]) -> None:
-        """A command that is to end well, and whose first line is worth showing."""
+        """Run a command that must succeed, and show its first line."""
         log = self.places.log(label)
         with self._started(words, log, self.places.folder) as job:
             ended = _ended(f"unbroken {words[0]}", was_to, job)
@@ -118,7 +118,7 @@ class _Commands:
         self.console.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
 
     def job(self, label: str, planned: DemoJob, run: Path) -> None:
-        """One job of a run, to the end that it is to meet."""
+        """Run one job to its planned end."""
         started_s = time.monotonic()
         words = ["train", str(self.places.config), f"training.output_dir={run}", f"data.num_workers={planned.workers}"]
         words += ["--nproc-per-node", str(planned.ranks)]
@@ -135,7 +135,7 @@ class _Commands:
         self.console.line(label, f"{amounts.plural(planned.ranks, 'rank')}, to step {at}: {planned.ending()}  ({took})")
 
     def _followed(self, job: JobProcess, planned: DemoJob, title: str) -> None:
-        """Watch a job to its end, which is brought about when it is due; its steps are shown on the way."""
+        """Watch a job and its steps, and end it at the planned step."""
         shown, is_left_alone = 0, planned.end == "completed"
         with self.console.bar(title, STEPS) as advance:
             for at in job.steps(PATIENCE_S):
@@ -153,7 +153,7 @@ class _Commands:
 
 
 def _is_due(planned: DemoJob, at: int, job: JobProcess) -> bool:
-    """Whether a job is to be ended now; who dies while it saves dies by itself, and the machine goes down with it."""
+    """Whether to end a job now; one that is killed during a save is killed by its drill."""
     return job.has_lost_holder() if planned.end == "killed-saving" else at >= planned.after
 
 
@@ -161,12 +161,12 @@ def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
     try:
         return job.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        told = f"it has not ended after {amounts.duration(PATIENCE_S)}"
+        told = f"it did not end within {amounts.duration(PATIENCE_S)}"
         raise DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES)) from None
 
 
 def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
-    """Pass if a job met the end it was to meet; a demo that shows another one shows nothing."""
+    """Raise unless a job ended as planned."""
     wanted = {"killed": "crashed", "stopped": "stopped", "killed-saving": "crashed", "completed": "completed"}[
         planned.end
     ]
@@ -177,12 +177,12 @@ def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -
 
 def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
     status = f" ({ended.outcome.status})" if ended.outcome is not None else ""
-    told = f"it ended with exit code {ended.code}{status}"
+    told = f"it exited with code {ended.code}{status}"
     return DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES))
 
 
 def _torn(places: DemoFolder, planned: DemoJob) -> Torn:
-    """The draft that the job before the last has left, which was killed while it saved."""
+    """The draft of the second-to-last job, which was killed during a save."""
     store = Store(Layout(places.chained).checkpoints)
     for draft in scan(store).torn:
         files, size_bytes = draft.weigh(store)

@@ -1,6 +1,6 @@
-"""What the demo shows when all jobs have ended: a row for each job, the verdict, and what to try next.
+"""The report of the demo: a row per job, the verdict, and what to try next.
 
-Everything is read from the records of the two runs, so that the table says what happened and not what was planned.
+Everything is read from the records of the two runs: the table shows what happened, not what was planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,18 +46,18 @@ class DemoVerdict:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both runs are one, bit for bit."""
+        """Whether both runs are equal, bit for bit."""
         return self.comparison.is_equal
 
     @property
     def exit_code(self) -> int:
-        """0, or that of states that differ."""
+        """0, or the exit code for a difference."""
         return 0 if self.is_equal else EXIT_DIFFERS
 
     def text(self, style: Style) -> str:
-        """The verdict, and what it rests on."""
+        """The verdict, and what was compared."""
         verdict = style.good("equal, bit for bit") if self.is_equal else style.bad("NOT EQUAL")
-        lines = [("verdict", f"the run left alone and the chain of jobs are {verdict}")]
+        lines = [("verdict", f"the uninterrupted run and the chain of jobs are {verdict}")]
         lines += [("", line) for line in self.comparison.lines("the run left alone", "the chain")]
         if sentence := self.recomputed.sentence():
             lines.append(("crashes", sentence))
@@ -65,20 +65,20 @@ class DemoVerdict:
 
 
 def prove(alone: Path, chained: Path) -> DemoVerdict:
-    """Compare the run that was left alone with the chained one.
+    """Compare the uninterrupted run with the chained one.
 
     Raises:
         CheckpointError: a checkpoint of the two is damaged.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     return DemoVerdict(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
 
 
 def rows(run: Path, planned_jobs: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
-    """The jobs of the chained run, from its records; how each was ended is known only to who ended it.
+    """The jobs of the chained run, from its records and the planned endings.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     history, metrics = read_history(Layout(run)), read_metrics(Layout(run))
     ends: dict[int, int] = {}
@@ -92,17 +92,17 @@ def _row(history: History, job: int, planned: DemoJob, ends: Mapping[int, int]) 
     start = (resumed.whole("step") if resumed is not None else None) or 0
     ranks = (started.whole("world") if started is not None else None) or planned.ranks
     passed = [str(fact.text("name")) for fact in history.of_kind("passed-over") if fact.job == job]
-    ending = f"{planned.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else planned.ending()
+    ending = f"{planned.ending()}, after skipping the damaged {', '.join(passed)}" if passed else planned.ending()
     return JobRow(job, ranks, planned.workers, start, ends.get(job, start), ending)
 
 
 def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
-    """Lines behind a column of labels."""
+    """Lines with a column of labels."""
     return "\n".join(f"{style.dim(label.ljust(_LABEL))}  {line}".rstrip() for label, line in lines)
 
 
 def facts(result: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
-    """The demo as one document."""
+    """The demo as JSON."""
     return {
         "folder": result.places.folder,
         "alone": result.places.alone,
@@ -138,13 +138,13 @@ def next_steps(result: DemoResult, program: str, style: Style) -> str:
     last, before = newest_first(store, scan(store).committed)[:2]
     commands = [
         (f"ls {run}", "its checkpoints"),
-        (f"verify {run} --full", "every byte of them against its digest"),
+        (f"verify {run} --full", "verify all checksums"),
         (f"replay {run} {before} {last}", "compute its last steps again"),
         (f"generate {run} --prompt 'def ' --seed 1", "what it says after a minute of training"),
         (f"prove --minutes 1 -- {program} train {quoted(places.config.name)}", "chance instead of a plan"),
     ]
     lines = [("try next", f"cd {quoted(places.folder)}")]
     for each, why in commands:
-        # Behind the command it would be torn by a narrow window; above it, both can be read, and pasted.
+        # Above the command: next to it, a narrow terminal would break both.
         lines += [("", style.dim(f"# {why}")), ("", f"{program} {each}")]
     return labelled(lines, style)

@@ -1,4 +1,4 @@
-"""The whole proof: uninterrupted twice, then chains under a seeded schedule of faults until the time is over."""
+"""The whole proof: two uninterrupted runs, then chains with a seeded schedule of faults until the time is up."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from unbroken.prove.proof_setup import ProofSetup
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
 
-# A chained job may take longer than the whole uninterrupted run: storage is slow, steps are held up, torch is loaded.
+# A chained job may take longer than the whole uninterrupted run: slow storage, delayed steps, imports of torch.
 _PATIENCE: Final = 10.0
 _LEAST_PATIENCE_S: Final = 300.0
 _MOST_ROOM_BYTES: Final = 4 << 30
@@ -27,14 +27,14 @@ _RANKS_TRIED: Final = (1, 2, 3)
 
 @dataclass(frozen=True)
 class ProveOptions:
-    """What a user asked for.
+    """The options of a proof.
 
     Attributes:
         faults: names of ``schedule.FAULTS``.
-        seed: what the schedule follows from.
-        ranks: the numbers of ranks to try, that of the uninterrupted run first; empty where none were named.
-        limit_s: when no further chain is begun.
-        chain: the first chain to make; alone, if ``is_single``.
+        seed: the seed of the schedule.
+        ranks: the numbers of ranks to try, that of the uninterrupted run first; empty if not given.
+        limit_s: no new chain is started after this time.
+        chain: the number of the first chain, or of the only one if ``is_single``.
     """
 
     faults: tuple[str, ...]
@@ -46,11 +46,11 @@ class ProveOptions:
 
 
 def prove(setup: ProofSetup, asked: ProveOptions, say: Callable[[str], None]) -> Proof:
-    """Prove that a command's run survives: the chains that fail, and what they left, are in what is returned.
+    """Prove that a command's run survives faults; failed chains are in the result.
 
     Raises:
-        NothingToProve: the command's run is nothing that could be interrupted and compared.
-        BaselineFails: it fails by itself.
+        NothingToProve: the command has no run that can be interrupted and compared.
+        BaselineFails: it fails without any fault.
         NotDeterministic: two uninterrupted runs differ.
         BadUsage: none of the faults can be tried here.
         StorageFailed: the folder could not be written.
@@ -84,13 +84,13 @@ def prove(setup: ProofSetup, asked: ProveOptions, say: Callable[[str], None]) ->
 
 
 def _settle(proof: Proof, baseline: Baseline) -> None:
-    """What is known only after the first run: the ranks its config allows, and the room a full disk needs."""
+    """Settle what is known only after the first run: possible ranks, and the size of a full disk."""
     left_out = list(proof.left_out)
     if RESIZE in proof.faults and not proof.ranks:
         proof.ranks = _ranks_of_config(baseline)
         if len(proof.ranks) < 2:
             proof.faults = tuple(fault for fault in proof.faults if fault != RESIZE)
-            left_out.append((RESIZE, "its config is exact on one rank alone"))
+            left_out.append((RESIZE, "its config is exact on one rank only"))
     if "full" in proof.faults and baseline.checkpoint_bytes > _MOST_ROOM_BYTES:
         proof.faults = tuple(fault for fault in proof.faults if fault != "full")
         left_out.append(("full", f"a checkpoint has {amounts.size(baseline.checkpoint_bytes)}, too much for memory"))
@@ -114,7 +114,7 @@ def _possible(setup: ProofSetup, asked: ProveOptions) -> tuple[tuple[str, ...], 
     if "full" in asked.faults and (reason := small_disk.why_not(setup.folder)) is not None:
         reasons["full"] = reason
     if RESIZE in asked.faults and len(asked.ranks) < 2 and (asked.ranks or setup.command.program != "train"):
-        reasons[RESIZE] = "on how many ranks the command may train was not said (--ranks 1,2)"
+        reasons[RESIZE] = "the possible numbers of ranks were not given (--ranks 1,2)"
     possible = tuple(fault for fault in asked.faults if fault not in reasons)
     if not possible:
         raise BadUsage(command="unbroken prove", complaint=f"no fault is left: {'; '.join(reasons.values())}")

@@ -1,4 +1,4 @@
-"""Inodes that know which of their bytes and names are durable, and the names a power cut may still take back.
+"""Inodes that track which bytes and names are durable, and name changes that a power cut may undo.
 
 A file's bytes and a directory's names become durable by separate syncs, as POSIX has it. Every change of names is
 one atomic ``Change`` that waits in ``PendingChanges`` until a sync of a directory it touches settles it; what

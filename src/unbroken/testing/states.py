@@ -1,7 +1,7 @@
-"""Whether two checkpoints hold the same state: every tensor by its fingerprint, every value by its words.
+"""Compare the state of two checkpoints: every tensor by its fingerprint, every value by its JSON.
 
-Which ranks wrote them, when, and into how many files does not count. What each rank keeps for itself can be compared
-only between worlds of one size; elsewhere it is left out, and named. Reads manifests and records, needs no torch.
+Writers, time and number of files do not matter. State per rank can be compared only between equal world sizes; otherwise
+it is left out, and named. Reads manifests and records, needs no torch.
 """
 
 import json
@@ -30,7 +30,7 @@ _MOST_NAMED: Final = 8
 
 @dataclass(frozen=True)
 class StateComparison:
-    """What two checkpoints have in common.
+    """The comparison of two checkpoints.
 
     Attributes:
         a: the first checkpoint's name.
@@ -56,7 +56,7 @@ class StateComparison:
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither a tensor nor a value was compared, which proves nothing."""
+        """Whether neither a tensor nor a value was compared."""
         return self.is_equal and not (self.tensors or self.values)
 
     @property
@@ -65,7 +65,7 @@ class StateComparison:
         return not (self.tensors_differing or self.values_differing)
 
     def lines(self) -> list[str]:
-        """What was found, in words."""
+        """The result as text."""
         if self.is_equal:
             which = f"of {self.a}" if self.a == self.b else f"of {self.a} and {self.b}"
             said = [f"{_all(self.tensors, 'tensor')} and {_all(self.values, 'value')} {which} are equal"]
@@ -76,9 +76,9 @@ class StateComparison:
             more = len(self.tensors_differing) + len(self.values_differing) - named
             said += [f"and {amounts.count(more)} more"] if more else []
         if self.idle:
-            said.append(f"never seeded and never drawn from, so not counted: {', '.join(self.idle)}")
+            said.append(f"RNGs never seeded or used, ignored: {', '.join(self.idle)}")
         if self.by_rank:
-            said.append(f"kept by each rank for itself, so not compared between two worlds: {', '.join(self.by_rank)}")
+            said.append(f"state per rank, not compared between different world sizes: {', '.join(self.by_rank)}")
         return said
 
 
@@ -95,7 +95,7 @@ def compare_checkpoints(
     drawn: Collection[str] | None = None,
     idle: Collection[str] | None = None,
 ) -> StateComparison:
-    """Compare two checkpoints of any two runs; nothing is loaded, and what is read is proven.
+    """Compare two checkpoints of any two runs, without loading tensors; checksums of what is read are verified.
 
     Args:
         a: the store of the first.
@@ -106,10 +106,10 @@ def compare_checkpoints(
         idle: those that may be left out, if it is known; all others count.
 
     Raises:
-        ManifestDamaged: one is not what a commit wrote.
-        DamagedCheckpoint: the bytes of its record are not what was written.
+        ManifestDamaged: a manifest is damaged.
+        DamagedCheckpoint: a record is damaged.
         FormatUnknown: another version wrote it.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     first, second = a.read_manifest(name_a), b.read_manifest(name_b)
     record_a, record_b = _record(a, name_a, first), _record(b, name_b, second)
@@ -149,7 +149,7 @@ def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:
 
     Raises:
         CheckpointError: one of them is damaged.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     states: dict[tuple[str, type], set[str]] = {}
     for name in names:

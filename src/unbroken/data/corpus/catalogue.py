@@ -125,7 +125,7 @@ def open_corpus(
         DataDamaged: files are missing, unlisted, damaged or differ from ``shards.json``; all are listed.
         TokenizationUnfinished: a tokenization into this folder is unfinished.
         TokenizersDiffer: its folders were made with different tokenizers.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
         ValueError: ``check`` is unknown.
     """
     if check not in get_args(Check):

@@ -61,7 +61,7 @@ def walk(folder: Path, *, follows_buckets: bool) -> ShardFiles:
 
     Raises:
         TokenizationUnfinished: a tokenization into one of the folders is unfinished.
-        StorageFailed: the system refused to list a folder.
+        StorageFailed: an I/O error.
     """
     found = ShardFiles()
     waiting = [""]
@@ -85,7 +85,7 @@ def require_finished(folder: Path) -> None:
 
     Raises:
         TokenizationUnfinished: it is.
-        StorageFailed: the system refused to look.
+        StorageFailed: an I/O error.
     """
     if LOCAL.find(folder / UNFINISHED) is not None:
         raise TokenizationUnfinished(path=folder, command=_command_of(folder / UNFINISHED / COMMAND))

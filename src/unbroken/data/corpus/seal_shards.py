@@ -44,7 +44,7 @@ def seal_shards(
         DataDamaged: shards are damaged; all are named.
         WouldOverwrite: it, or a folder in it, already has a list.
         TokenizationUnfinished: a tokenization into this folder is unfinished.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     if not directory.is_dir():
         raise PathMissing(path=directory, purpose="folder of shards")

@@ -85,7 +85,7 @@ class Index(_Counted):
 
         Raises:
             ShardDamaged: the offsets decrease, or exceed the ``.bin``.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
             IndexError: there are no such entries.
         """
         found = self._read(_HEADER.size, _OFFSET, first, last, extra=1).astype(np.int64, copy=False)
@@ -98,7 +98,7 @@ class Index(_Counted):
 
         Raises:
             ShardDamaged: the file is too short.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
             IndexError: there are no such entries.
         """
         start = _HEADER.size + _OFFSET.itemsize * (self.entries + 1)
@@ -108,7 +108,7 @@ class Index(_Counted):
         """The digest of the whole file, read block by block.
 
         Raises:
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         return digest_file(self.path).whole
 
@@ -117,7 +117,7 @@ class Index(_Counted):
 
         Raises:
             ShardDamaged: offsets decrease, or a prefix is longer than its entry.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         for first in range(0, self.entries, _STRETCH_ENTRIES):
             last = min(first + _STRETCH_ENTRIES, self.entries)
@@ -235,7 +235,7 @@ def digest_file(path: Path) -> PartDigest:
     """The digest of a file, read block by block with one buffer.
 
     Raises:
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     digester = BlockDigester()
     found = LOCAL.find(path)
@@ -383,7 +383,7 @@ def read_content(bin_path: Path, index: Index, files: Files = LOCAL) -> Content:
     """Read every token of a shard once, block by block.
 
     Raises:
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     digester = BlockDigester()
     highest = -1

@@ -1,7 +1,7 @@
-"""What is to be done when a tokenization is asked for: begin one, go on with one, add to one, or nothing.
+"""Plan a tokenization: start a new one, resume, add files to a finished one, or nothing to do.
 
-Compares what is asked for with what is recorded in the output folder, and refuses by name whatever would put shards of
-two kinds, or of other text, side by side.
+Compares the request with the records in the output folder; raises if it would mix shards of different options,
+tokenizers or texts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,11 +31,11 @@ def new_plan(
     eod_token: str | None,
     targets: Iterator[str],
 ) -> TokenizePlan:
-    """A plan for files of which nothing is in the shards yet.
+    """A plan for files that are not in the shards yet.
 
     Raises:
-        ShardsExist: the folders hold shards that are not recorded.
-        StorageFailed: the system refused.
+        ShardsExist: the folders hold shards without a record.
+        StorageFailed: an I/O error.
     """
     if finished is None:
         for target in targets:
@@ -51,10 +51,10 @@ def _require_no_shards(work: WorkFolder, folder: Path) -> None:
 
 
 def require_same_kind(output: Path, then: _Kind, now: _Kind) -> None:
-    """Pass if shards made now would be of the same kind as those there are.
+    """Raise unless new shards would have the same options and tokenizer as the existing ones.
 
     Raises:
-        TokenizedDifferently: they would not; every difference is named.
+        TokenizedDifferently: they would not; all differences are named.
     """
     were, are = _facts(*then), _facts(*now)
     differences = tuple((name, str(were[name]), str(are[name])) for name in are if were[name] != are[name])
@@ -63,7 +63,7 @@ def require_same_kind(output: Path, then: _Kind, now: _Kind) -> None:
 
 
 def _facts(options: TokenizeOptions, tokenizer: TokenizerIdentity) -> dict[str, object]:
-    # The name of a tokenizer is for people: the same one may lie under two paths.
+    # The name of a tokenizer is only for display: the same one may have two paths.
     return {
         "tokenizer": f"{tokenizer.digest} with {tokenizer.vocab_size:,} ids",
         "end of document": tokenizer.eod_id,
@@ -84,18 +84,18 @@ def new_sources(
     may_add: bool,
     command: str,
 ) -> tuple[Source, ...]:
-    """The files of which nothing is in the shards yet, after the others are found to be what they were.
+    """The files that are not in the shards yet; the others are checked to be unchanged.
 
     Raises:
-        SourcesChanged: files changed, are gone, or are new and not to be added.
-        StorageFailed: the system refused.
+        SourcesChanged: files changed or are missing, or new files are not to be added.
+        StorageFailed: an I/O error.
     """
     sizes = {source.name: source.size_bytes for source in found}
     known = {name: size for name, (size, _) in finished.sources.items()} if finished else {}
     known |= {source.name: source.size_bytes for source in plan.sources} if plan else {}
     resized = {name for name, size in known.items() if sizes.get(name, size) != size}
     if plan is not None:
-        # A file that was repaired before anything of it was published is as good as new.
+        # A file that was repaired before any of it was published counts as new.
         resized -= {source.name for source in plan.sources} - _done(work, plan).keys()
     changed = resized | {
         name
@@ -119,10 +119,10 @@ def new_sources(
 def recut(
     work: WorkFolder, context: UnitContext, plan: TokenizePlan, found: tuple[Source, ...], finished: Finished | None
 ) -> bool:
-    """Cut a plan anew if files of it were repaired; what is done and still fits is kept. Says whether it was cut.
+    """Cut a plan again if some of its files were repaired, keeping finished units; returns whether it was cut.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     sizes = {source.name: source.size_bytes for source in found}
     sources = tuple(Source(source.name, sizes[source.name]) for source in plan.sources)
@@ -134,10 +134,10 @@ def recut(
     for number, unit in enumerate(plan.units):
         record = work.unit(plan, number)
         if unit in numbers and record is not None:
-            # crash here: the old plan, with some of its records also under the new one, which nobody reads yet.
+            # crash here: the old plan; some of its records also exist for the new one, which is not read yet.
             work.record(new, numbers[unit], record)
         else:
-            # crash here: the old plan, with fewer records; the next start cuts it anew as well.
+            # crash here: the old plan, with fewer records; the next start cuts it again.
             work.forget(plan, number)
             clear_unit(context, unit)
     # crash here: the old plan or the new one.
@@ -148,7 +148,7 @@ def recut(
 def _rewritten(
     work: WorkFolder, input_dir: Path, *, finished: Finished | None, plan: TokenizePlan | None
 ) -> Iterator[str]:
-    """Files whose bytes are not those that were tokenized; only what was touched since is read again."""
+    """Files that differ from what was tokenized; only files modified since are read again."""
     if finished is not None:
         since = _moment(work, work.finished_path)
         for name, (size, digest) in finished.sources.items():
@@ -183,7 +183,7 @@ def _moment(work: WorkFolder, path: Path) -> int:
 
 
 def _was_touched(path: Path, since_ns: int) -> bool:
-    # The same instant counts as later: clocks of file systems are coarse.
+    # An equal time counts as later: file system clocks are coarse.
     return path.exists() and path.stat().st_mtime_ns >= since_ns
 
 

@@ -1,7 +1,6 @@
-"""The end of a tokenization: every folder's shards are listed, and what was made from what is recorded.
+"""Publish a finished tokenization: list the shards of every folder, and record what they were made from.
 
-Everything here is made from the units' records, and doing it twice gives the same: a kill between two of its writes is
-answered by doing it again.
+Everything is computed from the records of the units and idempotent: after a kill it is simply done again.
 """
 
 from collections import Counter
@@ -16,20 +15,20 @@ from unbroken.store.digest import PartDigest
 
 
 def finish(work: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
-    """List the shards of every folder, record that it is done, take the plan away.
+    """List the shards of every folder, record the end, remove the plan.
 
     Raises:
-        ShardDamaged: a list that is there already does not prove itself.
-        StorageFailed: the system refused.
+        ShardDamaged: an existing list is damaged.
+        StorageFailed: an I/O error.
     """
     if before is not None and all(source.name in before.sources for source in plan.sources):
-        # A kill came between the last record and the plan's removal.
+        # Killed between the last record and the removal of the plan.
         work.clear()
         return before
     shares = _by_source(records)
     digests = {name: _whole(parts) for name, parts in shares.items()}
     for target, shards in _by_target(records).items():
-        # crash here: some folders have their new list, some not yet; the plan is there, so nobody reads any.
+        # crash here: some folders have their new list, some not; the plan exists, so readers reject all of them.
         _list(work, plan, work.output / target, shards, _source_records(target, shares, digests, records))
     finished = _finished(plan, records, digests, before)
     work.finish(finished)
@@ -37,12 +36,12 @@ def finish(work: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], 
 
 
 def require_present(work: WorkFolder, finished: Finished, targets: Sequence[str]) -> None:
-    """Pass if all shards that were listed are still there, with their sizes.
+    """Raise unless all listed shards still exist with their sizes.
 
     Raises:
-        DataDamaged: some are not.
-        ShardDamaged: a list does not prove itself.
-        StorageFailed: the system refused.
+        DataDamaged: some are missing or have another size.
+        ShardDamaged: a list is damaged.
+        StorageFailed: an I/O error.
     """
     findings = [
         finding
@@ -52,7 +51,7 @@ def require_present(work: WorkFolder, finished: Finished, targets: Sequence[str]
     ]
     listed = any(work.files.find(work.output / target / LISTING) is not None for target in targets)
     if not listed and finished.totals.shards:
-        findings.append(f"{LISTING}: no folder has one, and {finished.totals.shards} shards were listed")
+        findings.append(f"{LISTING}: missing in every folder; {finished.totals.shards} shards were listed")
     if findings:
         raise DataDamaged(path=work.output, findings=tuple(findings))
 
@@ -66,7 +65,7 @@ def _missing(work: WorkFolder, folder: Path) -> list[str]:
     found = [(path, size, work.files.find(path)) for path, size in sizes]
     return [
         f"{path.relative_to(work.output)}: "
-        + ("is missing" if status is None else f"has not the {size:,} bytes it had")
+        + ("is missing" if status is None else f"its size is no longer {size:,} bytes")
         for path, size, status in found
         if status is None or status.size_bytes != size
     ]
@@ -90,7 +89,7 @@ def _by_source(records: Sequence[UnitRecord]) -> dict[str, list[SourceShare]]:
 
 
 def _whole(shares: Sequence[SourceShare]) -> tuple[int, str]:
-    """A file's size and digest, from those of its stretches: they are cut where the digest's blocks are."""
+    """Size and digest of a file from those of its byte ranges, which are cut at the digest's blocks."""
     size_bytes = sum(share.stretch.last - share.stretch.first for share in shares)
     blocks = tuple(bytes.fromhex(block) for share in shares for block in share.blocks)
     return size_bytes, PartDigest(size_bytes, blocks).whole
@@ -102,7 +101,7 @@ def _source_records(
     digests: Mapping[str, tuple[int, str]],
     records: Sequence[UnitRecord],
 ) -> list[SourceRecord]:
-    """What each file gave to one folder; what was left out of it is said once, in the first."""
+    """The contribution of each file to one folder; skipped documents are counted in the first folder only."""
     targets = {share.stretch.name: list(record.shards) for record in records for share in record.shares}
     return [
         SourceRecord(

@@ -1,8 +1,7 @@
-"""Text that is trained on without being tokenized first: it is, on first use, into the cache.
+"""A corpus of plain text: tokenized on first use, into the cache.
 
-The shards lie under a name made of the documents' bytes, the tokenizer and the options, so text that changed is other
-data, and text that did not is never tokenized twice. What comes out is a corpus like any other: one code path, the same
-guarantees.
+The name of the shards is a digest of the documents, the tokenizer and the options, so changed text is new data, and
+unchanged text is never tokenized twice. The result is a corpus like any other, with the same guarantees.
 """
 
 from pathlib import Path
@@ -28,14 +27,14 @@ def open_text_corpus(
     workers: int = 0,
     accelerate: bool = True,
 ) -> Corpus:
-    """The documents under ``path/split`` as a corpus; several processes may ask for the same at the same time.
+    """The documents under ``path/split`` as a corpus; several processes may open the same one at once.
 
     Raises:
-        PathMissing: there is no such folder.
-        NoTextFound: it holds nothing to read.
+        PathMissing: the folder does not exist.
+        NoTextFound: it holds no documents.
         DataError: documents cannot be used; see ``tokenize``.
         UsageError: the tokenizer cannot be used.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     path, cache = Path(path), Path(cache)
     folder = path / split

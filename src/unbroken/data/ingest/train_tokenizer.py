@@ -1,4 +1,4 @@
-"""A small byte-level BPE tokenizer of one's own text: the same documents give the same file, byte for byte."""
+"""Train a small byte-level BPE tokenizer: the same documents give the same file, byte for byte."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MOST_PROBLEMS: Final = 20
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """What came out: where it lies, how many ids it has, and from how much text."""
+    """The trained tokenizer: its path, its vocabulary size, and the size of its text."""
 
     path: Path
     vocab_size: int
@@ -29,7 +29,7 @@ class TrainedTokenizer:
 
 
 class _Texts:
-    """The documents of a folder, counted as they go by."""
+    """The documents of a folder, counted as they are read."""
 
     def __init__(self, folder: Path, text_field: str) -> None:
         self.documents = 0
@@ -57,17 +57,17 @@ class _Texts:
 def train_tokenizer(
     input_dir: Path, output: Path, *, vocab_size: int, text_field: str = "text", files: Files = LOCAL
 ) -> TrainedTokenizer:
-    """Learn a byte-level BPE from all documents below a folder and write its ``tokenizer.json`` in one instant.
+    """Train a byte-level BPE on all documents below a folder and write its ``tokenizer.json`` atomically.
 
     Raises:
-        PathMissing: there is no input folder.
+        PathMissing: the input folder does not exist.
         NoTextFound: it holds no document.
         BadDocuments: documents cannot be read.
-        SourceBroken: a file ends too early.
-        WouldOverwrite: the output is there already.
+        SourceBroken: a file is truncated.
+        WouldOverwrite: the output exists.
         PackageMissing: ``tokenizers`` is not installed.
-        ValueError: fewer ids are asked for than there are bytes.
-        StorageFailed: the system refused.
+        ValueError: the vocabulary is smaller than the number of bytes.
+        StorageFailed: an I/O error.
     """
     if vocab_size < LEAST_VOCABULARY:
         raise ValueError(f"a vocabulary has at least {LEAST_VOCABULARY} ids: 256 bytes and the end of a document")

@@ -17,90 +17,90 @@ from unbroken.data.ingest.worker_pool import error_to_json, send
 from unbroken.errors import ShardDamaged, UnbrokenError
 from unbroken.files import LOCAL
 
-_TELL_EVERY_BYTES = 1 << 20
+_SEND_EVERY_BYTES = 1 << 20
 
 
 def _encoder_of(work: WorkFolder, plan: TokenizePlan, *, accelerate: bool) -> Encoder:
-    """The encoder that a plan was begun with; the faster engine over it, if that is wanted and there is one.
+    """The encoder of a plan, with the fast engine if wanted and available.
 
     Raises:
-        TokenizerUnknown: the copy of the tokenizer describes none.
-        ShardDamaged: it is another one, or differs by as little as a bit.
-        StorageFailed: the system refused.
+        TokenizerUnknown: the copy of the tokenizer is not a tokenizer.
+        ShardDamaged: it differs from the tokenizer of the plan.
+        StorageFailed: an I/O error.
     """
     content = None
     if work.files.find(work.tokenizer_path) is not None:
         content = work.files.read_bytes(work.tokenizer_path, limit_bytes=1 << 30)
     encoder = load_encoder(TokenizerFile(plan.tokenizer.name, content), plan.eod_token)
     if encoder.identity.digest != plan.tokenizer.digest:
-        complaint = "it is not the tokenizer that this tokenization began with"
+        complaint = "it is not the tokenizer of this tokenization"
         raise ShardDamaged(path=work.tokenizer_path, complaint=complaint)
     return with_fast_engine(encoder, content) if accelerate else encoder
 
 
-class _Teller:
-    """Says how many bytes were read, not more often than anybody can see."""
+class _ProgressSender:
+    """Sends the number of bytes read, at most once per MiB."""
 
-    def __init__(self, talk: IO[str]) -> None:
-        self._talk = talk
-        self._untold = 0
+    def __init__(self, pipe: IO[str]) -> None:
+        self._pipe = pipe
+        self._unsent = 0
 
     def __call__(self, amount: int) -> None:
-        self._untold += amount
-        if self._untold >= _TELL_EVERY_BYTES:
-            self.tell()
+        self._unsent += amount
+        if self._unsent >= _SEND_EVERY_BYTES:
+            self.flush()
 
-    def tell(self) -> None:
-        """Say what was not said yet."""
-        send(self._talk, {"bytes": self._untold})
-        self._untold = 0
+    def flush(self) -> None:
+        """Send the bytes not sent yet."""
+        send(self._pipe, {"bytes": self._unsent})
+        self._unsent = 0
 
 
-def _work(orders: "queue.SimpleQueue[dict[str, Any]]", talk: IO[str]) -> None:
-    told = orders.get()
-    work = WorkFolder(LOCAL, Path(told["output_dir"]))
+def _work(orders: "queue.SimpleQueue[dict[str, Any]]", pipe: IO[str]) -> None:
+    settings = orders.get()
+    work = WorkFolder(LOCAL, Path(settings["output_dir"]))
     plan = work.plan()
     if plan is None:
         return
     context = UnitContext(
         files=LOCAL,
-        input_dir=Path(told["input_dir"]),
-        output_dir=Path(told["output_dir"]),
+        input_dir=Path(settings["input_dir"]),
+        output_dir=Path(settings["output_dir"]),
         options=plan.options,
-        encoder=_encoder_of(work, plan, accelerate=told["accelerate"]),
-        command=told["command"],
-        skip_bad=told["skip_bad"],
+        encoder=_encoder_of(work, plan, accelerate=settings["accelerate"]),
+        command=settings["command"],
+        skip_bad=settings["skip_bad"],
     )
-    teller = _Teller(talk)
+    progress = _ProgressSender(pipe)
     while True:
         number = orders.get()["unit"]
-        work.record(plan, number, tokenize_unit(context, plan.units[number], teller))
-        teller.tell()
-        send(talk, {"done": number})
+        work.record(plan, number, tokenize_unit(context, plan.units[number], progress))
+        progress.flush()
+        send(pipe, {"done": number})
 
 
 def main() -> int:
-    """Do units until standard input ends."""
-    # Ctrl-C goes to every process of a terminal; the one that started us decides what it means.
+    """Tokenize units until standard input is closed."""
+    # Ctrl-C goes to every process of a terminal; the parent decides what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    talk = os.fdopen(os.dup(1), "w")
-    # What a library prints must not be taken for an answer.
+    pipe = os.fdopen(os.dup(1), "w")
+    # Output of libraries must not mix with messages.
     os.dup2(2, 1)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     try:
-        _work(orders, talk)
+        _work(orders, pipe)
     except EnginesDiffer as difference:
-        send(talk, {"differ": str(difference)})
+        send(pipe, {"differ": str(difference)})
     except UnbrokenError as error:
-        send(talk, {"error": error_to_json(error)})
+        send(pipe, {"error": error_to_json(error)})
     return 0
 
 
 def _listen(orders: "queue.SimpleQueue[dict[str, Any]]") -> None:
     for line in sys.stdin:
         orders.put(json.loads(line))
-    # Nobody is there any more: not one more byte may be written, for somebody may start the work anew.
+    # The parent is gone. Nothing more may be written: the user may start the command again at once.
     os._exit(0)
 
 

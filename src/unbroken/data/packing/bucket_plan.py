@@ -224,7 +224,7 @@ class BucketPlan:
         """The windows of some sequences of a group, in their order in each sequence.
 
         Raises:
-            ShardDamaged: the group's plan had to be built again, and an index is not in order.
+            ShardDamaged: the group's plan had to be built again, and an index is damaged.
             StorageFailed: the same, and the system refused.
         """
         mapped = self._group(group)
@@ -286,8 +286,8 @@ def open_plan(
         mapped_groups: the number of groups that stay mapped.
 
     Raises:
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read an index or to write the cache.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error while reading an index or writing the cache.
         ValueError: windows of fewer than 2 tokens, or an overlap of more than half a window.
     """
     require_cuttable(max_length, overlap)

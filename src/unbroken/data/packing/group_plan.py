@@ -164,8 +164,8 @@ def build_group(group: Group, shards: Sequence[Counted], recipe: Recipe, index_o
     """Cut and pack the entries of one group.
 
     Raises:
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error.
     """
     begins, lengths, prefixes, before = [], [], [], 0
     for span in group:

@@ -82,7 +82,7 @@ def form_groups(shards: Sequence[Counted], *, stride: int, index_of: OpenIndex =
 
     Raises:
         ShardDamaged: an index that had to be read is not in order.
-        StorageFailed: the system refused to read one.
+        StorageFailed: an I/O error.
     """
     limit = min(GROUP_TOKENS, stride * GROUP_ENTRIES)
     groups: list[list[Span]] = []

@@ -1,4 +1,4 @@
-"""A checksum for every sequence, so that changed bytes are detected as they are read.
+"""A checksum forevery sequence, so that changed bytes are detected as they are read.
 
 Checksums are computed once, when data is first opened for reading, after the shards were verified against
 ``shards.json``. Shards without a list (another tool's) are taken as they are: earlier damage cannot be seen, later
@@ -83,7 +83,7 @@ class SequenceDigests:
 
         Raises:
             DataDamaged: a shard whose sequences have no checksums yet does not match ``shards.json``.
-            StorageFailed: the system refused to read, or to write the cache.
+            StorageFailed: an I/O error while reading, or writing the cache.
         """
         self._files.make_directory(self._folder)
         groups = [(bucket, group) for bucket in self._buckets for group in range(len(bucket.group_digests))]
@@ -136,7 +136,7 @@ class SequenceDigests:
         """The same from the cache only; None if it has none for this group.
 
         Raises:
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         kept = self._kept(bucket, group)
         return None if kept is None else kept[sequences]

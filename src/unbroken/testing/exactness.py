@@ -152,9 +152,7 @@ class Comparison:
     def lines(self, a: str = FIRST, b: str = SECOND) -> list[str]:
         """The result as text; ``a`` and ``b`` are the names of the runs."""
         if self.is_empty:
-            return [
-                "nothing to compare: the runs have no step with metrics and no checkpoint of the same step in common"
-            ]
+            return ["nothing to compare: the runs share no step with metrics and no checkpoint of the same step"]
         said = self.metrics.lines(a, b)
         if self.ends[0] != self.ends[1]:
             first, second = (f"step {amounts.count(end)}" if end is not None else "nowhere" for end in self.ends)

@@ -1,7 +1,7 @@
 """A disk that counts operations and injects faults: I/O errors, short writes, ignored syncs, kills.
 
-``FaultyDisk`` wraps any other ``Disk``. A plan maps each operation to a fault, or to none. After a ``Kill`` nothing more
-reaches the wrapped disk: a dead process does no cleanup.
+``FaultyDisk`` wraps any other ``Disk``. A plan maps each operation to a fault, or to none. After a ``Kill`` nothing
+more reaches the wrapped disk: a dead process does no cleanup.
 """
 
 import contextlib

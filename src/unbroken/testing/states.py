@@ -1,7 +1,7 @@
 """Compare the state of two checkpoints: every tensor by its fingerprint, every value by its JSON.
 
-Writers, time and number of files do not matter. State per rank can be compared only between equal world sizes; otherwise
-it is left out, and named. Reads manifests and records, needs no torch.
+Writers, time and number of files do not matter. State per rank can be compared only between equal world sizes;
+otherwise it is left out, and named. Reads manifests and records, needs no torch.
 """
 
 import json

@@ -43,12 +43,12 @@ _SAVES_TO_WAIT: Final = 4
 
 
 def step_of(planned: PlannedJob, baseline: Baseline, begin: int) -> int:
-    """The step at which a leg ends: behind the one it goes on from, before the last."""
+    """The step at which a planned job ends: after the one it resumes from, before the last."""
     return min(max(int(planned.at * baseline.steps), begin + 1), baseline.steps - 1)
 
 
 def drill_for(planned: PlannedJob, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
-    """The drill of one job: what strikes inside it, and what lets it be struck from outside in time."""
+    """The drill of one job: its faults, and the delays that let it be interrupted from outside in time."""
     every, at = baseline.save_steps, step_of(planned, baseline, begin)
     saves = max(1, at // every - begin // every)
     edges = max(1, at - begin)
@@ -227,7 +227,7 @@ class Chain:
     # ---- one job ----
 
     def _do(self, planned: PlannedJob | None) -> None:
-        """One job, and the damage after it; without a leg it is left alone."""
+        """Run one job, and damage its checkpoint afterwards; without a plan it is undisturbed."""
         expected = self._expected()
         # Before the first commit a config may still derive its global batch size from the number of ranks.
         ranks = self._ranks if planned is None or expected == 0 else planned.ranks
@@ -270,7 +270,7 @@ class Chain:
         return found.manifest.step if found is not None and found.manifest is not None else 0
 
     def _interrupt(self, job: JobProcess, planned: PlannedJob, drill: Drill, begin: int) -> list[str]:
-        """Do to the job from outside what its leg says, and tell it; the drill does the rest inside."""
+        """Interrupt the job from outside as planned, and report it; the drill does the rest inside."""
         at = step_of(planned, self._baseline, begin)
         done: list[str] = []
         step_s = max(self._baseline.step_s, *(fault.seconds for fault in drill.faults if fault.at == "edge"), 0.0)

@@ -186,8 +186,8 @@ class MemoryDisk:
         self._release(inode)
 
     def _release(self, inode: FileInode | LinkInode) -> None:
-        # A rename takes the old name away before or after it gives the new one; only a file that nobody names
-        # and nobody holds open gives its room back.
+        # A rename removes the old name before or after it adds the new one; only a file without names and open
+        # handles frees its space.
         if inode.names == 0 and not (isinstance(inode, FileInode) and inode.handles):
             self._used_inodes -= 1
             self._used_bytes -= len(inode.data) if isinstance(inode, FileInode) else 0

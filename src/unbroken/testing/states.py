@@ -41,7 +41,7 @@ class StateComparison:
         tensors_differing: each tensor that is not the same, by name.
         values_differing: each value that is not, as ``item.path: this and that``.
         by_rank: what each rank keeps for itself and was not compared, since the worlds are of different sizes.
-        idle: generators that differ and were left out, since nobody drew from them.
+        idle: RNGs that differ and were ignored, since they were not used.
     """
 
     a: str
@@ -102,8 +102,8 @@ def compare_checkpoints(
         name_a: its name there.
         b: the store of the second.
         name_b: its name there.
-        drawn: the generators that count, as ``drawn_generators`` names them; all, if not given.
-        idle: those that may be left out, if it is known; all others count.
+        drawn: the RNGs to compare, as ``drawn_generators`` names them; by default all.
+        idle: the RNGs that may be ignored, if known; all others are compared.
 
     Raises:
         ManifestDamaged: a manifest is damaged.
@@ -142,10 +142,9 @@ def compare_checkpoints(
 
 
 def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:
-    """The generators that somebody drew from between some of a run's checkpoints: their states are not all the same.
+    """The RNGs that were used between some of a run's checkpoints: their states are not all the same.
 
-    A process begins with generators that nobody has seeded, so two runs that never use one of them differ in it, and
-    in nothing that could ever matter.
+    A process starts with unseeded RNGs, so two runs that never use one of them differ in it without any effect.
 
     Raises:
         CheckpointError: one of them is damaged.
@@ -156,7 +155,7 @@ def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:
         manifest = store.read_manifest(name)
         record = _record(store, name, manifest)
         values = {**_values(record, set()), **_rank_values(store, name, manifest)}
-        # Both, under one name: where a generator's state is a tensor, its value only says so.
+        # Both, under one name: if the state of an RNG is a tensor, its value only says so.
         for path, state in (*manifest.tensors.items(), *values.items()):
             if (found := _GENERATOR.match(path)) and found["at"] == _GENERATORS:
                 states.setdefault((path, type(state)), set()).add(repr(state))
@@ -171,7 +170,7 @@ def _is_idle(path: str, drawn: Collection[str] | None, idle: Collection[str] | N
 
 
 def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, object], set[str]]:
-    """What stands for each tensor, and the items that each rank keeps for itself; parts, where no tensor is named."""
+    """The fingerprint of each tensor, and the items kept per rank; digests of parts, if no tensor is named."""
     if not manifest.tensors:
         return {part.name: part.digest.whole for part in manifest.parts if part.name != TRAINER_STATE}, set()
     told: dict[str, object] = {}
@@ -186,7 +185,7 @@ def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, o
 
 
 def _record(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
-    """What all ranks agreed on; nothing for a folder of another tool, which has no such record."""
+    """The record common to all ranks; empty for a folder of another tool, which has none."""
     return _json_part(store, name, manifest, TRAINER_STATE) or {}
 
 
@@ -206,7 +205,7 @@ def _rank_values(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _by_generator(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Items by name, the generators one by one: each is drawn from by somebody else."""
+    """Items by name, with each RNG as an item of its own."""
     found = {name: value for name, value in values.items() if name != _GENERATORS}
     generators = _opened(values.get(_GENERATORS))
     if isinstance(generators, dict):
@@ -226,7 +225,7 @@ def _json_part(store: Store, name: str, manifest: Manifest, part_name: str) -> d
 
 
 def _places(path: tuple[str, ...], a: Any, b: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 -- any JSON
-    """Every place at which two values differ: its path, and the words that say both."""
+    """Every path at which two values differ, with both values."""
     a, b = _opened(a), _opened(b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         for key in a:
@@ -240,7 +239,7 @@ def _places(path: tuple[str, ...], a: Any, b: Any) -> Iterator[tuple[str, str]]:
 
 
 def _opened(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON held
-    """A table or a sequence without the word that says which it is."""
+    """A table or a sequence without its type tag."""
     match value:
         case {"dict": [*pairs]} if len(value) == 1 and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             return {json.dumps(key).strip('"'): each for key, each in pairs}
@@ -250,7 +249,7 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON held
 
 
 def _spelled(value: object) -> str:
-    # By its words: 1 and 1.0 and true are equal to Python, and other values to whoever loads them.
+    # By its JSON text: 1, 1.0 and true are equal in Python, but load as different values.
     return json.dumps(value, sort_keys=True)
 
 

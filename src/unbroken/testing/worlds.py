@@ -273,7 +273,7 @@ def _tell(path: Path, told: tuple[object, BaseException | None]) -> None:
     try:
         data = pickle.dumps(told)
         pickle.loads(data)  # noqa: S301
-    except Exception as refused:  # noqa: BLE001 - an exception of somebody's own may refuse in any way
+    except Exception as refused:  # noqa: BLE001 - pickling an exception of the user may fail in any way
         value, error = told
         data = pickle.dumps((None, RuntimeError(f"{error if error is not None else value!r} ({refused})")))
     scratch = path.with_suffix(".scratch")

@@ -202,7 +202,7 @@ def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_dry(tmp_pa
         assert len(read_steps(loaders, steps + 10)) == steps * 8
         assert [loader.steps for loader in loaders] == [steps] * world
         said = {loader.ended() for loader in loaders}
-        assert said == {f"bucket web ran dry after step {steps}, {len(stream) % 8} samples before a whole step"}
+        assert said == {f"bucket web exhausted after step {steps}, {len(stream) % 8} samples short of a whole step"}
 
 
 # ---- changed data, other settings ----
@@ -293,8 +293,8 @@ def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_told(tmp_pat
     loader = Loader(open_stream(tmp_path, epochs=2, on_exhausted="renormalise"), global_batch=8)
     loader.load_state_dict(first.state_dict())
     assert loader.notices == [
-        f"each bucket is read 2 times from sample {first.position} on, 1 time before",
-        f"a dry bucket leaves its share to the others from sample {first.position} on",
+        f"epochs 2 from sample {first.position} on, 1 before",
+        f"an exhausted bucket leaves its share to the other buckets from sample {first.position} on",
     ]
     assert loader.ended() is None
     served |= taken(loader)

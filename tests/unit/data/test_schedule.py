@@ -197,7 +197,7 @@ def test_every_problem_of_a_curriculum_is_told_at_once() -> None:
     said = "\n".join(caught.value.details())
     assert len(caught.value.problems) == 4
     assert "phase 1 has no samples" in said
-    assert "phase 2 names the bucket 'wiki', which is not there" in said
+    assert "phase 2 names the bucket 'wiki', which does not exist" in said
     assert "phase 2 gives 'web' a weight below 0" in said
     assert "phase 3 has no weight above 0" in said
     with pytest.raises(BadMix, match="1 problem"):

@@ -128,7 +128,7 @@ BAD_INDEXES = {
     "token type is 3": index_bytes([0, 3], [0], code=3),
     "it has 33 bytes; 1 entries take 34": index_bytes([0, 3], [0])[:-1],
     "it has 35 bytes; 1 entries take 34": index_bytes([0, 3], [0]) + b"\x00",
-    "begins at token 1, not at 0": index_bytes([1, 3], [0]),
+    "starts at token 1, not at 0": index_bytes([1, 3], [0]),
     "last offset is -3": index_bytes([0, -3], [0]),
 }
 
@@ -144,10 +144,10 @@ def test_an_index_that_breaks_a_rule_is_refused_by_name(tmp_path: Path, complain
 
 
 BAD_ENTRIES = {
-    "entry 1 begins at token 5 and ends before it, at token 4": index_bytes([0, 5, 4, 9], [0, 0, 0]),
-    "entry 0 begins at token 0 and ends before it, at token -1": index_bytes([0, -1, 9], [0, 0]),
-    "entry 1 begins at token 99 and ends before it, at token 9": index_bytes([0, 99, 9], [0, 0]),
-    "entry 1 has 2 tokens and a prefix of 3": index_bytes([0, 3, 5, 9], [0, 3, 0]),
+    "entry 1 starts at token 5 but ends before it, at token 4": index_bytes([0, 5, 4, 9], [0, 0, 0]),
+    "entry 0 starts at token 0 but ends before it, at token -1": index_bytes([0, -1, 9], [0, 0]),
+    "entry 1 starts at token 99 but ends before it, at token 9": index_bytes([0, 99, 9], [0, 0]),
+    "entry 1 has 2 tokens but a prefix of 3": index_bytes([0, 3, 5, 9], [0, 3, 0]),
 }
 
 
@@ -177,7 +177,7 @@ def test_disorder_is_seen_where_two_stretches_of_a_long_index_meet(tmp_path: Pat
         + offsets.astype("<i8").tobytes()
         + np.zeros(entries, "<u2").tobytes()
     )
-    with pytest.raises(ShardDamaged, match="entry 262,143 begins at token 262,143"):
+    with pytest.raises(ShardDamaged, match="entry 262,143 starts at token 262,143"):
         open_index(path).require_sound()
 
 

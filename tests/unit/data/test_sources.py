@@ -107,7 +107,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
 
 def test_a_text_file_that_is_no_utf8_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\xff\n")
-    assert read(tmp_path) == ([], ["a.txt:2: it is no UTF-8: byte 0xff at byte 8"])
+    assert read(tmp_path) == ([], ["a.txt:2: not UTF-8: byte 0xff at byte 8"])
 
 
 @pytest.mark.promise("G12")

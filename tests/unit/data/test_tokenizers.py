@@ -248,7 +248,7 @@ def test_an_engine_that_cannot_read_a_tokenizer_says_so() -> None:
     reference = load_encoder(TokenizerFile("own", content))
     assert isinstance(reference, ReferenceEncoder)
     verdict = find_fast_engine(reference, content)
-    assert verdict.accelerator is None and "cannot read this tokenizer" in verdict.reason
+    assert verdict.accelerator is None and "does not support this tokenizer" in verdict.reason
 
 
 def test_ids_are_laid_end_to_end() -> None:

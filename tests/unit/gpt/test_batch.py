@@ -122,12 +122,12 @@ def test_every_problem_of_every_line_is_named_at_once(runs: Path) -> None:
     said = "\n".join(found)
     for words in (
         "1  it is no JSON",
-        "3  text: there is no such key",
+        "3  text: unknown key",
         "3  prompt: it is missing",
-        "6  generation.gredy: there is no such key; did you mean generation.greedy?",
+        "6  generation.gredy: unknown key; did you mean generation.greedy?",
         "6  generation.seed: it must be a whole number",
         "7  generation.temperature must be above 0",
-        "9  model.checkpoints: there is no such key; did you mean model.checkpoint?",
+        "9  model.checkpoints: unknown key; did you mean model.checkpoint?",
         "9  model.dtype: it must be fp32 or fp16 or bf16, is fp8",
         "11  model: no-such-run: there is no run, store or checkpoint at this path (path-missing)",
         "12  prompt: a sequence of 63 tokens is longer than the model's 48 positions",
@@ -138,7 +138,7 @@ def test_every_problem_of_every_line_is_named_at_once(runs: Path) -> None:
 
 def test_a_file_without_a_record_and_a_record_without_a_model_are_problems(runs: Path) -> None:
     assert problems(["", " "], runs / "a") == ["1  the file holds no record"]
-    assert problems([{"prompt": "x"}], None) == ["1  model: neither the record nor the command names one"]
+    assert problems([{"prompt": "x"}], None) == ["1  model: not given, neither in the record nor on the command line"]
 
 
 def test_a_default_that_cannot_be_used_is_its_own_error(tmp_path: Path) -> None:

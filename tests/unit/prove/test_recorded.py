@@ -51,7 +51,7 @@ def test_what_a_later_job_changed_counts_for_its_steps(layout: Layout, jobs: tup
 
 
 def test_a_change_between_the_two_ends_is_named_and_one_that_no_bit_depends_on_is_not(layout: Layout) -> None:
-    with pytest.raises(BadUsage, match=r"jobs 1 and 2 of .* had another optimizer.learning_rate; take A and B"):
+    with pytest.raises(BadUsage, match=r"jobs 1 and 2 of .* differ in optimizer.learning_rate; choose A and B"):
         config_of_jobs(layout, STARTED, (1, 2))
     assert config_of_jobs(layout, STARTED, (2, 3)).data.num_workers == 9
 

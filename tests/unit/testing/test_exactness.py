@@ -211,7 +211,7 @@ def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_
             save(tmp_path / name, 2, ranks=(state(early),))
     idle, drawn = (compare_runs(tmp_path / "a", tmp_path / name) for name in ("idle", "drawn"))
     assert idle.is_equal and idle.state is not None and idle.state.idle == ("python",)
-    assert "never seeded and never drawn from, so not counted: python" in idle.lines()
+    assert "RNGs never seeded or used, ignored: python" in idle.lines()
     assert not drawn.is_equal and drawn.values_differing == (
         "ranks.0.data.began.python.1: 1 and 2",
         "ranks.0.generators.python: 1 and 2",

@@ -88,7 +88,7 @@ def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("bug", "kills", "said"),
     [
-        ("fails", None, "left alone, the trainer did not end well"),
+        ("fails", None, "without interruption, the trainer failed"),
         ("", [TOTAL + 1], "killed at step 13: it ended by itself"),
     ],
 )

@@ -201,7 +201,7 @@ class Schedule:
     Attributes:
         buckets: every bucket's name, sorted; ``locate`` gives their numbers.
         end: the number of samples; None: without end.
-        dry: the buckets that run dry, in order; after a halt the last one is why. Without phases all end together.
+        exhausted: the exhausted buckets, in order; after a halt the last one is the cause. Without phases all end together.
         growth: for each generation and bucket, where new sequences join.
 
     Raises:
@@ -219,7 +219,7 @@ class Schedule:
         for number, generation in enumerate(generations):
             if line.sample != generation.at_sample:
                 raise ValueError(f"a generation starts at sample {generation.at_sample}, data ends at {line.sample}")
-            # What was dry just here may have more now; if not, it is found dry again.
+            # A bucket exhausted at this sample may have more now; if not, it is found exhausted again.
             line.exhausted = [each for each in line.exhausted if each.sample < line.sample]
             following = generations[number + 1 : number + 2]
             self.end = plan.extend(generation, following[0].at_sample if following else None)

@@ -216,7 +216,7 @@ class GPT(nn.Module):
             self.register_buffer(name, table.to(self.embedding.weight.device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # A change of dtype would round the angles, and ``to_empty`` would leave them uninitialised: they are recomputed.
+        # A change of dtype would round the angles, and ``to_empty`` would leave them unfilled: they are recomputed.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.place_angles()
         return self

@@ -201,7 +201,7 @@ class Schedule:
     Attributes:
         buckets: every bucket's name, sorted; ``locate`` gives their numbers.
         end: the number of samples; None: without end.
-        exhausted: the exhausted buckets, in order; after a halt the last one is the cause. Without phases all end together.
+        exhausted: the exhausted buckets, in order; the last one causes a halt. Without phases all end together.
         growth: for each generation and bucket, where new sequences join.
 
     Raises:

@@ -194,5 +194,5 @@ def test_a_directory_that_is_not_empty_is_never_written_into(scripted: Path, unb
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "mine").touch()
     ended = unbroken("replay", scripted, "4", "8", "--dir", tmp_path / "again", "--", SCRIPT, scripted)
-    assert ended.returncode == 2 and "is there already and not empty" in ended.stderr
+    assert ended.returncode == 2 and "exists and is not empty" in ended.stderr
     assert [path.name for path in (tmp_path / "again").iterdir()] == ["mine"]

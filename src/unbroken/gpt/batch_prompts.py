@@ -169,10 +169,10 @@ class _Reading:
         try:
             record = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as wrong:
-            self.complain(line, f"it is no JSON: {wrong}")
+            self.complain(line, f"not JSON: {wrong}")
             return
         if not isinstance(record, dict):
-            self.complain(line, "it is no JSON object")
+            self.complain(line, "not a JSON object")
             return
         before = len(self.problems)
         self._look_at_names(line, "", record, RECORD_KEYS)
@@ -278,4 +278,4 @@ class _Reading:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

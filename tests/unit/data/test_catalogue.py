@@ -145,7 +145,7 @@ def test_loose_shards_and_a_folder_default_cannot_be_told_apart(tmp_path: Path) 
     make_shard(tmp_path / "train", "a", [[1, 256]])
     make_shard(tmp_path / "train" / "default", "a", [[1, 256]])
     (finding,) = findings(tmp_path)
-    assert finding.startswith("default/: is a bucket, and the shards beside it are one of the same name")
+    assert finding.startswith("default/: a bucket of the same name as that of the shards outside any bucket")
 
 
 @pytest.mark.parametrize("place", ["", "train", "train/web", "train/web/2020"])
@@ -199,10 +199,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "web/00000-000.idx: its .bin is missing": lambda web: (web / "00000-000.bin").unlink(),
     "web/00000-000.bin: its .idx is missing": lambda web: (web / "00000-000.idx").unlink(),
     "web/9: not listed in web/shards.json": lambda web: make_shard(web, "9", [[1, 256]]),
-    "web/shards.json: its bytes do not match its own digest": lambda web: (web / "shards.json").write_bytes(
+    "web/shards.json: its bytes do not match its own checksum": lambda web: (web / "shards.json").write_bytes(
         (web / "shards.json").read_bytes().replace(b'"entries":2', b'"entries":3')
     ),
-    "web/00000-000.idx: it has 1 entries and 2 are listed": lambda web: make_shard(
+    "web/00000-000.idx: it has 1 entries, 2 are listed": lambda web: make_shard(
         web, "00000-000", [[1, 2, 256, 3, 256]]
     ),
 }

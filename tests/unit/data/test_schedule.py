@@ -196,7 +196,7 @@ def test_every_problem_of_a_curriculum_is_told_at_once() -> None:
         Schedule([phase(0, web=1), phase(5, wiki=1, web=-1), phase(5, web=0)], [bounded(web=9)], seed=1)
     said = "\n".join(caught.value.details())
     assert len(caught.value.problems) == 4
-    assert "phase 1 has no samples" in said
+    assert "phase 1 is shorter than one sequence" in said
     assert "phase 2 names the bucket 'wiki', which does not exist" in said
     assert "phase 2 gives 'web' a weight below 0" in said
     assert "phase 3 has no weight above 0" in said

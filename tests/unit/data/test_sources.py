@@ -71,16 +71,16 @@ def test_a_folder_without_text_is_refused_and_so_is_none(tmp_path: Path) -> None
 
 
 BAD_LINES = {
-    b"{": "no JSON",
+    b"{": "not JSON",
     b"[1]": "a list, not an object",
     b"17": "a number, not an object",
     b'{"body": "x"}': "no field 'text'",
-    b'{"text": null}': "'text' is null, not a text",
-    b'{"text": ["x"]}': "'text' is a list, not a text",
-    b'{"text": "\xff"}': "no UTF-8: byte 0xff at byte 11",
+    b'{"text": null}': "'text' is null, not a string",
+    b'{"text": ["x"]}': "'text' is a list, not a string",
+    b'{"text": "\xff"}': "not UTF-8: byte 0xff at byte 11",
     b'{"text": "\\ud800"}': "half of a surrogate pair",
-    b"[" * 100_000: "nests too deeply",
-    b'{"text": ' + b"9" * 5000 + b"}": "a number too long",
+    b"[" * 100_000: "nested too deeply",
+    b'{"text": ' + b"9" * 5000 + b"}": "a number is too long",
 }
 
 
@@ -223,7 +223,7 @@ def test_a_batch_refuses_what_is_no_character() -> None:
 
 def test_a_name_that_no_list_could_hold_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
-    with pytest.raises(SourceBroken, match="its name is no UTF-8"):
+    with pytest.raises(SourceBroken, match="its name is not UTF-8"):
         find_sources(tmp_path)
 
 
@@ -242,10 +242,10 @@ def test_a_document_larger_than_memory_is_refused_before_it_is_held(
 
 def test_a_link_to_nothing_and_a_pipe_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").symlink_to("gone.jsonl")
-    with pytest.raises(SourceBroken, match="links to a file that is not there") as refused:
+    with pytest.raises(SourceBroken, match="a link to a missing file") as refused:
         find_sources(tmp_path)
     assert refused.value.path == tmp_path / "a.jsonl"
     (tmp_path / "a.jsonl").unlink()
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(SourceBroken, match="no regular file"):
+    with pytest.raises(SourceBroken, match="not a regular file"):
         find_sources(tmp_path)

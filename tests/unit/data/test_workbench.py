@@ -67,7 +67,7 @@ def test_a_worker_refuses_a_tokenizer_that_is_not_the_plan_s(
     asked = TokenizeRequest(asked.input_dir, asked.output_dir, str(own), workers=1, accelerate=False)
     work = _begin(asked, monkeypatch)
     work.tokenizer_path.write_bytes(other.read_bytes())
-    with pytest.raises(ShardDamaged, match="not the tokenizer that this tokenization began with"):
+    with pytest.raises(ShardDamaged, match="not the tokenizer of this tokenization"):
         tokenize(asked)
     assert not shards(asked.output_dir)
 

@@ -121,7 +121,7 @@ def test_every_problem_of_every_line_is_named_at_once(runs: Path) -> None:
     ]
     said = "\n".join(found)
     for words in (
-        "1  it is no JSON",
+        "1  not JSON",
         "3  text: unknown key",
         "3  prompt: it is missing",
         "6  generation.gredy: unknown key; did you mean generation.greedy?",
@@ -131,7 +131,7 @@ def test_every_problem_of_every_line_is_named_at_once(runs: Path) -> None:
         "9  model.dtype: it must be fp32 or fp16 or bf16, is fp8",
         "11  model: no-such-run: there is no run, store or checkpoint at this path (path-missing)",
         "12  prompt: a sequence of 63 tokens is longer than the model's 48 positions",
-        "13  it is no JSON: NaN is no JSON",
+        "13  not JSON: NaN is not JSON",
     ):
         assert words in said, words
 

@@ -88,7 +88,7 @@ def _size_bytes(path: Path) -> int:
             raise SourceBroken(path=path, reason="it is a link to a missing file") from gone
     if not stat.S_ISREG(found.st_mode):
         # Opening a pipe would block forever.
-        raise SourceBroken(path=path, reason="it is no regular file")
+        raise SourceBroken(path=path, reason="it is not a regular file")
     return found.st_size
 
 

@@ -86,7 +86,7 @@ class LaneSamples:
 
 
 def rank_lanes(lanes: int, world: int, rank: int) -> RankLanes:
-    """The lanes of one rank, in a step that has a lane forevery rank.
+    """The lanes of one rank, in a step that has a lane for every rank.
 
     Raises:
         TooManyRanks: there are more ranks than lanes.

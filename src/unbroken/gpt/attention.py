@@ -212,7 +212,7 @@ class Attention(nn.Module):
 
 def _kernel_options(query: Tensor, context: ForwardContext) -> dict[str, int | bool]:
     # Of a mask that is plainly causal: the blocks that are looked at follow one another, and a row finds something in
-    # the first of them. Documents leave rows for which a whole block is hidden, and a softmax that is told otherwise
+    # the first of them. Documents leave rows for which a whole block is hidden, and a softmax that assumes otherwise
     # divides nothing by nothing.
     is_plain = not context.keeps_documents_apart
     known = {"ROWS_GUARANTEED_SAFE": is_plain, "BLOCKS_ARE_CONTIGUOUS": is_plain}

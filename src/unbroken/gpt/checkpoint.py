@@ -81,7 +81,7 @@ class FoundModel:
 
     @property
     def path(self) -> Path:
-        """Where it stands."""
+        """Its path."""
         return self.store.path(self.name)
 
     @property

@@ -256,7 +256,7 @@ class GPT(nn.Module):
         hidden = self._embedded(tokens)
         for number, block in enumerate(self.blocks):
             if self.training and self.checkpoint_every and number % self.checkpoint_every == 0:
-                # Without dropout there is no generator to put back, and asking for it would wait for the device.
+                # Without dropout no RNG state must be restored, and reading it would synchronise with the device.
                 has_dropout = self.config.dropout > 0
                 hidden = checkpoint(block, hidden, context, use_reentrant=False, preserve_rng_state=has_dropout)
             else:

@@ -35,7 +35,7 @@ _PYTHON: Final = re.compile(r"(?<![\w.])random\.(?!seed|Random)\w+\s*\(")
 _PYTHON_SEED: Final = re.compile(r"(?<![\w.])random\.seed\s*\(")
 _DEFAULT_RNG: Final = re.compile(r"default_rng\s*\(\s*\)|(?<![\w.])Random\s*\(\s*\)")
 _CLOCK: Final = re.compile(r"\btime\.(?:time|time_ns|monotonic)\s*\(|datetime\.now\s*\(|urandom|uuid4|secrets\.")
-_EARLY: Final = "they differ from the first step on: a seed is set too late, or not forevery RNG"
+_EARLY: Final = "they differ from the first step on: a seed is set too late, or not for every RNG"
 _HASHED: Final = re.compile(r"(?<![\w.])hash\s*\(|\bset\s*\(|frozenset\s*\(")
 
 

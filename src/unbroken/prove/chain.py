@@ -295,7 +295,7 @@ class Chain:
             return "killed, every process"
         # On a full disk no stop request can be written.
         if planned.ending == "stop" and planned.trouble != "full":
-            return "asked to stop" if job.stop(self._setup.limit_s) else "ended before the stop request"
+            return "stop request" if job.stop(self._setup.limit_s) else "ended before the stop request"
         job.terminate(signal.SIGTERM)
         return "SIGTERM"
 

@@ -53,7 +53,7 @@ class DemoJob:
         """Its planned end, for a sentence."""
         return {
             "killed": "be killed in mid-step",
-            "stopped": "stop when asked to",
+            "stopped": "stop on request",
             "killed-saving": "be killed while it saves",
             "completed": "reach the last step",
         }[self.end]

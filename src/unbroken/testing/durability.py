@@ -79,7 +79,7 @@ Inode = FileInode | LinkInode | DirectoryInode
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """One name in one directory that begins to stand for an inode, or for nothing."""
+    """One name in one directory that is set to an inode, or removed."""
 
     directory: DirectoryInode
     name: str

@@ -263,7 +263,7 @@ def _both(row: Row, name: str) -> str:
     """A metric's bits; if the number next to them differs, it was edited, and both are given."""
     bits, value = row.bits.get(name), row.values.get(name)
     said = bits if value is None else bits_of(value)
-    return str(bits or said) if bits is None or bits == said else f"{bits}, written beside it as {said}"
+    return str(bits or said) if bits is None or bits == said else f"{bits}, written next to it as {said}"
 
 
 def _by_step(store: Store) -> dict[int, str]:

@@ -284,7 +284,7 @@ class MemoryDisk:
 
     @_one_at_a_time
     def status(self, path: Path) -> Status:
-        """What stands at a path; directories have no size here."""
+        """The status of a path; directories have no size here."""
         inode = self._tree.existing(path)
         size_bytes = 0
         if isinstance(inode, FileInode):

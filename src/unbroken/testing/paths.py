@@ -1,4 +1,4 @@
-"""How the disk in memory finds what a path stands for: links, ``..`` and limits as the Linux kernel has them."""
+"""Path resolution of the disk in memory: links, ``..`` and limits as in the Linux kernel."""
 
 import errno
 import os
@@ -80,7 +80,7 @@ class Tree:
         return PathEnd(here.parent or here, None, here)
 
     def existing(self, path: Path, *, follow: bool = False) -> Inode:
-        """What stands at a path.
+        """The inode at a path.
 
         Raises:
             OSError: as ``at``, and ENOENT for nothing.

@@ -20,7 +20,7 @@ TRAINER_STATE: Final = "trainer_state.json"
 _BY_RANK: Final = "ranks"
 _OWN_TENSOR: Final = re.compile(rf"{_BY_RANK}\.[0-9]+\.(?P<item>[^.]+)")
 _GENERATORS: Final = "generators"
-# A generator's state, and the one from which a loader began its epoch; what stands behind the name is its inside.
+# The state of an RNG, and the one with which a loader started its epoch; anything after the name is inside it.
 _GENERATOR: Final = re.compile(
     rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_GENERATORS}|began)\.(?P<name>[a-z]+)(?:\..*)?"
 )

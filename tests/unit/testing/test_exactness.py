@@ -114,7 +114,7 @@ def test_a_number_that_was_changed_beside_its_bits_is_seen(a: Path, b: Path) -> 
     file.write_text(file.read_text().replace('"loss": 0.5,', '"loss": 0.25,'))
     found = compare_runs(a, b)
     assert not found.is_equal and found.first is not None
-    assert found.first.bits_b == f"{(0.5).hex()}, written beside it as {(0.25).hex()}"
+    assert found.first.bits_b == f"{(0.5).hex()}, written next to it as {(0.25).hex()}"
 
 
 def test_a_step_that_only_one_run_has_is_a_difference(a: Path, b: Path) -> None:

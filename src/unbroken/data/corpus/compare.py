@@ -160,9 +160,9 @@ def _difference(before: RecordedShard, after: RecordedShard, names_before: Mappi
 def _absence(before: RecordedShard, names_after: Mapping[Key, Key], after: Mapping[Key, RecordedShard]) -> str:
     other = names_after.get(_bytes_key(before))
     return (
-        "is gone"
+        "is missing"
         if other is None or other not in after
-        else f"is gone; the same shard stands there as {'/'.join(other)}"
+        else f"is missing; the same shard exists as {'/'.join(other)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Encode text to token ids: the built-in byte tokenizer, and Hugging Face ``tokenizers`` foreverything else.
+"""Encode text to token ids: the built-in byte tokenizer, and Hugging Face ``tokenizers`` for everything else.
 
 Text stays text: the text of a control token (``<|endoftext|>``) in a document is encoded like any other text, never as
 the control token. The identity of an encoder says what its ids mean.

@@ -2,7 +2,7 @@
 
 Uses ``gigatoken`` if it is installed and supports the tokenizer. The first documents of every shard and a keyed sample
 of the others are encoded by both. A document that contains the text of a control token always goes to the reference,
-because the engine would encode it as the token. After one difference the caller drops the engine foreverything.
+because the engine would encode it as the token. After one difference the caller drops the engine for everything.
 """
 
 from dataclasses import dataclass

@@ -160,7 +160,7 @@ class _Work:
         self.shares: list[SourceShare] = []
         self._problems: list[BadDocument] = []
         self._is_more = False
-        # The last element stands forevery id beyond the vocabulary: no encoder may give one.
+        # The last element stands for every id beyond the vocabulary: no encoder may give one.
         self._is_forbidden = np.zeros(context.encoder.identity.vocab_size + 1, bool)
         self._is_forbidden[[*context.encoder.control, -1]] = True
 

@@ -1,4 +1,4 @@
-"""A checksum forevery sequence, so that changed bytes are detected as they are read.
+"""A checksum for every sequence, so that changed bytes are detected as they are read.
 
 Checksums are computed once, when data is first opened for reading, after the shards were verified against
 ``shards.json``. Shards without a list (another tool's) are taken as they are: earlier damage cannot be seen, later

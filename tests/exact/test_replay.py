@@ -163,7 +163,7 @@ def test_a_run_of_any_script_is_recomputed_by_the_command_that_made_it(scripted:
 
 Words = Callable[[Path], list[str | Path]]
 REFUSED: dict[str, tuple[Words, int, str]] = {
-    "the same step twice": (lambda run: ["4", "4"], 2, "both of step 4"),
+    "the same step twice": (lambda run: ["4", "4"], 2, "both at step 4"),
     "the later one first": (lambda run: ["8", "4"], 2, "give the earlier one first"),
     "a step without a checkpoint": (lambda run: ["4", "7"], 2, "no checkpoint here is called '7'"),
     "no command": (lambda run: ["4", "8"], 2, "so its command is unknown"),

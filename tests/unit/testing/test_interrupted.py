@@ -82,7 +82,7 @@ def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> 
     found = check_exact(train, tmp_path, kills=["committed"], save_steps=100)
     assert found.comparison is not None and found.comparison.is_equal
     assert found.resumed_steps[-1] == TOTAL and not found.is_exact
-    assert "so nothing was tried" in str(found)
+    assert "so nothing was tested" in str(found)
 
 
 @pytest.mark.parametrize(

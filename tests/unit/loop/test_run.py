@@ -227,7 +227,7 @@ def test_the_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
 
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     job(tmp_path / "run", 2, quietly(catch_signals=True), **tiny())
-    with pytest.raises(Exception, match="do not fit"):
+    with pytest.raises(Exception, match="do not match"):
         job(tmp_path / "run", 4, quietly(catch_signals=True), **tiny(width=5))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 

@@ -44,7 +44,7 @@ class Output:
     def document(self, schema: str, facts: Mapping[str, Any], text: Callable[[], str]) -> None:
         """Say the command's result: ``facts`` as one JSON document, or what ``text`` makes of them.
 
-        ``schema`` is a name and a version, ``unbroken.status/1``. A result is said even with ``--quiet``.
+        ``schema`` is a name and a version, ``unbroken.status/2``. A result is said even with ``--quiet``.
 
         Raises:
             StorageFailed: standard output took no more.

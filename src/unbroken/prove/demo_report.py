@@ -90,8 +90,8 @@ def rows(run: Path, planned_jobs: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
 def _row(history: History, job: int, planned: DemoJob, ends: Mapping[int, int]) -> JobRow:
     started, resumed = history.last("job-start", job=job), history.last("resume", job=job)
     start = (resumed.whole("step") if resumed is not None else None) or 0
-    ranks = (started.whole("world") if started is not None else None) or planned.ranks
-    passed = [str(fact.text("name")) for fact in history.of_kind("passed-over") if fact.job == job]
+    ranks = (started.whole("world_size") if started is not None else None) or planned.ranks
+    passed = [str(fact.text("name")) for fact in history.of_kind("checkpoint-skipped") if fact.job == job]
     ending = f"{planned.ending()}, after skipping the damaged {', '.join(passed)}" if passed else planned.ending()
     return JobRow(job, ranks, planned.workers, start, ends.get(job, start), ending)
 

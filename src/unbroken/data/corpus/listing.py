@@ -168,7 +168,7 @@ def _proven_body(data: bytes) -> bytes:
         raise Malformed(f"its {len(data):,} bytes are not a list of shards")
     if found.form != FORMAT:
         raise Malformed(f"its format is {found.form}; this version reads {FORMAT}")
-    if found.algorithm != ALGORITHM or not found.is_proven:
+    if found.algorithm != ALGORITHM or not found.is_verified:
         raise Malformed("its bytes do not match its own checksum")
     return found.body
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unbroken.data.resume import read_record
 
 from tests.format.make_golden_run import HERE
+from unbroken.data.resume import read_record
 from unbroken.store.fields import Malformed
 from unbroken.store.old_names import updated, updated_event
 

@@ -102,31 +102,30 @@ __all__ = [
     "tree",
 ]
 
-_PLACES: Final = {
-    "crashes": ("ERRORS", "KILLS", "Trial", "crash_points", "crash_states", "tree"),
-    "durability": ("Change", "Tail"),
-    "exactness": (
+_NAMES: Final = {
+    "unbroken.testing.crashes": ("ERRORS", "KILLS", "Trial", "crash_points", "crash_states", "tree"),
+    "unbroken.testing.durability": ("Change", "Tail"),
+    "unbroken.testing.exactness": (
         *("Comparison", "FirstDifference", "MetricsComparison", "compare_checkpoints", "compare_metrics"),
         *("compare_runs", "is_measured"),
     ),
-    "faults": (
+    "unbroken.testing.faults": (
         *("Fault", "FaultyDisk", "Ignore", "Kill", "Killed", "Operation", "Plan", "Refuse", "Repeat", "Shorten"),
         *("always", "at", "at_nth", "never"),
     ),
-    "interrupted": ("Exactness", "Interruption", "assert_exact", "check_exact"),
-    "memory_disk": ("MemoryDisk",),
-    "states": ("StateComparison",),
-    "worlds": ("Ended", "Ranks", "logs", "spawn", "start"),
+    "unbroken.testing.interrupted": ("Exactness", "Interruption", "assert_exact", "check_exact"),
+    "unbroken.testing.memory_disk": ("MemoryDisk",),
+    "unbroken.testing.states": ("StateComparison",),
+    "unbroken.testing.worlds": ("Ended", "Ranks", "logs", "spawn", "start"),
 }
-_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

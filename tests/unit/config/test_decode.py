@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.config import CurriculumPhase, Resolved, from_json, from_preset, load, preset, topics
+from unbroken.config import CurriculumPhase, Resolved, from_preset, load, preset
 from unbroken.config.commented import commented
 from unbroken.config.decode import decode
+from unbroken.config.guide import topics
+from unbroken.config.reading import from_json
 from unbroken.config.source import Mapping, parse
 from unbroken.errors import ConfigError, ConfigInvalid, Problem, render
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.config import ResumeClass, explain, topics
 from unbroken.config.document import SECTIONS, Config, all_fields
-from unbroken.config.guide import reference
+from unbroken.config.fields import ResumeClass
+from unbroken.config.guide import explain, reference, topics
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,6 +14,5 @@ The global batch is a fixed list of lanes, whatever the world. Beside ``world.py
 from unbroken.exact.lane_rng import lane_seed
 from unbroken.exact.numerics import Numerics, pin
 from unbroken.exact.reducer import Lane, Reducer
-from unbroken.exact.stock import NOT_PROMISED
 
-__all__ = ["NOT_PROMISED", "Lane", "Numerics", "Reducer", "lane_seed", "pin"]
+__all__ = ["Lane", "Numerics", "Reducer", "lane_seed", "pin"]

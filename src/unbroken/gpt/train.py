@@ -23,6 +23,7 @@ from unbroken.config import Config, load, require_sound
 from unbroken.config.changes import Difference, computing_values
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
+from unbroken.exact.reducer import DeferringReducer
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
@@ -111,14 +112,13 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
     # What is trained. First weights, sums and moments do not depend on the number of ranks.
     model = build_model(config, data.vocab_size, place.device, dtype)
     optimizer = make_optimizer(model, config.optimizer)
-    reducer = exact.Reducer(
+    reducer = DeferringReducer(
         model,
         optimizer,
         lanes=lanes_of(config),
         seed=training.seed,
         compute_dtype=None if is_sharded(config) else dtype,
         stock=not training.exact,
-        defer_scale=True,
     )
     average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
     scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None
@@ -159,7 +159,7 @@ class Training:
     data: TrainingData
     model: GPT
     optimizer: AdamW
-    reducer: exact.Reducer
+    reducer: DeferringReducer
     scaler: LossScaler | None
     average: WeightAverage | None
     run: Run
@@ -205,7 +205,6 @@ class Training:
             self.scaler.unscale_(self.optimizer)
         limit = self.config.optimizer.max_grad_norm
         norm = self.reducer.norm() if limit is None else self.reducer.clip(limit)
-        assert self.reducer.pending_scale is not None
         self.optimizer.scale_next(self.reducer.pending_scale)
         return norm
 
@@ -342,18 +341,18 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
         force=force,
         load_path=training.load_path,
         accept=accepted,
-        max_runtime_s=training.max_runtime_seconds,
-        reserve_s=training.walltime_reserve_seconds,
+        max_runtime_seconds=training.max_runtime_seconds,
+        walltime_reserve_seconds=training.walltime_reserve_seconds,
         non_finite="stop" if training.non_finite == "stop" else "allow",
         # In fp16 a gradient that overflows is the scaler's business.
-        finite=("loss",) if has_scaler else ("loss", "grad_norm"),
+        non_finite_metrics=("loss",) if has_scaler else ("loss", "grad_norm"),
         # Lanes draw from generators of their own.
-        shared_generators=True,
-        log_steps=training.logging_steps,
+        shared_rng=True,
+        logging_steps=training.logging_steps,
         spot=training.spot,
         emergency_dir=training.emergency_dir,
         persistent_dir=training.persistent_dir,
-        grace_s=training.grace_seconds,
+        grace_seconds=training.grace_seconds,
     )
 
 

@@ -47,7 +47,7 @@ _LIMIT_BYTES: Final = 1 << 20
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret whose keys become variables.")
 @click.option("--grace", type=click.IntRange(1), metavar="S", help="Seconds to save in. Default: as measured.")
 @click.option(
-    "--restarts", type=click.IntRange(0), default=20, metavar="N", show_default=True, help="Crashes to survive."
+    "--max-restarts", type=click.IntRange(0), default=20, metavar="N", show_default=True, help="Crashes to survive."
 )
 @click.option(
     "--user", type=click.IntRange(1), default=1000, metavar="UID", show_default=True, help="User ID in the pod."
@@ -73,7 +73,7 @@ def command(
     storage_class: str | None,
     secrets: tuple[str, ...],
     grace: int | None,
-    restarts: int,
+    max_restarts: int,
     user: int,
     run_dir: str | None,
     target: Path | None,
@@ -102,7 +102,7 @@ def command(
         storage=storage,
         storage_class=storage_class,
         secrets=secrets,
-        restarts=restarts,
+        restarts=max_restarts,
         user=user,
     )
     require_fit(wanted)

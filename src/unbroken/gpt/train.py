@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from unbroken import exact
-from unbroken.config import Config, load, require_sound
+from unbroken.config import Config, Resolved, load, require_sound
 from unbroken.config.changes import Difference, computing_values
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
@@ -61,37 +61,39 @@ class Trained:
 
 
 def train(
-    config: Config | str | os.PathLike[str],
+    config: Config | Resolved | str | os.PathLike[str],
     *,
     overrides: Sequence[str] = (),
     accept: Sequence[str] = (),
     force: bool = False,
 ) -> Trained:
-    """Start a run, or go on with it, to its last step or until it is asked to stop. Collective.
+    """Start or resume a run, and train until its last step or until a stop. Collective.
 
     Args:
-        config: what to train, or the file that says it.
-        overrides: laid over a file, as ``section.field=value``.
-        accept: differences to the run so far that a person accepts by name.
-        force: with ``training.resume`` scratch, set the checkpoints that are there aside.
+        config: the config, or the path of its file.
+        overrides: values that override those of the file, as ``section.field=value``.
+        accept: names of differences to the run so far that are accepted.
+        force: with ``training.resume: scratch``, abandon the existing checkpoints.
 
     Raises:
-        ValueError: there are overrides, and no file that they could be laid over.
+        ValueError: overrides were given without a file.
         ConfigInvalid: the config has problems; all of them are in it.
         ConfigDiffers: the run was started with another config.
-        AcceptUnknown: a name is accepted that nothing has which could differ.
-        DeviceFull: a device has no room for it.
+        AcceptUnknown: ``accept`` has a name that nothing has.
+        DeviceFull: a device is out of memory.
         DataError: the data is missing, changed, exhausted or does not fit the config.
         UnbrokenError: as ``Run`` raises it.
     """
-    if isinstance(config, Config):
+    if isinstance(config, Config | Resolved):
         if overrides:
-            raise ValueError("overrides are laid over a file; of a Config, change the fields themselves")
-        require_sound(config)
+            raise ValueError("overrides need a config file; change the fields of the Config instead")
+        if isinstance(config, Config):
+            require_sound(config)
+        asked = config if isinstance(config, Config) else config.config
     else:
-        config = load(Path(config), overrides).config
+        asked = load(Path(config), overrides).config
     with joined() as place, noticing_full(place.device, "this training", is_training=True):
-        return _train(config, place, tuple(accept), force=force)
+        return _train(asked, place, tuple(accept), force=force)
 
 
 def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool) -> Trained:

@@ -157,7 +157,7 @@ def test_a_config_made_in_python_is_checked_as_strictly_as_a_file_and_takes_no_o
 
     with pytest.raises(ConfigInvalid):
         gpt.train(config=replace(config, model=replace(config.model, n_head=5)))
-    with pytest.raises(ValueError, match="laid over a file"):
+    with pytest.raises(ValueError, match="need a config file"):
         gpt.train(config=config, overrides=["training.max_steps=1"])
 
 

@@ -33,26 +33,30 @@ LAYOUT: dict[str, dict[str, str]] = {
     },
     "unbroken.gpt": {
         "Train": "train Trained",
-        "Generate text": "TextModel Generation Continued Sampling generate stream",
+        "Generate text": "TextModel Generation() Continued Sampling generate stream",
         "Export": "to_torch to_safetensors to_huggingface",
-        "Model": "GPT initialize LossSum",
+        "Model": "GPT(forward,extend,new_cache) initialize LossSum",
     },
     "unbroken.config": {
         "Read a config": "load from_preset preset PRESETS require_sound Resolved",
-        "The config": "Config CurriculumPhase ModelConfig() DataConfig() OptimizerConfig() TrainingConfig()",
+        "The config": (
+            "Config(value,values,digest,to_json) CurriculumPhase "
+            "ModelConfig() DataConfig() OptimizerConfig() TrainingConfig()"
+        ),
     },
     "unbroken.testing": {
-        "Is a trainer exact?": "assert_exact check_exact Exactness Interruption",
+        "Is a trainer exact?": "assert_exact check_exact Exactness Interruption()",
         "Compare two runs": (
             "compare_runs compare_metrics compare_checkpoints Comparison MetricsComparison StateComparison "
             "FirstDifference is_measured"
         ),
         "Start ranks": "spawn start Ranks Ended logs",
         "Crash a function at every file operation": (
-            "crash_points crash_states KILLS ERRORS Trial MemoryDisk() Change Tail tree"
+            "crash_points crash_states KILLS ERRORS Trial MemoryDisk() Change() Tail tree"
         ),
         "Make a disk fail": (
-            "FaultyDisk() always at at_nth never Plan Operation Fault Kill Killed Refuse Shorten Ignore Repeat"
+            "FaultyDisk() always at at_nth never Plan Operation "
+            "Fault Kill() Killed Refuse() Shorten() Ignore() Repeat()"
         ),
     },
 }
@@ -60,8 +64,10 @@ ERRORS = (
     *("UnbrokenError", "UsageError", "ConfigError", "DataError", "StorageError", "CheckpointError", "ExactnessError"),
     *("BusyError", "TrainingError", "PeerError", "InternalError"),
 )
-# Called by Run on what is registered with it; no loop calls them.
+# `Run` calls these on what is registered with it; a loop does not.
 PROTOCOL = frozenset({"state_dict", "load_state_dict"})
+# Made by the library, never by its user: the constructor is not public.
+RESULTS = frozenset({"Lane", "Ranks", "Killed"})
 
 
 @dataclass(frozen=True)
@@ -101,19 +107,20 @@ def homes(tree: ast.Module) -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def definition(module: str, name: str, root: Path = ROOT) -> tuple[str, ast.stmt]:
-    """The class, function or constant of a name, and the module that defines it; re-exports are followed.
+def definition(module: str, name: str, root: Path = ROOT) -> tuple[ast.stmt, str]:
+    """The class, function or constant of a name, and the text below a constant; re-exports are followed.
 
     Raises:
         KeyError: there is none.
     """
     tree = source_of(module, root)
-    for node in tree.body:
+    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, Definition) and node.name == name:
-            return module, node
+            return node, ""
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id == name:
-            return module, node
+            below = after.value if isinstance(after, ast.Expr) else None
+            return node, str(below.value) if isinstance(below, ast.Constant) else ""
     return definition(homes(tree)[name], name, root)
 
 
@@ -129,7 +136,8 @@ def _items(body: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in re.split(r"\n(?=\S)", textwrap.dedent(body).strip("\n")):
         name, _, meaning = item.partition(":")
-        found[name.strip()] = markdown(" ".join(meaning.split()))
+        sentence = markdown(" ".join(meaning.split()))
+        found[name.strip()] = sentence[:1].upper() + sentence[1:]
     return found
 
 
@@ -181,22 +189,25 @@ def arguments_of(function: ast.FunctionDef, *, is_method: bool = False) -> list[
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
-    kind = "" if argument.annotation is None else f": {_source(argument.annotation)}"
-    given = "" if default is None else f" = {_source(default)}" if kind else f"={_source(default)}"
+    kind = "" if argument.annotation is None else f": {annotation(argument.annotation)}"
+    given = "" if default is None else f" = {value(default)}" if kind else f"={value(default)}"
     return f"{argument.arg}{kind}{given}"
 
 
-def _source(node: ast.expr) -> str:
-    # A quoted annotation names a type that is defined later.
-    text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
-    is_name = re.fullmatch(r"[A-Z][\w.\[\]| ]*", text) is not None
-    return text if is_name or not isinstance(node, ast.Constant) else ast.unparse(node)
+def annotation(node: ast.expr) -> str:
+    """A type as written; one in quotes is defined later in its file, and shown without them."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else value(node)
+
+
+def value(node: ast.expr) -> str:
+    """An expression as written, with double quotes."""
+    return re.sub(r"'([^'\"]*)'", r'"\1"', ast.unparse(node))
 
 
 def _returns(function: ast.FunctionDef) -> str:
     if function.returns is None or ast.unparse(function.returns) == "None":
         return ""
-    return f" -> {_source(function.returns)}"
+    return f" -> {annotation(function.returns)}"
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
@@ -207,16 +218,16 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
     """Name, type and default of a dataclass's public fields."""
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
-            default = "" if each.value is None else ast.unparse(each.value)
+            default = "" if each.value is None else value(each.value)
             factory = re.fullmatch(r"field\(default_factory=(\w+)\)", default)
-            yield each.target.id, _source(each.annotation), f"{factory[1]}()" if factory else default
+            yield each.target.id, annotation(each.annotation), f"{factory[1]}()" if factory else default
 
 
 # ---- entries ----
 
 
-def entry(package: str, name: str, node: ast.stmt, members: tuple[str, ...] | None, comment: str = "") -> Iterator[str]:
-    """One name of the page."""
+def entry(package: str, name: str, node: ast.stmt, members: tuple[str, ...] | None, below: str) -> Iterator[str]:
+    """One name of the page; ``below`` is the text below a constant."""
     full = f"{package}.{name}"
     yield f"#### `{full}`\n"
     if isinstance(node, ast.FunctionDef):
@@ -224,15 +235,16 @@ def entry(package: str, name: str, node: ast.stmt, members: tuple[str, ...] | No
         yield from _explained(parsed(node))
     elif isinstance(node, ast.ClassDef):
         yield from _class(full, node, members)
-    else:
-        yield f"{markdown(comment)}\n"
+    elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        yield f"```python\n{name} = {value(node.value)}\n```\n"
+        yield f"{markdown(below)}\n"
 
 
 def _class(full: str, node: ast.ClassDef, members: tuple[str, ...] | None) -> Iterator[str]:
     methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
     fields = list(_fields(node)) if _is_dataclass(node) else []
     is_config = any(default.startswith("field(") for _, _, default in fields)
-    if not is_config and (init := methods.get("__init__")) is not None:
+    if not is_config and node.name not in RESULTS and (init := methods.get("__init__")) is not None:
         yield f"```python\n{call(full, arguments_of(init, is_method=True))}\n```\n"
     found = parsed(node)
     attributes = found.sections.pop("Attributes", {})
@@ -318,21 +330,9 @@ def generated(root: Path = ROOT) -> str:
         for title, names in groups.items():
             parts += [f"### {title}\n"] if title else []
             for name, members in wanted(names).items():
-                home, node = definition(where[name], name, root)
-                parts += entry(package, name, node, members, _comment(home, node, root))
+                node, below = definition(where[name], name, root)
+                parts += entry(package, name, node, members, below)
     return "\n".join([*parts, *_errors(root)])
-
-
-def _comment(module: str, node: ast.stmt, root: Path) -> str:
-    """The comment above a constant."""
-    path = root / "src" / Path(*module.split(".")).with_suffix(".py")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    above: list[str] = []
-    for line in reversed(lines[: node.lineno - 1]):
-        if not line.startswith("# "):
-            break
-        above.insert(0, line[2:])
-    return " ".join(above)
 
 
 def _errors(root: Path) -> Iterator[str]:
@@ -341,7 +341,7 @@ def _errors(root: Path) -> Iterator[str]:
     yield "names the exact error and does not change; `unbroken explain KIND` explains it.\n"
     yield "| class | exit code | what to do |\n|---|---|---|"
     for name in ERRORS:
-        node = definition("unbroken.errors", name, root)[1]
+        node = definition("unbroken.errors", name, root)[0]
         codes = [
             each.value for each in ast.walk(node) if isinstance(each, ast.Assign) and "exit_code" in ast.unparse(each)
         ]
@@ -354,13 +354,12 @@ def main() -> int:
     head, marker, _ = PAGE.read_text(encoding="utf-8").partition(MARKER)
     if not marker:
         raise SystemExit(f"docs/api.md has no line {MARKER.strip()!r}")
-    page = f"{head}{MARKER}\n{generated()}" if not found else ""
-    if found:
-        pass
-    elif "--check" not in sys.argv[1:]:
-        PAGE.write_text(page, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page:
-        found.append("docs/api.md is stale; python tools/api.py rewrites it")
+    if not found:
+        page = f"{head}{MARKER}\n{generated()}"
+        if "--check" not in sys.argv[1:]:
+            PAGE.write_text(page, encoding="utf-8")
+        elif PAGE.read_text(encoding="utf-8") != page:
+            found.append("docs/api.md is stale; python tools/api.py rewrites it")
     print("\n".join(found) if found else "docs/api.md is current")
     return 1 if found else 0
 

@@ -188,7 +188,7 @@ class DataConfig:
     )
     check: Literal["quick", "full", "read"] = field(
         "read",
-        "Verify each sequence as it is read (read), all bytes at every start (full), or sizes and indexes (quick).",
+        "Verify each sequence as it is read (read), all bytes at start (full), or sizes and indexes (quick).",
         FREE,
     )
     cache_dir: str | None = field(

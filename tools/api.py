@@ -116,12 +116,23 @@ def definition(module: str, name: str, root: Path = ROOT) -> tuple[ast.stmt, str
     tree = source_of(module, root)
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, Definition) and node.name == name:
+            _borrow_parameters(tree, node)
             return node, ""
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id == name:
             below = after.value if isinstance(after, ast.Expr) else None
             return node, str(below.value) if isinstance(below, ast.Constant) else ""
     return definition(homes(tree)[name], name, root)
+
+
+def _borrow_parameters(tree: ast.Module, node: Definition) -> None:
+    """Give a function that is declared ``@_called_like(other)`` the parameters of the other."""
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "_called_like":
+            name = ast.unparse(decorator.args[0])
+            others = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name]
+            if isinstance(node, ast.FunctionDef) and others:
+                node.args = others[0].args
 
 
 def parsed(node: ast.AST) -> Docstring:
@@ -168,6 +179,15 @@ def call(name: str, arguments: list[str], returns: str = "") -> str:
         return line
     inner = "".join(f"    {argument},\n" for argument in arguments)
     return f"{name}(\n{inner}){returns}"
+
+
+def constant(name: str, node: ast.expr) -> str:
+    """An assignment on one line, or a dict with an entry per line."""
+    line = f"{name} = {value(node)}"
+    if len(line) <= WIDTH or not isinstance(node, ast.Dict):
+        return line
+    pairs = (f"    {value(key)}: {value(each)},\n" for key, each in zip(node.keys, node.values, strict=True) if key)
+    return f"{name} = {{\n{''.join(pairs)}}}"
 
 
 def arguments_of(function: ast.FunctionDef, *, is_method: bool = False) -> list[str]:
@@ -236,7 +256,7 @@ def entry(package: str, name: str, node: ast.stmt, members: tuple[str, ...] | No
     elif isinstance(node, ast.ClassDef):
         yield from _class(full, node, members)
     elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        yield f"```python\n{name} = {value(node.value)}\n```\n"
+        yield f"```python\n{constant(name, node.value)}\n```\n"
         yield f"{markdown(below)}\n"
 
 

@@ -1,6 +1,10 @@
-"""The complete tool: a model built from a config, trained, asked for text, exported.
+"""A GPT trainer, complete: train from a config, generate text, export weights.
 
-Names are loaded when they are first used.
+    unbroken.gpt.train("run.yaml")                          # the same call starts the run and resumes it
+    model = unbroken.gpt.TextModel.open("runs/tiny")
+    print(model.continue_text("Once upon a time").text)
+
+Each name is loaded when it is first used.
 """
 
 import sys

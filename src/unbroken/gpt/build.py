@@ -42,7 +42,7 @@ CHUNK_ELEMENTS: Final = 1 << 22
 
 @torch.no_grad()
 def initialize(model: nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter of a model, sharded or not, where it is.
+    """Initialise every parameter of a model in place, sharded or not.
 
     The generator, of a CPU, gives one number: the same on every rank if it was seeded alike.
     """

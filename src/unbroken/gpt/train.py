@@ -49,7 +49,7 @@ AVERAGED_LOSS = "ema_val_loss"
 
 @dataclass(frozen=True)
 class Trained:
-    """How a job of a run ended; ``loss`` and ``val_loss`` are the last ones it told, None if none."""
+    """How a job ended; ``loss`` and ``val_loss`` are the last logged values, or None."""
 
     run: Path
     step: int

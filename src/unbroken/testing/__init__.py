@@ -1,12 +1,14 @@
-"""Public helpers for users' own tests: exactness in one line, disks that fail on request and forget, real worlds.
+"""Helpers for your own tests: check that a trainer is exact, crash code at every file operation, start real ranks.
 
-A trainer, left alone and killed on the way, must leave the same bits::
+A trainer that is killed and resumed must end with the same bits as one that is not::
 
     def test_my_trainer_survives_kills(tmp_path):
         assert_exact(train, tmp_path, kills=[7, "manifest"], ranks=[2, 1, 3])
 
-Two runs can be compared by themselves: ``compare_runs(a, b)`` says how many steps agree and names the first that does
-not. An action over ``Files(disk)`` meets every crash, and every disk that may be left is looked at::
+``compare_runs(a, b)`` compares two runs step by step and names the first difference.
+
+Code that writes files through ``Files(disk)`` can be crashed at every operation, and every disk that a power cut may
+leave can be checked::
 
     def action(disk: Disk) -> None:
         Files(disk).replace(Path("/run/note"), b"new", scratch=".note")
@@ -15,12 +17,12 @@ not. An action over ``Files(disk)`` meets every crash, and every disk that may b
         for words, found in crash_states(trial.disk):        # and then the power is cut
             assert Files(found).read_bytes(Path("/run/note"), limit_bytes=9) in (b"old", b"new"), (str(trial), words)
 
-``prepare`` returns a ``MemoryDisk`` with all that stands there before. ``faults=ERRORS`` brings EIO, a full disk and
-short writes instead; ``FaultyDisk(disk, always("sync_file", Ignore()))`` shows whether a test would miss a sync.
+``prepare`` returns a ``MemoryDisk`` in its initial state. ``faults=ERRORS`` injects EIO, a full disk and short writes
+instead of kills. ``FaultyDisk(disk, always("sync_file", Ignore()))`` shows whether a test notices a missing sync.
 
-``spawn(4, train, "runs/a")`` runs a function on four real ranks over gloo and tells how each ended; ``start`` returns
-while they run, to send them signals. ``unbroken.testing.strategies`` has what hypothesis draws from. Everything is
-loaded when it is first asked for.
+``spawn(4, train, "runs/a")`` runs a function on four ranks over gloo and returns how each ended; ``start`` returns
+while they run, so that a test can send them signals. ``unbroken.testing.strategies`` has hypothesis strategies. Each name is
+loaded when it is first used.
 """
 
 import importlib

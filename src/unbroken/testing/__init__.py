@@ -21,8 +21,8 @@ leave can be checked::
 instead of kills. ``FaultyDisk(disk, always("sync_file", Ignore()))`` shows whether a test notices a missing sync.
 
 ``spawn(4, train, "runs/a")`` runs a function on four ranks over gloo and returns how each ended; ``start`` returns
-while they run, so that a test can send them signals. ``unbroken.testing.strategies`` has hypothesis strategies. Each name is
-loaded when it is first used.
+while they run, so that a test can send them signals. ``unbroken.testing.strategies`` has hypothesis strategies.
+Each name is loaded when it is first used.
 """
 
 import importlib

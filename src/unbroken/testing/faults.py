@@ -56,7 +56,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The operation fails with this errno and has no effect; a failed ``close`` still releases the handle, as on Linux."""
+    """The operation fails with this errno and has no effect; a failed ``close`` releases the handle, as on Linux."""
 
     code: int
 

@@ -60,7 +60,7 @@ model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
 loader = DataLoader(examples, batch_size=8, sampler=DistributedSampler(examples, seed=7))
 torch.manual_seed(dist.get_rank())
-settings = unbroken.Settings(save_steps=2, log_steps=1, keep_last_k=None, resume=resume)
+settings = unbroken.Settings(save_steps=2, logging_steps=1, keep_last_k=None, resume=resume)
 with unbroken.Run("runs/a", settings=settings, model=model, optimizer=optimizer, data=loader) as run:
     for step in run.steps(12):
         features, target = next(run.data)

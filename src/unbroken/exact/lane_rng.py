@@ -18,7 +18,7 @@ _NUMPY_BITS = 32
 
 
 def lane_seed(seed: int, step: int, lane: int) -> int:
-    """The seed of one lane of one step: a hash, so that seeds of neighbouring lanes are unrelated."""
+    """The seed of one lane of one step: a digest, so that neighbours have nothing in common."""
     digest = hashlib.blake2b(f"{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _BITS)
 

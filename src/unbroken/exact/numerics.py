@@ -91,15 +91,15 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple
 def pin(
     device: str | torch.device | None = None, *, allow_tf32: bool = False, accept: Collection[str] = ()
 ) -> Numerics:
-    """Turn on deterministic kernels and return a record of them. Call it before the first computation.
+    """Let kernels repeat their bits, and return the record of it. Call it before the first computation.
 
-    An operation without a deterministic kernel raises. cuBLAS gets a fixed workspace, cuDNN does not benchmark and is
-    not used for attention, and inductor does not autotune.
+    Deterministic algorithms are on, a kernel that has none raises. cuBLAS gets a fixed workspace, cuDNN neither
+    searches for the fastest algorithm nor takes part in attention, and inductor does not choose by the clock.
 
     Args:
         device: the kind of device that trains, ``cpu`` or ``cuda``.
-        allow_tf32: round float32 products to TF32: faster and deterministic, with other bits.
-        accept: names of differences to accept at a resume.
+        allow_tf32: let float32 products be rounded to TF32, which is faster and as repeatable, but other bits.
+        accept: differences that a person accepts by name at a resume.
     """
     # cuBLAS reads it when it is first used; a value that somebody chose stays, and torch refuses one that cannot do.
     os.environ.setdefault(_WORKSPACE, ":4096:8")

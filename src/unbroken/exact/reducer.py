@@ -35,12 +35,12 @@ _SUMMING = (nn.parallel.DistributedDataParallel, nn.parallel.DataParallel, Fully
 
 
 class Lane:
-    """One micro-batch of the step.
+    """One micro-batch of the step, to be computed now.
 
     Attributes:
-        number: index of the lane in the step. Its data must depend on this and the step, never on the rank.
-        is_spare: this rank has no lane left in the last round and repeats its last one, because the other ranks wait
-            for it. The result is not counted.
+        number: which one of the step's lanes; its data must depend on this and the step, never on the rank.
+        is_spare: this rank has nothing to do in the last round and takes part with the lane it had before, because the
+            others wait for it; what comes out is not counted.
     """
 
     def __init__(self, number: int, *, is_spare: bool, is_silenced: bool, needs_scale: bool) -> None:
@@ -80,18 +80,19 @@ class Lane:
 
 
 class Reducer:
-    """Sums the lanes of each step, with the same bits on any number of ranks.
+    """Sums the lanes of each step, with the same bits in every world.
 
     Args:
-        model: the module, not wrapped in DDP; plain, or under ``fully_shard``. All ranks must hold the same parameters.
-        optimizer: checked, if given: one whose arithmetic depends on the sharding raises.
-        lanes: micro-batches per step, on any number of ranks; fixed for the whole run.
-        seed: seed of the RNG of all lanes.
-        compute_dtype: for a plain model, the dtype of the forward and backward pass; parameters stay float32. For a
-            model under ``fully_shard``, use its ``MixedPrecisionPolicy``.
+        model: the module itself, not wrapped in DDP; plain on every rank, or under ``fully_shard``. Every rank holds
+            the same parameters when it is made.
+        optimizer: looked at, if given: one whose arithmetic depends on the sharding is refused.
+        lanes: how many micro-batches a step has, on however many ranks: fixed for the whole run.
+        seed: what all generators of all lanes come from.
+        compute_dtype: for a plain model, the type in which lanes compute; the parameters stay float32. A model under
+            ``fully_shard`` says this in its ``MixedPrecisionPolicy``.
         stock: opt out of exactness: torch's own sums and norm. Bits then depend on the number of ranks, on the sharding
             and on the communication library.
-        bucket_bytes: for a plain model, bytes per communication bucket.
+        bucket_bytes: for a plain model, how much travels at a time.
 
     Raises:
         TooManyRanks: there are more ranks than lanes.
@@ -141,7 +142,7 @@ class Reducer:
     # ---- a step ----
 
     def lanes(self, step: int) -> Iterator[Lane]:
-        """Iterate over the lanes of a step that this rank computes. Collective.
+        """The lanes of a step that this rank computes, one after the other. Collective.
 
         Inside a lane the global generators are the lane's own, and a plain model computes in ``compute_dtype``. When
         the loop has ended, gradients, ``loss`` and ``count`` are those of all lanes.
@@ -239,14 +240,14 @@ class Reducer:
 
     @property
     def count(self) -> torch.Tensor:
-        """The sum of the counts passed to ``backward``; without counts, the number of lanes."""
+        """The count of all lanes together: how many lanes there are, or the sum of what ``backward`` was told."""
         if self._count is None:
             raise LaneBroken(complaint="the step's lanes are not all computed yet")
         return self._count
 
     @property
     def loss(self) -> torch.Tensor:
-        """The loss of the step: the sum over all lanes, divided by the count."""
+        """The step's loss: that of all lanes, over their count."""
         return fold(self.losses) / self.count.clamp(min=1)
 
     def gradients(self) -> list[torch.Tensor]:
@@ -268,7 +269,7 @@ class Reducer:
         return norm if self._pending_scale is None else norm * self._pending_scale
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Clip the gradients to ``max_norm``; returns their norm before. Collective.
+        """Scale the gradients so that their norm is at most ``max_norm``; returns what it was. Collective.
 
         Raises:
             ValueError: ``max_norm`` is not above 0.
@@ -282,11 +283,11 @@ class Reducer:
         return norm
 
     def computing(self) -> AbstractContextManager[None]:
-        """Context for computing outside the lanes, such as an evaluation, in ``compute_dtype``."""
+        """Compute outside the lanes, as an evaluation does, in the type in which lanes compute."""
         return self._precision.lowered()
 
     def close(self) -> None:
-        """Remove the hooks from the model. The reducer cannot be used afterwards.
+        """Let go of the model: its gradients are again what torch makes of them. Nothing more is computed here.
 
         Without it the reducer lives as long as the model does.
         """
@@ -299,7 +300,7 @@ class Reducer:
 
     @property
     def is_exact_on_any_world(self) -> bool:
-        """Whether steps have the same bits on any number of ranks; False with ``stock``."""
+        """Whether its steps have the same bits on any number of ranks: not with torch's own sums."""
         return not self._is_stock
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from unbroken.gpt.model import GPT
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are sampled. ``top_k`` 0 or None, ``top_p`` None and ``repetition_penalty`` 1 are off.
+    """How tokens are chosen; ``top_k`` of 0 or None, ``top_p`` of None, ``repetition_penalty`` of 1 change nothing.
 
     Raises:
         GenerationInvalid: a value is out of its range; all such values are named.
@@ -98,10 +98,10 @@ def generate(
     known_tokens: int | None = None,
     return_full_text: bool = False,
 ) -> list[int]:
-    """Generate the tokens that follow a prompt; with ``return_full_text`` the result includes the prompt.
+    """The tokens that follow a prompt, or with ``return_full_text`` the prompt and them.
 
     Args:
-        model: used in evaluation mode; its mode is restored.
+        model: it is asked in evaluation mode, and left in the mode it was in.
         prompt: at least one token.
         max_new_tokens: how many at most.
         sampling: how each is chosen.
@@ -137,7 +137,7 @@ def stream(
     stop_tokens: Collection[int] = (),
     known_tokens: int | None = None,
 ) -> Iterator[int]:
-    """Like ``generate``, with the same arguments, but yields each token as soon as it is sampled."""
+    """The same tokens, each as soon as it is chosen. Arguments and errors are those of ``generate``."""
     _check(model, prompt, max_new_tokens, known_tokens)
     # A generator function of its own: what is wrong is raised by the call, not by the first token.
     return _stream(model, prompt, max_new_tokens, sampling or Sampling(), seed, stop_tokens, known_tokens)

@@ -24,7 +24,7 @@ SEED_END: Final = 1 << 63
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """How to continue a prompt. ``max_new_tokens=None``: 100, or as many as fit the context.
+    """How a prompt is continued; ``max_new_tokens`` of None: 100, or as many as the model has positions for.
 
     ``top_k`` of 0 and ``top_p`` of 1 keep all tokens.
 
@@ -73,7 +73,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Continued:
-    """The result of a prompt. ``is_ended``: the model ended the text; else ``max_new_tokens`` was reached."""
+    """What a prompt became; ``is_ended`` says that the model ended the text, and not the number of tokens."""
 
     text: str
     prompt_tokens: int
@@ -163,7 +163,7 @@ class TextModel:
         return TextSource.find(reference, tokenizer, is_averaged=ema).load(place, chosen_dtype(dtype, place))
 
     def continue_text(self, prompt: str, generation: Generation | None = None) -> Continued:
-        """Continue a prompt; with ``return_full_text`` the result includes it.
+        """The text that follows a prompt, or with ``return_full_text`` the prompt and it.
 
         Raises:
             GenerationInvalid: the prompt is empty.

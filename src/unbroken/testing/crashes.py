@@ -20,7 +20,7 @@ from unbroken.testing.faults import Fault, FaultyDisk, Kill, Killed, Operation, 
 from unbroken.testing.memory_disk import MemoryDisk
 
 KILLS: Final[tuple[Fault, ...]] = (Kill("before"), Kill("during"))
-"""A kill before each operation and in the middle of each write."""
+"""Killed before each operation and in the middle of each write; after one is before the next."""
 
 ERRORS: Final[tuple[Fault, ...]] = (
     Refuse(errno.EIO),
@@ -29,14 +29,14 @@ ERRORS: Final[tuple[Fault, ...]] = (
     Shorten(1),
     Shorten(1, then=errno.ENOSPC),
 )
-"""I/O error, full disk, exceeded quota, and short writes."""
+"""The refusals of a sick, a full and a rationed disk, and writes that take one byte."""
 
 _Disk = TypeVar("_Disk", bound=Disk)
 
 
 @dataclass(frozen=True)
 class Trial(Generic[_Disk]):
-    """One run of an action: the injected fault, how the action ended, and the disk it left."""
+    """One run of an action: the fault it met and where, how it ended, and the disk it left."""
 
     disk: _Disk
     operations: tuple[Operation, ...]
@@ -61,13 +61,13 @@ def crash_points(
     *,
     with_reads: bool = False,
 ) -> Iterator[Trial[_Disk]]:
-    """Run an action once undisturbed, then once for each mutating file operation and each fault.
+    """Run an action undisturbed, then once for each operation that changes something and each fault that fits it.
 
     Args:
-        fresh: returns a new disk in its initial state; called for each run.
-        action: the code under test. It may raise OSError and UnbrokenError; anything else is a bug.
-        faults: the faults to inject.
-        with_reads: inject faults into reading operations too.
+        fresh: makes the disk as it is before the action, anew for each run.
+        action: what is tried; refusals of storage and errors of this library may leave it, all else is a bug.
+        faults: what strikes.
+        with_reads: strike the operations that only look, too.
 
     Raises:
         RuntimeError: the action did other operations the second time, so that a fault met nothing.
@@ -102,7 +102,7 @@ def _try(
 def crash_states(
     disk: MemoryDisk, rng: random.Random | None = None, *, subsets: int = 16
 ) -> Iterator[tuple[str, MemoryDisk]]:
-    """The distinct disks that a power cut now may leave, each with a description.
+    """The distinct disks a reader may find after a power cut now, each with words that say which.
 
     Every prefix of the pending changes of names, as a file system with a journal leaves them, with all unsynced
     bytes lost and with all kept; all names with half of the unsynced bytes, and with zeros in their place. With

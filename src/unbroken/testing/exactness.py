@@ -41,14 +41,14 @@ _UNITS: Final = frozenset({"s", "us", "ns", "bytes", "kb", "mb", "gb", "kib", "m
 
 
 def is_measured(name: str) -> bool:
-    """Whether a metric of this name is measured (time, speed, memory) and so differs from run to run."""
+    """Whether a metric of this name is measured, not computed: times, speeds, memory. It differs from run to run."""
     words = [word for word in _WORD.split(name.lower()) if word]
     return bool(words) and (words[-1] in _UNITS or not _MEASURED.isdisjoint(words))
 
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first step at which two runs differ. ``metric`` None: only one run has the step."""
+    """The first step at which two runs differ; without a metric, the step itself is in one of them only."""
 
     step: int
     metric: str | None
@@ -75,7 +75,7 @@ def _told(bits: str | None, job: int | None) -> str:
 
 @dataclass(frozen=True)
 class MetricsComparison:
-    """The comparison of logged metrics: steps compared, steps equal in every bit, and the first difference.
+    """How many steps have metrics that were compared, how many agree in every bit, and the first that does not.
 
     ``names`` are the metrics that were compared, ``left_out`` those that were not.
     """
@@ -98,7 +98,7 @@ class MetricsComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two runs.
+    """Whether two runs are one run.
 
     Attributes:
         metrics: what the steps say.
@@ -184,7 +184,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare every logged bit of every step of two runs, and the state of their last checkpoints.
 
-    An RNG that neither run drew from does not count: nothing depends on it.
+    A generator that nobody drew from in either run does not count: it was never seeded, and nothing depends on it.
 
     Args:
         a: a run's directory.
@@ -218,7 +218,7 @@ def compare_runs(
 def compare_metrics(
     a: Stitched, b: Stitched, *, after: int = 0, until: int | None = None, ignore: Collection[str] = ()
 ) -> MetricsComparison:
-    """Compare the logged bits of the steps after ``after``, up to ``until``."""
+    """Compare the bits of the steps behind ``after``, up to ``until``, that either run has kept."""
     wanted = [step for step in {*a.kept, *b.kept} if step > after and (until is None or step <= until)]
     steps = agreeing = 0
     first: FirstDifference | None = None

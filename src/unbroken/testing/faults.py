@@ -56,7 +56,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The operation fails with this errno and has no effect; a failed ``close`` releases the handle, as on Linux."""
+    """The system says no and nothing is done; a refused ``close`` gives the handle back all the same, as Linux does."""
 
     code: int
 
@@ -67,7 +67,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Shorten:
-    """A write takes at most ``taken_bytes``; with ``then``, the next write to that file fails with this errno."""
+    """A write takes ``taken_bytes`` at most; with ``then``, the next write to that file is refused with this code."""
 
     taken_bytes: int
     then: int | None = None
@@ -79,7 +79,7 @@ class Shorten:
 
 @dataclass(frozen=True)
 class Kill:
-    """The process is killed before the operation, after it, or during it (half of a write arrives).
+    """The process ends before the operation, after it, or during it: a write of which half arrives.
 
     By default the end is ``Killed``, raised here and by every later operation; with ``really`` it is SIGKILL to this
     very process, for tests that run one of their own.
@@ -95,7 +95,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Ignore:
-    """A sync that succeeds and does nothing: a lying disk, or a forgotten sync."""
+    """A sync that answers yes and does nothing: a lying disk, or a sync that somebody forgot."""
 
     def fits(self, operation: Operation) -> bool:
         """Only syncs can be lied about without anybody noticing at once."""
@@ -104,7 +104,7 @@ class Ignore:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A network file system executes the request, loses the answer and retries: the second answer is returned."""
+    """A network file system carries the request out, loses its answer and asks again: the second answer is returned."""
 
     def fits(self, operation: Operation) -> bool:
         """Only changes of names answer differently the second time."""
@@ -118,7 +118,7 @@ Plan = Callable[[Operation], Fault | None]
 
 
 class Killed(BaseException):
-    """The process was killed. Not an ``Exception``, so that no handler takes it for an I/O error."""
+    """The process is dead. No ``Exception``, and no ``OSError``, so that nothing takes it for a refusal."""
 
     def __init__(self, operation: Operation) -> None:
         super().__init__(f"killed at {operation}")
@@ -126,28 +126,28 @@ class Killed(BaseException):
 
 
 def never(operation: Operation) -> Fault | None:
-    """The plan without faults."""
+    """The plan in which nothing goes wrong."""
     del operation
     return None
 
 
 def at(index: int, fault: Fault) -> Plan:
-    """A plan that injects a fault into the operation with this index."""
+    """The plan that strikes the operation with this index."""
     return lambda operation: fault if operation.index == index else None
 
 
 def at_nth(name: str, nth: int, fault: Fault) -> Plan:
-    """A plan that injects a fault into the nth operation of one name, which is stable where threads run in parallel."""
+    """The plan that strikes the nth operation of one name; steadier than an index where threads run side by side."""
     return lambda operation: fault if (operation.name, operation.nth) == (name, nth) else None
 
 
 def always(name: str, fault: Fault) -> Plan:
-    """A plan that injects a fault into every operation of one name."""
+    """The plan that strikes every operation of one name."""
     return lambda operation: fault if operation.name == name else None
 
 
 class FaultyDisk:
-    """A ``Disk`` over another one that logs every operation and injects the faults of a plan.
+    """A ``Disk`` over another one that logs every operation and lets a plan strike it.
 
     Attributes:
         operations: what was asked for, in order, until the kill.

@@ -70,7 +70,7 @@ class Interruption:
 
 @dataclass
 class Exactness:
-    """The jobs that were run, in words, and the comparison of the two runs."""
+    """What was tried and what it showed: the jobs in words, and the comparison of the two runs."""
 
     undisturbed: Path
     interrupted: Path
@@ -81,17 +81,17 @@ class Exactness:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the interrupted run has the bits of the undisturbed one and was resumed at least once."""
+        """Whether the interrupted run has the bits of the undisturbed one, and really was resumed."""
         return self.comparison is not None and self.comparison.is_equal and self.is_tried
 
     @property
     def is_tried(self) -> bool:
-        """Whether a job resumed from a checkpoint; starting at step 0 does not count."""
+        """Whether a job went on from a checkpoint with steps before it; to start afresh is no resume."""
         last = self.comparison.ends[0] if self.comparison is not None else None
         return last is not None and any(0 < step < last for step in self.resumed_steps)
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """All of it, in words."""
         said = [f"job {number}: {words}" for number, words in enumerate(self.jobs, start=1)]
         said += self.comparison.lines("the run left alone", "the chain") if self.comparison else []
         if not self.is_tried:
@@ -156,22 +156,22 @@ def _called_like(
 
 @_called_like(check_exact)
 def assert_exact(*args: Any, **kwargs: Any) -> Exactness:  # noqa: ANN401, D417 -- those of check_exact
-    """Assert that a trainer that is killed and resumed ends with the same bits as one that is not.
+    """Assert that a trainer, killed and stopped on the way, leaves the bits it leaves when it is left alone.
 
     Args:
         train: a function at the top of a module, called as ``train(run_directory, *args)`` on every rank of every job.
-            With more than one rank the process group (gloo) is initialised before.
+            With more than one rank the process group (gloo) is made before.
         directory: an empty directory, such as pytest's ``tmp_path``.
-        args: further arguments of ``train``.
+        args: what else it is given.
         kills: where jobs are killed, one after the other: a number is a step, a word is a phase of a save (``parts``,
-            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.records.drill.PHASES``). Default: at a third of
-            the steps, during a save, and at two thirds; after the first commit too, if there is no checkpoint by then.
-        stops: steps at which further jobs save and stop.
-        ranks: number of ranks; several numbers are used by the jobs in turn, the first by the undisturbed run too.
-        save_steps: steps between checkpoints of the interrupted run; default: a sixth of the steps. Saves run in the
-            background, so a kill may lose the last one; a save is complete before the next one starts.
-        ignore: metrics that may differ, in addition to measured ones (``is_measured``).
-        timeout_s: a job that takes longer is killed, and the assertion fails.
+            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.records.drill.PHASES``). By default a step at a
+            third of the way, a save, and a step at two thirds; and the first commit, if none has left a checkpoint.
+        stops: steps at which further jobs are asked to save and end.
+        ranks: how many ranks; several numbers are taken in turn by the jobs, the first by the undisturbed run too.
+        save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the way. Saves go on
+            beside the training, so a kill may lose the last one; it is sure to be there when the next one has begun.
+        ignore: metrics that need not be equal, beside those whose names say that they are measured.
+        timeout_s: when a job that has not ended is killed, and the assertion fails.
 
     Returns:
         What was tried and compared, for those who want to look at more.

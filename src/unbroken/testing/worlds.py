@@ -51,7 +51,7 @@ _TRACE_WAIT_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank ended: the value its function returned, the error it raised, or the signal that killed it."""
+    """How one rank ended: what its function returned, or what it raised, or the signal that ended it."""
 
     rank: int
     exit_code: int
@@ -67,7 +67,7 @@ class Ended:
 
 
 class Ranks:
-    """Running ranks. Leaving the ``with`` block kills those that still run."""
+    """The processes of one world, running; leaving the ``with`` block kills those that still do."""
 
     def __init__(self, processes: Sequence[BaseProcess], directory: Path) -> None:
         self._processes = list(processes)
@@ -149,7 +149,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     is_plain: bool = False,
 ) -> list[Ended]:
-    """Run a function on several ranks and return how each ended.
+    """Run a function on every rank of a world and tell how each ended, by rank.
 
     Args:
         size: how many ranks.
@@ -170,7 +170,7 @@ def start(
     env: Mapping[str, str] | None = None,
     is_plain: bool = False,
 ) -> Ranks:
-    """Like ``spawn``, but returns while the ranks run. Use it as a context manager."""
+    """Start a world and return while it runs, to send it signals and to wait for it; use it as a context manager."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     directory = Path(tempfile.mkdtemp(prefix="unbroken-world-"))
@@ -193,7 +193,7 @@ def start(
 
 
 def logs(ended: Sequence[Ended], *, last: int = 3000) -> str:
-    """The output of every rank, for an assertion message."""
+    """What every rank wrote, for an assertion's message."""
     said = [f"--- rank {each.rank}, exit {each.exit_code}, {each.error!r}\n{each.log[-last:]}" for each in ended]
     return "\n".join(said)
 

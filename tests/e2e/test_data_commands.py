@@ -60,7 +60,7 @@ def test_show_refuses_a_sample_whose_bytes_changed_since_training_checked_them(u
         path.write_bytes(bytes(byte ^ 1 for byte in data))
     said = document(unbroken, *words, code=4)
     assert said["kind"] == "sequence-damaged"
-    assert said["message"] == "the bytes of sample 0 have changed since they were first checked"
+    assert said["message"] == "the bytes of sample 0 have changed since they were first read"
 
 
 def test_inspect_lists_every_bucket_of_every_split(unbroken: Tool, folder: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_history_of_one_two_and_three_ranks_is_recomputed_on_any_number(
     ends = {1: ("2", "final"), 2: ("2", "checkpoint-4"), 3: ("4", "latest")}[ranks]
     code, found = told(unbroken, made, *ends, "--nproc-per-node", str(ranks))
     assert code == 0, found
-    assert found["world"] == ranks and found["is_equal"] and found["directory"] is None
+    assert found["world_size"] == ranks and found["is_equal"] and found["directory"] is None
     assert found["metrics"]["agreeing"] == found["metrics"]["steps"] == found["steps"]
     assert {"loss", "grad_norm", "lr", "tokens"} <= set(found["metrics"]["names"])
     # Weights, both moments, steps, generators; and the position in the data among the values.
@@ -125,7 +125,7 @@ def test_a_damaged_end_is_named_before_anything_is_computed(
 def test_another_arithmetic_is_exit_code_6_as_a_resume_says(made: Path, unbroken: Tool, tmp_path: Path) -> None:
     ended = unbroken("replay", made, "4", "6", "--dir", tmp_path / "again", env={"OMP_NUM_THREADS": "2"})
     assert ended.returncode == 6
-    assert "error[replay-unfinished]: the recomputation never reached step 6\n" in ended.stderr
+    assert "error[replay-unfinished]: the replay did not reach step 6\n" in ended.stderr
     assert "its job is halted: arithmetic-differs" in ended.stderr
     assert "threads: 1 in the checkpoint, 2 here" in ended.stderr
 
@@ -165,9 +165,9 @@ Words = Callable[[Path], list[str | Path]]
 REFUSED: dict[str, tuple[Words, int, str]] = {
     "the same step twice": (lambda run: ["4", "4"], 2, "both of step 4"),
     "the later one first": (lambda run: ["8", "4"], 2, "the earlier one stands first"),
-    "a step without a checkpoint": (lambda run: ["4", "7"], 2, "no checkpoint here is called '7'"),
+    "a step without a checkpoint": (lambda run: ["4", "7"], 2, "no checkpoint is called '7'"),
     "no command": (lambda run: ["4", "8"], 2, "so its command is not known"),
-    "no such program": (lambda run: ["4", "8", "--", "no-such-program"], 2, "there is no program at this path"),
+    "no such program": (lambda run: ["4", "8", "--", "no-such-program"], 2, "no program at this path"),
     "no run": (lambda run: ["4", "8", "--", sys.executable, "-c", "pass"], 3, "never entered a Run"),
     "a script that ends before": (lambda run: ["4", "8", "--", SCRIPT, run, "6"], 3, "never reached step 8"),
     "ranks that cannot be told": (

@@ -54,7 +54,7 @@ def command(
         "checkpoint": loaded.name,
         "step": loaded.step,
         "is_averaged": ema,
-        "passed_over": passed_over_facts(loaded.found),
+        "skipped_checkpoints": passed_over_facts(loaded.found),
         # JSON has no word for what is no number.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
@@ -71,4 +71,4 @@ def command(
             ]
         )
 
-    output.document("unbroken.evaluate/1", facts, text)
+    output.document("unbroken.evaluate/2", facts, text)

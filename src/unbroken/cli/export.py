@@ -81,7 +81,7 @@ def command(
     facts: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
-        "passed_over": passed_over_facts(found),
+        "skipped_checkpoints": passed_over_facts(found),
         "format": form,
         "is_averaged": ema,
         "path": target,
@@ -93,7 +93,7 @@ def command(
         lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
         return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
 
-    output.document("unbroken.export/1", facts, text)
+    output.document("unbroken.export/2", facts, text)
 
 
 def _form(target: Path, asked: str | None) -> str:

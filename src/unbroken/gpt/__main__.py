@@ -16,12 +16,13 @@ from typing import TextIO
 
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
-from unbroken.errors import RankFailed, UnbrokenError, render
+from unbroken.errors import RankFailed, UnbrokenError
 from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
 from unbroken.records.events import EventLines
 from unbroken.records.outcome import EXIT_INTERRUPTED, conclude
+from unbroken.report.error import print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,8 +117,7 @@ class _Line(logging.Formatter):
 def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if rank == 0 or not isinstance(refused, RankFailed):
-        sys.stderr.write(for_terminal(render(refused)) + "\n")
-        sys.stderr.flush()
+        print_error(refused, sys.stderr, os.environ)
     outcome = conclude(refused)
     if rank == 0 and run is not None:
         tell_launcher_of_refusal(run, outcome)

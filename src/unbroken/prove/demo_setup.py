@@ -215,7 +215,7 @@ def fresh_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="unbroken-demo-"))
     except OSError as refusal:
         where = Path(refusal.filename or ".")
-        raise StorageFailed(operation="make", path=where, cause=refusal.strerror or str(refusal)) from refusal
+        raise StorageFailed(operation="create", path=where, cause=refusal.strerror or str(refusal)) from refusal
 
 
 def prepare(
@@ -246,7 +246,7 @@ def prepare(
     free_bytes = files.space(places.folder).free_bytes
     if free_bytes < NEEDED_BYTES:
         cause = f"it needs {amounts.size(NEEDED_BYTES)}, and {amounts.size(free_bytes)} are free"
-        raise StorageFailed(operation="hold the demo", path=places.folder, cause=cause)
+        raise StorageFailed(operation="write the demo", path=places.folder, cause=cause)
     # What is removed below must not be what another demo is at work on.
     acquire(places.folder, holder, token=secrets.token_hex(4), now_s=now_s, process_of=process_of, files=files)
     for path in places.made():

@@ -12,7 +12,7 @@ from unbroken.data import open_corpus, seal_shards
 from unbroken.data.corpus.changed import Changes, compare, from_json, recorded, to_json
 from unbroken.data.corpus.listing import LISTING
 from unbroken.errors import DataDamaged
-from unbroken.errors.shards import ServedShare
+from unbroken.errors.data import ServedShare
 from unbroken.store.fields import Malformed
 
 WEB = {"a": [[1, 2, 256]], "b": [[3, 256], [4, 5, 6, 256]], "c": [[7, 256]]}
@@ -204,7 +204,7 @@ def test_the_refusal_counts_and_names_everything_at_once(trained: Trained) -> No
 
     error = trained.after(everything).as_error(trained.data)
     assert str(error) == (
-        "the data is not what this run was trained on: 1 shard changed, 1 shard missing, 1 shard added"
+        "the data has changed since the run was started: 1 shard changed, 1 shard missing, 1 shard added"
     )
     assert len(list(error.details())) == 3
     assert error.exit_code == 4

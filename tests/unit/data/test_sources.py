@@ -65,7 +65,7 @@ def test_a_folder_without_text_is_refused_and_so_is_none(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(NoTextFound) as refusal:
         find_sources(tmp_path)
-    assert list(refusal.value.details()) == ["a.csv: not a suffix that is read"]
+    assert list(refusal.value.details()) == ["a.csv: unsupported suffix"]
     with pytest.raises(PathMissing):
         find_sources(tmp_path / "absent")
 

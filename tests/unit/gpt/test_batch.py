@@ -129,7 +129,7 @@ def test_every_problem_of_every_line_is_named_at_once(runs: Path) -> None:
         "7  generation.temperature must be above 0",
         "9  model.checkpoints: there is no such key; did you mean model.checkpoint?",
         "9  model.dtype: it must be fp32 or fp16 or bf16, is fp8",
-        "11  model: no-such-run: there is no run, store or checkpoint at this path (path-missing)",
+        "11  model: no-such-run: no run, store or checkpoint at this path (path-missing)",
         "12  prompt: a sequence of 63 tokens is longer than the model's 48 positions",
         "13  it is no JSON: NaN is no JSON",
     ):

@@ -230,5 +230,5 @@ def test_a_device_without_room_is_an_error_with_its_name(run: Path, monkeypatch:
 
     model = TextModel.open(str(run))
     monkeypatch.setattr("unbroken.gpt.text.generate", full)
-    with pytest.raises(DeviceFull, match="cpu is not enough for the text"):
+    with pytest.raises(DeviceFull, match="out of memory on cpu, for the text"):
         model.continue_text("abc")

@@ -14,7 +14,7 @@ from typing import Any
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
 from unbroken.errors import DataChanged, ShardChange
-from unbroken.errors.shards import ServedShare
+from unbroken.errors.data import ServedShare
 from unbroken.quoting.amounts import plural
 from unbroken.store.fields import Malformed
 

@@ -81,7 +81,7 @@ def find_sources(folder: Path) -> Found:
 
 
 def _size_bytes(path: Path) -> int:
-    with told("look at", path):
+    with told("stat", path):
         try:
             found = path.stat()
         except FileNotFoundError as gone:

@@ -190,7 +190,7 @@ class _Work:
 
     def _look(self, stretch: Stretch) -> tuple[int, int]:
         path = self.terms.input_dir / stretch.name
-        with told("look at", path):
+        with told("stat", path):
             found = path.stat()
         return found.st_size, found.st_mtime_ns
 

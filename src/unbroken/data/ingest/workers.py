@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -30,7 +30,7 @@ def error_to_json(error: UnbrokenError) -> Answer:
     """An error as plain data: its class and its fields."""
     return {
         "class": type(error).__name__,
-        "fields": {each.name: _plain(getattr(error, each.name)) for each in fields(error)},
+        "fields": {name: _plain(value) for name, value in error.values().items()},
     }
 
 

@@ -16,7 +16,7 @@ HOURS ?= 1
 
 usage:
 	@echo "make demo    see it work: train, kill, resume, compare; a minute or two"
-	@echo "make test    run everything that CI runs: lint, types, layers, sizes, promises, tests"
+	@echo "make test    run everything that CI runs: lint, types, layers, sizes, promises, API page, tests"
 
 demo: $(INSTALLED)
 	$(BIN)/unbroken demo
@@ -34,6 +34,7 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/sizes.py
 	$(BIN)/python tools/promise.py --check
+	$(BIN)/python tools/api.py --check
 
 system-packages: $(INSTALLED)
 	tools/system_packages.sh

@@ -169,7 +169,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     layout, world, lease, recorder, settings = taken.layout, taken.world, taken.lease, taken.recorder, taken.settings
     world.all_or_none(lambda: _require_shared(layout, lease, world))
     deadline = world.from_first(
-        lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())
+        lambda: find_deadline(settings.max_runtime_seconds, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
     peers = Peers(world, _record_start(taken, deadline))
     look = _audit(taken, frame)
@@ -260,7 +260,7 @@ def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSo
         is_speaking=taken.world.is_first,
     )
     if taken.world.is_first:
-        follow_end_time(settings.max_runtime_s, os.environ, stops, taken.recorder.fact)
+        follow_end_time(settings.max_runtime_seconds, os.environ, stops, taken.recorder.fact)
     # From here on a signal is a request: a job that is asked to end while it loads ends after its first step.
     if settings.catch_signals and stops.install():
         stops.end_with(shield_workers(lambda: stops.signalled is not None))
@@ -325,7 +325,7 @@ def _saver(taken: Taken, found: Resumed) -> Saver:
         taken.world,
         keeping,
         allow_pickle=settings.allow_pickle,
-        shares_rng=settings.shared_generators,
+        shares_rng=settings.shared_rng,
         hyperparameters=found.hyperparameters,
     )
 
@@ -408,7 +408,7 @@ def _clock(settings: Settings, recorder: SilentRecorder, world: World) -> SaveCl
         cadence = Auto() if settings.save_steps == "auto" else Every(settings.save_steps)
     facts = recorder.history().facts
     pace = Pace(0, 0.0, mean_time_between_failures_s=mean_time_between_failures_s(facts))
-    reserve = learned_reserve(facts, settings.reserve_s, edges=min(world.size, 2))
+    reserve = learned_reserve(facts, settings.walltime_reserve_seconds, edges=min(world.size, 2))
     return SaveClock(cadence, reserve, _monotonic, pace)
 
 

@@ -27,7 +27,6 @@ class Ended:
     """How a run of tests ended; the exit code is None if it took too long."""
 
     exit_code: int | None
-    cpu_s: float
     log: str
 
 
@@ -76,7 +75,8 @@ class Server:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer()
+        ready = self._answer()
+        assert ready == "ready", ready
 
     def run(self, source: Path, nodes: Sequence[str]) -> Ended:
         """Run tests against the package in a folder."""
@@ -85,15 +85,13 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**told, "timeout_s": _LIMIT_S}) + "\n")
         self._process.stdin.flush()
-        answer = self._answer()
-        return Ended(answer["exit_code"], answer["cpu_s"], log.read_text(errors="replace"))
+        return Ended(self._answer(), log.read_text(errors="replace"))
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> Any:  # noqa: ANN401 - what JSON holds
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the server of the mutations ended with {self._process.wait()}; its stderr says why"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
     def __enter__(self) -> "Server":
         return self

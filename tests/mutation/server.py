@@ -16,7 +16,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,11 +59,8 @@ OPTIONS = (
 _FORK_SERVER = "from multiprocessing.forkserver import main"
 
 
-def run(source: str, log: str, temporary: str, nodes: Sequence[str], timeout_s: float) -> dict[str, Any]:
-    """Run tests against the package below `source` in a child; tell its exit code and its CPU seconds.
-
-    The exit code is None if the child had to be killed because it took too long.
-    """
+def run(source: str, log: str, temporary: str, nodes: Sequence[str], timeout_s: float) -> int | None:
+    """Run tests against the package below `source` in a child; its exit code, or None if it took too long."""
     pid = os.fork()
     if pid == 0:
         _run_child(source, log, temporary, nodes)
@@ -74,9 +70,8 @@ def run(source: str, log: str, temporary: str, nodes: Sequence[str], timeout_s: 
     # What a test left behind ends with it; multiprocessing's tracker ignores this one and cleans up first.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGTERM if has_ended else signal.SIGKILL)
-    _, status, used = os.wait4(pid, 0)
-    code = os.waitstatus_to_exitcode(status) if has_ended else None
-    return {"exit_code": code, "cpu_s": used.ru_utime + used.ru_stime}
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if has_ended else None
 
 
 def _run_child(source: str, log: str, temporary: str, nodes: Sequence[str]) -> NoReturn:
@@ -175,19 +170,9 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(above + place)
 
 
-def _reset_signals() -> None:
-    # Children inherit these. Who starts the tests in the background has SIGINT and SIGHUP ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
 def main() -> None:
     # The folder of this file, which Python put first: its modules are no one's top-level names.
     sys.path.remove(str(Path(__file__).parent))
-    _reset_signals()
-    begun = time.process_time()
     for name in HEAVY:
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
@@ -197,7 +182,7 @@ def main() -> None:
     # What is here stays for good: a child's garbage collector need not look at it, nor copy its pages.
     gc.collect()
     gc.freeze()
-    print(json.dumps({"cpu_s": time.process_time() - begun}), flush=True)
+    print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)
 

@@ -11,7 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 HOURS ?= 1
-PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
+# Tests wait for the disk and for processes half of the time: four workers keep two cores busy.
+WORKERS ?= 4
+PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := usage
 .PHONY: usage demo test test-deep soak lint system-packages

@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not tier:
         return
     is_quick = tiers.quick(tiers.read_tiers(), [_file_and_test(item) for item in items])
-    taken, left = [], []
+    taken: list[pytest.Item] = []
+    left: list[pytest.Item] = []
     for item, its_quick in zip(items, is_quick, strict=True):
         is_hypothesis = item.get_closest_marker("hypothesis") is not None
         if its_quick and is_hypothesis and tier == "quick":

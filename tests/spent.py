@@ -77,7 +77,9 @@ class Account:
         self._of_test_s: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._of_test_s[report.nodeid] += sum(value for name, value in report.user_properties if name == _PROPERTY)
+        for name, value in report.user_properties:
+            if name == _PROPERTY and isinstance(value, float):
+                self._of_test_s[report.nodeid] += value
 
     def _of_directory_s(self) -> dict[str, float]:
         found: dict[str, float] = defaultdict(float)

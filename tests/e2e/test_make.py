@@ -81,7 +81,7 @@ def test_with_a_gpu_the_cuda_packages_are_wanted(machine: Path) -> None:
 def test_make_alone_names_its_commands_and_does_nothing(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     said = subprocess.check_output(["make", "-C", str(tmp_path), "--no-print-directory"], text=True)
-    assert [line.split()[:2] for line in said.splitlines()] == [["make", name] for name in ("demo", "test", "test-deep")]
+    assert [line.split()[1] for line in said.splitlines()] == ["demo", "test", "test-deep"]
     assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
 
 

@@ -13,6 +13,8 @@ INSTALLED := $(VENV)/.installed
 HOURS ?= 1
 # Tests wait for the disk and for processes half of the time: four workers keep two cores busy.
 WORKERS ?= 4
+# Hundreds of tests start Python anew: let it keep what it has compiled, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := usage

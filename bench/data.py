@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from bench.data_peers import PEERS, Corpus, Unavailable
 from bench.measure import interleaved, write_results
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
+from unbroken.data.corpus.shards import Entries, write_shard
 from unbroken.data.loader import Loader
-from unbroken.data.shards import Entries, write_shard
 from unbroken.data.stream import Stream
 from unbroken.files import LOCAL
 from unbroken.report.style import Style

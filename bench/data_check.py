@@ -21,10 +21,10 @@ from bench.data import make_corpus
 from bench.measure import interleaved, write_results
 from unbroken.config import Config
 from unbroken.config.presets import preset
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.loader import Loader
 from unbroken.data.stream import Stream
-from unbroken.gpt.initialization import initialize
+from unbroken.gpt.build import initialize
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import make_optimizer
 from unbroken.report.style import Style

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from bench.exact_memory import peaks
 from bench.exact_variants import PAIRS, VARIANTS, Options
 from bench.measure import Samples, write_results
-from unbroken import amounts, exact
-from unbroken.amounts import plural
+from unbroken import exact
+from unbroken.quoting import amounts
+from unbroken.quoting.amounts import plural
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 from unbroken.testing.worlds import logs, spawn

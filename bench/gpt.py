@@ -28,14 +28,12 @@ from torch import Tensor, nn
 from bench.gpt_peers import Gpt2Block, LlamaBlock, Plain
 from bench.measure import Samples, interleaved, write_results
 from unbroken import exact
-from unbroken.config.model import ModelConfig
-from unbroken.config.optimizer import OptimizerConfig
 from unbroken.config.presets import preset
-from unbroken.gpt.adamw import AdamW
-from unbroken.gpt.initialization import initialize
+from unbroken.config.sections import ModelConfig, OptimizerConfig
+from unbroken.gpt.build import initialize
 from unbroken.gpt.loss import LossSum
 from unbroken.gpt.model import GPT
-from unbroken.gpt.optimizer import make_optimizer
+from unbroken.gpt.optimizer import AdamW, make_optimizer
 
 VOCAB = 50304
 LENGTH = 2048

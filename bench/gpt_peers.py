@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from unbroken.config.model import ModelConfig
+from unbroken.config.sections import ModelConfig
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

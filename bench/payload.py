@@ -25,8 +25,8 @@ from unbroken.report.table import Column, table
 from unbroken.state.payload import finish, plan_save, planned_parts, read, read_index, write
 from unbroken.state.stage import Buffers, stage
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.names import PERIODIC
-from unbroken.store.place import Store
 from unbroken.world import World
 
 WORLD = World(0, 1)

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.measure import Samples, interleaved, write_results
-from unbroken.data.epochs import Growth
-from unbroken.data.order import BucketOrder
-from unbroken.data.plan import BucketPlan, open_plan
+from unbroken.data.order.epoch_order import BucketOrder, Growth
+from unbroken.data.packing.bucket_plan import BucketPlan, open_plan
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 

@@ -22,9 +22,9 @@ from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester, PartDigest, digest_bytes
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part, decode, encode
 from unbroken.store.names import MANIFEST
-from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import seal
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from unbroken import exact
     from unbroken.loop.run import Run
     from unbroken.loop.settings import Settings
-    from unbroken.run.checkpoints import checkpoints
+    from unbroken.records.checkpoints import checkpoints
     from unbroken.state.load import load
 
 __all__ = ["Run", "Settings", "__version__", "checkpoints", "exact", "load"]
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands f
 
         return Settings
     if name == "checkpoints":
-        from unbroken.run.checkpoints import checkpoints
+        from unbroken.records.checkpoints import checkpoints
 
         return checkpoints
     if name == "load":

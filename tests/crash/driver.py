@@ -11,7 +11,7 @@ from tests.crash.scenes import SCENES
 from unbroken.disk import LocalDisk
 from unbroken.errors import UnbrokenError, render
 from unbroken.files import Files
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.testing import FaultyDisk, Ignore, always
 
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.unit.data.counted import CountedShard, index_of, web_like
-from unbroken.data import groups
-from unbroken.data.plan import BucketPlan, open_plan
+from unbroken.data.packing import groups
+from unbroken.data.packing.bucket_plan import BucketPlan, open_plan
 from unbroken.disk import LocalDisk
 from unbroken.files import Files
 from unbroken.testing import Fault, FaultyDisk, Operation

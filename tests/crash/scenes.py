@@ -15,15 +15,14 @@ from unbroken.files import Files, told
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.keep import LastK, Policy
 from unbroken.store.names import FINAL, PERIODIC, DraftName, is_checkpoint_name, scratch, trash_name
 from unbroken.store.parts import read_part
-from unbroken.store.pins import pin, pinned_ids, unpin
-from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import seal
-from unbroken.store.sweep import settle, sweep
+from unbroken.store.sweep import pin, pinned_ids, settle, sweep, unpin
 
 ROOT = Path("/run/checkpoints")
 PARTS = ("state/.metadata", "state/shards/0/__0_0.distcp", "trainer_state.json")

@@ -8,9 +8,9 @@ from tests.unit.store.saving import save
 from unbroken.disk import Disk
 from unbroken.errors import DamagedCheckpoint
 from unbroken.files import Files
-from unbroken.prove.copied import copy_checkpoint
+from unbroken.prove.replay import copy_checkpoint
 from unbroken.store.check import Level, verify
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.scan import scan
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points, crash_states
 

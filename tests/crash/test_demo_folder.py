@@ -6,9 +6,8 @@ import pytest
 
 from unbroken.disk import Disk
 from unbroken.files import Files
-from unbroken.prove.demo_folder import prepare
-from unbroken.prove.demo_plan import Places, config_text
-from unbroken.run.lease import Holder
+from unbroken.prove.demo_setup import Places, config_text, prepare
+from unbroken.records.lease import Holder
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points, crash_states
 
 PLACES = Places(Path("/somewhere/demo"))

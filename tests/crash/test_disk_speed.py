@@ -6,7 +6,7 @@ import pytest
 
 from unbroken.disk import Disk
 from unbroken.files import Files
-from unbroken.store.speed import PREFIX, write_speed
+from unbroken.store.capacity import PREFIX, write_speed
 from unbroken.testing import ERRORS, Kill, MemoryDisk, crash_points, crash_states, tree
 
 ROOT = Path("/runs")

@@ -9,9 +9,9 @@ from tests.crash.scenes import PARTS, ROOT, content, save
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.prove.damage import do_damage
-from unbroken.run.drill import ENVIRONMENT, Drill, Fault, read_drill, write_drill
+from unbroken.records.drill import ENVIRONMENT, Drill, Fault, read_drill, write_drill
 from unbroken.store.check import Level, verify
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.scan import scan
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points
 

@@ -12,9 +12,9 @@ from unbroken.errors import CheckpointError, EvidenceMissing, MirrorDiffers, Sto
 from unbroken.files import Files
 from unbroken.state.restore import Source, restore
 from unbroken.store.check import Level, verify
-from unbroken.store.dumps import sweep_dumps
-from unbroken.store.emergency import look, make_area, read_area, read_pointers
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
+from unbroken.store.dump_copies import sweep_dumps
+from unbroken.store.dumps import look, make_area, read_area, read_pointers
 from unbroken.store.scan import scan
 from unbroken.testing import (
     KILLS,

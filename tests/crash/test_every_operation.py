@@ -11,7 +11,7 @@ from tests.crash.scenes import ROOT, SCENES, Label, Mixed, Scene, examine
 from unbroken.disk import Disk, LocalDisk
 from unbroken.errors import StorageError
 from unbroken.files import Files
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.testing import (
     ERRORS,
     Kill,

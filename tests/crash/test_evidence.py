@@ -8,10 +8,10 @@ from tests.crash.scenes import PARTS, ROOT, content, look, nobody_is_live, save
 from unbroken.errors import EvidenceMissing, StorageFailed, UnsafeName
 from unbroken.files import Files
 from unbroken.store.commit import Draft, Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.keep import LastK
 from unbroken.store.manifest import Part
 from unbroken.store.names import PERIODIC
-from unbroken.store.place import Store
 from unbroken.store.scan import scan
 from unbroken.store.sweep import sweep
 from unbroken.testing import MemoryDisk

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from unbroken.config.model import ModelConfig
+from unbroken.config.sections import ModelConfig
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.gpt.export import to_safetensors

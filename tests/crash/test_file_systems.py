@@ -12,11 +12,11 @@ from tests.crash.test_lease import RUN, _run_with, _take
 from unbroken.disk import Disk
 from unbroken.errors import RunHeld
 from unbroken.files import Files
-from unbroken.run.lease import Holder, Lease, acquire, read_current, release, renew, require_held
-from unbroken.run.takeover import take_over
+from unbroken.records.lease import Holder, Lease, acquire, read_current, release, renew, require_held
+from unbroken.records.takeover import take_over
+from unbroken.store.directory import Store
 from unbroken.store.keep import LastK
 from unbroken.store.names import LATEST
-from unbroken.store.place import Store
 from unbroken.store.rewind import abandoned_ids, record_rewind
 from unbroken.store.scan import scan
 from unbroken.testing import ERRORS, FaultyDisk, Kill, MemoryDisk, Operation, Refuse, Repeat, crash_points

@@ -9,8 +9,8 @@ from tests.crash.scenes import PARTS, ROOT, look, save
 from unbroken.files import Files
 from unbroken.store.check import Level
 from unbroken.store.choose import resume_point
+from unbroken.store.directory import Store
 from unbroken.store.names import LATEST
-from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
 from unbroken.testing import FaultyDisk, Kill, Killed, MemoryDisk, Operation

@@ -9,8 +9,8 @@ from tests.crash.scenes import ROOT, UNFINISHED, look, names_below, save
 from unbroken.disk import Disk
 from unbroken.errors import LeaseLost, RunHeld, StorageError
 from unbroken.files import Files
-from unbroken.run.lease import Holder, Lease, acquire, read_current, release, renew, require_held
-from unbroken.store.place import Store
+from unbroken.records.lease import Holder, Lease, acquire, read_current, release, renew, require_held
+from unbroken.store.directory import Store
 from unbroken.testing import ERRORS, Kill, MemoryDisk, Trial, crash_points, crash_states
 
 RUN = Path("/run")

@@ -31,7 +31,7 @@ from tests.crash.test_tokenize import drops_the_engine, nothing_yet, trains
 from tests.crash.test_trainer_records import a_run, accepts_a_value, keeps_its_records, with_its_records
 from unbroken.disk import Disk
 from unbroken.files import Files
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.testing import Fault, FaultyDisk, MemoryDisk, Operation
 
 SOURCE = Path(unbroken.__file__).parent

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from unbroken.disk import Disk
 from unbroken.files import Files
-from unbroken.launch import outcome_file
-from unbroken.launch.outcome_file import JobOutcome
-from unbroken.launch.steps_file import StepsWriter, last_step, path_of
+from unbroken.launch import job_files
+from unbroken.launch.job_files import JobOutcome, StepsWriter, last_step, steps_path
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points
 
 TEMPORARY = Path("/tmp")
@@ -20,10 +19,10 @@ def a_machine() -> MemoryDisk:
 
 def tells_its_launcher(disk: Disk) -> None:
     files = Files(disk)
-    place = outcome_file.make_place(TEMPORARY, "token", files=files) / "outcome.json"
-    outcome_file.write(place, RUNNING, files=files)
-    outcome_file.write(place, ENDED, files=files)
-    steps = StepsWriter(path_of(place), files)
+    place = job_files.make_outcome_path(TEMPORARY, "token", files=files) / "outcome.json"
+    job_files.write_outcome(place, RUNNING, files=files)
+    job_files.write_outcome(place, ENDED, files=files)
+    steps = StepsWriter(steps_path(place), files)
     for step in (7, 8):
         steps.write(step)
     steps.close()
@@ -32,7 +31,7 @@ def tells_its_launcher(disk: Disk) -> None:
 def test_the_launcher_reads_a_whole_outcome_or_none() -> None:
     seen = set()
     for trial in crash_points(a_machine, tells_its_launcher, (*KILLS, *ERRORS)):
-        found = outcome_file.read(TEMPORARY / "unbroken-token/outcome.json", files=Files(trial.disk))
+        found = job_files.read_outcome(TEMPORARY / "unbroken-token/outcome.json", files=Files(trial.disk))
         assert found in (None, RUNNING, ENDED), str(trial)
         assert found == ENDED or not trial.is_finished, str(trial)
         seen.add(found)
@@ -42,7 +41,7 @@ def test_the_launcher_reads_a_whole_outcome_or_none() -> None:
 def test_the_launcher_reads_a_step_that_was_completed_or_none() -> None:
     seen = set()
     for trial in crash_points(a_machine, tells_its_launcher, KILLS):
-        found = last_step(path_of(TEMPORARY / "unbroken-token/outcome.json"), files=Files(trial.disk))
+        found = last_step(steps_path(TEMPORARY / "unbroken-token/outcome.json"), files=Files(trial.disk))
         assert found in (None, 7, 8), str(trial)
         seen.add(found)
     assert seen == {None, 7, 8}

@@ -9,7 +9,7 @@ from tests.unit.state.payloads import differing, load, poisoned, save
 from unbroken.disk import Disk
 from unbroken.errors import EvidenceMissing, StorageError
 from unbroken.files import Files
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.testing import ERRORS, FaultyDisk, Ignore, Kill, MemoryDisk, always, crash_points, crash_states
 
 ROOT = Path("/store")

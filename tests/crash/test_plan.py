@@ -10,11 +10,10 @@ import pytest
 
 from tests.crash.plan_driver import GROUP_ENTRIES, SHARDS, build
 from tests.unit.data.counted import index_of
-from unbroken.data import groups
-from unbroken.data.groups import Span
-from unbroken.data.plan_build import Recipe, build_group
-from unbroken.data.plan_cache import PlanCache
-from unbroken.data.plan_file import PlanDamaged, decode_plan, encode_plan
+from unbroken.data.packing import groups
+from unbroken.data.packing.bucket_plan import PlanCache
+from unbroken.data.packing.group_plan import PlanDamaged, Recipe, build_group, decode_plan, encode_plan
+from unbroken.data.packing.groups import Span
 from unbroken.disk import Disk
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files

@@ -11,7 +11,7 @@ import pytest
 from tests.crash.power import PoweredDisk, powered_disk
 from tests.crash.scenes import ROOT, SCENES, Mixed, Scene, examine
 from tests.crash.syscalls import REPOSITORY, driver, points, strike
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 KINDS = [
     pytest.param("ext4", marks=pytest.mark.needs("strace", "root", "loop", "e2fsprogs")),

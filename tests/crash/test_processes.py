@@ -13,7 +13,7 @@ from tests.crash.scenes import PARTS, SCENES, Mixed, Scene, examine, look, nobod
 from tests.crash.syscalls import REPOSITORY, driver, points, strike
 from unbroken.errors import StorageFailed
 from unbroken.store.commit import begin
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 STAGED = [
     scene

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.data.streams import make_stream
-from unbroken.data.proven import SequenceDigests
+from unbroken.data.packing.sequence_digests import SequenceDigests
 from unbroken.data.stream import Stream
 from unbroken.disk import Disk
 from unbroken.files import Files

@@ -11,13 +11,13 @@ import pytest
 from unbroken.disk import Disk
 from unbroken.errors import StorageError
 from unbroken.files import Files
-from unbroken.run.journal import Journal, read_history
-from unbroken.run.layout import Layout
-from unbroken.run.leftovers import sweep_scratch
-from unbroken.run.metrics import MetricsWriter, read_metrics
-from unbroken.run.outcome import Outcome, conclude, derive, record_outcome
-from unbroken.run.state import RunState, RunStateWriter, read_run_state
-from unbroken.run.stop import StopReason, clear_requests, end_requests, read_request, request_stop
+from unbroken.records.journal import Journal, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.leftovers import sweep_scratch
+from unbroken.records.metrics import MetricsWriter, read_metrics
+from unbroken.records.outcome import Outcome, conclude, derive, record_outcome
+from unbroken.records.snapshot import RunState, RunStateWriter, read_run_state
+from unbroken.records.stop import StopReason, clear_requests, end_requests, read_request, request_stop
 from unbroken.store.names import scratch
 from unbroken.testing import (
     ERRORS,

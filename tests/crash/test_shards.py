@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.making import BYTES, entries_of, make_shard
-from unbroken.data.listing import LISTING, Listing, encode_listing, write_listing
-from unbroken.data.seal import seal_shards
-from unbroken.data.shards import ShardRecord, write_shard
+from unbroken.data.corpus.listing import LISTING, Listing, encode_listing, write_listing
+from unbroken.data.corpus.seal_shards import seal_shards
+from unbroken.data.corpus.shards import ShardRecord, write_shard
 from unbroken.disk import Disk, LocalDisk
 from unbroken.files import Files
 from unbroken.store.digest import digest_of

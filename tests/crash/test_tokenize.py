@@ -19,11 +19,11 @@ import pytest
 
 from tests.unit.data.texts import DOCUMENTS, lines
 from tests.unit.data.texts import tree as files_below
+from unbroken.data.corpus.folders import UNFINISHED
+from unbroken.data.corpus.listing import LISTING
 from unbroken.data.ingest.tokenize import Request, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
 from unbroken.data.ingest.workbench import Options, UnitRecord, Workbench
-from unbroken.data.listing import LISTING
-from unbroken.data.tree import UNFINISHED
 from unbroken.disk import Disk
 from unbroken.errors import BadDocuments, StorageFailed
 from unbroken.files import Files
@@ -266,8 +266,8 @@ def _words(pid: int) -> str:
 
 def test_a_worker_that_is_killed_is_an_error_that_names_what_it_was_at(corpus: Path, tmp_path: Path) -> None:
     process = start(corpus, tmp_path / "out")
-    wait_until(process, lambda: any("unbroken.data.ingest.worker" in _words(pid) for pid in workers(process)))
-    victim = next(pid for pid in workers(process) if "unbroken.data.ingest.worker" in _words(pid))
+    wait_until(process, lambda: any("unbroken.data.ingest.worker_main" in _words(pid) for pid in workers(process)))
+    victim = next(pid for pid in workers(process) if "unbroken.data.ingest.worker_main" in _words(pid))
     os.kill(victim, signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1

@@ -9,10 +9,10 @@ from unbroken.config import Config, DataConfig, Difference, ResumeClass
 from unbroken.data.ingest.encoders import FILE_NAME, ByteEncoder, TokenizerFile
 from unbroken.disk import Disk
 from unbroken.files import Files
-from unbroken.gpt.records import IDENTITY, TOKENIZER, keep_config, keep_tokenizer
-from unbroken.launch.accepted_values import read_accepted
+from unbroken.gpt.run_files import IDENTITY, TOKENIZER, keep_config, keep_tokenizer
+from unbroken.launch.accepted import read_accepted
 from unbroken.launch.started import Started
-from unbroken.run.layout import Layout
+from unbroken.records.layout import Layout
 from unbroken.testing import ERRORS, Kill, MemoryDisk, crash_points, crash_states
 
 LAYOUT = Layout(Path("/run"))

@@ -7,8 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from unbroken.config.model import ModelConfig
-from unbroken.gpt.initialization import initialize
+from unbroken.config.sections import ModelConfig
+from unbroken.gpt.build import initialize
 from unbroken.gpt.model import GPT
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import unbroken
-from unbroken.run.stop import SIGNALS
+from unbroken.records.stop import SIGNALS
 
 
 class Stumble(Exception):

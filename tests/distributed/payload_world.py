@@ -27,9 +27,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from tests.unit.state.payloads import load, random_bits, same_bits, save
 from unbroken import errors
-from unbroken.state.plan import plan_save
+from unbroken.state.pieces import plan_save
 from unbroken.state.stage import as_bits
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.world import Link, World
 
 RANKS = 4

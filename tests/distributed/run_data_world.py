@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import unbroken
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.loader import Loader
-from unbroken.data.schedule import Phase
+from unbroken.data.order.schedule import Phase
 from unbroken.data.stream import Stream
 
 MIX = Phase(10_000, (("code", Fraction(1)), ("web", Fraction(3))))

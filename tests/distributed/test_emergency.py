@@ -13,7 +13,7 @@ from tests.distributed.test_faults import good, history, steps_kept
 from tests.distributed.training_world import Job, exact, train
 from tests.unit.data.streams import TWO_BUCKETS, make_corpus
 from unbroken.errors import PeerLost
-from unbroken.store.emergency import read_pointers
+from unbroken.store.dumps import read_pointers
 from unbroken.testing.worlds import Ended, logs, spawn, start
 
 ALL = (0, 1, 2)

@@ -8,7 +8,7 @@ import pytest
 from tests.distributed.test_faults import good, history, steps_kept, told_by
 from tests.distributed.training_world import Job, exact, train
 from unbroken import errors
-from unbroken.run.layout import Layout
+from unbroken.records.layout import Layout
 from unbroken.testing.worlds import logs, spawn
 
 CAUSES = {

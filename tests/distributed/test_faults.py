@@ -1,20 +1,24 @@
 """What goes wrong on one rank is known to all at the same edge: nobody hangs, nobody goes on alone."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.distributed.training_world import Job, exact, in_different_directories, train
 from unbroken import errors
-from unbroken.run.journal import History, read_history
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import Outcome, read_outcome
-from unbroken.run.stop import request_stop
-from unbroken.store.place import Store
+from unbroken.records.journal import History, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import Outcome, read_outcome
+from unbroken.records.stop import request_stop
+from unbroken.state import save
+from unbroken.store import sweep
+from unbroken.store.directory import Store
 from unbroken.store.scan import scan
 from unbroken.testing.worlds import Ended, logs, spawn, start
 
@@ -264,7 +268,7 @@ def test_a_run_that_another_job_has_taken_ends_on_all_ranks(tmp_path: Path) -> N
 def test_those_whom_a_dead_rank_leaves_behind_say_so_and_the_same_command_goes_on(tmp_path: Path, victim: int) -> None:
     run = tmp_path / "run"
     job = Job(str(run), wrap="plain", victims=(victim,), at_step=3, what="kill-saved", total=40)
-    ended = spawn(3, train, job, timeout_s=60)
+    ended = spawn(3, train, job, timeout_s=120)
     assert ended[victim].exit_code == -signal.SIGKILL
     for each in (each for each in ended if each.rank != victim):
         assert not each.is_late and isinstance(each.error, errors.PeerLost), logs(ended)
@@ -276,6 +280,31 @@ def test_those_whom_a_dead_rank_leaves_behind_say_so_and_the_same_command_goes_o
     went_on = good(spawn(3, train, Job(str(run), wrap="plain", total=8)))
     whole = good(spawn(3, train, Job(str(tmp_path / "whole"), wrap="plain", total=8)))
     assert [exact(each) for each in went_on] == [exact(each) for each in whole]
+
+
+def _lose_a_rank_after_the_commit(job: Job) -> object:
+    pids: list[int] = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
+    settle = sweep.settle
+
+    def settle_and_kill(*args: object, **options: object) -> object:
+        os.kill(pids[1], signal.SIGKILL)
+        # The connection must be known to be closed before the commit is told.
+        time.sleep(0.5)
+        return settle(*args, **options)  # type: ignore[arg-type]
+
+    if dist.get_rank() == 0:
+        setattr(save, "settle", settle_and_kill)  # noqa: B010 - the name in the module that calls it
+    return train(job)
+
+
+def test_a_save_whose_commit_a_dead_rank_never_heard_of_is_no_failed_save(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first, _ = spawn(2, _lose_a_rank_after_the_commit, Job(str(run), wrap="plain", total=40), timeout_s=120)
+    assert isinstance(first.error, errors.PeerLost), first.log
+    assert steps_kept(run) == {2}
+    assert [fact.values["step"] for fact in history(run).of_kind("commit")] == [2]
+    assert history(run).of_kind("save-failed") == []
 
 
 def test_what_only_one_rank_hands_over_is_refused_by_all_at_the_start(tmp_path: Path) -> None:

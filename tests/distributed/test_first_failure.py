@@ -9,9 +9,9 @@ import torch.distributed as dist
 from tests.distributed.echo_world import train
 from unbroken.errors import PeerLost, RankFailed, RankRaised
 from unbroken.loop.peers import lost_connection
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import Outcome, read_outcome
-from unbroken.run.process import process_of
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import Outcome, read_outcome
+from unbroken.records.process import process_of
 from unbroken.testing.worlds import Ended, logs, spawn
 
 GLOO = "[/src/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:41532"

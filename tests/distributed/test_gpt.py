@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.distributed.gpt_world import OPTIONS, config_of, sharded, tokens, whole
-from unbroken.gpt.initialization import initialize
+from unbroken.gpt.build import initialize
 from unbroken.gpt.model import GPT
 from unbroken.testing.worlds import logs, spawn
 

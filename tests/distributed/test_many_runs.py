@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.many_world import again, many, subset, unsaved
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import read_outcome
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import read_outcome
 from unbroken.testing.worlds import logs, spawn
 
 RUNS = 50

@@ -9,9 +9,9 @@ import pytest
 from tests.distributed.resize_world import STEPS, load_each, load_stock, place, save_each
 from tests.distributed.training_world import Job, train
 from unbroken import errors
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 from unbroken.testing.worlds import Ended, logs, spawn
 
 SIZES = (1, 2, 3, 4, 8)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.distributed.training_world import Job, exact, train
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
-from unbroken.run.outcome import read_outcome
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
+from unbroken.records.outcome import read_outcome
 from unbroken.testing.worlds import Ended, logs, spawn
 
 ALL = (0, 1, 2)

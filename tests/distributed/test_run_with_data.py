@@ -8,10 +8,10 @@ import pytest
 from tests.distributed.run_data_world import MIX, Leg, serve
 from tests.unit.data.streams import TWO_BUCKETS, make_corpus, open_stream
 from unbroken.errors import DataChanged, Halted, RankFailed
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.summary import RunSummary, summarize
-from unbroken.store.place import Store
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.summary import RunSummary, summarize
+from unbroken.store.directory import Store
 from unbroken.testing.worlds import Ended, logs, spawn
 
 Seen = list[tuple[int, int, list[int]]]

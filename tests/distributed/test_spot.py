@@ -6,9 +6,9 @@ from pathlib import Path
 from tests.distributed.spot_world import listen_and_train
 from tests.distributed.training_world import Job, exact, train
 from tests.e2e.clouds import serving
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import read_outcome
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import read_outcome
 from unbroken.testing.worlds import logs, spawn, start
 
 

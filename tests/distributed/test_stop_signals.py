@@ -9,9 +9,9 @@ import pytest
 
 from tests.distributed.worker_world import Scene, train
 from unbroken.launch.processes import below, living
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import Outcome, read_outcome
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import Outcome, read_outcome
 from unbroken.store.names import SHUTDOWN
 from unbroken.testing.worlds import Ended, Ranks, logs, start
 

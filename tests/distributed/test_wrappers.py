@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.resize_world import load_each, place, save_each
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.testing.worlds import Ended, logs, spawn
 
 WRAPS = ("ddp", "ddp-compile", "compile-ddp", "fsdp", "fsdp-compile", "bare")

@@ -34,9 +34,9 @@ from unbroken.state import save as saving
 from unbroken.state.items import make_items
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.stage import Buffers, Staged
-from unbroken.store import space
+from unbroken.store import capacity
 from unbroken.store.commit import Draft
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 WIDTH = 13
 
@@ -272,7 +272,7 @@ def lose(run: unbroken.Run) -> None:
 def refuse_room(number: int) -> None:
     """Let the first save of a number of saves find no room."""
     asked: list[int] = []
-    require = space.require_room
+    require = capacity.require_room
 
     def refused(store: Store, **named: Any) -> None:  # noqa: ANN401 - whatever room is asked for
         asked.append(1)

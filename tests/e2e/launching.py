@@ -17,9 +17,10 @@ PATIENCE_S = 120
 
 TELL = """
 import os, sys, pathlib
-from unbroken.launch.outcome_file import JobOutcome, write
+from unbroken.launch.job_files import JobOutcome, write_outcome
 def tell(status, code, kind, run="runs/a"):
-    write(pathlib.Path(os.environ["UNBROKEN_OUTCOME_FILE"]), JobOutcome(run, status, int(code), kind, "as told"))
+    path = pathlib.Path(os.environ["UNBROKEN_OUTCOME_FILE"])
+    write_outcome(path, JobOutcome(run, status, int(code), kind, "as told"))
 """
 
 # Tells what it is given and ends by another code, as a worker below torchrun does.
@@ -75,10 +76,10 @@ os._exit(0)
 
 # What rank 0 leaves in the run's own records, in the place marked above.
 RECORDING = """
-    from unbroken.run.journal import Journal
-    from unbroken.run.layout import Layout
-    from unbroken.run.lease import acquire, release
-    from unbroken.run.process import this_holder
+    from unbroken.records.journal import Journal
+    from unbroken.records.layout import Layout
+    from unbroken.records.lease import acquire, release
+    from unbroken.records.process import this_holder
     run = pathlib.Path("r")
     lease = acquire(run, this_holder(), token="t", now_s=time.time())
     journal = Journal(Layout(run), lease.number, clock=time.time)

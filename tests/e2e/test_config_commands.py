@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import Tool
 from unbroken.config import PRESETS, load, preset
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import MetricsWriter
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import MetricsWriter
 
 
 @pytest.mark.parametrize("name", PRESETS)

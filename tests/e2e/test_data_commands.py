@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import Tool
 from tests.unit.data.corpora import texts_of, write_corpus
-from unbroken.data.catalogue import open_corpus
-from unbroken.data.described import describe
+from unbroken.cli.data_show import describe
+from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.stream import Stream
 
 CONFIG = """

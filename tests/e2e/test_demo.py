@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
-from unbroken.store.place import Store
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
+from unbroken.store.directory import Store
 
 TOOL = [sys.executable, "-m", "unbroken"]
 

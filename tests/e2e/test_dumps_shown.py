@@ -6,9 +6,9 @@ import pytest
 
 from tests.conftest import Tool
 from tests.e2e.test_store_commands import document
-from unbroken.run.lease import acquire
-from unbroken.run.process import this_holder
-from unbroken.store.emergency import Pointer, point
+from unbroken.records.lease import acquire
+from unbroken.records.process import this_holder
+from unbroken.store.dumps import Pointer, point
 
 
 def test_a_run_with_nothing_but_dumps_says_whose_they_are_and_what_the_next_job_makes_of_them(

@@ -14,9 +14,9 @@ import pytest
 from tests.e2e.launching import TOOL, wait_until_gone
 from tests.exact.gpt_world import tokenize_text, write_text
 from unbroken.launch.processes import below, living
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.store.place import Store
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
 
 SMALL = (
     *("model.n_layer=1", "model.n_embd=32", "model.n_head=2", "training.eval_steps=null", "training.max_steps=80"),

@@ -16,8 +16,8 @@ from unbroken import Run
 from unbroken.disk import LocalDisk
 from unbroken.errors import RunHeld
 from unbroken.files import Files
-from unbroken.run.lease import acquire, read_current
-from unbroken.run.process import process_of, this_holder
+from unbroken.records.lease import acquire, read_current
+from unbroken.records.process import process_of, this_holder
 
 SIZE_BYTES = 256 << 20
 

@@ -11,7 +11,7 @@ import torch
 from tests.conftest import Tool
 from tests.unit.gpt.runs import damage, save_run, train_bpe
 from unbroken.config import ModelConfig
-from unbroken.gpt.load import find_model
+from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.text import TextSource
 
 READ_PT = """

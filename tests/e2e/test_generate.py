@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import Tool
 from tests.unit.gpt.runs import damage, save_averaged, save_run, train_bpe
-from unbroken.gpt.load import find_model
+from unbroken.gpt.checkpoint import find_model
 from unbroken.quoting.terminal import for_terminal
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import Tool
 from unbroken.errors import RunHeld
-from unbroken.run.lease import Lease, Standing, acquire, read_current, release
-from unbroken.run.process import host_name, process_of, this_holder
-from unbroken.run.takeover import LeaseWatch, take_over
+from unbroken.records.lease import Lease, Standing, acquire, read_current, release
+from unbroken.records.process import host_name, process_of, this_holder
+from unbroken.records.takeover import LeaseWatch, take_over
 from unbroken.store.names import DraftName
 
 # A time to live in which four renewals fit, and which a test can wait for.
@@ -24,9 +24,9 @@ TTL_S = 3.0
 HOLDER = f"""
 import sys, time
 from pathlib import Path
-from unbroken.run.lease import acquire
-from unbroken.run.process import process_of, this_holder
-from unbroken.run.renewal import Renewal
+from unbroken.records.lease import acquire
+from unbroken.records.process import process_of, this_holder
+from unbroken.records.lease import Renewal
 run = Path(sys.argv[1])
 clock = lambda: time.time() + float(sys.argv[2])
 lease = acquire(run, this_holder(), token="t", now_s=clock(), ttl_s={TTL_S}, process_of=process_of)
@@ -113,7 +113,7 @@ def test_a_job_that_was_killed_here_is_replaced_at_once(tmp_path: Path) -> None:
 @pytest.mark.needs("root")
 @pytest.mark.promise("U6")
 def test_a_proc_of_another_namespace_proves_nothing() -> None:
-    ask = "from unbroken.run.process import this_holder; print(this_holder().scope)"
+    ask = "from unbroken.records.process import this_holder; print(this_holder().scope)"
     # Without a /proc of its own, process 1 there is init here.
     command = ["unshare", "--pid", "--fork", sys.executable, "-c", ask]
     assert subprocess.check_output(command, text=True) == "None\n"

@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import Tool
 from tests.e2e.launching import Start, launching, write_script
 from unbroken.launch.processes import below, living
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 from unbroken.store.names import SHUTDOWN
 
 TRAINS = """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.prove.jobs import Job
-from unbroken.run.process import process_started
+from unbroken.prove.watched_job import Job
+from unbroken.records.process import process_started
 
 PATIENCE_S = 240
 GONE_S = 10

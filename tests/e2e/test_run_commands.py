@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 
 from tests.conftest import Tool
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Holder, acquire, release
-from unbroken.run.process import this_holder
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Holder, acquire, release
+from unbroken.records.process import this_holder
 
 # A job as the loop makes one: it takes the run, works step by step, and ends in words when it is asked to.
 JOB = """
 import os, sys, time
 from dataclasses import asdict
 from pathlib import Path
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import acquire, release
-from unbroken.run.metrics import MetricsWriter
-from unbroken.run.outcome import conclude, record_outcome
-from unbroken.run.process import process_of, this_holder
-from unbroken.run.state import RunState, RunStateWriter
-from unbroken.run.stop import StopReason, StopSources, clear_requests, end_requests
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import acquire, release
+from unbroken.records.metrics import MetricsWriter
+from unbroken.records.outcome import conclude, record_outcome
+from unbroken.records.process import process_of, this_holder
+from unbroken.records.snapshot import RunState, RunStateWriter
+from unbroken.records.stop import StopReason, StopSources, clear_requests, end_requests
 
 layout, holder = Layout(Path(sys.argv[1])), this_holder()
 lease = acquire(layout.run, holder, token="t", now_s=time.time(), process_of=process_of)
@@ -146,7 +146,7 @@ def test_force_kills_the_launcher_that_the_job_named_too(unbroken: Tool, start: 
 
 
 def _holder_of(pid: int) -> Holder:
-    from unbroken.run.process import holder_of
+    from unbroken.records.process import holder_of
 
     return holder_of(pid)
 

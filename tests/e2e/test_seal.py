@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from tests.conftest import Tool
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.seal import seal
 
 # Said for every save and load in one process, which is what is meant here.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Tool
-from unbroken.cli.table import COMMANDS
+from unbroken.cli.commands import COMMANDS
 from unbroken.version import VERSION
 
 TOOL = [sys.executable, "-m", "unbroken"]

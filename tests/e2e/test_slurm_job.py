@@ -18,12 +18,12 @@ PATIENCE_S = 120
 # A step as the loop makes one: it takes the run, waits to be asked, ends in words; or it is killed, or halts.
 STEP = """
 import os, sys, time, pathlib, signal
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import acquire, release
-from unbroken.run.outcome import conclude, record_outcome
-from unbroken.run.process import process_of, this_holder
-from unbroken.run.request import StopReason, end_requests, read_request
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import acquire, release
+from unbroken.records.outcome import conclude, record_outcome
+from unbroken.records.process import process_of, this_holder
+from unbroken.records.stop import StopReason, end_requests, read_request
 from unbroken.errors import Halted
 layout = Layout(pathlib.Path("r"))
 if sys.argv[1] == "hang":

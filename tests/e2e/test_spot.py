@@ -18,9 +18,9 @@ from unbroken.config.overrides import take_apart
 from unbroken.errors import BadSpot
 from unbroken.gpt.train import _settings as trainer_settings
 from unbroken.launch.started import Started
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.outcome import read_outcome
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.outcome import read_outcome
 
 # Says where it goes: whoever connects to another machine than this one ends the process.
 SCRIPT = """

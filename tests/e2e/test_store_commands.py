@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import Tool
 from tests.format.make_golden import GOLDEN
-from unbroken.run.lease import acquire, renew
-from unbroken.run.process import this_holder
+from unbroken.records.lease import acquire, renew
+from unbroken.records.process import this_holder
 from unbroken.store.manifest import Tensor, decode, encode
 
 ROOT = Path(__file__).resolve().parents[2]

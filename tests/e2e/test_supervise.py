@@ -57,7 +57,7 @@ def test_with_json_standard_output_is_one_document_and_the_jobs_words_go_beside_
     script = write_script(tmp_path, f"print('words of the job')\n{TELLER}")
     ended = unbroken("run", "--json", "--", script, "error", "6", "look")
     assert json.loads(ended.stdout) == {
-        "schema": "unbroken.run/1",
+        "schema": "unbroken.records/1",
         "class": "look",
         "exit_code": 6,
         "jobs": 1,

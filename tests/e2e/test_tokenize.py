@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.data.texts import DOCUMENTS, lines, shards, texts_of, tree
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
 
 
 def unbroken(folder: Path, *arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -134,7 +134,7 @@ def test_tokenizing_never_loads_torch(folder: Path) -> None:
     script = (
         "import sys; from unbroken.cli.main import main\n"
         f"code = main({list(BYTES)!r})\n"
-        "import unbroken.data.ingest.worker\n"
+        "import unbroken.data.ingest.worker_main\n"
         "assert code == 0 and 'torch' not in sys.modules, sorted(m for m in sys.modules if 'torch' in m)[:5]"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)

@@ -12,8 +12,8 @@ from tests.conftest import Tool
 from tests.e2e.launching import OUTCOMES, Launch, Start, launching, write_script
 from tests.e2e.test_supervise_restarts import COUNTING, starts_of
 from tests.e2e.test_train import SHORT, Folder, folder
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 
 __all__ = ["folder"]
 

@@ -15,8 +15,8 @@ import unbroken
 from tests.exact.training import Case, build, digest, is_saving, one_step, set_disk, train
 from unbroken.disk import LocalDisk
 from unbroken.errors import NonFiniteLoss, RunHeld, UnbrokenError
-from unbroken.run.layout import Layout
-from unbroken.run.stop import request_stop
+from unbroken.records.layout import Layout
+from unbroken.records.stop import request_stop
 from unbroken.testing import FaultyDisk, Operation, Refuse
 
 Body = Callable[[unbroken.Run, int, dict[str, Any]], None]

@@ -16,7 +16,7 @@ from unbroken import exact
 from unbroken.errors import CannotFold
 from unbroken.state.fingerprint import combine, fingerprints
 from unbroken.state.items import make_items
-from unbroken.state.tree import split
+from unbroken.state.skeleton import split
 from unbroken.world import World
 
 SEED = 99

@@ -10,12 +10,12 @@ from tests.exact.gpt_world import Job, tiny, tokenize_text, write_text
 from tests.exact.test_gpt_train import at, bits, directory, fingerprint, refused, run_jobs
 from unbroken import errors
 from unbroken.config import Config
+from unbroken.gpt.checkpoint import find_model
+from unbroken.gpt.device import Place
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.load import find_model
-from unbroken.gpt.place import Place
 from unbroken.gpt.prepare import validation_stream
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 from unbroken.testing.worlds import logs, spawn
 from unbroken.world import World
 

@@ -13,10 +13,10 @@ from tests.exact import gpt_world
 from tests.exact.gpt_world import STEPS, Job, tiny, tokenize_text, write_text
 from unbroken import errors
 from unbroken.config import Config
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import is_exact, read_metrics
-from unbroken.store.place import Store
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import is_exact, read_metrics
+from unbroken.store.directory import Store
 from unbroken.testing.worlds import logs, spawn
 
 CHAIN = (

@@ -16,7 +16,7 @@ from tests.exact import gpt_world
 from tests.exact.gpt_world import Job, tiny, tokenize_text, write_text
 from tests.unit.store.saving import tree
 from unbroken.config import Config
-from unbroken.run.drill import ENVIRONMENT, Drill, write_drill
+from unbroken.records.drill import ENVIRONMENT, Drill, write_drill
 from unbroken.testing.worlds import logs, spawn
 
 SCRIPT = Path(proven_script.__file__)

@@ -12,9 +12,9 @@ from tests.exact.chain_world import TOTAL, job, refused
 from tests.exact.lane_world import Case
 from tests.exact.small_gpt import Shape
 from unbroken import errors
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 from unbroken.testing.worlds import logs, spawn
 
 FULL = Case(shape=Shape(dropout=0.1, is_checkpointed=True))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unbroken.data.listing import BakedWindows, Listing, SourceRecord, TokenizerIdentity, write_listing
-from unbroken.data.shards import Entries, write_shard
+from unbroken.data.corpus.listing import BakedWindows, Listing, SourceRecord, TokenizerIdentity, write_listing
+from unbroken.data.corpus.shards import Entries, write_shard
 from unbroken.files import LOCAL
 
 GOLDEN = Path(__file__).parent / "golden" / "shards-1"

@@ -10,16 +10,16 @@ import shutil
 from pathlib import Path
 
 from unbroken.files import LOCAL
+from unbroken.store.choose import quarantine
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.digest import digest_of
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part, Tensor, encode
 from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
-from unbroken.store.pins import pin
-from unbroken.store.place import Store
-from unbroken.store.quarantine import quarantine
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import seal
+from unbroken.store.sweep import pin
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
 JOB = "j0001_golden"

@@ -14,8 +14,8 @@ from unbroken.errors import CheckpointError, FormatUnknown, ManifestDamaged, Sto
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.digest import digest_bytes
+from unbroken.store.directory import Store
 from unbroken.store.manifest import decode
-from unbroken.store.place import Store
 
 WHERE = Path("checkpoint-7/manifest.json")
 DIGEST = digest_bytes(b"").hex()

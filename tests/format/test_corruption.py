@@ -14,7 +14,7 @@ import pytest
 from tests.unit.store.saving import save, tree
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 PAGE = 4096
 SIZE = 3 * PAGE + 5

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from unbroken.data.corpus.listing import BakedWindows, Listing, SourceRecord, TokenizerIdentity, encode_listing
+from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.workbench import Finished, Options, Plan, SourceShare, Totals, UnitRecord, Workbench
-from unbroken.data.listing import BakedWindows, Listing, SourceRecord, TokenizerIdentity, encode_listing
-from unbroken.data.shards import ShardRecord
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_of
 from unbroken.store.manifest import Manifest, Part, Tensor, encode

@@ -15,21 +15,21 @@ from tests.unit.store.saving import save
 from unbroken.cli.main import main
 from unbroken.config.document import Config
 from unbroken.errors import UnbrokenError
-from unbroken.launch import outcome_file
-from unbroken.launch.outcome_file import JobOutcome
-from unbroken.run.drill import ENVIRONMENT, Drill, Fault, read_drill, write_drill
-from unbroken.run.journal import Journal, read_journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Holder, acquire
-from unbroken.run.metrics import MetricsWriter, lost_values, read_metrics
-from unbroken.run.plan import measured
-from unbroken.run.request import request_stop
-from unbroken.run.state import RunState, RunStateWriter
-from unbroken.store.emergency import Pointer, choose_dumps, make_area, point, read_pointers
+from unbroken.launch import job_files
+from unbroken.launch.job_files import JobOutcome
+from unbroken.records.drill import ENVIRONMENT, Drill, Fault, read_drill, write_drill
+from unbroken.records.goodput import measured
+from unbroken.records.journal import Journal, read_journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Holder, acquire
+from unbroken.records.metrics import MetricsWriter, lost_values, read_metrics
+from unbroken.records.snapshot import RunState, RunStateWriter
+from unbroken.records.stop import request_stop
+from unbroken.store.directory import Store
+from unbroken.store.dumps import Pointer, choose_dumps, make_area, point, read_pointers
 from unbroken.store.envelope import canonical, opened, sealed
-from unbroken.store.pins import pin
-from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
+from unbroken.store.sweep import pin
 
 pytestmark = pytest.mark.promise("U17")
 
@@ -80,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     point(run, Pointer(0, 2, 9, "j0001_a", "elsewhere", str(run / "dumps/a"), str(run / "dumps/a")))
     layout.config.write_text(json.dumps(Config().values()))
     write_drill(run / "drill.json", Drill(save_steps=2, stop_at=5, faults=(Fault("edge", "kill", 2, 0, 0.5),)))
-    outcome_file.write(run / "outcome.json", JobOutcome(str(run), "stopped", 0, "again", "x"))
+    job_files.write_outcome(run / "outcome.json", JobOutcome(str(run), "stopped", 0, "again", "x"))
     return run
 
 
@@ -229,7 +229,7 @@ def test_a_config_with_an_extreme_number_is_refused_by_name_or_planned(run: Path
 def test_a_drill_and_an_outcome_file_with_extreme_numbers_are_refused_by_name(run: Path) -> None:
     readers: dict[str, Callable[[Path], object]] = {
         "drill.json": lambda path: read_drill({ENVIRONMENT: str(path)}),
-        "outcome.json": outcome_file.read,
+        "outcome.json": job_files.read_outcome,
     }
     for name, read in readers.items():
         with _changed(run / name) as change:

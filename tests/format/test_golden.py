@@ -7,14 +7,14 @@ import pytest
 
 from tests.format.make_golden import GOLDEN, T0, content, make
 from tests.unit.store.saving import tree
-from unbroken.run.summary import checkpoint_lines, summarize
+from unbroken.records.summary import checkpoint_lines, summarize
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Tensor, decode, encode
 from unbroken.store.parts import read_part
-from unbroken.store.pins import pinned_ids
-from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
+from unbroken.store.sweep import pinned_ids
 
 STORE = Store(GOLDEN / "checkpoints")
 COMMITTED = [

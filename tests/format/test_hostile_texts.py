@@ -11,12 +11,12 @@ import pytest
 
 from tests.unit.store.saving import save
 from unbroken.cli.main import main
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Holder, acquire
-from unbroken.run.state import RunState, RunStateWriter
-from unbroken.store.emergency import Pointer, point
-from unbroken.store.place import Store
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Holder, acquire
+from unbroken.records.snapshot import RunState, RunStateWriter
+from unbroken.store.directory import Store
+from unbroken.store.dumps import Pointer, point
 
 pytestmark = pytest.mark.promise("U17")
 

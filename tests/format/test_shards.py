@@ -11,8 +11,8 @@ import xxhash
 from tests.format.golden_shards import GOLDEN, SOURCES, TOKENIZER, entries, make
 from tests.unit.store.saving import tree
 from unbroken.data import open_corpus, seal_shards
-from unbroken.data.listing import LISTING, BakedWindows, decode_listing, encode_listing, read_listing
-from unbroken.data.shards import map_tokens, open_index, write_shard
+from unbroken.data.corpus.listing import LISTING, BakedWindows, decode_listing, encode_listing, read_listing
+from unbroken.data.corpus.shards import map_tokens, open_index, write_shard
 from unbroken.errors import DataDamaged, ShardDamaged, UnsafeName
 from unbroken.files import LOCAL
 from unbroken.store.fields import Malformed

@@ -9,7 +9,7 @@ _POLICY = f"{_KUBERNETES}test_a_clean_stop_goes_on_a_crash_is_counted_and_what_a
 
 _DECISIONS = "tests/unit/launch/test_decisions.py::"
 _COMMAND = "tests/unit/launch/test_command.py::"
-_TAKEOVER = "tests/unit/run/test_takeover.py::"
+_TAKEOVER = "tests/unit/records/test_takeover.py::"
 
 HERE = (
     # ---- job after job ----
@@ -26,7 +26,7 @@ HERE = (
          "_and_no_endless_loop_while_it_does_not"),
     one("the step before the deadly one blamed", "launch/restarts.py",
          "{reached[0] + 1:,}", "{reached[0]:,}", f"{_DECISIONS}test_a_step_that_every_job_died_in_is_named"),
-    one("a step that was cut taken for a whole one", "launch/steps_file.py",
+    one("a step that was cut taken for a whole one", "launch/job_files.py",
          '.split(b"\\n")[:-1]', '.split(b"\\n")',
          "tests/unit/launch/test_steps_file.py::test_the_last_whole_line_counts"),
     # ---- torchrun ----
@@ -36,25 +36,25 @@ HERE = (
     one("ranks of a new world meet in the store of the old one", "launch/command.py",
          '            environment[OWN_STORE] = "1"\n', "            pass\n",
          f"{_COMMAND}test_agents_that_meet_restart_by_themselves_and_look_for_no_key_of_an_earlier_world"),
-    one("a run taken from a holder elsewhere that lives", "run/takeover.py",
+    one("a run taken from a holder elsewhere that lives", "records/takeover.py",
          "return Standing.ALIVE if self.is_renewed else Standing.UNKNOWN", "return Standing.UNKNOWN",
          f"{_TAKEOVER}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says"),
 )  # fmt: skip
 
 CLUSTERS = (
     # ---- Kubernetes ----
-    one("a halted run started again by its cluster", "launch/kubernetes/kinds.py",
+    one("a halted run started again by its cluster", "launch/kubernetes/documents.py",
          "LEFT_TO_A_PERSON: Final = (2, 3, 4, 5, 6, 8)", "LEFT_TO_A_PERSON: Final = (2, 3, 5, 8)", _POLICY),
-    one("a halt forgiven because its machine was drained", "launch/kubernetes/kinds.py",
+    one("a halt forgiven because its machine was drained", "launch/kubernetes/documents.py",
          '"values": sorted(codes)}\n', '"values": sorted(codes)}\n\n\n_rules = lambda rules=_rules: rules()[::-1]\n',
          _POLICY),
-    one("a clean stop counted as a crash", "launch/kubernetes/kinds.py",
+    one("a clean stop counted as a crash", "launch/kubernetes/documents.py",
          '{"action": "Ignore", "onExitCodes"', '{"action": "Count", "onExitCodes"', _POLICY),
     one("a run that would be lost with its pod", "launch/kubernetes/wanted.py",
          "posixpath.normpath(posixpath.join(mount, run))", "posixpath.join(mount, run)",
          f"{_KUBERNETES}test_a_run_that_would_be_lost_with_its_pod_is_refused"),
     # ---- spot notices ----
-    one("a notice that stops nothing", "run/stop.py",
+    one("a notice that stops nothing", "records/stop.py",
          "(notice := self._notices.look()) is not None", "(notice := self._notices.look()) is None",
          f"{_WATCH}test_a_job_stops_by_a_notice_and_knows_when_the_machine_goes"),
     one("the metadata service asked without its token", "launch/spot/services.py",
@@ -66,10 +66,10 @@ CLUSTERS = (
     one("a neighbour's notice taken for this machine's", "launch/spot/notices.py",
          " and machine in _resources(event)", "", f"{_NOTICES}test_azure_tells_of_neighbours_and_of_pauses_too"
          "_and_they_are_no_notice"),
-    one("only the first rank of the world listens", "launch/spot/chosen.py",
+    one("only the first rank of the world listens", "launch/spot/watch.py",
          '_LOCAL_RANKS: Final = ("LOCAL_RANK", ', '_LOCAL_RANKS: Final = ("RANK", "LOCAL_RANK", ',
          f"{_NOTICES}test_the_first_process_of_each_node_listens_and_its_neighbours_do_not"),
-    one("whatever address is named asked for notices", "launch/spot/metadata.py",
+    one("whatever address is named asked for notices", "launch/spot/services.py",
          "    if not found.is_loopback and str(found) != STANDARD:\n", "    if False:\n",
          f"{_NOTICES}test_no_other_address_is_ever_asked"),
 )  # fmt: skip
@@ -90,7 +90,7 @@ SLURM = (
     one("the warning kept to itself", "launch/slurm/job.py",
          "                self._warn(child, number)\n", "",
          f"{_SLURM_JOB}test_the_warning_reaches_the_run_through_its_directory_and_the_job_is_queued_again"),
-    one("all tasks of an array queued again", "run/scheduler.py",
+    one("all tasks of an array queued again", "records/process.py",
          'name = f"{array}_{task}" if array and task else job', "name = job",
          f"{_SLURM_JOB}test_of_an_array_only_the_task_itself_is_queued_again"),
     one("a job whose last save outlasts its limit left alone", "launch/slurm/job.py",
@@ -99,7 +99,7 @@ SLURM = (
     one("jobs that only dump taken for jobs in vain", "launch/slurm/decide.py",
          '("commit", "emergency-resume")', '("commit",)',
          f"{_SLURM_DECIDE}test_jobs_that_only_dump_bring_the_run_further_and_are_queued_again"),
-    one("what saves have taught forgotten", "launch/slurm/lead.py",
+    one("what saves have taught forgotten", "launch/slurm/submit.py",
          "learned_reserve(facts)", "learned_reserve(())",
          "tests/unit/launch/slurm/test_script.py::test_the_lead_is_learned_from_the_slowest_save_of_any_run"),
     one("a limit that was moved not noticed", "launch/slurm/end_time.py",
@@ -112,24 +112,24 @@ _EMERGENCY = "tests/unit/loop/test_emergency.py::"
 _DUMP_CRASHES = "tests/crash/test_emergency.py::"
 
 EMERGENCY = (
-    one("an emergency save of some ranks accepted", "store/emergency.py",
+    one("an emergency save of some ranks accepted", "store/dumps.py",
          "        lacking = sorted(set(range(moment.world)) - ranks.keys())\n", "        lacking: list[int] = []\n",
          f"{_DUMPS}test_a_step_of_which_one_rank_has_none_is_passed_over_with_the_reason"),
-    one("dumps of two jobs put together", "store/emergency.py",
+    one("dumps of two jobs put together", "store/dumps.py",
          "        return Moment(self.step, self.job, self.world)\n\n    def store",
          '        return Moment(self.step, "", self.world)\n\n    def store',
          f"{_DUMPS}test_dumps_of_two_jobs_or_of_two_worlds_are_never_put_together"),
-    one("a dump of another host accepted", "store/emergency.py",
+    one("a dump of another host accepted", "store/dumps.py",
          "            elif is_shared or same_host(found.host, host):\n", "            elif True:\n",
          f"{_DUMPS}test_a_dump_of_another_host_is_refused_with_its_host_and_its_path"),
-    one("a copy called one before it is proven", "store/dumps.py",
+    one("a copy called one before it is proven", "store/dump_copies.py",
          "        _require_same(draft, manifest)\n", "",
          f"{_DUMP_CRASHES}test_a_copy_that_is_not_what_was_written_is_never_called_one"),
     one("a refused copy called one", "loop/emergency.py",
          'what="copy", error=refused.kind, reason=str(refused))\n            return None\n',
          'what="copy", error=refused.kind, reason=str(refused))\n            return str(shared)\n',
          f"{_EMERGENCY}test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the_same[a file]"),
-    one("a pointer that a power cut takes back", "store/emergency.py",
+    one("a pointer that a power cut takes back", "store/dumps.py",
          "scratch=scratch(pointer.job, path.stem))\n", "scratch=scratch(pointer.job, path.stem), durable=False)\n",
          f"{_DUMP_CRASHES}test_after_every_crash_there_is_the_old_dump_or_the_new_one_and_each_is_whole"),
     one("a dump from before the run went back accepted", "loop/emergency.py",
@@ -139,13 +139,13 @@ EMERGENCY = (
          "    return lambda moment: moment.step > step and (number_of(moment.job) or 0) >= number\n",
          "    return lambda moment: moment.step > step\n",
          f"{_EMERGENCY}test_the_dump_of_a_job_that_a_later_one_has_left_behind_is_not_used"),
-    one("a window too small for a save used for one", "run/grace.py",
+    one("a window too small for a save used for one", "records/deadline.py",
          "left_s >= (UNMEASURED_S if costs.save_s is None else _LONGER * costs.save_s + _OUTCOME_S):", "True:",
-         "tests/unit/run/test_grace.py"),
-    one("a rank that leaves because its deadline is known", "run/grace.py",
+         "tests/unit/records/test_grace.py"),
+    one("a rank that leaves because its deadline is known", "records/deadline.py",
          "unmeasured_s = (UNMEASURED_S if grace_s is None else grace_s) / 2\n",
          "unmeasured_s = left_s if grace_s is None else grace_s / 2\n",
-         "tests/unit/run/test_grace.py::test_the_ranks_are_waited_for_until_a_dump_would_no_longer_fit"),
+         "tests/unit/records/test_grace.py::test_the_ranks_are_waited_for_until_a_dump_would_no_longer_fit"),
     one("a rank that leaves though nobody is to end", "loop/emergency.py",
          "return is_over and self._stops.look() is not None\n", "return is_over\n",
          "tests/distributed/test_emergency.py"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unbroken.data.keyed import subkey
-from unbroken.data.mixture import Interleave, apportion
-from unbroken.data.schedule import Dry, Generation, Phase
+from unbroken.data.order.keyed import subkey
+from unbroken.data.order.mixture import Interleave, apportion
+from unbroken.data.order.schedule import Dry, Generation, Phase
 
 Drawn = list[tuple[str, int]]
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand
 from tests.unit.data.making import make_bucket
-from unbroken.data.catalogue import Corpus, open_corpus
-from unbroken.data.history import GROW, go_on
-from unbroken.data.record import Record, read_record, record_of
-from unbroken.data.schedule import Dry, Generation, OnDry, Phase
+from unbroken.data.continued import GROW, Record, go_on, read_record, record_of
+from unbroken.data.corpus.catalogue import Corpus, open_corpus
+from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase
 from unbroken.data.stream import Stream
 
 EOD = 256

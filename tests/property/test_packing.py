@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.data.test_pack import bins_window_by_window
-from unbroken.data.pack import best_fit, lay_out, one_each
-from unbroken.data.windows import cut
+from unbroken.data.packing.best_fit import best_fit, lay_out, one_each
+from unbroken.data.packing.windows import cut
 
 
 @st.composite

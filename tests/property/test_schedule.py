@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand, Drawn
-from unbroken.data.schedule import Generation, OnDry, Phase, Schedule
+from unbroken.data.order.schedule import Generation, OnDry, Phase, Schedule
 
 NAMES = ("a", "b", "c")
 HORIZON = 900

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import MetricsWriter, Number, read_metrics
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import MetricsWriter, Number, read_metrics
 from unbroken.state.encode import decode, encode
 from unbroken.testing import compare_runs, strategies
 from unbroken.testing.exactness import is_measured

@@ -29,15 +29,14 @@ from unbroken.files import Files
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.keep import BestBy, EveryNSteps, LastK, Policy, decide
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST, PERIODIC
 from unbroken.store.parts import read_part
-from unbroken.store.pins import pin, unpin
-from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
-from unbroken.store.sweep import candidates, settle, sweep
+from unbroken.store.sweep import candidates, pin, settle, sweep, unpin
 from unbroken.testing import Fault, FaultyDisk, Kill, Killed, MemoryDisk, Plan, Refuse, crash_states, never, strategies
 
 MILESTONE = 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unbroken import amounts
+from unbroken.quoting import amounts
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0"), (999, "999"), (24_750, "24,750"), (-1_000, "-1,000")])

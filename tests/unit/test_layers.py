@@ -20,10 +20,10 @@ SPEAKERS = "only the command line speaks click and rich"
 # Where something is planted, what, and the rule that must notice.
 BREACHES = [
     ("store/__init__.py", "import unbroken.cli", ORDER),
-    ("amounts.py", "from unbroken import errors", ORDER),
+    ("quoting/amounts.py", "from unbroken import errors", ORDER),
     ("errors/tree.py", "def late() -> None:\n    import unbroken.files", ORDER),
-    ("run/__init__.py", "import unbroken.config", ORDER),
-    ("cli/output.py", "import unbroken.testing", ORDER),
+    ("records/__init__.py", "import unbroken.config", ORDER),
+    ("cli/output.py", "import unbroken.testing", TORCH_LINE),
     ("helpers.py", '"""A module that nobody gave a place."""', ORDER),
     ("store/__init__.py", "import torch", TORCH_LINE),
     ("report/table.py", "def late() -> None:\n    import numpy", TORCH_LINE),

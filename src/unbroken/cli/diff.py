@@ -2,11 +2,11 @@
 
 import click
 
-from unbroken import amounts
 from unbroken.cli.output import Output, as_command
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.references import resolve_checkpoint
 from unbroken.report.style import Style
-from unbroken.run.refer import resolve_checkpoint
 from unbroken.store.compare import Difference, compare
 
 EXIT_DIFFER = 3

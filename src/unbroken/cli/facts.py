@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from unbroken.run.summary import Line
+from unbroken.records.summary import Line
 from unbroken.store.check import Verdict
 from unbroken.store.manifest import Manifest
 

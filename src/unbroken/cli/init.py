@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from unbroken.cli.new_file import write_new
+from unbroken.cli.arguments import write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config import PRESETS, preset
 from unbroken.config.commented import commented

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from unbroken.cli.new_file import write_new
+from unbroken.cli.arguments import write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -15,14 +15,12 @@ from unbroken.config.source import read
 from unbroken.errors import BadUsage, Help
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
-from unbroken.launch.kubernetes.grace import grace_of
-from unbroken.launch.kubernetes.kinds import documents
-from unbroken.launch.kubernetes.pods import CONFIG_FOLDER
+from unbroken.launch.kubernetes.documents import CONFIG_FOLDER, documents
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, named_after, require_fit
+from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, grace_of, named_after, require_fit
 from unbroken.quoting.shell import shell_line
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 
 PROGRAM: Final = "unbroken kubernetes"
 _CONFIGS: Final = (".yaml", ".yml", ".json")

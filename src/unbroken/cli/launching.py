@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 
 import click
 
-from unbroken.cli.numbers import FiniteRange
+from unbroken.cli.arguments import FiniteRange, run_path
 from unbroken.cli.output import Output
-from unbroken.cli.runs import run_path
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.files import LOCAL
-from unbroken.launch import outcome_file
+from unbroken.launch import job_files
 from unbroken.launch.command import THREADS_VARIABLE, Shape, Target, require_shape, sets_threads
-from unbroken.launch.elastic import DEFAULT_ID, Meeting, Nodes, is_endpoint, parse_nodes
 from unbroken.launch.jobs import RESTART_DELAY_S, SHUTDOWN_TIMEOUT_S, Launched, Orders, Surroundings, launch
+from unbroken.launch.torchrun import DEFAULT_ID, Meeting, Nodes, is_endpoint, parse_nodes
 
 COUNTED_BY_TORCHRUN = ("gpu", "cpu", "auto")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -203,7 +202,7 @@ def launched(output: Output, program: str, schema: str, orders: Orders, *, speak
 
 @contextlib.contextmanager
 def _place() -> Iterator[Path]:
-    place = outcome_file.make_place(Path(os.environ.get("TMPDIR") or "/tmp"), secrets.token_hex(16))  # noqa: S108
+    place = job_files.make_outcome_path(Path(os.environ.get("TMPDIR") or "/tmp"), secrets.token_hex(16))  # noqa: S108
     try:
         yield place
     finally:
@@ -223,7 +222,7 @@ def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, sp
     # The job's own words go beside the one document that standard output is for.
     stdout = sys.stderr if output.json and not speaks_json else None
     # `stop --force` must end the launcher too, or it would start the job again.
-    environ = {**os.environ, outcome_file.LAUNCHER: str(os.getpid())}
+    environ = {**os.environ, job_files.LAUNCHER: str(os.getpid())}
     return Surroundings(environ, sys.executable, place, time.monotonic, time.time, say, stdout)
 
 

@@ -4,15 +4,15 @@ import time
 
 import click
 
-from unbroken import amounts
 from unbroken.cli.facts import line_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.references import resolve
+from unbroken.records.summary import Line, checkpoint_lines
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
-from unbroken.run.refer import resolve
-from unbroken.run.summary import Line, checkpoint_lines
 
 _MISSING = "-"
 

@@ -146,7 +146,7 @@ def _as_bug(surprise: Exception) -> "UnbrokenError":
 
 
 def _as_bad_usage(complaint: "ClickException") -> "UnbrokenError":
-    from unbroken.cli.complaints import as_bad_usage
+    from unbroken.cli.group import as_bad_usage
 
     return as_bad_usage(complaint)
 

@@ -4,16 +4,16 @@ import time
 
 import click
 
-from unbroken import amounts
+from unbroken.cli.arguments import named_run
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.runs import named_run
 from unbroken.errors import NoOutcome
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.lease import Standing
+from unbroken.records.outcome import Outcome, judge_outcome, with_exit_code
+from unbroken.records.process import process_of
+from unbroken.records.takeover import LeaseWatch
 from unbroken.report.style import Style
-from unbroken.run.lease import Standing
-from unbroken.run.outcome import Outcome, judge_outcome, with_exit_code
-from unbroken.run.process import process_of
-from unbroken.run.takeover import LeaseWatch
 
 _TODO = {
     "done": "the target is reached",

@@ -5,8 +5,8 @@ import time
 import click
 
 from unbroken.cli.output import Output, as_command
-from unbroken.run.refer import resolve_checkpoint
-from unbroken.store import pins
+from unbroken.records.references import resolve_checkpoint
+from unbroken.store import sweep
 
 _JOB = "cli"
 
@@ -20,7 +20,7 @@ def pin(output: Output, checkpoint: str, reason: str) -> None:
     CHECKPOINT is its directory, RUN@1000, RUN@latest, or RUN for the newest.
     """
     store, name, manifest = resolve_checkpoint(checkpoint)
-    is_new = pins.pin(store, name, reason=reason, job=_JOB, at_ns=time.time_ns())
+    is_new = sweep.pin(store, name, reason=reason, job=_JOB, at_ns=time.time_ns())
     facts = {"name": name, "id": manifest.id, "pinned": True, "changed": is_new}
     said = f"{name} is pinned" if is_new else f"{name} was pinned already"
     output.document("unbroken.pin/1", facts, lambda: said)
@@ -31,7 +31,7 @@ def pin(output: Output, checkpoint: str, reason: str) -> None:
 def unpin(output: Output, checkpoint: str) -> None:
     """Take a pin back; the policies decide again."""
     store, name, manifest = resolve_checkpoint(checkpoint)
-    changed = pins.unpin(store, name)
+    changed = sweep.unpin(store, name)
     facts = {"name": name, "id": manifest.id, "pinned": False, "changed": changed}
     said = f"{name} is no longer pinned" if changed else f"{name} was not pinned"
     output.document("unbroken.pin/1", facts, lambda: said)

@@ -1,30 +1,99 @@
 """``unbroken plan``: how often to save, how much failures will cost, how many jobs, and when it will be done."""
 
+import importlib
+import os
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from unbroken import amounts
+from unbroken.cli.arguments import Duration, named_store
 from unbroken.cli.facts import instant
-from unbroken.cli.numbers import Duration
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.plan_estimate import with_estimates
-from unbroken.cli.runs import named_store
 from unbroken.config import Config
 from unbroken.config.decode import decode
 from unbroken.config.source import read
-from unbroken.errors import BadPlan, PathMissing
+from unbroken.errors import BadPlan, PathMissing, StorageFailed
 from unbroken.files import LOCAL
+from unbroken.quoting import amounts
+from unbroken.records.goodput import UNMEASURED_MTBF_S, Numbers, Plan, make_plan, measured, problems
+from unbroken.records.journal import read_journal
+from unbroken.records.layout import Layout, require_reachable, run_of
+from unbroken.records.summary import summarize
 from unbroken.report.style import Style
-from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout, require_reachable, run_of
-from unbroken.run.plan import UNMEASURED_MTBF_S, Numbers, Plan, make_plan, measured, problems
-from unbroken.run.summary import summarize
-from unbroken.store.place import Store
+from unbroken.store.capacity import SIZE_BYTES, write_speed
+from unbroken.store.directory import Store
+
+# ---- before a run exists ----
+
+# Loaded by name: it needs torch, and a plan from given numbers does not.
+_SPEED: Final = "unbroken.gpt.speed"
+_ASSUMED_DISK: Final = 200e6
+_COPIED_PER_S: Final = 4e9
+_BYTES_TOKENIZER: Final = 257
+_USUAL_VOCABULARY: Final = 50_257
+_WORD_BYTES: Final = 4
+
+
+def with_estimates(numbers: Numbers, config: Config) -> tuple[Numbers, list[str]]:
+    """The numbers with a step and a save filled in where they are missing, and how each was found."""
+    said: list[str] = []
+    if numbers.step_s is not None and numbers.save_s is not None:
+        return numbers, said
+    ids = _BYTES_TOKENIZER if config.data.tokenizer == "bytes" else _USUAL_VOCABULARY
+    rows = config.model.rows(ids) or ids
+    if config.model.vocab_size is None:
+        said.append(f"a vocabulary of {amounts.count(rows)} tokens, since model.vocab_size is null")
+    parameters = config.model.parameters(rows)
+    if numbers.step_s is None and (found := _step(config, parameters)) is not None:
+        numbers = replace(numbers, step_s=found[0])
+        said.append(f"a step takes {_short(found[0])}: {found[1]}; --step-seconds takes a measured one")
+    if numbers.save_s is None:
+        size = state_bytes(config, parameters)
+        speed, where = _disk_speed(Path(config.training.output_dir))
+        numbers = replace(numbers, save_s=size / speed, blocked_s=min(size / _COPIED_PER_S, size / speed))
+        held = f"{amounts.size(size)} at {amounts.size(int(speed))}/s, {where}"
+        said.append(f"a save takes {_short(size / speed)}: {held}; --save-seconds takes a measured one")
+    return numbers, said
+
+
+def state_bytes(config: Config, parameters: int) -> int:
+    """The size of a checkpoint: weights and two moments, and the average where there is one."""
+    copies = 3 if config.training.ema_decay is None else 4
+    return copies * _WORD_BYTES * parameters
+
+
+def _step(config: Config, parameters: int) -> tuple[float, str] | None:
+    """Seconds of a step and how they were estimated; None where nothing here can compute one."""
+    try:
+        estimate: Callable[[Config, int], tuple[float, str]] = importlib.import_module(_SPEED).step_seconds
+    except ModuleNotFoundError:
+        return None
+    return estimate(config, parameters)
+
+
+def _disk_speed(run: Path) -> tuple[float, str]:
+    """Bytes per second where the run will be, and how that is known."""
+    place = next(each for each in (run, *run.absolute().parents) if each.is_dir())
+    try:
+        if LOCAL.space(place).free_bytes < 8 * SIZE_BYTES:
+            return _ASSUMED_DISK, f"assumed: {place} has too little room to measure"
+        token = secrets.token_hex(8)
+        speed = write_speed(place, clock=time.monotonic, token=token, content=os.urandom)
+    except StorageFailed as refused:
+        return _ASSUMED_DISK, f"assumed: {place} could not be measured ({refused.cause})"
+    return speed, f"measured in {place}"
+
+
+def _short(seconds: float) -> str:
+    return amounts.duration(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+# ---- the command ----
 
 
 def _seconds(option: str, meaning: str) -> Callable[[Any], Any]:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from unbroken.errors import ConfigError
-from unbroken.run.journal import read_history
-from unbroken.run.layout import run_of
+from unbroken.records.journal import read_history
+from unbroken.records.layout import run_of
+from unbroken.store.directory import Store
 from unbroken.store.keep import Policy, compose
-from unbroken.store.place import Store
 
 _CONFIG_LIMIT_BYTES: Final = 16 << 20
 

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import click
 
-from unbroken import amounts
-from unbroken.cli.numbers import FiniteRange
+from unbroken.cli.arguments import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import policies_of
 from unbroken.errors import BadUsage
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.layout import Layout, run_of
+from unbroken.records.lease import Lease, Standing, draft_judge, read_current
+from unbroken.records.leftovers import left_scratch
+from unbroken.records.process import process_of
+from unbroken.records.references import is_run, resolve
+from unbroken.records.takeover import LeaseWatch
 from unbroken.report.style import Style
-from unbroken.run.layout import Layout, run_of
-from unbroken.run.lease import Lease, Standing, draft_judge, read_current
-from unbroken.run.leftovers import left_scratch
-from unbroken.run.process import process_of
-from unbroken.run.refer import is_run, resolve
-from unbroken.run.takeover import LeaseWatch
 from unbroken.store.check import Level, verify
+from unbroken.store.directory import Store
 from unbroken.store.keep import Decision, Policy, best_by, compose, decide
 from unbroken.store.names import DraftName
-from unbroken.store.place import Store
-from unbroken.store.refer import Reference
+from unbroken.store.references import Reference
 from unbroken.store.scan import scan
 from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
 

@@ -5,12 +5,12 @@ import time
 
 import click
 
-from unbroken import amounts
+from unbroken.cli.arguments import named_run
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.runs import named_run
-from unbroken.run.lease import Lease, Standing, release_expired
-from unbroken.run.process import process_of
-from unbroken.run.takeover import LeaseWatch
+from unbroken.quoting import amounts
+from unbroken.records.lease import Lease, Standing, release_expired
+from unbroken.records.process import process_of
+from unbroken.records.takeover import LeaseWatch
 
 
 @as_command("release")

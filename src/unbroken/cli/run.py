@@ -7,7 +7,7 @@ from typing import Final
 from unbroken.cli.launching import Asked, launch_options, launched, script_arguments
 from unbroken.cli.output import Output, as_command
 from unbroken.launch.command import require_target, target_of
-from unbroken.run.layout import require_directory
+from unbroken.records.layout import require_directory
 
 PROGRAM: Final = "unbroken run"
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import click
 
-from unbroken import amounts
 from unbroken.cli.facts import manifest_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CannotSeal, Help, PathMissing
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
+from unbroken.quoting import amounts
 from unbroken.report.style import Style
 from unbroken.store.commit import walk_files
+from unbroken.store.directory import Store
 from unbroken.store.names import step_told_by
-from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import Sealed, folders_to_seal, seal
 

@@ -4,13 +4,13 @@ import time
 
 import click
 
-from unbroken import amounts
 from unbroken.cli.facts import instant, manifest_facts
 from unbroken.cli.output import Output, as_command
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.references import resolve_checkpoint
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
-from unbroken.run.refer import resolve_checkpoint
 from unbroken.store.manifest import Manifest
 
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from unbroken.cli.commands import Entry
 from unbroken.cli.group import command_group
-from unbroken.cli.table import Entry
 
 _HEADING: Final = "Commands"
 _IN_JOB: Final = "Inside a job"

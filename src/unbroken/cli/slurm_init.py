@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import click
 
-from unbroken import amounts
-from unbroken.cli.new_file import write_new
+from unbroken.cli.arguments import write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -15,8 +14,9 @@ from unbroken.config.source import read
 from unbroken.errors import BadUsage, Help
 from unbroken.errors.tree import quoted
 from unbroken.launch.command import require_target, target_of
-from unbroken.launch.slurm.lead import lead_s, require_lead
 from unbroken.launch.slurm.script import COMMAND, MOST_LEAD_S, Request, Work, further_options, script_text, time_limit_s
+from unbroken.launch.slurm.submit import lead_s, require_lead
+from unbroken.quoting import amounts
 
 # Its script and its log are named after the job, and a file's name has 255 bytes at most.
 _MOST_NAME: Final = 200

@@ -8,8 +8,8 @@ from typing import Final
 
 import click
 
+from unbroken.cli.arguments import run_path
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.runs import run_path
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.launch.slurm.job import Orders, Surroundings, work
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from unbroken import amounts
 from unbroken.cli.output import Output, as_command
 from unbroken.errors.tree import quoted
 from unbroken.launch.slurm.submit import Submitted, chain, submit
+from unbroken.quoting import amounts
 
 _SCRIPT = click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 _OPTIONS = click.option(

@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import click
 
-from unbroken import amounts
+from unbroken.cli.arguments import named_store
 from unbroken.cli.facts import instant
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.runs import named_store
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.deadline import TOLERATED_S
+from unbroken.records.journal import Fact
+from unbroken.records.lease import Lease, Standing
+from unbroken.records.process import process_of
+from unbroken.records.snapshot import RunState
+from unbroken.records.summary import RunSummary, summarize
 from unbroken.report.style import Style
-from unbroken.run.clocks import TOLERATED_S
-from unbroken.run.journal import Fact
-from unbroken.run.lease import Lease, Standing
-from unbroken.run.process import process_of
-from unbroken.run.state import RunState
-from unbroken.run.summary import RunSummary, summarize
 
 MOST_MISMATCHES: Final = 10
 MOST_LINKS: Final = 5

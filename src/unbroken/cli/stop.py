@@ -7,20 +7,18 @@ from collections.abc import Callable
 
 import click
 
-from unbroken import amounts
-from unbroken.cli.numbers import FiniteRange
+from unbroken.cli.arguments import FiniteRange, named_run
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.runs import named_run
 from unbroken.errors import RunsElsewhere, StillRunning
+from unbroken.quoting import amounts
 from unbroken.quoting.shell import for_shell
 from unbroken.quoting.terminal import printable
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease, Standing
-from unbroken.run.process import host_name, process_of, recorded_processes
-from unbroken.run.request import request_stop
-from unbroken.run.scheduler import placements
-from unbroken.run.takeover import LeaseWatch
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Lease, Standing
+from unbroken.records.process import host_name, placements, process_of, recorded_processes
+from unbroken.records.stop import request_stop
+from unbroken.records.takeover import LeaseWatch
 from unbroken.store.names import scratch
 
 POLL_S = 0.1

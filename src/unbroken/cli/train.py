@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from unbroken.cli.config_words import allowance_options, allowance_overrides, config_arguments, config_path
+from unbroken.cli.arguments import allowance_options, allowance_overrides, config_arguments, config_path
 from unbroken.cli.launching import Asked, launch_options, launched
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config
@@ -24,7 +24,7 @@ from unbroken.launch.command import Shape, Target
 from unbroken.launch.jobs import Orders
 from unbroken.launch.started import settle
 from unbroken.quoting.log import is_quiet_by_environment
-from unbroken.run.layout import require_directory
+from unbroken.records.layout import require_directory
 from unbroken.store.rewind import SCRATCH, without_tag
 
 PROGRAM: Final = "unbroken train"

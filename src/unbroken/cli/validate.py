@@ -1,27 +1,257 @@
 """``unbroken validate``: is this config sound, and where does each value come from."""
 
-from collections.abc import Mapping
+import importlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from unbroken import amounts
-from unbroken.cli.config_words import allowance_options, allowance_overrides, config_arguments, config_path
-from unbroken.cli.data_section import NEEDED, data_facts, data_text
-from unbroken.cli.model_section import memory_facts, memory_text, walltime_facts, walltime_text
+from unbroken.cli.arguments import allowance_options, allowance_overrides, config_arguments, config_path
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config, Resolved
 from unbroken.config.commented import as_yaml
 from unbroken.config.decode import decode
-from unbroken.config.derived import derived
 from unbroken.config.document import all_fields
+from unbroken.config.memory_need import compute_bytes, estimate
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
+from unbroken.errors import DataMissing
 from unbroken.launch.started import require_own
+from unbroken.quoting import amounts
+from unbroken.quoting.terminal import printable
+from unbroken.records.deadline import learned_reserve
+from unbroken.records.journal import read_journal
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import Stitched, read_metrics
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
-from unbroken.run.layout import Layout
+
+
+def derived(config: Config) -> dict[str, Any]:
+    """What each null field amounts to, as far as the config alone can tell."""
+    model = config.model
+    candidates: dict[str, Any] = {
+        "model.n_kv_head": model.kv_heads,
+        "model.qkv_bias": model.has_qkv_bias,
+        "model.attn_out_bias": model.has_attn_out_bias,
+        "model.mlp_bias": model.has_mlp_bias,
+        "model.intermediate_size": model.mlp_width,
+        "optimizer.decay_steps": config.optimizer.resolved_decay_steps(config.training.max_steps),
+    }
+    return {name: value for name, value in candidates.items() if config.value(name) is None}
+
+
+# ---- the data ----
+
+NEEDED: Final = "numpy"
+_FORECAST: Final = "unbroken.data.forecast"
+
+
+def data_facts(config: Config, world: int, output: Output, *, is_strict: bool) -> dict[str, Any] | None:
+    """The forecast as plain facts; None where nothing here can look at data.
+
+    Raises:
+        DataMissing: there is no folder at ``data.path``.
+        DataUnfit: data and config do not go together; every problem is in it.
+        DataError: the data is damaged or unfinished.
+    """
+    path = Path(config.data.path)
+    if not path.is_dir():
+        raise DataMissing(path=path, lacks="the folder that data.path names does not exist")
+    try:
+        importlib.import_module(NEEDED)
+    except ModuleNotFoundError:
+        return None
+    with output.progress("plan", _documents(config)) as advance:
+        found = importlib.import_module(_FORECAST).forecast(config, world, progress=advance)
+    if found.problems:
+        for warning in found.warnings:
+            output.note(f"warning: {warning}")
+    found.require_fit(strict=is_strict)
+    return {
+        "path": str(found.path),
+        "world_size": world,
+        "sequences_per_step": found.global_batch,
+        "steps_asked": found.steps,
+        "steps_available": found.steps_available,
+        "vocabulary": found.vocabulary,
+        "warnings": list(found.warnings),
+        "buckets": [
+            {
+                "name": each.name,
+                "shards": each.shards,
+                "documents": each.documents,
+                "tokens": each.tokens,
+                "sequences": each.sequences,
+                "fill": float(each.fill),
+                "drawn": each.drawn,
+                "passes": float(each.passes),
+                "dry_step": each.dry_step,
+            }
+            for each in found.buckets
+        ],
+    }
+
+
+def _documents(config: Config) -> int:
+    """How many documents a plan has to look at, by the size of the indexes: 10 bytes each."""
+    return sum(path.stat().st_size for path in Path(config.data.path, "train").rglob("*.idx")) // 10
+
+
+def data_text(facts: Mapping[str, Any], style: Style) -> str:
+    """The same for a person."""
+    buckets: Sequence[Mapping[str, Any]] = facts["buckets"]
+    sequences, tokens = (sum(each[name] for each in buckets) for name in ("sequences", "tokens"))
+    counts = f"{amounts.plural(len(buckets), 'bucket')}, {amounts.plural(tokens, 'token')}"
+    lines = [
+        f"data     {printable(facts['path'])}  ({counts} in {amounts.plural(sequences, 'sequence')})",
+        f"reach    {_reach(facts)}",
+        *(f"{style.warn('warning')}  {printable(warning)}" for warning in facts["warnings"]),
+        "",
+        _table(buckets, style),
+    ]
+    return "\n".join(lines)
+
+
+def _reach(facts: Mapping[str, Any]) -> str:
+    asked, available = facts["steps_asked"], facts["steps_available"]
+    if available is None:
+        return f"without end; {amounts.plural(asked, 'step')} are asked for"
+    return f"{amounts.plural(available, 'step')}; {amounts.count(asked)} are asked for"
+
+
+def _table(buckets: Sequence[Mapping[str, Any]], style: Style) -> str:
+    names = ("documents", "tokens", "sequences", "fill", "drawn", "passes", "dry at step")
+    columns = [Column("bucket"), *(Column(name, is_number=True) for name in names)]
+    rows = [
+        (
+            printable(each["name"]),
+            *(amounts.count(each[name]) for name in ("documents", "tokens", "sequences")),
+            f"{100 * each['fill']:.2f} %",
+            amounts.count(each["drawn"]),
+            f"{each['passes']:.2f}",
+            "-" if each["dry_step"] is None else amounts.count(each["dry_step"]),
+        )
+        for each in buckets
+    ]
+    return table(columns, rows, style=style)
+
+
+# ---- the model ----
+
+SPEED: Final = "tokens_per_s"
+_RECENT: Final = 50
+
+
+def memory_facts(config: Config, world: int, vocabulary: int | None) -> dict[str, Any] | None:
+    """Bytes on one rank; None where nobody says how many ids there are.
+
+    Args:
+        config: what is trained.
+        world: the number of ranks.
+        vocabulary: the ids of the tokenizer that made the data, where that is known.
+    """
+    rows = config.model.rows(vocabulary)
+    if rows is None:
+        return None
+    found = estimate(config, rows, world)
+    return {
+        **{f"{name}_bytes": size for name, size in asdict(found).items()},
+        "total_bytes": found.total,
+        "world_size": world,
+        "sharding": config.training.sharding,
+        "vocab_size": rows,
+        "compute_bits": 8 * compute_bytes(config),
+    }
+
+
+def memory_text(facts: Mapping[str, Any] | None, config: Config) -> str:
+    """The same for a person."""
+    if facts is None:
+        return "memory   not estimated: model.vocab_size is null, and no data says how many ids there are"
+    size = {name.removesuffix("_bytes"): amounts.size(facts[name]) for name in facts if name.endswith("_bytes")}
+    ranks = amounts.plural(facts["world_size"], "rank")
+    held = f"sharded over {ranks}" if facts["sharding"] == "fsdp2" and facts["world_size"] > 1 else f"whole on {ranks}"
+    assumed = ", as on a GPU" if config.training.mixed_precision is None else ""
+    checkpointed = config.training.gradient_checkpointing
+    every = "" if checkpointed is True or not checkpointed else f" (one block in {checkpointed} recomputed)"
+    kept = ("weights", "gradients", "optimizer", *(("average",) if facts["average_bytes"] else ()), "logits")
+    states = ", ".join(f"{name} {size[name]}" for name in kept)
+    both = f"{size['activations_recomputed']} with gradient_checkpointing, {size['activations_kept']} without"
+    return "\n".join(
+        [
+            f"memory   {size['total']} a rank, {held}, computed in {facts['compute_bits']} bits{assumed}",
+            f"         {states}",
+            f"         activations {size['activations']}{every}; {both}",
+        ]
+    )
+
+
+def walltime_facts(config: Config, world: int) -> dict[str, Any] | None:
+    """How many jobs the run takes; None where no wall time is set.
+
+    Raises:
+        StorageFailed: the system refused to read the records of the run.
+    """
+    limit_s = config.training.max_runtime_seconds
+    if limit_s is None:
+        return None
+    layout = Layout(Path(config.training.output_dir))
+    measured = read_metrics(layout)
+    reserve_s = learned_reserve(read_journal(layout), config.training.walltime_reserve_seconds).seconds(limit_s)
+    usable_s = max(0.0, limit_s - reserve_s)
+    done = max(measured.kept, default=0)
+    left = max(0, config.training.max_steps - done)
+    step_s = _step_s(measured, config.global_batch_size(world) * config.data.max_length)
+    steps_per_job = None if step_s is None else int(usable_s / step_s)
+    return {
+        "job_s": limit_s,
+        "reserve_s": reserve_s,
+        "usable_s": usable_s,
+        "steps_done": done,
+        "steps_left": left,
+        "step_s": step_s,
+        "steps_per_job": steps_per_job,
+        "jobs": math.ceil(left / steps_per_job) if steps_per_job else None,
+        "step_s_for_one_job": usable_s / left if left else None,
+    }
+
+
+def _step_s(measured: Stitched, tokens_per_step: int) -> float | None:
+    speeds = [value for _, value in measured.series(SPEED)[-_RECENT:] if value > 0]
+    return tokens_per_step / statistics.median(speeds) if speeds else None
+
+
+def walltime_text(facts: Mapping[str, Any]) -> str:
+    """The same for a person."""
+    job, reserve = amounts.duration(facts["job_s"]), amounts.duration(facts["reserve_s"])
+    lines = [f"walltime {job} a job, which stops {reserve} before its end"]
+    left = facts["steps_left"]
+    if not left:
+        return "\n".join([*lines, "         no step is left"])
+    if facts["step_s"] is None:
+        needed = _seconds(facts["step_s_for_one_job"])
+        lines.append(
+            f"         {amounts.plural(left, 'step')} in one job if a step takes {needed}, in two if twice as long"
+        )
+    elif not facts["steps_per_job"]:
+        lines.append(f"         a step took {_seconds(facts['step_s'])}: no job would finish one")
+    else:
+        per_job = f"{amounts.plural(facts['steps_per_job'], 'step')} a job"
+        jobs = f"{amounts.plural(facts['jobs'], 'job')} for the {amounts.count(left)} left"
+        lines.append(f"         a step took {_seconds(facts['step_s'])}: {per_job}, {jobs}")
+    return "\n".join(lines)
+
+
+def _seconds(seconds: float) -> str:
+    return amounts.duration(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+# ---- the command ----
 
 
 @as_command("validate", context_settings={"ignore_unknown_options": True})

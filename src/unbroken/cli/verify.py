@@ -4,15 +4,15 @@ import time
 
 import click
 
-from unbroken import amounts
 from unbroken.cli.facts import verdict_facts
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
+from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+from unbroken.records.references import resolve
 from unbroken.report.style import Style
-from unbroken.run.refer import resolve
 from unbroken.store.check import Level, Verdict, verify
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 
 EXIT_DAMAGED = 3

@@ -7,19 +7,16 @@ and explaining are loaded when they are first asked for: naming a field should n
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from unbroken.config.data import CurriculumPhase, DataConfig
 from unbroken.config.document import Config
 from unbroken.config.fields import ResumeClass
-from unbroken.config.model import ModelConfig
-from unbroken.config.optimizer import OptimizerConfig
-from unbroken.config.training import TrainingConfig
+from unbroken.config.sections import CurriculumPhase, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 
 if TYPE_CHECKING:
+    from unbroken.config.changes import Difference, Differences, compare
     from unbroken.config.decode import Resolved
     from unbroken.config.guide import explain, topics
     from unbroken.config.presets import PRESETS, preset
     from unbroken.config.reading import from_json, from_preset, load, require_sound
-    from unbroken.config.resume import Difference, Differences, compare
 
 __all__ = [
     "PRESETS",
@@ -46,9 +43,9 @@ __all__ = [
 _LOADED_WHEN_USED: Final = {
     "PRESETS": "presets",
     "preset": "presets",
-    "Difference": "resume",
-    "Differences": "resume",
-    "compare": "resume",
+    "Difference": "changes",
+    "Differences": "changes",
+    "compare": "changes",
     "Resolved": "decode",
     "explain": "guide",
     "topics": "guide",

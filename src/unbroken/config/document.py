@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from unbroken.config.data import CurriculumPhase, DataConfig
 from unbroken.config.fields import Field, fields_of
-from unbroken.config.model import ModelConfig
-from unbroken.config.optimizer import OptimizerConfig
-from unbroken.config.training import TrainingConfig
+from unbroken.config.sections import CurriculumPhase, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 
 SCHEMA: Final = "unbroken.config/1"
 SECTIONS: Final[dict[str, type]] = {

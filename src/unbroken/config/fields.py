@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
-from unbroken.amounts import count
+from unbroken.quoting.amounts import count
 
 _KEY: Final = "unbroken"
 _T = TypeVar("_T")

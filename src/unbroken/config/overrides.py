@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.config.document import SECTIONS, all_fields
-from unbroken.config.nodes import Node, Place, Scalar
+from unbroken.config.source import Node, Place, Scalar
 from unbroken.errors import ConfigInvalid, ConfigUnreadable, Problem
 
 COMMAND_LINE: Final = Place("command line")

@@ -2,11 +2,8 @@
 
 from typing import Final
 
-from unbroken.config.data import DataConfig
 from unbroken.config.document import Config
-from unbroken.config.model import ModelConfig
-from unbroken.config.optimizer import OptimizerConfig
-from unbroken.config.training import TrainingConfig
+from unbroken.config.sections import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 
 PRESETS: Final = {
     "tiny": "about a million parameters, byte tokenizer, seconds on two CPU cores",

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 from unbroken.config import source as sources
 from unbroken.config.decode import Resolved, decode
 from unbroken.config.document import SCHEMA, SECTIONS, Config, digest_of
-from unbroken.config.nodes import Mapping, Node, Place, Scalar, from_document
 from unbroken.config.overrides import COMMAND_LINE, take_apart
 from unbroken.config.presets import preset
+from unbroken.config.source import Mapping, Node, Place, Scalar, from_document
 from unbroken.errors import ConfigInvalid, Problem, RunRecordDamaged, explain_in_traceback
 
 

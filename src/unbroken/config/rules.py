@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.config.document import Config
-from unbroken.config.nodes import shown
+from unbroken.config.source import shown
 
 # What a checkpoint can be the best by. A name that is never logged would keep none, and nobody would notice.
 METRICS: Final = ("loss", "grad_norm", "val_loss", "ema_val_loss")

@@ -7,13 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from unbroken.data.catalogue import Bucket, Corpus, Shard, open_corpus
-    from unbroken.data.faces import SampleDataset, SampleIterable
+    from unbroken.data.corpus.catalogue import Bucket, Corpus, Shard, open_corpus
+    from unbroken.data.corpus.listing import TokenizerIdentity
+    from unbroken.data.corpus.seal_shards import seal_shards
+    from unbroken.data.datasets import SampleDataset, SampleIterable
     from unbroken.data.ingest.text import open_text_corpus
-    from unbroken.data.listing import TokenizerIdentity
     from unbroken.data.loader import Batch, Loader
-    from unbroken.data.schedule import Phase
-    from unbroken.data.seal import seal_shards
+    from unbroken.data.order.schedule import Phase
     from unbroken.data.served import Served
     from unbroken.data.stream import Stream
 
@@ -36,19 +36,19 @@ __all__ = [
 
 _HOMES: Final = {
     "Batch": "loader",
-    "Bucket": "catalogue",
-    "Corpus": "catalogue",
+    "Bucket": "corpus.catalogue",
+    "Corpus": "corpus.catalogue",
     "Loader": "loader",
-    "Phase": "schedule",
-    "SampleDataset": "faces",
-    "SampleIterable": "faces",
+    "Phase": "order.schedule",
+    "SampleDataset": "datasets",
+    "SampleIterable": "datasets",
     "Served": "served",
-    "Shard": "catalogue",
+    "Shard": "corpus.catalogue",
     "Stream": "stream",
-    "TokenizerIdentity": "listing",
-    "open_corpus": "catalogue",
+    "TokenizerIdentity": "corpus.listing",
+    "open_corpus": "corpus.catalogue",
     "open_text_corpus": "ingest.text",
-    "seal_shards": "seal",
+    "seal_shards": "corpus.seal_shards",
 }
 
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from unbroken.config import Config, DataConfig
-from unbroken.data.catalogue import Corpus, open_corpus
-from unbroken.data.schedule import Phase
+from unbroken.data.corpus.catalogue import Corpus, open_corpus
+from unbroken.data.order.schedule import Phase
 from unbroken.data.stream import CACHE, Stream
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from unbroken import amounts
 from unbroken.config import Config
-from unbroken.data.catalogue import Bucket, Corpus, TokenizerIdentity
 from unbroken.data.configured import corpus_of, phases_of, stream_of
+from unbroken.data.corpus.catalogue import Bucket, Corpus, TokenizerIdentity
 from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
-from unbroken.data.schedule import Dry
+from unbroken.data.order.schedule import Dry
 from unbroken.data.stream import Stream
 from unbroken.errors import BadMix, DataUnfit, NoEodToken, PackageMissing, TokenizerUnknown
+from unbroken.quoting import amounts
 
 BUDGET_TOLERANCE = Fraction(5, 100)
 Progress = Callable[[int], None]

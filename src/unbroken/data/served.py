@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unbroken.data.keyed import mix64
+from unbroken.data.order.keyed import mix64
 
 _WORD: Final = 1 << 64
 _HEX: Final = 16

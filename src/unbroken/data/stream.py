@@ -14,13 +14,12 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from unbroken.data.assemble import Pieces, Rows, cut_pieces, in_order
-from unbroken.data.catalogue import Corpus, Shard
-from unbroken.data.drawn import DrawnBucket, Planned
-from unbroken.data.maps import TokenMaps
-from unbroken.data.plan import MAPPED_GROUPS, BucketPlan, open_plan
-from unbroken.data.proven import SequenceDigests, digest_rows
-from unbroken.data.schedule import Dry, Generation, OnDry, Phase, Schedule
+from unbroken.data.corpus.catalogue import Corpus, Shard
+from unbroken.data.order.drawn import DrawnBucket, Planned
+from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
+from unbroken.data.packing.assemble import Pieces, Rows, TokenMaps, cut_pieces, in_order
+from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
+from unbroken.data.packing.sequence_digests import SequenceDigests, digest_rows
 from unbroken.data.served import Identities, identify
 from unbroken.errors import SequenceDamaged
 from unbroken.files import LOCAL, Files

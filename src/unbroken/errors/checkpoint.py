@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from unbroken import amounts
 from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
+from unbroken.quoting import amounts
 
 _MOST_SHOWN: Final = 4
 _TOUCHED: Final = "the objects handed over are no longer as they were; do not train on with them"

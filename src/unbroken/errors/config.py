@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken import amounts
 from unbroken.errors.tree import ConfigError, Help
+from unbroken.quoting import amounts
 
 
 @dataclass(frozen=True, order=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.amounts import plural
 from unbroken.errors.tree import DataError, Help, quoted
+from unbroken.quoting.amounts import plural
 
 
 @dataclass(eq=False, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken import amounts
 from unbroken.errors.tree import CheckpointError, Help, UsageError, quoted
+from unbroken.quoting import amounts
 
 
 @dataclass(eq=False, kw_only=True)

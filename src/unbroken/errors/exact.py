@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unbroken.amounts import plural
 from unbroken.errors.tree import ExactnessError, Help, UsageError
+from unbroken.quoting.amounts import plural
 
 
 @dataclass(eq=False, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from unbroken.amounts import count, plural
 from unbroken.errors.tree import CheckpointError, Help, UsageError
+from unbroken.quoting.amounts import count, plural
 
 _MOST_SHOWN: Final = 100
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.amounts import plural
 from unbroken.errors.tree import (
     DataError,
     ExactnessError,
@@ -15,6 +14,7 @@ from unbroken.errors.tree import (
     UsageError,
     quoted,
 )
+from unbroken.quoting.amounts import plural
 
 
 @dataclass(eq=False, kw_only=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken import amounts
 from unbroken.errors.tree import BusyError, ExactnessError, Help, UsageError, quoted
+from unbroken.quoting import amounts
 
 
 @dataclass(eq=False, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from unbroken.amounts import plural
 from unbroken.errors.tree import DataError, Help, quoted
+from unbroken.quoting.amounts import plural
 
 
 @dataclass(eq=False, kw_only=True)

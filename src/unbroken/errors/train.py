@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.amounts import plural
 from unbroken.errors.tree import CheckpointError, ExactnessError, Help, TrainingError, UsageError, quoted
+from unbroken.quoting.amounts import plural
 
 _SHOWN = 4
 

@@ -11,7 +11,7 @@
 The global batch is a fixed list of lanes, whatever the world. Beside ``world.py`` this is the only user of collectives.
 """
 
-from unbroken.exact.generators import lane_seed
+from unbroken.exact.lane_rng import lane_seed
 from unbroken.exact.numerics import Numerics, pin
 from unbroken.exact.reducer import Lane, Reducer
 from unbroken.exact.stock import NOT_PROMISED

@@ -11,7 +11,22 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from unbroken.exact.exchange import Ranks
-from unbroken.exact.tree import fold, fold_columns
+
+
+def fold_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """The sum of each row of a matrix, which is used up; the same for a row wherever it stands."""
+    width = matrix.shape[1]
+    while width > 1:
+        kept = (width + 1) // 2
+        matrix[:, : width - kept].add_(matrix[:, kept:width])
+        width = kept
+    return matrix[:, 0]
+
+
+def fold(numbers: torch.Tensor) -> torch.Tensor:
+    """The sum of a list of numbers, in float64."""
+    return fold_columns(numbers.to(torch.float64, copy=True).view(1, -1))[0]
+
 
 # Elements that are squared at a time: a sum needs no second copy of the gradients.
 _AT_ONCE = 1 << 20
@@ -63,7 +78,7 @@ def _row_sums(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The sum of squares of each row that this rank holds, tensor by tensor, on the device of the first."""
     if all(part.is_cuda for part in parts):
         # Imported here: it needs Triton, which a build of torch for CPUs does not have.
-        from unbroken.exact.kernels import row_squares
+        from unbroken.exact.cuda_sums import row_squares
 
         return [row_squares(_rows(part)) for part in parts]
     return [_squares_added(_rows(part)).to(parts[0].device) for part in parts]

@@ -17,17 +17,16 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from unbroken.data.lanes import LanePlan
 from unbroken.errors import ArithmeticDiffers, CannotFold, LaneBroken, NoProcessGroup
 from unbroken.exact.buckets import BUCKET_BYTES
 from unbroken.exact.exchange import Ranks
-from unbroken.exact.generators import LaneGenerators
-from unbroken.exact.lanes import LanePlan
-from unbroken.exact.norm import clip_factor, gradient_norm, scale
+from unbroken.exact.lane_rng import LaneGenerators
+from unbroken.exact.norm import clip_factor, fold, gradient_norm, scale
 from unbroken.exact.precision import Lowered
 from unbroken.exact.reduction import Reduction, ReplicatedFold
 from unbroken.exact.sharded import ShardedFold, compute_dtype_of, ranks_of, shards_of
 from unbroken.exact.stock import NOT_PROMISED, ReplicatedStock, ShardedStock, stock_norm
-from unbroken.exact.tree import fold
 from unbroken.quoting.log import logger
 
 _log = logger(__name__)

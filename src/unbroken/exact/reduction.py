@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from unbroken.exact.buckets import BUCKET_BYTES, Bucket, Filling
-from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
-from unbroken.exact.sums import Accumulator, put
+from unbroken.exact.sums import Accumulator, Buffers, put
 
 # Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.
 _IN_FLIGHT = 2

@@ -20,9 +20,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.distributed.tensor import DTensor, Shard
 
 from unbroken.errors import CannotFold, LaneBroken
-from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Ranks
-from unbroken.exact.sums import Accumulator
+from unbroken.exact.sums import Accumulator, Buffers
 
 
 def shards_of(model: nn.Module) -> list[FSDPModule]:

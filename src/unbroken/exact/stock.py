@@ -12,10 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unbroken.exact.buckets import BUCKET_BYTES, Filling
-from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
 from unbroken.exact.sharded import Held
-from unbroken.exact.sums import Room, put
+from unbroken.exact.sums import Buffers, Room, put
 
 NOT_PROMISED: Final = (
     "stock reductions: no longer promised are equal bits on another number of ranks, equal bits of a replicated and a "

@@ -1,8 +1,67 @@
 """Sums in float32 of what comes in any type, and the memory they are kept in."""
 
+from typing import Any
+
 import torch
 
-from unbroken.exact.buffers import Buffers
+# ---- memory ----
+
+# torch tells it to nobody else; its own CUDA graphs ask in the same way whether a result is still looked at.
+_use_count: Any = torch._C._storage_Use_Count
+
+
+class Buffers:
+    """Flat tensors that were used and wait to be used again."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+        self._lent: dict[int, torch.Tensor] = {}
+
+    @property
+    def held(self) -> int:
+        """How many bytes are kept, lent ones included."""
+        return sum(each.nbytes for each in (*self._free, *self._lent.values()))
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A flat tensor with anything in it."""
+        # An empty one has no address by which it could be known when it is given back.
+        if device.type != "cpu" or not numel:
+            return torch.empty(numel, dtype=dtype, device=device)
+        alike = sorted((each for each in self._free if each.dtype == dtype), key=torch.Tensor.numel)
+        chosen = next((each for each in alike if each.numel() >= numel), None)
+        # One that is too small goes for the one that is made in its place: else every size would have its own for ever.
+        spent = chosen if chosen is not None else alike[-1] if alike else None
+        self._free = [each for each in self._free if each is not spent]
+        if chosen is None:
+            del alike, spent
+            chosen = torch.empty(numel, dtype=dtype)
+        self._lent[chosen.data_ptr()] = chosen
+        return chosen[:numel]
+
+    def give(self, *used: torch.Tensor) -> None:
+        """Nobody looks at these any more."""
+        for each in used:
+            if each.is_cpu and (whole := self._lent.pop(each.data_ptr(), None)) is not None:
+                self._free.append(whole)
+
+    def leave(self, *used: torch.Tensor) -> None:
+        """Somebody may still look at these, or write into them: the memory is theirs."""
+        for each in used:
+            self._lent.pop(each.data_ptr(), None)
+
+    def is_seen(self, lent: torch.Tensor) -> bool:
+        """Whether anybody holds a view of this tensor beside the one it was lent to."""
+        # The memory that is kept here, the tensor that was lent, and the object that is asked.
+        own = 3
+        return lent.data_ptr() in self._lent and _use_count(lent.untyped_storage()._cdata) > own
+
+    def clear(self) -> None:
+        """Forget all, those too that were never given back."""
+        self._free.clear()
+        self._lent.clear()
+
+
+# ---- sums ----
 
 # Elements that are widened at a time.
 _AT_ONCE = 1 << 18
@@ -20,7 +79,7 @@ def put(total: torch.Tensor, part: torch.Tensor | None, *, is_first: bool) -> No
         total.copy_(part) if is_first else total.add_(part)
     elif part.is_cuda:
         # Imported here: it needs Triton, which a build of torch for CPUs does not have.
-        from unbroken.exact.kernels import put_widened_
+        from unbroken.exact.cuda_sums import put_widened_
 
         put_widened_(total, part, is_first=is_first)
     elif is_first:

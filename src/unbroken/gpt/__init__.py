@@ -9,13 +9,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from unbroken.gpt.build import initialize
     from unbroken.gpt.export import to_safetensors, to_torch
-    from unbroken.gpt.generation import generate, stream
+    from unbroken.gpt.generation import Sampling, generate, stream
     from unbroken.gpt.huggingface import to_huggingface
-    from unbroken.gpt.initialization import initialize
     from unbroken.gpt.loss import LossSum
     from unbroken.gpt.model import GPT
-    from unbroken.gpt.sampling import Sampling
     from unbroken.gpt.text import Continued, Generation, TextModel
     from unbroken.gpt.train import Trained, train
 
@@ -41,11 +40,11 @@ _PLACES: Final = {
     "Continued": "text",
     "Generation": "text",
     "LossSum": "loss",
-    "Sampling": "sampling",
+    "Sampling": "generation",
     "TextModel": "text",
     "Trained": "train",
     "generate": "generation",
-    "initialize": "initialization",
+    "initialize": "build",
     "stream": "generation",
     "to_huggingface": "huggingface",
     "to_safetensors": "export",

@@ -20,8 +20,8 @@ from unbroken.errors import RankFailed, UnbrokenError, render
 from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
-from unbroken.run.events import EventLines
-from unbroken.run.outcome import EXIT_INTERRUPTED, conclude
+from unbroken.records.events import EventLines
+from unbroken.records.outcome import EXIT_INTERRUPTED, conclude
 
 
 def main(argv: Sequence[str] | None = None) -> int:

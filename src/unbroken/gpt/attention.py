@@ -6,18 +6,109 @@ backward pass needs one product where three would have to be added. An export sp
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name everybody knows
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from unbroken.config.model import ModelConfig
-from unbroken.gpt.cache import LayerCache
-from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
+from unbroken.config.sections import ModelConfig
 from unbroken.gpt.rope import Angles, rotate
+
+# ---- keys and values that were seen ----
+
+
+@dataclass
+class LayerCache:
+    """The keys and values of one block, (batch, heads, room, width), of which the first ``length`` are filled."""
+
+    keys: Tensor
+    values: Tensor
+    length: int = 0
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens; returns those of all tokens so far."""
+        end = self.length + key.shape[2]
+        self.keys[:, :, self.length : end] = key
+        self.values[:, :, self.length : end] = value
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """One ``LayerCache`` per block; all of them hold the same tokens."""
+
+    layers: tuple[LayerCache, ...]
+
+    @property
+    def length(self) -> int:
+        """How many tokens it holds."""
+        return self.layers[0].length
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can hold."""
+        return self.layers[0].keys.shape[2]
+
+    @classmethod
+    def empty(
+        cls, config: ModelConfig, *, batch: int, room: int, dtype: torch.dtype, device: torch.device
+    ) -> "KeyValueCache":
+        """A cache of nothing, with room for ``room`` tokens."""
+        shape = (batch, config.kv_heads, room, config.n_embd // config.n_head)
+
+        def layer() -> LayerCache:
+            keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+            return LayerCache(keys, values)
+
+        return cls(tuple(layer() for _ in range(config.n_layer)))
+
+
+# ---- masks ----
+
+
+def dense_mask(doc_ids: Tensor) -> Tensor:
+    """True where a token may look, (batch, 1, time, time), from the document of each token, (batch, time)."""
+    length = doc_ids.shape[1]
+    past = torch.ones(length, length, dtype=torch.bool, device=doc_ids.device).tril()
+    return ((doc_ids[:, :, None] == doc_ids[:, None, :]) & past)[:, None]
+
+
+def cached_mask(start: int, length: int, device: torch.device) -> Tensor:
+    """True where one of ``length`` new tokens may look, (length, start + length), when ``start`` tokens are cached."""
+    columns = torch.arange(start + length, device=device)
+    return columns <= columns[start:, None]
+
+
+def block_mask(tokens: Tensor, doc_ids: Tensor | None) -> BlockMask:
+    """The same as blocks for flex attention; without documents one mask serves every row of the batch."""
+    batch, length = tokens.shape
+    is_fused = torch.compiler.is_compiling() or not tokens.is_cuda
+    create = create_block_mask if is_fused else _compiled_creation()
+
+    def looks_back(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    if doc_ids is None:
+        return create(looks_back, None, None, length, length, device=tokens.device)
+
+    def looks_back_in_document(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (doc_ids[row, query] == doc_ids[row, key])
+
+    return create(looks_back_in_document, batch, None, length, length, device=tokens.device)
+
+
+@cache
+def _compiled_creation() -> Any:  # noqa: ANN401 -- create_block_mask as the compiler returns it
+    # Uncompiled it would fill a tensor of batch x time x time first.
+    return torch.compile(create_block_mask)
+
+
+# ---- attention ----
 
 Kernel = Literal["sdpa", "flex"]
 # Tiles of flex attention by width of a head, where others than its own choice were measured to be faster. Of 16 bits:

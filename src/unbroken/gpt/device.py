@@ -1,12 +1,20 @@
 """Which device a model is asked on: the one that is named, if it is there, or the GPU, where there is one."""
 
+import contextlib
+import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
+from unbroken.config import TrainingConfig
 from unbroken.errors import DeviceFull, DeviceMissing
+from unbroken.world import World
 
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -61,3 +69,65 @@ def _devices() -> tuple[str, ...]:
 
 def _number(device: str) -> int:
     return torch.device(device).index or 0
+
+
+# ---- the ranks of a job ----
+
+_TYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank: the world it belongs to and the device it computes on."""
+
+    world: World
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.world.is_first
+
+    def compute_dtype(self, training: TrainingConfig) -> torch.dtype | None:
+        """The type of the forward pass; None is float32."""
+        if training.mixed_precision is not None:
+            return _TYPES[training.mixed_precision]
+        is_wide = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if is_wide else None
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Place]:
+    """Take this process's place among the ranks that a launcher started; alone, no process group is needed."""
+    has_cuda = torch.cuda.is_available()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local_rank % torch.cuda.device_count()) if has_cuda else torch.device("cpu")
+    if has_cuda:
+        torch.cuda.set_device(device)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # A product is cut into as many pieces as there are threads: their number must not follow from the machine.
+        torch.set_num_threads(1)
+    is_ours = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    if is_ours:
+        dist.init_process_group(_backend(has_cuda=has_cuda))
+    try:
+        yield Place(World.current(), device)
+    finally:
+        if is_ours:
+            dist.destroy_process_group()
+
+
+def seed_generators(seed: int) -> None:
+    """The global generators, alike on every rank: a checkpoint then holds one state of them, for any number of ranks.
+
+    Nothing of the training draws from them: lanes have generators of their own.
+    """
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+
+
+def _backend(*, has_cuda: bool) -> str:
+    # NCCL refuses several ranks on one device.
+    has_own_device = has_cuda and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    return "nccl" if has_own_device else "gloo"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from unbroken.data.stream import Stream
 from unbroken.exact.sharded import shards_of
+from unbroken.gpt.device import Place
 from unbroken.gpt.loss import IGNORED
 from unbroken.gpt.model import GPT
-from unbroken.gpt.place import Place
 from unbroken.state.rng import capture_generators, generator_devices, restore_generators
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from unbroken.config.model import ModelConfig
+from unbroken.config.sections import ModelConfig
 from unbroken.errors import NotExpressible
 from unbroken.files import LOCAL, Files
 from unbroken.gpt.export import publish, safetensors_chunks

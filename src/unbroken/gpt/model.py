@@ -9,22 +9,139 @@ The residual stream has the dtype of the products (autocast's, or that of the we
 weights cast beforehand compute the same bits. Dropout acts on the embedding and on what each layer adds to the stream.
 """
 
-from collections.abc import Callable
-from typing import Self, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self, overload
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name everybody knows
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from unbroken.config.model import ModelConfig
+from unbroken.config.sections import ModelConfig
 from unbroken.errors import SequenceTooLong
-from unbroken.gpt.attention import Attention, Context, Kernel, kernel_for, mask_for
-from unbroken.gpt.cache import KeyValueCache, LayerCache
+from unbroken.gpt.attention import Attention, Context, Kernel, KeyValueCache, LayerCache, kernel_for, mask_for
 from unbroken.gpt.loss import LossSum, loss_sum, next_token_targets
-from unbroken.gpt.mlp import make_mlp
-from unbroken.gpt.norm import make_norm
 from unbroken.gpt.rope import Angles, tables
+
+# ---- normalisation ----
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root of the mean square, then scale."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalise over the last dimension."""
+        wide = hidden.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(hidden.dtype) * scaled.to(hidden.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Subtract the mean and divide by the standard deviation, then scale and shift."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalise over the last dimension."""
+        wide = hidden.float()
+        centred = wide - wide.mean(-1, keepdim=True)
+        scaled = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(hidden.dtype) * scaled.to(hidden.dtype) + self.bias.to(hidden.dtype)
+
+
+def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
+    """The norm that the config names, over the width of the residual stream."""
+    kind = RMSNorm if config.norm == "rmsnorm" else LayerNorm
+    return kind(config.n_embd, config.norm_eps)
+
+
+# ---- the MLP ----
+
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"swish": F.silu, "gelu": F.gelu, "relu": F.relu}
+
+
+class GatedMLP(nn.Module):
+    """``down(activation(gate(x)) * up(x))``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, hidden, bias = config.n_embd, config.mlp_width, config.has_mlp_bias
+        self.activation = config.activation
+        self.has_bias = bias
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """From and to the width of the residual stream."""
+        gate_up = self.gate_up(hidden)
+        if gate_up.is_cuda and torch.is_grad_enabled():
+            rows = gate_up.flatten(0, -2)
+            projected: Tensor = _GatedDown.apply(rows, self.down.weight, self.activation)  # type: ignore[no-untyped-call]
+            if self.has_bias:
+                projected = projected + self.down.bias.to(projected.dtype)
+            return projected.view(hidden.shape)
+        down: Tensor = self.down(gated(gate_up, self.activation))
+        return down
+
+
+class PlainMLP(nn.Module):
+    """``down(activation(up(x)))``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, hidden, bias = config.n_embd, config.mlp_width, config.has_mlp_bias
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """From and to the width of the residual stream."""
+        down: Tensor = self.down(self.activation(self.up(hidden)))
+        return down
+
+
+def make_mlp(config: ModelConfig) -> GatedMLP | PlainMLP:
+    """The MLP that the config names."""
+    return GatedMLP(config) if config.mlp_type == "gated" else PlainMLP(config)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """``activation(gate) * up``, where the last dimension holds both."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+class _GatedDown(torch.autograd.Function):
+    """``gated(gate_up) @ weight.T`` on CUDA, over rows."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, gate_up: Tensor, weight: Tensor, activation: str) -> Tensor:
+        ctx.save_for_backward(gate_up, weight)
+        ctx.activation = activation  # type: ignore[attr-defined]
+        return gated(gate_up, activation) @ weight.to(gate_up.dtype).t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 -- what forward left on it
+        # Imported here: it needs Triton, which a build of torch for CPUs does not have.
+        from unbroken.gpt.kernels import gated_backward
+
+        gate_up, weight = ctx.saved_tensors
+        slope = gradients[0].contiguous()
+        gate_up_slope, product = gated_backward(gate_up, slope @ weight.to(slope.dtype), ctx.activation)
+        return gate_up_slope, (slope.t() @ product).to(weight.dtype), None
+
+
+# ---- the network ----
 
 
 class Block(nn.Module):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from unbroken.config import Config
 from unbroken.data.configured import corpus_of, phases_of, stream_of
+from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import Forecast, forecast
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder
-from unbroken.data.listing import TokenizerIdentity
 from unbroken.data.loader import Loader
 from unbroken.data.stream import Stream
 from unbroken.errors import (

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from unbroken.config.model import ModelConfig
+from unbroken.config.sections import ModelConfig
 
 # Yarn keeps what turns more often than the first within the original length, and stretches what turns less than the
 # second; in between it blends.

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from unbroken.config import Config
-from unbroken.gpt.lines import flops_per_token, peak_of
+from unbroken.gpt.log_lines import flops_per_token, peak_of
 
 # Well-run training of models of a billion parameters and less reaches about this much of the peak.
 _OF_PEAK: Final = 0.4

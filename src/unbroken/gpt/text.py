@@ -13,10 +13,9 @@ from typing import Final
 import torch
 
 from unbroken.errors import GenerationInvalid, SequenceTooLong
+from unbroken.gpt.checkpoint import Found, Loaded, find_model
 from unbroken.gpt.device import chosen_device, chosen_dtype, noticing_full
-from unbroken.gpt.generation import generate
-from unbroken.gpt.load import Found, Loaded, find_model
-from unbroken.gpt.sampling import Sampling
+from unbroken.gpt.generation import Sampling, generate
 from unbroken.gpt.vocabulary import Vocabulary, vocabulary_of
 
 DEFAULT_NEW_TOKENS: Final = 100

@@ -20,30 +20,26 @@ import torch
 
 from unbroken import exact
 from unbroken.config import Config, load, require_sound
-from unbroken.config.resume import Difference, computing_values
+from unbroken.config.changes import Difference, computing_values
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
-from unbroken.gpt.adamw import AdamW
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
-from unbroken.gpt.device import noticing_full
+from unbroken.gpt.device import Place, joined, noticing_full, seed_generators
 from unbroken.gpt.evaluate import Evaluated, Evaluation
-from unbroken.gpt.lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
+from unbroken.gpt.log_lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
-from unbroken.gpt.optimizer import follow, make_optimizer, set_rate
-from unbroken.gpt.place import Place, joined, seed_generators
+from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, rate_at, set_rate
 from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
-from unbroken.gpt.rates import rate_at
-from unbroken.gpt.records import JobLog, keep_config, keep_tokenizer
-from unbroken.gpt.scaler import LossScaler
+from unbroken.gpt.run_files import JobLog, keep_config, keep_tokenizer
 from unbroken.launch.accepted import CONFIG, require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
-from unbroken.run.events import event
-from unbroken.run.layout import Layout
+from unbroken.records.events import event
+from unbroken.records.layout import Layout
 
 _log = logger(__name__)
 VALIDATION_LOSS = "val_loss"

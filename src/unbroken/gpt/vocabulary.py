@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from unbroken.amounts import count
+from unbroken.data.corpus.listing import TokenizerIdentity, identity_from_json
 from unbroken.data.ingest.encoders import BYTES, FILE_NAME, TextEncoder, TokenizerFile, find_tokenizer, load_encoder
-from unbroken.data.listing import TokenizerIdentity, identity_from_json
 from unbroken.errors import TokenizerUnknown, WrongTokenizer
 from unbroken.files import LOCAL, Files
-from unbroken.gpt.load import Found
-from unbroken.gpt.records import IDENTITY, TOKENIZER
+from unbroken.gpt.checkpoint import Found
+from unbroken.gpt.run_files import IDENTITY, TOKENIZER
+from unbroken.quoting.amounts import count
 from unbroken.store.fields import Malformed
 
 _LIMIT_BYTES: Final = 1 << 20

@@ -5,12 +5,21 @@ difference that is still refused, or, where nothing differs today, never.
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
+from unbroken.config import Config
 from unbroken.config.document import all_fields
-from unbroken.errors import AcceptUnknown
-from unbroken.run.journal import Fact
+from unbroken.config.fields import ResumeClass
+from unbroken.errors import AcceptUnknown, RunRecordDamaged
+from unbroken.files import LOCAL, Files
+from unbroken.records.journal import Fact, History
+from unbroken.records.layout import Layout
+from unbroken.store.envelope import opened, sealed
+from unbroken.store.fields import Malformed, Table
+from unbroken.store.names import scratch
 
 # What the record of the arithmetic holds, on a CPU or on a GPU.
 ARITHMETIC: Final = (
@@ -72,3 +81,99 @@ def _above(name: str) -> list[str]:
     """A tensor's name, and every name that stands for all below it."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+# ---- accepted.json ----
+
+_FORMAT: Final = "unbroken.accepted/1"
+_LIMIT_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class AcceptedValue:
+    """One field that was changed: both values in plain JSON form, and the job and step from which the new one holds."""
+
+    field: str
+    was: Any
+    now: Any
+    job: int
+    step: int
+
+
+def values_of(history: Iterable[AcceptedValue]) -> dict[str, Any]:
+    """The value of each field that was ever changed, as it is now."""
+    return {change.field: change.now for change in history}
+
+
+def read_accepted(layout: Layout, files: Files = LOCAL) -> tuple[AcceptedValue, ...] | None:
+    """All changes, oldest first; None where there is no record.
+
+    Raises:
+        RunRecordDamaged: the record is damaged, or was changed after it was written.
+        StorageFailed: the system refused.
+    """
+    path = layout.accepted
+    if files.find(path) is None:
+        return None
+    found = opened(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
+    if found is None or not found.is_proven or found.form != _FORMAT:
+        raise RunRecordDamaged(path=path, complaint=f"it is no {_FORMAT} record, or was changed after it was written")
+    try:
+        rows = Table(json.loads(found.body), path.name).rows("changes")
+        return tuple(_decoded(row) for row in rows)
+    except (ValueError, RecursionError, Malformed) as wrong:
+        raise RunRecordDamaged(path=path, complaint=" ".join(str(wrong).split())[:120]) from wrong
+
+
+def rebuild_accepted(started: Config, history: History) -> tuple[AcceptedValue, ...]:
+    """The same changes as the journal tells them, for a run whose record is missing; ``started`` is its config.
+
+    Each job that differs from ``config.json`` journals all fields in which it does. A declared field can only be
+    among them because somebody accepted it, and one that is no longer among them is back at its first value.
+    """
+    values, found = started.values(), list[AcceptedValue]()
+    for fact in history.of_kind("config"):
+        if fact.values.get("is_replaced"):
+            # A new start with a config of its own.
+            found.clear()
+            continue
+        resumed = history.last("resume", job=fact.job)
+        step = (resumed.whole("step") if resumed is not None else None) or 0
+        before, after = values_of(found), _declared(fact, values)
+        for field in dict.fromkeys((*before, *after)):
+            section, _, name = field.partition(".")
+            first = values[section][name]
+            was, now = before.get(field, first), after.get(field, first)
+            if was != now:
+                found.append(AcceptedValue(field, was, now, fact.job, step))
+    return tuple(found)
+
+
+def _declared(fact: Fact, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The declared fields that a job had with another value than ``config.json``, which has these values."""
+    told, fields = fact.values.get("changes"), all_fields()
+    found: dict[str, Any] = {}
+    for name, pair in told.items() if isinstance(told, dict) else ():
+        field = fields.get(name)
+        if field is None or field.declaration.resume is not ResumeClass.DECLARED:
+            continue
+        if isinstance(pair, list) and len(pair) == 2 and pair[0] == values[field.section][field.name]:
+            found[name] = pair[1]
+    return found
+
+
+def write_accepted(layout: Layout, history: Sequence[AcceptedValue], files: Files = LOCAL) -> None:
+    """Replace the record.
+
+    Raises:
+        StorageFailed: the system refused; the old record is intact.
+    """
+    # ASCII, as in config.json: a path that is no UTF-8 is made of lone surrogates.
+    body = json.dumps({"changes": [asdict(change) for change in history]}, sort_keys=True, allow_nan=False).encode()
+    # crash here: the old record or the new one; no step has been computed with the new values yet.
+    files.replace(layout.accepted, sealed(body, _FORMAT), scratch=scratch("trainer", "accepted"))
+
+
+def _decoded(row: Table) -> AcceptedValue:
+    was, now = row.any("was"), row.any("now")
+    return AcceptedValue(row.text("field"), was, now, row.whole("job"), row.whole("step"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.errors import UnbrokenError
-from unbroken.launch import outcome_file, torchrun
+from unbroken.launch import job_files, torchrun
 from unbroken.launch.verdict import SIGNALLED, signal_name
 from unbroken.quoting.terminal import printable
 
@@ -109,7 +109,7 @@ def _failures(ended: Any) -> list[Failure]:  # noqa: ANN401 -- torchrun's own er
 
 def _told_failure(failure: Failure, environ: Mapping[str, str]) -> int:
     # Where the run itself told why it ended, a rank's exit code adds nothing; a signal is what the run cannot know.
-    place = environ.get(outcome_file.ENVIRONMENT)
+    place = environ.get(job_files.ENVIRONMENT)
     has_told = place is not None and _completed_by(failure, Path(place))
     if failure.code < 0 or not has_told:
         _say(failure.in_words())
@@ -119,12 +119,12 @@ def _told_failure(failure: Failure, environ: Mapping[str, str]) -> int:
 def _completed_by(failure: Failure, place: Path) -> bool:
     """Whether the run told how it ended; where it lost a rank to a signal, the signal is added to its words."""
     try:
-        told = outcome_file.read(place)
+        told = job_files.read_outcome(place)
         if told is None or not told.has_ended:
             return False
         is_loss = told.status == "error" and told.outcome_class == "again"
         if is_loss and failure.code < 0 and failure.code != -signal.SIGTERM:
-            outcome_file.write(place, replace(told, reason=f"{told.reason}; {failure.in_words()}"))
+            job_files.write_outcome(place, replace(told, reason=f"{told.reason}; {failure.in_words()}"))
     except UnbrokenError:
         return False
     return True

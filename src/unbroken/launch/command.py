@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import BadUsage, ModuleMissing, PathMissing
-from unbroken.launch import agent, outcome_file, torchrun
-from unbroken.launch.elastic import OWN_STORE, Meeting, Nodes
+from unbroken.launch import agent, job_files, torchrun
+from unbroken.launch.torchrun import OWN_STORE, Meeting, Nodes
 
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
@@ -180,7 +180,7 @@ def environment_of(
     A single process that was asked for by number finds the variables torchrun sets, so that a script written for
     torchrun runs unchanged; one that was not asked for by number is as plain as ``python script.py``.
     """
-    environment = {**before, outcome_file.ENVIRONMENT: str(outcome_path)}
+    environment = {**before, job_files.ENVIRONMENT: str(outcome_path)}
     if shape.needs_torchrun:
         environment[torchrun.SHUTDOWN_VARIABLE] = str(shutdown_timeout_s)
         if sets_threads(before, shape):

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import IO, Final
 
 from unbroken.errors import RecordDamaged, StorageFailed
-from unbroken.launch import outcome_file, processes, steps_file, torchrun
+from unbroken.launch import job_files, processes, torchrun
 from unbroken.launch.command import Shape, Target, command_of, environment_of
-from unbroken.launch.outcome_file import JobOutcome
-from unbroken.launch.records import last_job, recorded_outcome, resumable_step, stop_kind
+from unbroken.launch.job_files import JobOutcome
+from unbroken.launch.last_job import last_job, recorded_outcome, resumable_step, stop_kind
 from unbroken.launch.restarts import NO_PROGRESS_RESTARTS, Again, Attempt, Enough, Policy, decide
 from unbroken.launch.supervise import Say, Watch, hold_signals, next_signal
 from unbroken.launch.verdict import Ended, Verdict, judge
-from unbroken.run.process import process_of
+from unbroken.records.process import process_of
 
 SHUTDOWN_TIMEOUT_S: Final = 600
 RESTART_DELAY_S: Final = 1.0
@@ -101,7 +101,7 @@ def _attempt(ended: Ended, code: int, outcome: JobOutcome | None, run: Path | No
         was_asked=ended.asked_by is not None or ended.was_interrupted_twice,
         resumable_step=resumable_step(run),
         is_run_known=run is not None,
-        reached=steps_file.last_step(steps_file.path_of(path)),
+        reached=job_files.last_step(job_files.steps_path(path)),
         stopped_by=stop_kind(run) if outcome is not None and outcome.status == "stopped" else None,
     )
 
@@ -160,7 +160,7 @@ def _outcome(path: Path, around: Surroundings, run: Path | None, before: int | N
 
 def _told(path: Path, say: Say) -> JobOutcome | None:
     try:
-        return outcome_file.read(path)
+        return job_files.read_outcome(path)
     except (RecordDamaged, StorageFailed) as refusal:
         say(f"what the job told of its outcome cannot be used: {refusal.headline()}")
         return None

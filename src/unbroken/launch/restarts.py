@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken.launch.outcome_file import JobOutcome
+from unbroken.launch.job_files import JobOutcome
 
 NO_PROGRESS_RESTARTS: Final = 3
 LONGEST_DELAY_S: Final = 60.0

@@ -13,16 +13,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.config import Config, compare, from_json
+from unbroken.config.changes import Difference, Differences, computing_values, with_values
 from unbroken.config.document import digest_of
-from unbroken.config.resume import Difference, Differences, computing_values, with_values
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointsExist, ConfigDiffers, ConfigMissing, FieldChange, GptSimpleRun
 from unbroken.files import LOCAL, Files
-from unbroken.launch.accepted import CONFIG, require_known, still_accepted
-from unbroken.launch.accepted_values import AcceptedValue, read_accepted, rebuild_accepted, values_of
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.store.place import Store
+from unbroken.launch.accepted import (
+    CONFIG,
+    AcceptedValue,
+    read_accepted,
+    rebuild_accepted,
+    require_known,
+    still_accepted,
+    values_of,
+)
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
 from unbroken.store.rewind import SCRATCH, last_request, without_tag
 from unbroken.store.scan import newest_first, scan
 

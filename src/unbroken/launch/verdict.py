@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken.launch.outcome_file import JobOutcome
+from unbroken.launch.job_files import JobOutcome
 
 EXIT_INTERRUPTED: Final = 130
 SIGNALLED: Final = 128

@@ -4,19 +4,18 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
-from unbroken import amounts
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.resume import Resumed
 from unbroken.loop.settings import Settings
+from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
-from unbroken.run.clocks import skew_sentence
-from unbroken.run.deadline import Deadline
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease, number_of
-from unbroken.run.process import host_name
-from unbroken.state.accepted import without_difference
+from unbroken.records.deadline import Deadline, skew_sentence
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Lease, number_of
+from unbroken.records.process import host_name
 from unbroken.state.capture import GENERATORS
+from unbroken.state.cold import without_difference
 from unbroken.store.rewind import asked_again, without_tag
 from unbroken.world import World
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unbroken.state.tree import split
+from unbroken.state.skeleton import split
 
 CARRIED = "carried"
 

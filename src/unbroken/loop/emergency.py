@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unbroken import amounts
 from unbroken.errors import (
     CheckpointError,
     EvidenceMissing,
@@ -24,20 +23,22 @@ from unbroken.files import LOCAL
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
+from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
-from unbroken.run.grace import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Lease, number_of, require_held
-from unbroken.run.process import host_name
-from unbroken.run.stop import StopSources
+from unbroken.records.deadline import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Lease, number_of, require_held
+from unbroken.records.process import host_name
+from unbroken.records.stop import StopSources
 from unbroken.state.adopt import Adopting, adopt
-from unbroken.state.emergency import Dumped, Whose, dump
+from unbroken.state.dump import Dumped, Whose, dump
 from unbroken.state.items import Item, present
 from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
-from unbroken.store.dumps import mirror, sweep_dumps
-from unbroken.store.emergency import (
+from unbroken.store.directory import Store
+from unbroken.store.dump_copies import mirror, sweep_dumps
+from unbroken.store.dumps import (
     Area,
     Choice,
     Moment,
@@ -49,9 +50,7 @@ from unbroken.store.emergency import (
     read_area,
     read_pointers,
 )
-from unbroken.store.hosts import machine_of
-from unbroken.store.names import scratch
-from unbroken.store.place import Store
+from unbroken.store.names import machine_of, scratch
 from unbroken.store.scan import newest_first, scan
 from unbroken.world import Vote, World
 

@@ -17,6 +17,7 @@ from unbroken.errors import (
     LeftMidStep,
     LoopsDisagree,
     NonFiniteLoss,
+    PeerLost,
     RankFailed,
     UnbrokenError,
     explain_in_traceback,
@@ -30,8 +31,8 @@ from unbroken.loop.opened import Opened
 from unbroken.loop.resume import UNFINISHED
 from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_plain_counters, say_end, shown
 from unbroken.quoting.log import logger
-from unbroken.run.outcome import conclude
-from unbroken.run.stop import StopReason
+from unbroken.records.outcome import conclude
+from unbroken.records.stop import StopReason
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import State
 from unbroken.state.rng import capture_generators, generator_devices
@@ -96,7 +97,9 @@ class Job:
         try:
             cause = self.opened.ending_of(error) if error is not None else None
             # A save in flight is of a step before the error: it is worth finishing, while the others take part.
-            refused = self.refused or self.settle_last(last_wait_s(self.opened, error or self.refused))
+            is_rank_lost = isinstance(cause or self.refused, PeerLost)
+            wait_s = last_wait_s(self.opened, error or self.refused, is_rank_lost=is_rank_lost)
+            refused = self.refused or self.settle_last(wait_s)
         except KeyboardInterrupt as at_once:
             # Told to go while it waits: the outcome is said and the run let go all the same.
             self._close(at_once)

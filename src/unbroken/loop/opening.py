@@ -11,34 +11,30 @@ from types import FrameType
 import torch.distributed as dist
 
 from unbroken.errors import ItemsDiffer, NotExact, NotShared, UnbrokenError, UnsavedState
-from unbroken.launch import outcome_file
+from unbroken.launch import job_files
 from unbroken.launch.accepted import still_accepted
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
 from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
 from unbroken.loop.carry import CARRIED, Carried
-from unbroken.loop.drilled import Drilled, find_drill
 from unbroken.loop.emergency import Emergency, find_area
-from unbroken.loop.opened import Opened, let_go
+from unbroken.loop.loader_workers import shield_workers
+from unbroken.loop.opened import Drilled, Opened, find_drill, let_go
 from unbroken.loop.pace import SaveClock
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.settings import Settings
-from unbroken.loop.workers import shield_workers
 from unbroken.quoting.log import logger
-from unbroken.run.cadence import Auto, Every, Pace, mean_time_between_failures_s
-from unbroken.run.deadline import Deadline, find_deadline, learned_reserve
-from unbroken.run.grace import learned_costs
-from unbroken.run.layout import Layout, require_directory
-from unbroken.run.lease import Holder, Lease, number_of, read_current, require_held
-from unbroken.run.leftovers import sweep_scratch
-from unbroken.run.outcome import conclude
-from unbroken.run.process import holder_of, host_name, process_of, this_holder
-from unbroken.run.renewal import Renewal
-from unbroken.run.scheduler import placement
-from unbroken.run.stop import StopSources, clear_requests
-from unbroken.run.takeover import take_over
+from unbroken.records.deadline import Deadline, find_deadline, learned_costs, learned_reserve
+from unbroken.records.interval import Auto, Every, Pace, mean_time_between_failures_s
+from unbroken.records.layout import Layout, require_directory
+from unbroken.records.lease import Holder, Lease, Renewal, number_of, read_current, require_held
+from unbroken.records.leftovers import sweep_scratch
+from unbroken.records.outcome import conclude
+from unbroken.records.process import holder_of, host_name, placement, process_of, this_holder
+from unbroken.records.stop import StopSources, clear_requests
+from unbroken.records.takeover import take_over
 from unbroken.state.audit import Unsaved, UnsavedWatch, audit, modules_of, named_rngs, non_persistent
 from unbroken.state.capture import GENERATORS, require_savable
 from unbroken.state.cursor import Cursor
@@ -46,9 +42,9 @@ from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem,
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_generators
 from unbroken.state.save import Keeping, Saver
+from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.keep import compose
-from unbroken.store.place import Store
 from unbroken.world import World
 
 _log = logger(__name__)
@@ -345,7 +341,7 @@ def _draw_on(restored: Restored, settings: Settings) -> None:
 
 def _launcher() -> list[Holder]:
     """The process that started this job, if it is ours: a job is killed with its launcher, or it would come back."""
-    told = os.environ.get(outcome_file.LAUNCHER, "")
+    told = os.environ.get(job_files.LAUNCHER, "")
     return [holder_of(int(told))] if told.isdecimal() else []
 
 
@@ -377,7 +373,7 @@ def _audit(taken: Taken, frame: FrameType | None) -> Callable[[], None]:
         looks += 1
         if looks <= _LATE_LOOKS:
             # Made since the run was entered: an optimizer for a new phase, an average begun late.
-            late = [each for each in audit(taken.things, None, ignore=ignore) if each.type_name not in known]
+            late = [each for each in audit(taken.things, None) if each.type_name not in known]
             known.update(each.type_name for each in late)
             _tell_unsaved(taken, late)
         _tell_unsaved(taken, watch.drawn_from())

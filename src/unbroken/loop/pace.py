@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from unbroken.run.cadence import Auto, Every, Pace
-from unbroken.run.deadline import Reserve
+from unbroken.records.deadline import Reserve
+from unbroken.records.interval import Auto, Every, Pace
 
 
 class SaveClock:

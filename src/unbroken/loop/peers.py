@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from unbroken.errors import PeerLost, RankFailed, RankRaised, UnbrokenError
-from unbroken.run.lease import Holder
-from unbroken.run.outcome import Outcome, conclude
-from unbroken.run.process import process_of
+from unbroken.records.lease import Holder
+from unbroken.records.outcome import Outcome, conclude
+from unbroken.records.process import process_of
 from unbroken.world import World
 
 # A rank that fails says so before its connections close; storage and networks may be slow to show it.

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import StorageFailed, UnbrokenError
-from unbroken.launch import outcome_file, steps_file
+from unbroken.launch import job_files
 from unbroken.quoting.log import logger
-from unbroken.run.journal import History, Journal, read_history
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Holder, Lease
-from unbroken.run.metrics import MetricsWriter, Mismatch, Recheck, lost_values
-from unbroken.run.outcome import Outcome, record_outcome
-from unbroken.run.process import process_of
-from unbroken.run.state import RunState, RunStateWriter
+from unbroken.records.journal import History, Journal, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Holder, Lease
+from unbroken.records.metrics import MetricsWriter, Mismatch, Recheck, lost_values
+from unbroken.records.outcome import Outcome, record_outcome
+from unbroken.records.process import process_of
+from unbroken.records.snapshot import RunState, RunStateWriter
 from unbroken.store.names import scratch
 
 _log = logger(__name__)
@@ -64,7 +64,7 @@ class SilentRecorder:
 
         A rank whose own error the first one can only notice by its end does not wait (``waits``).
         """
-        place = os.environ.get(outcome_file.ENVIRONMENT)
+        place = os.environ.get(job_files.ENVIRONMENT)
         if place is None or outcome.exit_code == 0 or not waits:
             return
         until = time.monotonic() + _TOLD_WITHIN_S
@@ -85,8 +85,8 @@ class Recorder(SilentRecorder):
         self._state = RunState(status="running", pid=lease.holder.pid, started_at_s=lease.taken_at_s, job=lease.number)
         self._metrics: MetricsWriter | None = None
         self._recheck: Recheck | None = None
-        self._launcher = os.environ.get(outcome_file.ENVIRONMENT)
-        self._steps = steps_file.StepsWriter(steps_file.path_of(Path(self._launcher))) if self._launcher else None
+        self._launcher = os.environ.get(job_files.ENVIRONMENT)
+        self._steps = job_files.StepsWriter(job_files.steps_path(Path(self._launcher))) if self._launcher else None
         self._tell(Outcome("running", 0, "held"))
 
     def history(self) -> History:
@@ -186,20 +186,20 @@ class Recorder(SilentRecorder):
 
     def _tell(self, outcome: Outcome) -> None:
         if self._launcher:
-            told = outcome_file.JobOutcome(
+            told = job_files.JobOutcome(
                 str(self._layout.run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason
             )
             with _said_not_raised("the launcher's file"):
-                outcome_file.write(Path(self._launcher), told)
+                job_files.write_outcome(Path(self._launcher), told)
 
 
 def tell_launcher_of_refusal(run: Path, outcome: Outcome) -> None:
     """Tell the launcher why a job did not begin; nothing is written into a run that somebody else holds."""
-    place = os.environ.get(outcome_file.ENVIRONMENT)
+    place = os.environ.get(job_files.ENVIRONMENT)
     if place:
-        told = outcome_file.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
+        told = job_files.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
         with _said_not_raised("the launcher's file"):
-            outcome_file.write(Path(place), told)
+            job_files.write_outcome(Path(place), told)
 
 
 def _is_gone(process: Holder | None) -> bool:
@@ -209,7 +209,7 @@ def _is_gone(process: Holder | None) -> bool:
 
 def _is_told(place: Path) -> bool:
     try:
-        told = outcome_file.read(place)
+        told = job_files.read_outcome(place)
     except UnbrokenError:
         return False
     return told is not None and told.has_ended

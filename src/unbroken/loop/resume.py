@@ -27,12 +27,11 @@ from unbroken.state.hyperparameters import Change, Script, digest_of_settings
 from unbroken.state.items import Item
 from unbroken.state.restore import Restored, Source, restore
 from unbroken.store.check import Level
-from unbroken.store.choose import resume_point
+from unbroken.store.choose import quarantine, resume_point
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST, QUARANTINE, step_of
-from unbroken.store.place import Store
-from unbroken.store.quarantine import quarantine
-from unbroken.store.refer import is_bare, named_in, resolve_checkpoint
+from unbroken.store.references import is_bare, named_in, resolve_checkpoint
 from unbroken.store.rewind import (
     SCRATCH,
     Request,

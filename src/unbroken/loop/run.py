@@ -32,8 +32,8 @@ from unbroken.loop.job import Job
 from unbroken.loop.opening import open_run
 from unbroken.loop.saved import require_target
 from unbroken.loop.settings import Settings
-from unbroken.run.layout import absolute_run
-from unbroken.run.stop import StopReason
+from unbroken.records.layout import absolute_run
+from unbroken.records.stop import StopReason
 from unbroken.state.audit import calling_frame, remember
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.rng import capture_generators, generator_devices

@@ -9,20 +9,24 @@ from unbroken.errors import NeedsPickle, RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.quoting.log import logger
-from unbroken.run.events import event
-from unbroken.run.outcome import Outcome
-from unbroken.state.records import COUNTERS
+from unbroken.records.events import event
+from unbroken.records.outcome import Outcome
 from unbroken.state.save import Saved
+from unbroken.state.trainer_state import COUNTERS
 
 _log = logger(__name__)
 # After an error the other ranks may be gone, and a save that needs them would never end.
 LAST_SAVE_WAIT_S: Final = 60.0
+# Where one is known to be gone, only what the others have already sent can still arrive.
+LOST_RANK_WAIT_S: Final = 10.0
 
 
-def last_wait_s(opened: Opened, error: BaseException | None) -> float | None:
+def last_wait_s(opened: Opened, error: BaseException | None, *, is_rank_lost: bool) -> float | None:
     """How long to wait for the save in flight: to its end, but not for ever after an error, nor when told to go."""
     if isinstance(error, KeyboardInterrupt) or opened.emergency.is_leaving:
         return 0.0
+    if is_rank_lost and not opened.saver.is_committing:
+        return LOST_RANK_WAIT_S
     return None if error is None else LAST_SAVE_WAIT_S
 
 

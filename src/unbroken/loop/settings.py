@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from unbroken.store.keep import best_by
-from unbroken.store.refer import is_bare
+from unbroken.store.references import is_bare
 from unbroken.store.rewind import without_tag
 
 _SPOT: Final = ("aws", "gcp", "azure", "auto", "off")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken import amounts
 from unbroken.files import Source
+from unbroken.quoting import amounts
 from unbroken.store.check import Level, verify
 from unbroken.store.commit import walk_files
+from unbroken.store.directory import Store
 from unbroken.store.names import MANIFEST, DraftName, scratch
-from unbroken.store.place import Store
 from unbroken.store.scan import newest_first, scan
 
 _CHUNK_BYTES: Final = 1 << 20

@@ -13,24 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from unbroken import amounts
 from unbroken.errors import DemoFailed
 from unbroken.prove.corpus import BUCKETS, write_corpus
 from unbroken.prove.damage import Damage, do_damage
-from unbroken.prove.demo_plan import (
-    ALONE,
-    CHAIN,
-    STEPS,
-    VALIDATION,
-    VOCABULARY,
-    Act,
-    Places,
-    environment,
-)
-from unbroken.prove.jobs import Ended, Job
-from unbroken.run.drill import ENVIRONMENT, write_drill
-from unbroken.run.layout import Layout
-from unbroken.store.place import Store
+from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, Act, Places, environment
+from unbroken.prove.watched_job import Ended, Job
+from unbroken.quoting import amounts
+from unbroken.records.drill import ENVIRONMENT, write_drill
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
 from unbroken.store.scan import scan
 
 PATIENCE_S: Final = 600.0

@@ -8,17 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken import amounts
 from unbroken.errors.tree import quoted
 from unbroken.prove.demo import Played
-from unbroken.prove.demo_plan import CHAIN, Act
+from unbroken.prove.demo_setup import CHAIN, Act
+from unbroken.quoting import amounts
+from unbroken.records.journal import History, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import Recomputed, read_metrics
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
-from unbroken.run.journal import History, read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
-from unbroken.run.recomputed import Recomputed
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.testing.exactness import Comparison, compare_runs
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from unbroken.disk import Disk, LocalDisk
 from unbroken.files import LOCAL, Files
-from unbroken.run.drill import Drill, Fault, mark_of
+from unbroken.records.drill import Drill, Fault, mark_of
 from unbroken.store.names import DRAFT_PREFIX, LATEST, MANIFEST, TRASH_PREFIX, scratch
 from unbroken.testing.faults import Fault as Strike
 from unbroken.testing.faults import FaultyDisk, Kill, Operation, Refuse

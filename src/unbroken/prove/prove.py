@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from unbroken import amounts
 from unbroken.config import from_json
 from unbroken.errors import BadUsage
 from unbroken.files import LOCAL
 from unbroken.prove import small_disk
 from unbroken.prove.baseline import Baseline, require_same, run_alone
-from unbroken.prove.bench import Bench
 from unbroken.prove.chain import Chain
-from unbroken.prove.report import Proof
-from unbroken.prove.schedule import RESIZE, plan_chain
-from unbroken.run.layout import Layout
+from unbroken.prove.fault_schedule import RESIZE, plan_chain
+from unbroken.prove.findings import Proof
+from unbroken.prove.workplace import Bench
+from unbroken.quoting import amounts
+from unbroken.records.layout import Layout
 
 # A chained job may take longer than the whole uninterrupted run: storage is slow, steps are held up, torch is loaded.
 _PATIENCE: Final = 10.0

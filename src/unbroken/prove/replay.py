@@ -5,6 +5,7 @@ goes on from it as a drill that stops at the step of B. What it logs on the way 
 it saves must be what B holds: then A leads to B, and anybody who has the two can check it.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +13,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken import amounts
-from unbroken.config.resume import with_values
-from unbroken.errors import BadUsage, CheckpointUnknown, PathMissing, ReplayUnfinished
+from unbroken.config.changes import with_values
+from unbroken.errors import BadUsage, CheckpointUnknown, DamagedCheckpoint, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
-from unbroken.prove.command import RANKS, understood
-from unbroken.prove.copied import copy_checkpoint
-from unbroken.prove.jobs import POLL_S, Ended, Job
-from unbroken.prove.recorded import PROGRAM, Elsewhere, config_of_jobs, recorded_config
-from unbroken.run.drill import ENVIRONMENT, Drill, write_drill
-from unbroken.run.layout import Layout, run_of
-from unbroken.run.metrics import Stitched, read_metrics
+from unbroken.prove.command import PROGRAM, RANKS, Elsewhere, config_of_jobs, recorded_config, understood
+from unbroken.prove.watched_job import POLL_S, Ended, Job
+from unbroken.quoting import amounts
+from unbroken.records.drill import ENVIRONMENT, Drill, write_drill
+from unbroken.records.layout import Layout, run_of
+from unbroken.records.metrics import Stitched, read_metrics
 from unbroken.store.check import Level, verify
-from unbroken.store.manifest import Manifest
-from unbroken.store.names import PERIODIC, SHUTDOWN, scratch
-from unbroken.store.place import Store
-from unbroken.store.refer import named_in
+from unbroken.store.commit import begin
+from unbroken.store.directory import Store
+from unbroken.store.manifest import Manifest, encode
+from unbroken.store.names import MANIFEST, PERIODIC, SHUTDOWN, scratch
+from unbroken.store.parts import read_part
+from unbroken.store.references import named_in
 from unbroken.testing.exactness import MetricsComparison, StateComparison, compare_checkpoints, compare_metrics
+
+
+def copy_checkpoint(source: Store, name: str, manifest: Manifest, target: Store, *, job: str) -> None:
+    """Copy one checkpoint under its own name, with its own manifest; ``job`` is whose draft it is until it is whole.
+
+    Raises:
+        DamagedCheckpoint: its bytes are not what was written; the target has no such checkpoint.
+        StorageFailed: the system refused.
+    """
+    draft = begin(target, step=manifest.step, job=job)
+    for part in manifest.parts:
+        with contextlib.closing(read_part(source.files, source.path(name), manifest, part)) as blocks:
+            # crash here: a draft with some of the parts, which no reader takes for a checkpoint.
+            written = draft.write_part(part.name, blocks)
+        if written.digest.size_bytes != part.size_bytes:
+            raise DamagedCheckpoint(path=source.path(name), findings=(f"{part.name}: it is shorter than it was",))
+    for directory in sorted({(draft.path / part.name).parent for part in manifest.parts} - {draft.path}):
+        target.files.sync_directory(directory)
+    # crash here: a whole checkpoint under a draft's name: torn all the same.
+    target.files.write_new(draft.path / MANIFEST, [encode(manifest)])
+    target.files.sync_directory(draft.path)
+    # crash here: the draft's name or the checkpoint's own, and nothing between.
+    target.files.publish(draft.path, target.path(name))
+
 
 JOB: Final = "replay"
 LOG: Final = "replay.log"

@@ -18,23 +18,22 @@ from unbroken.files import Files
 from unbroken.state import payload
 from unbroken.state.capture import GENERATORS, differing_names, own_prefix
 from unbroken.state.cursor import Cursor
-from unbroken.state.emergency import RECORD_PART, Sums, View, filled_boxes, read_view
+from unbroken.state.dump import RECORD_PART, Sums, View, filled_boxes, read_view
 from unbroken.state.encode import Json, decode, encode
 from unbroken.state.fingerprint import box_sums, combine, print_of
 from unbroken.state.index import DTYPES, Box, Chunk, Entry, Index
 from unbroken.state.items import Item, ObjectItem
 from unbroken.state.payload import Place, Written
-from unbroken.state.plan import Held, Piece, Planned, SavePlan, agree_on
+from unbroken.state.pieces import Held, Piece, Planned, SavePlan, agree_on
 from unbroken.state.read import read
-from unbroken.state.records import TRAINER_STATE, TrainerState, encode_rank, rank_part
+from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
 from unbroken.store.commit import Draft, Record, begin, commit
-from unbroken.store.emergency import FACTS, Dump, Moment
+from unbroken.store.directory import Store
+from unbroken.store.dumps import FACTS, Dump, Moment
 from unbroken.store.fields import Malformed
-from unbroken.store.hosts import machine_of
 from unbroken.store.manifest import Manifest, Part, Tensor
-from unbroken.store.names import SHUTDOWN
+from unbroken.store.names import SHUTDOWN, machine_of
 from unbroken.store.parts import read_part
-from unbroken.store.place import Store
 from unbroken.world import World
 
 

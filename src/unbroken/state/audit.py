@@ -23,8 +23,8 @@ from unbroken.state.fingerprint import contribution
 from unbroken.state.items import Item, ModuleItem, Stateful
 from unbroken.state.loaders import rngs_of
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.own_rng import comparable, is_rng, rng_state
-from unbroken.state.plan import local_tensors
+from unbroken.state.pieces import local_tensors
+from unbroken.state.rng import comparable, is_rng, rng_state
 from unbroken.state.wrappers import is_wrapped_loader, layers_of, real
 
 # What was handed to any run of this process, by identity. Weak: a run's objects may go, and their numbers come again.
@@ -59,15 +59,14 @@ def kind_of(thing_type: type[object]) -> str | None:
     return "loader" if "Loader" in thing_type.__name__ and issubclass(thing_type, Stateful) else None
 
 
-def audit(handed: Mapping[str, object], frame: FrameType | None, *, ignore: Collection[str] = ()) -> list[Unsaved]:
+def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved]:
     """Live objects with state that were not handed over; ``frame`` is where their names are looked up."""
     known = remember(handed.values())
     if any(True for _ in _forgotten(known)):
         # What only a cycle of dead objects keeps alive is nobody's state.
         gc.collect()
     found = [Unsaved(kind, type(thing).__name__, _name_of(thing, frame)) for kind, thing in _forgotten(known)]
-    wanted = [each for each in found if each.called not in ignore]
-    return sorted(wanted, key=lambda each: (each.kind, each.type_name, each.called or ""))
+    return sorted(found, key=lambda each: (each.kind, each.type_name, each.called or ""))
 
 
 def _forgotten(known: Collection[int]) -> Iterator[tuple[str, object]]:

@@ -18,12 +18,12 @@ from unbroken.errors import NotAnItem, UnbrokenError
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
+from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State, present
-from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.plan import require_supported
+from unbroken.state.pieces import require_supported
+from unbroken.state.skeleton import Split, split
 from unbroken.state.stage import as_bits
-from unbroken.state.tree import Split, split
 from unbroken.store.digest import digest_bytes
 from unbroken.world import World
 

@@ -4,8 +4,9 @@
 anew: a tensor that fits is loaded all the same. What an optimizer kept for such a parameter starts anew with it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State
 
@@ -66,3 +67,22 @@ class Cold:
 def owner_of(item: OptimizerItem, name: str) -> str:
     """The parameter that a tensor of an optimizer's state is kept for."""
     return name.removeprefix(f"{item.name}.state.").rpartition(".")[0]
+
+
+@runtime_checkable
+class Accepting(Protocol):
+    """An object that looks at accepted names by itself."""
+
+    def is_accepting(self, name: str) -> bool:
+        """Whether it would look at this one."""
+
+
+def without_difference(accept: Iterable[str], differed: Collection[str], things: Iterable[object]) -> list[str]:
+    """The accepted names that neither met a difference nor are the business of one of the things handed over."""
+    looking = [thing for thing in things if isinstance(thing, Accepting)]
+    return [
+        name
+        for name in accept
+        if not any(is_accepted(each, [name]) for each in differed)
+        and not any(thing.is_accepting(name) for thing in looking)
+    ]

@@ -17,8 +17,14 @@ from unbroken.errors import DataEnded, NotAnItem
 from unbroken.quoting.log import logger
 from unbroken.state.items import Stateful
 from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
-from unbroken.state.own_rng import comparable, rng_state, set_rng_state
-from unbroken.state.rng import capture_generators, generator_devices, restore_generators
+from unbroken.state.rng import (
+    capture_generators,
+    comparable,
+    generator_devices,
+    restore_generators,
+    rng_state,
+    set_rng_state,
+)
 from unbroken.state.wrappers import is_wrapped_loader
 
 _log = logger(__name__)

@@ -15,7 +15,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's
 from torch.distributed.tensor import DTensor
 
 from unbroken.errors import Bug
-from unbroken.state.memory import asking_for_memory
+from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.mixing import Add, Keys, add_box, arithmetic, signed
 from unbroken.world import World
 

@@ -23,8 +23,8 @@ from torch.nn.parameter import is_lazy
 
 from unbroken.errors import NotAnItem, TensorUnsupported
 from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
-from unbroken.state.own_rng import OwnRng, is_rng
-from unbroken.state.plan import local_tensors
+from unbroken.state.pieces import local_tensors
+from unbroken.state.rng import OwnRng, is_rng
 from unbroken.state.wrappers import is_foreign_engine, real
 
 State = dict[str, Any]

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.errors import NotAnItem, StateDiffers
-from unbroken.run.refer import resolve_checkpoint
+from unbroken.records.references import resolve_checkpoint
 from unbroken.state.capture import is_sharded
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem, make_items
-from unbroken.state.records import read_trainer_state
 from unbroken.state.restore import Source, restore
+from unbroken.state.trainer_state import read_trainer_state
 from unbroken.world import World
 
 

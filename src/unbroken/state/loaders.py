@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from unbroken.state.encode import decode, encode
 from unbroken.state.items import Stateful
-from unbroken.state.own_rng import is_rng, rng_state, set_rng_state
+from unbroken.state.rng import is_rng, rng_state, set_rng_state
 from unbroken.state.wrappers import is_wrapped_loader, real_loader
 
 _DEEPEST: Final = 5

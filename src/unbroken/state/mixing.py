@@ -112,7 +112,7 @@ def arithmetic(device: torch.device) -> Add:
 @cache
 def _fused(device: torch.device) -> Add | None:
     try:
-        from unbroken.state.kernel import add_words, is_sound
+        from unbroken.state.cuda_mixing import add_words, is_sound
     except ImportError:  # no Triton in this build of torch
         return None
     return add_words if is_sound(device) else None

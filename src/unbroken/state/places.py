@@ -24,7 +24,7 @@ from unbroken.state.items import (
     like_parameter,
 )
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.tree import split
+from unbroken.state.skeleton import split
 
 # The names of the tensors in an item's values, and the values with nothing in the tensors' places.
 Looked = tuple[tuple[str, ...], State]

@@ -9,7 +9,7 @@ as they arrive, so a tensor that was skipped, in whole or in part, is an error w
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +29,13 @@ from torch.distributed.tensor import DTensor
 
 from unbroken.errors import DamagedCheckpoint, NotRestored, StateDiffers
 from unbroken.state.index import INDEX_PART, Chunk, Index, decode, dtype_name
-from unbroken.state.plan import local_tensors
+from unbroken.state.pieces import local_tensors
 from unbroken.state.stage import as_bits
+from unbroken.store.digest import block_ranges
+from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest, Part
 from unbroken.store.parts import BlockReader, read_whole, require_block
-from unbroken.store.place import Store
 from unbroken.world import World
 
 DEFAULT_THREADS: Final = 4
@@ -251,3 +252,61 @@ def _needed_blocks(manifest: Manifest, arrivals: Iterable[_Arrival]) -> list[_Bl
         )
         for (name, number), coming in sorted(wanted.items(), key=lambda found: found[0])
     ]
+
+
+# ---- what a restore has no use for ----
+
+
+def prove_unread(
+    store: Store, name: str, manifest: Manifest, index: Index, wanted: Collection[str], world: World
+) -> None:
+    """Read and prove the blocks that hold nothing of the tensors that ranks are about to read. Collective.
+
+    Args:
+        store: where the checkpoint is.
+        name: what it is called there.
+        manifest: its manifest.
+        index: its index.
+        wanted: the tensors that this rank will read; together the ranks read each of them whole.
+        world: the ranks, which share the blocks out.
+
+    Raises:
+        DamagedCheckpoint: a block is not what was written.
+        StorageFailed: the system refused.
+        RankFailed: one of these, on another rank only.
+    """
+    # All ranks must share out one list: what the first one reads, and what each reads for itself alone.
+    told = world.all_gather(tuple(each for each in wanted if world.is_first or each.startswith("ranks.")))
+    read = _blocks_of(index, {each for names in told for each in names}, manifest.block_bytes)
+    unread = [
+        (part.name, start, end, expected)
+        for part in manifest.parts
+        for (start, end), expected in zip(
+            block_ranges(part.size_bytes, manifest.block_bytes), part.digest.blocks, strict=True
+        )
+        if (part.name, start // manifest.block_bytes) not in read
+    ]
+    reader = BlockReader(store.files, manifest.block_bytes)
+
+    def prove(block: tuple[str, int, int, bytes]) -> None:
+        part, start, end, expected = block
+        data = reader.read(store.path(name) / part, start, end)
+        require_block(store.path(name), part, (start, end), data, expected)
+
+    def prove_mine() -> None:
+        with ThreadPoolExecutor(DEFAULT_THREADS, thread_name_prefix="unbroken-prove") as pool:
+            for _ in pool.map(prove, unread[world.rank :: world.size]):
+                pass
+
+    world.all_or_none(prove_mine)
+
+
+def _blocks_of(index: Index, names: Collection[str], block_bytes: int) -> set[tuple[str, int]]:
+    """The blocks in which some tensors lie, each as its part's name and its number there."""
+    found: set[tuple[str, int]] = set()
+    for entry in (index.tensors[name] for name in names if name in index.tensors):
+        for chunk in entry.chunks:
+            end = chunk.at + chunk.box.elements * entry.dtype.itemsize
+            if end > chunk.at:
+                found |= {(chunk.part, number) for number in range(chunk.at // block_bytes, -(-end // block_bytes))}
+    return found

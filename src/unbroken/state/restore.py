@@ -30,16 +30,15 @@ from unbroken.state.fingerprint import fingerprints
 from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
-from unbroken.state.own_rng import OwnRng
+from unbroken.state.pieces import local_tensors
 from unbroken.state.places import Looked, find_places
-from unbroken.state.plan import local_tensors
-from unbroken.state.read import read
-from unbroken.state.records import TrainerState, decode_counters, read_rank_values, read_trainer_state
-from unbroken.state.tree import join, split
-from unbroken.state.unread import prove_unread
+from unbroken.state.read import prove_unread, read
+from unbroken.state.rng import OwnRng
+from unbroken.state.skeleton import join, split
+from unbroken.state.trainer_state import TrainerState, decode_counters, read_rank_values, read_trainer_state
+from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest
-from unbroken.store.place import Store
 from unbroken.world import World
 
 _SENTINEL = 0xA5

@@ -1,7 +1,6 @@
-"""The global random generators of a process: python's, numpy's, torch's on the CPU and on the rank's devices.
+"""Random number generators, saved and restored exactly: the global ones of a process, and those a script makes itself.
 
-Owns what is global. A generator object of one's own (``numpy.random.default_rng``, ``torch.Generator``) is an item like
-any other and is handed over by name. Restoring is exact: the next draw is the one that would have come.
+The global ones are python's, numpy's and torch's, on the CPU and on the rank's devices.
 """
 
 import random
@@ -76,3 +75,91 @@ def _set(state: dict[str, Any], devices: list[torch.device | str | int]) -> None
 def generator_devices() -> list[int]:
     """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+# ---- generators of one's own ----
+
+
+def kinds_of_rng() -> tuple[type[Any], ...]:
+    """The types of generators that have a state; numpy's only where numpy is loaded."""
+    numpy = sys.modules.get("numpy")
+    others = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return (torch.Generator, random.Random, *others)
+
+
+def is_rng(thing: object) -> bool:
+    """Whether an object is a generator with a state; the system's source of randomness has none."""
+    # type(), not isinstance(): a proxy may lie about its class, or raise when it is asked.
+    return issubclass(type(thing), kinds_of_rng()) and not issubclass(type(thing), random.SystemRandom)
+
+
+def rng_state(rng: Any) -> object:  # noqa: ANN401 - one of four libraries' types
+    """The state of a generator, of which drawing on changes nothing."""
+    if isinstance(rng, torch.Generator):
+        return rng.get_state()
+    if isinstance(rng, random.Random):
+        return rng.getstate()
+    if hasattr(rng, "bit_generator"):
+        return rng.bit_generator.state
+    return rng.get_state(legacy=False) if hasattr(rng, "get_state") else rng.state
+
+
+def set_rng_state(rng: Any, state: Any) -> None:  # noqa: ANN401
+    """Put a generator where it was: its next draw is the one that would have come.
+
+    Raises:
+        Malformed: the state is of another kind of generator.
+    """
+    try:
+        if isinstance(rng, torch.Generator):
+            rng.set_state(state)
+        elif isinstance(rng, random.Random):
+            rng.setstate(state)
+        elif hasattr(rng, "bit_generator"):
+            rng.bit_generator.state = state
+        elif hasattr(rng, "set_state"):
+            rng.set_state(state)
+        else:
+            rng.state = state
+    except (TypeError, ValueError, RuntimeError, LookupError) as refused:
+        raise Malformed(f"a {type(rng).__name__} does not take the saved RNG state: {refused}") from refused
+
+
+def comparable(state: object) -> object:
+    """A generator's state in a form that ``==`` compares, whatever library's it is."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu().numpy().tobytes()
+    if isinstance(state, dict):
+        return {key: comparable(value) for key, value in state.items()}
+    return state.tobytes() if hasattr(state, "tobytes") else state
+
+
+class OwnRng:
+    """A generator with the methods of an item."""
+
+    def __init__(self, rng: object) -> None:
+        self.rng = rng
+
+    def state_dict(self) -> dict[str, object]:
+        """Its kind and state."""
+        return {"type": self._type, "state": rng_state(self.rng)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Put it where it was.
+
+        Raises:
+            Malformed: the state is not one of such a generator.
+        """
+        set_rng_state(self.rng, state["state"])
+
+    def complaint(self, state: object) -> str | None:
+        """Why the state of a checkpoint is not one of this generator; None where it is."""
+        saved = state.get("type") if isinstance(state, dict) else None
+        return None if saved == self._type else f"an RNG state of {saved} in the checkpoint, {self._type} here"
+
+    @property
+    def _type(self) -> str:
+        # numpy's Generator draws from one of several algorithms, each with states of its own.
+        inner = getattr(self.rng, "bit_generator", None)
+        name = type(self.rng).__name__
+        return name if inner is None else f"{name}({type(inner).__name__})"

@@ -21,19 +21,18 @@ from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import combine, fingerprints
+from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.index import Box
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
-from unbroken.state.memory import asking_for_memory
 from unbroken.state.naming import parameter_names
-from unbroken.state.proof import Sums, require_as_fingerprinted, staged_sums
-from unbroken.state.records import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
-from unbroken.state.stage import Buffers, Staged, stage
+from unbroken.state.stage import Buffers, Staged, Sums, require_as_fingerprinted, stage, staged_sums
+from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
+from unbroken.store.capacity import require_room
 from unbroken.store.commit import Draft, Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.keep import Policy
 from unbroken.store.manifest import Part, Tensor
 from unbroken.store.names import DraftName
-from unbroken.store.place import Store
-from unbroken.store.space import require_room
 from unbroken.store.sweep import settle
 from unbroken.world import World
 
@@ -106,6 +105,7 @@ class Saver:
         self._plan: payload.SavePlan | None = None
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
+        self._is_committing = False
         # Set once weights were written during a copy: from then on nothing is copied beside the next step.
         self._copies_at_once = False
 
@@ -174,6 +174,11 @@ class Saver:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether this rank is making the checkpoint real, for which it needs no other rank any more."""
+        return self._is_committing
+
     def collect(self) -> Saved | None:
         """How the last save ended, once; None while it runs and after it was collected."""
         if self._thread is not None and self._thread.is_alive():
@@ -228,10 +233,23 @@ class Saver:
             work.staged.release()
             raise
         draft = Draft(keeping.store, draft_name)
+        committed: list[_Done] = []
+
+        def commit_once() -> _Done:
+            self._is_committing = True
+            try:
+                committed.append(self._commit(work, draft, everything))
+            finally:
+                self._is_committing = False
+            return committed[0]
+
         try:
             everything = world.gather_or_none(lambda: self._write(work, draft))
-            return world.from_first(lambda: self._commit(work, draft, everything))
+            return world.from_first(commit_once)
         except UnbrokenError:
+            if committed:
+                # A rank was lost before it heard of the commit: the checkpoint is there all the same.
+                return committed[0]
             if world.is_first:
                 self._give_up(draft)
             raise

@@ -6,17 +6,24 @@ the step waits on the device for what is left; everything else is copied in the 
 next kernel already finds it done. There is exactly one set of buffers, so one save in flight at most.
 """
 
+import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, Protocol, cast
 
 import torch
 
-from unbroken.state.index import ALIGNMENT_BYTES
-from unbroken.state.memory import asking_for_memory
-from unbroken.state.plan import Piece, SavePlan, local_piece
+from unbroken.errors import WrittenDuringSave
+from unbroken.state.fingerprint import keys_of, print_of
+from unbroken.state.host_memory import asking_for_memory
+from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, Box
+from unbroken.state.mixing import WORDS, Passes, Places
+from unbroken.state.pieces import Piece, SavePlan, local_piece
+from unbroken.store.manifest import Tensor
 
 # The allocator of pinned memory rounds up to a power of two; arenas of one lose nothing to it.
 ARENA_BYTES: Final = 256 << 20
@@ -262,3 +269,63 @@ def _copy(source: torch.Tensor, stretches: Sequence[torch.Tensor]) -> None:
         into = stretch.view(bits.dtype)
         into.copy_(flat[position : position + into.numel()], non_blocking=True)
         position += into.numel()
+
+
+# ---- whether the staged bytes are those that were fingerprinted ----
+
+Sums = tuple[int, int]
+# Larger than the chunks at an edge: fewer, longer operations leave Python's lock to the training thread.
+_CHUNK_WORDS: Final = 1 << 17
+_MOST_THREADS: Final = 4
+
+
+def staged_sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> dict[tuple[str, Box], Sums]:
+    """What each staged piece adds to the fingerprint of its tensor, from the bytes in host memory."""
+    threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 4, len(pieces)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-prove") as pool:
+        shares = pool.map(lambda first: list(_sums(pieces[first::threads], plan)), range(threads))
+        return {key: sums for share in shares for key, sums in share}
+
+
+def _sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> Iterator[tuple[tuple[str, Box], Sums]]:
+    cpu = torch.device("cpu")
+    add = Passes(cpu, _CHUNK_WORDS)
+    for staged in pieces:
+        name, dtype, box = staged.piece
+        whole, itemsize = plan.tensors[name].shape, DTYPES[dtype].itemsize
+        width = min(itemsize, 4)
+        per_element = itemsize // width
+        places = Places.of((*whole, per_element), (*box.offsets, 0), (*box.sizes, per_element))
+        total = torch.zeros(2, dtype=torch.int64, device=cpu)
+        words = [stretch.view(WORDS[width]) for stretch in staged.stretches]
+        begins = accumulate((row.numel() for row in words), initial=0)
+        for row, begin in zip(words, begins, strict=False):
+            add(row, places, keys_of(name, DTYPES[dtype], whole), total, begin=begin)
+        first, second = total.tolist()
+        yield (name, box), (first, second)
+
+
+def require_as_fingerprinted(
+    plan: SavePlan,
+    described: Mapping[str, Tensor],
+    told: Sequence[Mapping[tuple[str, Box], Sums]],
+    step: int,
+) -> None:
+    """Pass if what all ranks staged has the fingerprints that were taken at the edge.
+
+    Raises:
+        WrittenDuringSave: some tensors were written in between.
+    """
+    boxes: dict[str, list[Sums]] = {}
+    for sums in told:
+        for (name, _), each in sums.items():
+            boxes.setdefault(name, []).append(each)
+    written = [
+        name
+        for name, planned in plan.tensors.items()
+        # A tied tensor is staged under the first of its names only.
+        if planned.same_as == name
+        and print_of(name, DTYPES[planned.dtype], planned.shape, boxes.get(name, ())) != described[name].digest
+    ]
+    if written:
+        raise WrittenDuringSave(step=step, names=tuple(sorted(written)))

@@ -16,10 +16,10 @@ from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, DamagedCheckpoint, FormatUnknown, ManifestDamaged, StorageFailed
 from unbroken.store.commit import walk_files
 from unbroken.store.digest import block_ranges, digest_bytes
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part
 from unbroken.store.names import MANIFEST
 from unbroken.store.parts import BlockReader
-from unbroken.store.place import Store
 
 DEFAULT_WORKERS: Final = 4
 _SAMPLED_BLOCKS: Final = 2

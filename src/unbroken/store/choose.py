@@ -1,19 +1,45 @@
-"""Which checkpoint to resume from: the newest usable one, and why each newer one was passed over.
+"""Which checkpoint to resume from: the newest usable one, why each newer one was passed over, and the quarantine.
 
-``latest`` is not asked: it is a hint for people, and the truth is what is on disk and verifies. The decision is a pure
-function of the candidates and a judge; ``resume_point`` hands it the disk and moves the bad ones aside, so that a
-damaged newest checkpoint costs one look and never a crash loop.
+A bad checkpoint is moved aside with the reason beside it, never deleted: what looks bad today may be read tomorrow.
 """
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from unbroken.errors import NoUsableCheckpoint
 from unbroken.store.check import Level, Verdict, verify
-from unbroken.store.names import QUARANTINE
-from unbroken.store.place import Store
-from unbroken.store.quarantine import quarantine
+from unbroken.store.directory import Store
+from unbroken.store.names import QUARANTINE, scratch
 from unbroken.store.scan import newest_first, scan
+
+_SCHEMA: Final = "unbroken.quarantine/1"
+
+
+def quarantine(store: Store, name: str, reasons: tuple[str, ...], *, job: str, at_ns: int) -> str:
+    """Move a checkpoint into ``quarantine/``, its reason file first; returns the name it has there.
+
+    Raises:
+        StorageFailed: the system refused; the checkpoint is where it was.
+    """
+    directory = store.path(QUARANTINE)
+    store.files.make_directory(directory, durable=True)
+    taken = {node.name for node in store.files.list_directory(directory)}
+    copy, aside = 1, name
+    while aside in taken:
+        copy += 1
+        aside = f"{name}~{copy}"
+    reason = {"schema": _SCHEMA, "name": name, "reasons": list(reasons), "job": job, "at_ns": at_ns}
+    # crash here: a reason without its checkpoint, which the next attempt replaces.
+    store.files.replace(
+        directory / f"{aside}.reason.json",
+        (json.dumps(reason, sort_keys=True, indent=1) + "\n").encode(),
+        scratch=scratch(job, "reason"),
+    )
+    # crash here: the checkpoint stands in one place or the other, whole as it was.
+    store.files.publish(store.path(name), directory / aside)
+    return aside
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, EvidenceMissing, StorageFailed
 from unbroken.files import Files
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
 from unbroken.store.names import (
     FINAL,
@@ -27,7 +28,6 @@ from unbroken.store.names import (
     scratch,
 )
 from unbroken.store.parts import write_part
-from unbroken.store.place import Store
 from unbroken.store.rewind import abandoned_ids
 
 

@@ -182,3 +182,27 @@ def _refusal(name: str) -> str | None:
     if max(len(piece.encode("utf-8", "surrogatepass")) for piece in pieces) > 255:
         return "one of its pieces is longer than 255 bytes"
     return "it is the manifest's own name" if name == MANIFEST else None
+
+
+# ---- hosts ----
+
+
+def host_of(machine: str, boot: str | None) -> str:
+    """A host as records name it."""
+    return machine if boot is None else f"{machine}/{boot}"
+
+
+def machine_of(host: str) -> str:
+    """The machine that a host is, whatever boot of it: the name that people know."""
+    return host.partition("/")[0]
+
+
+def boot_of(host: str) -> str | None:
+    """Which boot of its machine a host is; None if that is not known."""
+    _, known, boot = host.partition("/")
+    return boot if known else None
+
+
+def same_host(one: str, other: str) -> bool:
+    """Whether two hosts are one machine, whatever boot of it."""
+    return machine_of(one) == machine_of(other)

@@ -15,9 +15,9 @@ from typing import Final
 
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, ManifestDamaged, RecordDamaged, StorageFailed, UnsafeName
+from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed, Table, parsed
 from unbroken.store.names import ABANDONED, REWINDS, scratch
-from unbroken.store.place import Store
 
 _RECORD_LIMIT_BYTES: Final = 64 << 20
 _SCHEMA: Final = "unbroken.rewind/1"

@@ -15,6 +15,7 @@ from unbroken.disk import Node, NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.files import Files
 from unbroken.store.commit import walk_files
+from unbroken.store.directory import Store
 from unbroken.store.envelope import begins_one
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import (
@@ -34,7 +35,6 @@ from unbroken.store.names import (
     step_of,
     trashed_before_marks,
 )
-from unbroken.store.place import Store
 from unbroken.store.rewind import abandoned_ids
 
 _RECORDS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS)

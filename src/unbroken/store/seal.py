@@ -4,6 +4,7 @@ The folder's own files are read, made durable and never changed. Nothing in them
 step and the tool, and a safetensors header tells the tensors; a pickle is bytes to us.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any, Final
 from unbroken.disk import NodeKind
 from unbroken.errors import CannotSeal, Help, SealedDiffers, StorageFailed
 from unbroken.errors.tree import quoted
-from unbroken.files import Files
+from unbroken.files import Files, Source
 from unbroken.store.check import DEFAULT_WORKERS, Level, verify
 from unbroken.store.commit import walk_files
-from unbroken.store.digest import BLOCK_BYTES, PartDigest, block_ranges, digest_bytes
+from unbroken.store.digest import BLOCK_BYTES, BlockDigester, PartDigest, block_ranges, digest_bytes
+from unbroken.store.directory import Store
 from unbroken.store.envelope import begins_one
 from unbroken.store.fields import as_whole, parsed
 from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
@@ -37,9 +39,76 @@ from unbroken.store.names import (
     step_told_by,
 )
 from unbroken.store.parts import BlockReader
-from unbroken.store.place import Store
-from unbroken.store.safetensors import tensors_in
 from unbroken.store.scan import holds_store, scan
+
+# ---- safetensors files ----
+
+_HEADER_LIMIT_BYTES: Final = 100 << 20
+_LENGTH_BYTES: Final = 8
+
+
+def tensors_in(files: Files, path: Path) -> dict[str, Tensor]:
+    """Name, type, shape and a digest of each tensor's bytes; empty if the file is not what its name says.
+
+    Raises:
+        CannotSeal: the file is shorter than its header says.
+        StorageFailed: the system refused to read.
+    """
+    with files.reading(path) as source:
+        header, start = _header(source, files, path)
+        found = {}
+        for name, entry in header.items():
+            described = _described(entry)
+            # A name that is no Unicode could not be written down.
+            if name != "__metadata__" and described is not None and _is_text(name):
+                dtype, shape, begin, end = described
+                found[name] = Tensor(dtype, shape, _digest(source, start + begin, start + end))
+        return found
+
+
+def _header(source: Source, files: Files, path: Path) -> tuple[dict[str, Any], int]:
+    length = bytearray(_LENGTH_BYTES)
+    source.fill(0, memoryview(length))
+    size = int.from_bytes(length, "little")
+    status = files.find(path)
+    if status is None or size > min(_HEADER_LIMIT_BYTES, status.size_bytes):
+        return {}, 0
+    raw = bytearray(size)
+    source.fill(_LENGTH_BYTES, memoryview(raw))
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}, 0
+    return (header, _LENGTH_BYTES + size) if isinstance(header, dict) else ({}, 0)
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _described(entry: object) -> tuple[str, tuple[int, ...], int, int] | None:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+            sizes = tuple(n for n in shape if type(n) is int and n >= 0)
+            if len(sizes) == len(shape) and 0 <= begin <= end:
+                return dtype, sizes, begin, end
+    return None
+
+
+def _digest(source: Source, start: int, end: int) -> str:
+    digester = BlockDigester()
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, max(end - start, 1))))
+    while start < end:
+        taken = source.fill(start, buffer[: min(len(buffer), end - start)])
+        if taken == 0:
+            reason = f"{source.path.name} ends before its tensors do"
+            raise CannotSeal(path=source.path.parent, reason=reason)
+        digester.update(buffer[:taken])
+        start += taken
+    return digester.finish().whole
+
+
+# ---- sealing ----
 
 _STATE_LIMIT_BYTES: Final = 64 << 20
 _JOB: Final = "seal"

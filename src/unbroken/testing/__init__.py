@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         never,
     )
     from unbroken.testing.interrupted import Exactness, Interruption, assert_exact, check_exact
-    from unbroken.testing.memory import MemoryDisk
+    from unbroken.testing.memory_disk import MemoryDisk
     from unbroken.testing.states import StateComparison
     from unbroken.testing.worlds import Ended, Ranks, logs, spawn, start
 
@@ -114,7 +114,7 @@ _PLACES: Final = {
         *("always", "at", "at_nth", "never"),
     ),
     "interrupted": ("Exactness", "Interruption", "assert_exact", "check_exact"),
-    "memory": ("MemoryDisk",),
+    "memory_disk": ("MemoryDisk",),
     "states": ("StateComparison",),
     "worlds": ("Ended", "Ranks", "logs", "spawn", "start"),
 }

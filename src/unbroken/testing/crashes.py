@@ -17,7 +17,7 @@ from unbroken.disk import Disk, NodeKind
 from unbroken.errors import UnbrokenError
 from unbroken.testing.durability import Tail
 from unbroken.testing.faults import Fault, FaultyDisk, Kill, Killed, Operation, Refuse, Shorten, at_nth
-from unbroken.testing.memory import MemoryDisk
+from unbroken.testing.memory_disk import MemoryDisk
 
 KILLS: Final[tuple[Fault, ...]] = (Kill("before"), Kill("during"))
 """Killed before each operation and in the middle of each write; after one is before the next."""

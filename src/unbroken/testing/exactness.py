@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken import amounts
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import Mismatch, Row, Stitched, bits_of, read_metrics
-from unbroken.store.place import Store
+from unbroken.quoting import amounts
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import Mismatch, Row, Stitched, bits_of, read_metrics
+from unbroken.store.directory import Store
 from unbroken.store.scan import newest_first, read_quietly, scan
 from unbroken.testing.states import StateComparison, compare_checkpoints, drawn_generators
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, ParamSpec
 
-from unbroken import amounts
 from unbroken.files import LOCAL
-from unbroken.run.drill import ENVIRONMENT, PHASES, Drill, Fault, write_drill
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.store.place import Store
+from unbroken.quoting import amounts
+from unbroken.records.drill import ENVIRONMENT, PHASES, Drill, Fault, write_drill
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
 from unbroken.store.scan import newest_first, read_quietly, scan
 from unbroken.testing.exactness import Comparison, compare_runs
 from unbroken.testing.worlds import DEFAULT_TIMEOUT_S, Ended, Ranks, logs, start
@@ -164,8 +164,8 @@ def assert_exact(*args: Any, **kwargs: Any) -> Exactness:  # noqa: ANN401, D417 
         directory: an empty directory, such as pytest's ``tmp_path``.
         args: what else it is given.
         kills: where jobs are killed, one after the other: a number is a step, a word is a phase of a save (``parts``,
-            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.run.drill.PHASES``). By default a step at a third
-            of the way, a save, and a step at two thirds; and the first commit, if none of them has left a checkpoint.
+            ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.records.drill.PHASES``). By default a step at a
+            third of the way, a save, and a step at two thirds; and the first commit, if none has left a checkpoint.
         stops: steps at which further jobs are asked to save and end.
         ranks: how many ranks; several numbers are taken in turn by the jobs, the first by the undisturbed run too.
         save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the way. Saves go on

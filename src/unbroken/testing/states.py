@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from unbroken import amounts
 from unbroken.errors import ManifestDamaged
+from unbroken.quoting import amounts
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest
 from unbroken.store.parts import read_whole
-from unbroken.store.place import Store
 
 TRAINER_STATE: Final = "trainer_state.json"
 _BY_RANK: Final = "ranks"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from unbroken.errors import PackageMissing
-from unbroken.run.drill import ACTIONS, PHASES
-from unbroken.run.drill import Fault as DrillFault
+from unbroken.records.drill import ACTIONS, PHASES
+from unbroken.records.drill import Fault as DrillFault
 from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN
 from unbroken.testing.crashes import ERRORS, KILLS
 from unbroken.testing.faults import Fault

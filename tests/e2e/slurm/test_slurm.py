@@ -17,8 +17,8 @@ import pytest
 from tests.e2e.slurm.cluster import Cluster, cluster, wait_for
 from tests.e2e.slurm.training import TRAIN, bits, step_of, train_alone
 from tests.exact.gpt_world import tokenize_text, write_text
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 
 pytestmark = [pytest.mark.needs("root", "slurm", "faketime"), pytest.mark.timeout(900)]
 

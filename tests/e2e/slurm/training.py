@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import is_exact, read_metrics
-from unbroken.run.state import read_run_state
-from unbroken.store.place import Store
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import is_exact, read_metrics
+from unbroken.records.snapshot import read_run_state
+from unbroken.store.directory import Store
 
 STEPS = 600
 # `go` lets it run, `halt` lets it ask for a person.

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cli import slurm
+from unbroken.cli import data, slurm, tokenizer
+from unbroken.cli.commands import COMMANDS
 from unbroken.cli.main import TRAIN_PACKAGES
-from unbroken.cli.table import COMMANDS
-from unbroken.commands import data, tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 EXTRA = "pip install 'unbroken[train]'"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 import pytest
 
-from unbroken.cli.config_words import allowance_overrides, config_path
+from unbroken.cli.arguments import allowance_overrides, config_path
 from unbroken.cli.train import command as train
 from unbroken.cli.validate import command as validate
 from unbroken.errors import BadUsage

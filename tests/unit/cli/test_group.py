@@ -8,10 +8,9 @@ import click
 import pytest
 
 import unbroken.cli
-import unbroken.commands
+from unbroken.cli.commands import COMMANDS, Entry
 from unbroken.cli.group import PROGRAM, ROOT, LazyGroup, as_dashed, nearest
 from unbroken.cli.output import Command
-from unbroken.cli.table import COMMANDS, Entry
 
 
 def load(entry: Entry) -> click.Command:
@@ -65,7 +64,7 @@ def test_every_option_and_argument_of_a_command_is_explained(name: str) -> None:
 
 
 def test_every_file_with_a_command_is_in_the_table() -> None:
-    folders = [Path(package.__file__ or "").parent for package in (unbroken.cli, unbroken.commands)]
+    folders = [Path(package.__file__ or "").parent for package in (unbroken.cli,)]
     with_command = {
         f"unbroken.{folder.name}.{path.stem}"
         for folder in folders

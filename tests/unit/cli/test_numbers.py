@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from unbroken.cli.numbers import FiniteRange, seconds_in
+from unbroken.cli.arguments import FiniteRange, seconds_in
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf", "-1", "soon"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from unbroken.cli.output import Output, as_command, encoded
 from unbroken.cli.status import _loss
 from unbroken.errors import BadUsage, StorageFailed, UnknownTopic, render
-from unbroken.run.state import RunState
+from unbroken.records.snapshot import RunState
 
 
 class Terminal(io.StringIO):

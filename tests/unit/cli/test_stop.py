@@ -5,9 +5,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from unbroken.cli.group import ROOT
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.run.scheduler import Placement
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.records.process import Placement
 
 
 def test_between_two_jobs_of_slurm_the_one_that_waits_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from unbroken.config import PRESETS, Config, load, preset
 from unbroken.config.commented import as_yaml, commented
 from unbroken.config.decode import decode
 from unbroken.config.document import all_fields
-from unbroken.config.nodes import Mapping
-from unbroken.config.source import parse
+from unbroken.config.source import Mapping, parse
 
 
 def read_back(text: str) -> Config:

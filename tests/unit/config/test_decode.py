@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from unbroken.config import CurriculumPhase, Resolved, from_json, from_preset, load, preset, topics
 from unbroken.config.commented import commented
 from unbroken.config.decode import decode
-from unbroken.config.nodes import Mapping
-from unbroken.config.source import parse
+from unbroken.config.source import Mapping, parse
 from unbroken.errors import ConfigError, ConfigInvalid, Problem, render
 
 SOUND = "data: {path: tokens}\n"

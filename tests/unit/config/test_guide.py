@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.config import ResumeClass, explain, topics
 from unbroken.config.document import SECTIONS, Config, all_fields
-from unbroken.config.reference import reference
+from unbroken.config.guide import reference
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,7 +58,7 @@ def test_what_changes_the_bits_of_a_run_is_never_free() -> None:
 
 def test_the_reference_page_is_what_the_declarations_say() -> None:
     page = ROOT / "docs" / "config.md"
-    assert page.read_text(encoding="utf-8") == reference(), "python -m unbroken.config.reference > docs/config.md"
+    assert page.read_text(encoding="utf-8") == reference(), "python -m unbroken.config.guide > docs/config.md"
 
 
 def test_the_reference_page_holds_every_field_and_default() -> None:
@@ -71,5 +71,5 @@ def test_naming_fields_loads_no_parser_and_nothing_below_the_torch_line() -> Non
     code = "import sys, unbroken.config as c; c.ModelConfig(); print(*sorted(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(ended.stdout.split())
-    assert "unbroken.config.model" in loaded
+    assert "unbroken.config.sections" in loaded
     assert not {"yaml", "torch", "numpy", "difflib", "hashlib", "unbroken.config.decode"} & loaded

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unbroken.config import Config, DataConfig, ModelConfig, TrainingConfig
-from unbroken.config.memory import (
+from unbroken.config.memory_need import (
     CHUNK_LOGITS,
     activations,
     block_activations,

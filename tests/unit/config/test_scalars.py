@@ -2,9 +2,9 @@
 
 import pytest
 
+from unbroken.config.decode import Refused, decode_value
 from unbroken.config.document import all_fields
-from unbroken.config.nodes import Place, Scalar
-from unbroken.config.scalars import Refused, decode
+from unbroken.config.source import Place, Scalar
 
 HERE = Place("run.yaml", 1)
 WHOLE = "training.max_steps"
@@ -17,7 +17,7 @@ AUTO = "training.save_steps"
 
 
 def decoded(field: str, text: str, *, is_plain: bool = True) -> object:
-    return decode(all_fields()[field], Scalar(text, is_plain, HERE))
+    return decode_value(all_fields()[field], Scalar(text, is_plain, HERE))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unbroken.config.nodes import Mapping, Node, Scalar
-from unbroken.config.source import MAX_BYTES, parse, read
+from unbroken.config.source import MAX_BYTES, Mapping, Node, Scalar, parse, read
 from unbroken.errors import ConfigUnreadable, PathMissing, render
 
 

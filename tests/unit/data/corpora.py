@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from unbroken.data.corpus.listing import TokenizerIdentity
+from unbroken.data.corpus.seal_shards import seal_shards
+from unbroken.data.corpus.shards import Entries, write_shard
 from unbroken.data.ingest.encoders import ByteEncoder
-from unbroken.data.listing import TokenizerIdentity
-from unbroken.data.seal import seal_shards
-from unbroken.data.shards import Entries, write_shard
 from unbroken.files import LOCAL
 
 EOD = ByteEncoder.identity.eod_id

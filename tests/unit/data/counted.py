@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unbroken.data.groups import OpenIndex
+from unbroken.data.packing.groups import OpenIndex
 from unbroken.store.digest import digest_bytes
 
 

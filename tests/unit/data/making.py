@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unbroken.data.listing import Listing, TokenizerIdentity, write_listing
-from unbroken.data.shards import Entries, ShardRecord, write_shard
+from unbroken.data.corpus.listing import Listing, TokenizerIdentity, write_listing
+from unbroken.data.corpus.shards import Entries, ShardRecord, write_shard
 from unbroken.files import LOCAL
 
 BYTES = TokenizerIdentity("bytes", "b" * 32, 257, 256)

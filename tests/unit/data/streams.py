@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.data.making import make_bucket
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.stream import Stream
 
 EOD = 256

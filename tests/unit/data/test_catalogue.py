@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.data.making import BYTES, make_bucket, make_shard
 from unbroken.data import open_corpus, seal_shards
-from unbroken.data.listing import TokenizerIdentity
+from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.errors import (
     DataDamaged,
     DataMissing,

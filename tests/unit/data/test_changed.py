@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.data.making import BYTES, make_bucket, make_shard
 from unbroken.data import open_corpus, seal_shards
-from unbroken.data.changed import Changes, compare, from_json, recorded, to_json
-from unbroken.data.listing import LISTING
+from unbroken.data.corpus.changed import Changes, compare, from_json, recorded, to_json
+from unbroken.data.corpus.listing import LISTING
 from unbroken.errors import DataDamaged
 from unbroken.errors.shards import ServedShare
 from unbroken.store.fields import Malformed

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.corpora import EOD, texts_of, write_corpus
-from unbroken.data.catalogue import open_corpus
-from unbroken.data.described import describe
+from unbroken.cli.data_show import describe
+from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.stream import Stream
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.unit.data.streams import make_stream, open_stream
-from unbroken.data.faces import SampleDataset, SampleIterable
+from unbroken.data.datasets import SampleDataset, SampleIterable
 from unbroken.data.stream import Stream
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.data.corpora import texts_of, write_corpus
 from unbroken.config import Config, CurriculumPhase, DataConfig, ModelConfig, TrainingConfig
 from unbroken.data.configured import corpus_of, phases_of, stream_of
+from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import forecast
-from unbroken.data.listing import TokenizerIdentity
 from unbroken.errors import DataDamaged, DataUnfit
 
 MAX_LENGTH = 32

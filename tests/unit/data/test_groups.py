@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.unit.data.counted import CountedShard, index_of
-from unbroken.data import groups
-from unbroken.data.groups import Group, form_groups
+from unbroken.data.packing import groups
+from unbroken.data.packing.groups import Group, form_groups
 
 
 @pytest.fixture(autouse=True)

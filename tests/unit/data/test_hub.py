@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unbroken.data.ingest import hub
+from unbroken.data.ingest import encoders
 from unbroken.data.ingest.encoders import find_tokenizer
 from unbroken.errors import TokenizerUnknown
 
@@ -75,9 +75,9 @@ def test_a_name_that_no_hub_could_have_is_refused_in_words(endpoint: str) -> Non
 def test_a_hub_that_takes_its_time_is_named_and_one_that_answers_is_not(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub, "_refusal", lambda place: None)
-    monkeypatch.setattr(hub, "_QUIET_S", 0.2)
-    with caplog.at_level(logging.WARNING, logger="unbroken.data.ingest.hub"):
+    monkeypatch.setattr(encoders, "_refusal", lambda place: None)
+    monkeypatch.setattr(encoders, "_QUIET_S", 0.2)
+    with caplog.at_level(logging.WARNING, logger="unbroken.data.ingest.encoders"):
         give(monkeypatch, 0.0)
         assert find_tokenizer("gpt2").content == b"gpt2"
         time.sleep(0.3)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from unbroken.data.keyed import mix64, subkey
+from unbroken.data.order.keyed import mix64, subkey
 
 
 def test_mixed_words_are_those_of_splitmix64() -> None:

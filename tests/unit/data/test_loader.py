@@ -14,12 +14,13 @@ import torch
 from tests.unit.data.reading import Read, read_steps, taken, world_of
 from tests.unit.data.streams import TWO_BUCKETS, lengths, make_corpus, make_stream, open_stream
 from tests.unit.data.test_stream import TWO_PHASES, Counting
-from unbroken.data import ahead, groups
+from unbroken.data import loader
 from unbroken.data import stream as stream_module
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.lanes import cut_lanes
 from unbroken.data.loader import Loader
-from unbroken.data.schedule import Phase
+from unbroken.data.order.schedule import Phase
+from unbroken.data.packing import groups
 from unbroken.errors import DataChanged, LanesUnfit, NoProcessGroup, SequenceDamaged, StreamDiffers
 
 # ---- lanes ----
@@ -177,7 +178,7 @@ def test_the_first_batch_costs_the_same_wherever_a_run_stands(tmp_path: Path) ->
 
 
 def test_look_ups_grow_to_a_bounded_number_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "BLOCK_TOKENS", 32 * 20)
+    monkeypatch.setattr(loader, "BLOCK_TOKENS", 32 * 20)
     make_corpus(tmp_path, TWO_BUCKETS)
     stream = Counting(open_corpus(tmp_path), max_length=32, epochs=None)
     looked = [0]

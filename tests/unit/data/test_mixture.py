@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.data.mixture import BLOCK, LARGEST, SHUFFLED, Interleave, apportion
+from unbroken.data.order.mixture import BLOCK, LARGEST, SHUFFLED, Interleave, apportion
 
 GOLDEN_SOURCE = [2, 0, 1, 0, 1, 1, 1, 2, 1, 0, 2, 0, 0, 2, 0, 0]
 GOLDEN_ORDINAL = [0, 0, 0, 1, 1, 2, 3, 1, 4, 2, 2, 3, 4, 3, 5, 6]

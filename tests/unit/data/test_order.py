@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unbroken.data.epochs import Growth
-from unbroken.data.order import WINDOW_GROUPS, BucketOrder, Progress
+from unbroken.data.order.epoch_order import WINDOW_GROUPS, BucketOrder, Growth, Progress
 
 Drawn = list[tuple[int, int]]
 BEGUN = [Growth(0, 0)]

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.data.counted import web_like
-from unbroken.data.pack import Strategy, best_fit, lay_out, one_each
-from unbroken.data.windows import cut
+from unbroken.data.packing.best_fit import Strategy, best_fit, lay_out, one_each
+from unbroken.data.packing.windows import cut
 
 
 def _histogram(lengths: list[int] | NDArray[np.int64], capacity: int) -> NDArray[np.int64]:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unbroken.data.keyed import subkey
-from unbroken.data.permute import LARGEST, LARGEST_TABLE, Permutation
+from unbroken.data.order.keyed import LARGEST, LARGEST_TABLE, Permutation, subkey
 
 
 def _whole(n: int, key: int) -> NDArray[np.int64]:

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from tests.unit.data.counted import CountedShard, index_of, web_like
-from unbroken.data import groups
-from unbroken.data.groups import Offsets, Span
-from unbroken.data.plan import MAPPED_GROUPS, BucketPlan, open_plan
-from unbroken.data.plan_build import Recipe, build_group, longest_first
-from unbroken.data.plan_file import encode_plan
-from unbroken.data.shards import Entries, write_shard
+from unbroken.data.corpus.shards import Entries, write_shard
+from unbroken.data.packing import groups
+from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
+from unbroken.data.packing.group_plan import Recipe, build_group, encode_plan, longest_first
+from unbroken.data.packing.groups import Offsets, Span
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_bytes

@@ -9,8 +9,8 @@ import pytest
 from tests.exact.gpt_world import tiny, tokenize_text, write_text
 from tests.unit.data.streams import TWO_BUCKETS, make_corpus, open_stream
 from unbroken.data import Loader, Stream, open_corpus, seal_shards
-from unbroken.data.listing import LISTING
-from unbroken.data.proven import SequenceDigests
+from unbroken.data.corpus.listing import LISTING
+from unbroken.data.packing.sequence_digests import SequenceDigests
 from unbroken.errors import DataDamaged, SequenceDamaged
 from unbroken.files import LOCAL
 
@@ -93,7 +93,7 @@ def test_ranks_that_open_the_data_together_share_the_reading(data: Path, monkeyp
 
 def test_digests_beyond_the_memory_they_may_take_are_read_again(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = open_stream(data)
-    monkeypatch.setattr("unbroken.data.proven._HELD_BYTES", 8)
+    monkeypatch.setattr("unbroken.data.packing.sequence_digests._HELD_BYTES", 8)
     samples = range(len(checked))
     assert np.array_equal(open_stream(data).read(samples).tokens, checked.read(samples).tokens)
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from unbroken.data.mixture import apportion
-from unbroken.data.schedule import Dry, Generation, OnDry, Phase, Schedule
+from unbroken.data.order.mixture import apportion
+from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
 from unbroken.errors import BadMix
 
 

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.data.making import entries_of, make_shard
-from unbroken.data.shards import (
-    Entries,
-    Index,
-    bin_beside,
-    map_tokens,
-    open_index,
-    token_bytes_for,
-    write_shard,
-)
+from unbroken.data.corpus.shards import Entries, Index, bin_beside, map_tokens, open_index, token_bytes_for, write_shard
 from unbroken.errors import ShardDamaged, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_of
@@ -235,8 +227,8 @@ def test_an_offset_beyond_every_disk_is_refused_by_the_size_of_the_bin(tmp_path:
 MAPPING = """
 import sys
 from pathlib import Path
-from unbroken.data.catalogue import open_corpus
-from unbroken.data.shards import map_tokens
+from unbroken.data.corpus.catalogue import open_corpus
+from unbroken.data.corpus.shards import map_tokens
 
 (shard,) = open_corpus(Path(sys.argv[1])).shards
 tokens = map_tokens(shard.bin_path, shard.index)
@@ -248,7 +240,7 @@ print(int(status["RssAnon"].split()[0]))
 CHECKING = """
 import resource, sys
 from pathlib import Path
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
 
 open_corpus(Path(sys.argv[1]), check="full")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

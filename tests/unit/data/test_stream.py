@@ -11,11 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.data.streams import EOD, TWO_BUCKETS, held, lengths, make_corpus, make_stream, open_stream
-from unbroken.data.assemble import IGNORED, PADDING, Rows
-from unbroken.data.catalogue import open_corpus
-from unbroken.data.described import describe
-from unbroken.data.maps import MOST, TokenMaps
-from unbroken.data.schedule import Phase
+from unbroken.cli.data_show import describe
+from unbroken.data.corpus.catalogue import open_corpus
+from unbroken.data.order.schedule import Phase
+from unbroken.data.packing.assemble import IGNORED, MOST, PADDING, Rows, TokenMaps
 from unbroken.data.stream import Era, Stream
 from unbroken.errors import DataDamaged, SequenceDamaged
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.data.test_tokenizers import Lying
 from tests.unit.data.texts import DOCUMENTS, EOD, entries, lines, shards, texts_of, tree, write_format
-from unbroken.data.catalogue import open_corpus
+from unbroken.data.corpus.catalogue import open_corpus
+from unbroken.data.corpus.listing import read_listing
 from unbroken.data.ingest import units
 from unbroken.data.ingest.encoders import ByteEncoder
 from unbroken.data.ingest.sources import SUFFIXES
@@ -18,7 +19,6 @@ from unbroken.data.ingest.text import open_text_corpus
 from unbroken.data.ingest.tokenize import Request, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
 from unbroken.data.ingest.workbench import Options
-from unbroken.data.listing import read_listing
 from unbroken.errors import (
     BadDocuments,
     ControlToken,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unbroken.data.windows import MOST_PREFIX, MOST_TOKENS, Windows, cut, require_bakeable, require_cuttable
+from unbroken.data.packing.windows import MOST_PREFIX, MOST_TOKENS, Windows, cut, require_bakeable, require_cuttable
 
 
 def _cut(lengths: list[int], max_length: int, overlap: int, prefixes: list[int] | None = None) -> Windows:

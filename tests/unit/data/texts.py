@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
+from unbroken.data.corpus.shards import bin_beside, map_tokens, open_index
 from unbroken.data.ingest.encoders import ByteEncoder
-from unbroken.data.shards import bin_beside, map_tokens, open_index
 
 DOCUMENTS = tuple(f"document {number} says: {'naïve 東京 🙂 ' * (number % 5)}ok\n\n" for number in range(40))
 EOD = ByteEncoder.identity.eod_id

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.exact.buffers import Buffers
+from unbroken.exact.sums import Buffers
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unbroken.exact import lane_seed
-from unbroken.exact.generators import LaneGenerators
+from unbroken.exact.lane_rng import LaneGenerators
 
 
 def drawn() -> tuple[float, float, list[float]]:

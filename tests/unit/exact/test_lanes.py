@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unbroken.data.lanes import LanePlan
 from unbroken.errors import TooManyRanks
-from unbroken.exact.lanes import LanePlan
 
 SIZES = st.integers(1, 40).flatmap(lambda lanes: st.tuples(st.just(lanes), st.integers(1, lanes)))
 

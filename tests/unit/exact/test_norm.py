@@ -5,8 +5,7 @@ import torch
 
 from unbroken.exact import norm as norms
 from unbroken.exact.exchange import Ranks
-from unbroken.exact.norm import clip_factor, gradient_norm, scale
-from unbroken.exact.tree import fold, fold_columns
+from unbroken.exact.norm import clip_factor, fold, fold_columns, gradient_norm, scale
 
 ALONE = Ranks(0, 1)
 

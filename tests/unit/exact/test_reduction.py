@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from unbroken.exact.buffers import Buffers
 from unbroken.exact.exchange import Arrival, Ranks
 from unbroken.exact.reduction import ReplicatedFold
 from unbroken.exact.stock import ReplicatedStock
-from unbroken.exact.sums import _AT_ONCE, Accumulator, put
+from unbroken.exact.sums import _AT_ONCE, Accumulator, Buffers, put
 
 Say = Callable[[torch.Tensor], torch.Tensor]
 BIG, SMALL = 2.0**24, 1.0  # in float32, BIG + SMALL is BIG: another order is another sum

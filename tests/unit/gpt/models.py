@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unbroken.config.model import ModelConfig
-from unbroken.gpt.initialization import initialize
+from unbroken.config.sections import ModelConfig
+from unbroken.gpt.build import initialize
 from unbroken.gpt.model import GPT
 
 VOCAB = 96

@@ -9,7 +9,7 @@ import torch
 from unbroken.config import Config, DataConfig, ModelConfig, TrainingConfig
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder
 from unbroken.gpt.average import WeightAverage
-from unbroken.gpt.initialization import initialize
+from unbroken.gpt.build import initialize
 from unbroken.gpt.model import GPT
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings

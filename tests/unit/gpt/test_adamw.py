@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unbroken.gpt.adamw import AdamW
+from unbroken.gpt.optimizer import AdamW
 
 STEPS, SIZE = 4, 5_003
 DEVICES = [

@@ -10,8 +10,8 @@ import torch
 
 from tests.unit.gpt.runs import damage, save_averaged, save_run
 from unbroken.errors import BatchInvalid, LogitsNotFinite, NoUsableCheckpoint
-from unbroken.gpt.batch import Batch, ModelChoice, read_batch
-from unbroken.gpt.load import Found, find_model
+from unbroken.gpt.checkpoint import Found, find_model
+from unbroken.gpt.prompts import Batch, ModelChoice, read_batch
 from unbroken.gpt.text import Generation, TextModel
 
 FILE = Path("prompts.jsonl")

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from unbroken.config.model import ModelConfig
-from unbroken.gpt.initialization import initialize
+from unbroken.config.sections import ModelConfig
+from unbroken.gpt.build import initialize
 from unbroken.gpt.loss import IGNORED, loss_sum
-from unbroken.gpt.mlp import ACTIVATIONS
-from unbroken.gpt.model import GPT
+from unbroken.gpt.model import ACTIVATIONS, GPT
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

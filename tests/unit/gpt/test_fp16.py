@@ -13,12 +13,12 @@ from torch import nn
 from tests.exact.gpt_world import Job, tiny, tokenize_text, train, write_text
 from unbroken.config import Config
 from unbroken.errors import GradientNotFinite
-from unbroken.gpt.scaler import LossScaler
-from unbroken.run.journal import Fact, read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
-from unbroken.state.tree import join
-from unbroken.store.place import Store
+from unbroken.gpt.optimizer import LossScaler
+from unbroken.records.journal import Fact, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
+from unbroken.state.skeleton import join
+from unbroken.store.directory import Store
 from unbroken.testing.worlds import logs, spawn
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.gpt.models import config_of, error, model_of, tokens_of
-from unbroken.config.model import ModelConfig
+from unbroken.config.sections import ModelConfig
 from unbroken.errors import NotExpressible, WouldOverwrite
 from unbroken.gpt import GPT, Sampling, generate, to_huggingface
 

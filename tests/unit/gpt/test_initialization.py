@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.gpt.models import config_of
-from unbroken.gpt.initialization import fill_normal, initialize
+from unbroken.gpt.build import fill_normal, initialize
 from unbroken.gpt.model import GPT
 
 

@@ -1,9 +1,8 @@
 """AdamW as the trainer makes it: what decays, which kernel runs, what a person may change."""
 
 from unbroken.config import ModelConfig, OptimizerConfig
-from unbroken.gpt.adamw import AdamW
 from unbroken.gpt.model import GPT
-from unbroken.gpt.optimizer import follow, make_optimizer, set_rate
+from unbroken.gpt.optimizer import AdamW, follow, make_optimizer, set_rate
 
 MODEL = ModelConfig(vocab_size=16, n_embd=8, n_layer=1, n_head=2, n_positions=8, use_bias=True)
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.gpt.models import config_of, error, model_of, tokens_of
-from unbroken.gpt.attention import Context, Kernel, _kernel_options
-from unbroken.gpt.mask import block_mask, cached_mask, dense_mask
+from unbroken.gpt.attention import Context, Kernel, _kernel_options, block_mask, cached_mask, dense_mask
 from unbroken.gpt.rope import Angles
 
 EDGES = (0, 5, 6, 19, 22)

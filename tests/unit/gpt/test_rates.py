@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from unbroken.config import OptimizerConfig
-from unbroken.gpt.rates import rate_at
+from unbroken.gpt.optimizer import rate_at
 
 STEPS = 100
 

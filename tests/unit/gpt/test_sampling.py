@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unbroken.errors import GenerationInvalid
-from unbroken.gpt.sampling import Sampling, choose
+from unbroken.gpt.generation import Sampling, choose
 
 PLAIN = {"temperature": 1.0, "top_k": None, "top_p": None}
 

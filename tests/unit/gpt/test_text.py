@@ -21,8 +21,8 @@ from unbroken.errors import (
     WrongTokenizer,
 )
 from unbroken.gpt import Generation, Sampling, TextModel, generate
+from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.device import chosen_device, chosen_dtype
-from unbroken.gpt.load import find_model
 from unbroken.gpt.text import TextSource
 
 GREEDY = Generation(greedy=True, max_new_tokens=12)

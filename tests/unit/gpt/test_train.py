@@ -18,15 +18,15 @@ from unbroken.errors import ArithmeticDiffers, ConfigInvalid, DataMissing, DataU
 from unbroken.exact.numerics import differences
 from unbroken.gpt.arithmetic import FOLLOWING, Arithmetic
 from unbroken.gpt.build import build_model
+from unbroken.gpt.device import Place
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.lines import Progress, Speed, flops_per_token, peak_of
-from unbroken.gpt.place import Place
+from unbroken.gpt.log_lines import Progress, Speed, flops_per_token, peak_of
 from unbroken.gpt.prepare import open_data, validation_stream
-from unbroken.gpt.records import IDENTITY, TOKENIZER
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
-from unbroken.store.place import Store
+from unbroken.gpt.run_files import IDENTITY, TOKENIZER
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
+from unbroken.store.directory import Store
 from unbroken.store.scan import scan
 from unbroken.testing.worlds import logs, spawn
 from unbroken.world import World

@@ -15,8 +15,7 @@ from unbroken.launch.command import (
     sets_threads,
     target_of,
 )
-from unbroken.launch.elastic import Meeting, Nodes, is_endpoint, parse_nodes
-from unbroken.launch.torchrun import launcher_text, stopping_options
+from unbroken.launch.torchrun import Meeting, Nodes, is_endpoint, launcher_text, parse_nodes, stopping_options
 
 ONE, TWO = Nodes(1, 1), Nodes(2, 2)
 MEETING = Meeting("n0:29500")

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from unbroken.launch.outcome_file import JobOutcome
+from unbroken.launch.job_files import JobOutcome
 from unbroken.launch.restarts import LONGEST_DELAY_S, Again, Attempt, Enough, Policy, decide
 from unbroken.launch.verdict import Ended, judge
 

@@ -14,11 +14,10 @@ from tests.unit.launch.kubernetes_schema import Refused, check
 from unbroken.cli import run as run_command
 from unbroken.cli import train as train_command
 from unbroken.errors import ManifestUnfit, PeerLost
-from unbroken.launch.kubernetes.grace import Grace, grace_of
-from unbroken.launch.kubernetes.kinds import LEFT_TO_A_PERSON, documents
+from unbroken.launch.kubernetes.documents import LEFT_TO_A_PERSON, documents
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, named_after, require_fit
-from unbroken.run.journal import Fact
+from unbroken.launch.kubernetes.wanted import KINDS, Grace, Kind, Program, Wanted, grace_of, named_after, require_fit
+from unbroken.records.journal import Fact
 
 TRAIN = Program(
     verb="train", words=("/etc/unbroken/config.yaml", "training.seed=1"), run="runs/a", config="model: {}\n"

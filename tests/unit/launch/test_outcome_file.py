@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import RecordDamaged, StorageFailed
-from unbroken.launch.outcome_file import JobOutcome, make_place, read, write
+from unbroken.launch.job_files import JobOutcome, make_outcome_path, read_outcome, write_outcome
 
 STOPPED = JobOutcome("runs/a", "stopped", 0, "again", "SIGTERM")
 
@@ -25,29 +25,29 @@ def told(**changes: object) -> str:
 
 def test_what_is_told_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
-    write(path, STOPPED)
-    assert read(path) == STOPPED
+    write_outcome(path, STOPPED)
+    assert read_outcome(path) == STOPPED
     assert json.loads(path.read_text()) == json.loads(told())
 
 
 def test_the_last_word_counts_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     begun = JobOutcome("runs/a", "running", 1, "again", "")
-    write(path, begun)
+    write_outcome(path, begun)
     assert not begun.has_ended
-    write(path, STOPPED)
-    assert read(path) == STOPPED and STOPPED.has_ended
+    write_outcome(path, STOPPED)
+    assert read_outcome(path) == STOPPED and STOPPED.has_ended
     assert [each.name for each in tmp_path.iterdir()] == ["outcome.json"]
 
 
 def test_a_run_whose_name_is_no_unicode_comes_through(tmp_path: Path) -> None:
     outcome = JobOutcome("runs/\udcff", "completed", 0, "done", "ende: größe \n")
-    write(tmp_path / "o", outcome)
-    assert read(tmp_path / "o") == outcome
+    write_outcome(tmp_path / "o", outcome)
+    assert read_outcome(tmp_path / "o") == outcome
 
 
 def test_nothing_told_is_none(tmp_path: Path) -> None:
-    assert read(tmp_path / "outcome.json") is None
+    assert read_outcome(tmp_path / "outcome.json") is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_no_outcome_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "outcome.json"
     path.write_text(content)
     with pytest.raises(RecordDamaged):
-        read(path)
+        read_outcome(path)
 
 
 def test_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("link", "folder"):
         with pytest.raises(RecordDamaged):
-            read(tmp_path / name)
+            read_outcome(tmp_path / name)
 
 
 def test_the_place_is_writable_by_its_owner_alone(tmp_path: Path) -> None:
-    place = make_place(tmp_path, "token")
+    place = make_outcome_path(tmp_path, "token")
     assert place.is_dir() and place.stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed):
-        make_place(tmp_path / "file", "token")
+        make_outcome_path(tmp_path / "file", "token")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.launch.outcome_file import JobOutcome
-from unbroken.launch.records import last_job, recorded_outcome, resumable_step, stop_kind
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import Holder, acquire, release
+from unbroken.launch.job_files import JobOutcome
+from unbroken.launch.last_job import last_job, recorded_outcome, resumable_step, stop_kind
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import Holder, acquire, release
 
 NOW_S = 1_000_000.0
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.e2e.clouds import azure_events
 from unbroken.errors import BadSpot
-from unbroken.launch.spot.chosen import choose, detect, listens
-from unbroken.launch.spot.metadata import Address, find_address
 from unbroken.launch.spot.notices import GCP_WINDOW_S, Notice, Unreadable, read_aws, read_azure, read_gcp
+from unbroken.launch.spot.services import Address, find_address
+from unbroken.launch.spot.watch import choose, detect, listens
 from unbroken.loop.settings import Settings
 
 AT_S = 1_505_722_920.0

@@ -9,13 +9,12 @@ import pytest
 
 from tests.e2e.clouds import MACHINE, Cloud, azure_events, loopback_only, serving
 from unbroken.errors import BadSpot
-from unbroken.launch.spot import metadata
-from unbroken.launch.spot.metadata import Silent, ask, find_address
+from unbroken.launch.spot import services
 from unbroken.launch.spot.notices import Unreadable
-from unbroken.launch.spot.services import Service, service_of
+from unbroken.launch.spot.services import Service, Silent, ask, find_address, service_of
 from unbroken.launch.spot.watch import SpotWatch, watch
-from unbroken.run.layout import Layout
-from unbroken.run.stop import StopReason, StopSources
+from unbroken.records.layout import Layout
+from unbroken.records.stop import StopReason, StopSources
 
 CLOUDS = ("aws", "gcp", "azure")
 SHORT_S = 0.02
@@ -165,7 +164,7 @@ def test_neither_a_proxy_nor_a_redirect_leads_elsewhere(monkeypatch: pytest.Monk
 
 
 def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "_LIMIT_BYTES", 100)
+    monkeypatch.setattr(services, "_LIMIT_BYTES", 100)
     with serving("gcp") as cloud:
         monkeypatch.setattr("tests.e2e.clouds._reply", lambda *_: (200, b"x" * 100_000))
         assert len(ask(find_address(cloud.environment), "/").body) == 100

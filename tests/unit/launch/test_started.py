@@ -15,11 +15,11 @@ from unbroken.errors import (
     GptSimpleRun,
     RunRecordDamaged,
 )
-from unbroken.gpt.records import keep_config
+from unbroken.gpt.run_files import keep_config
 from unbroken.launch.started import Started, settle
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
-from unbroken.store.place import Store
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
 
 
 @pytest.fixture

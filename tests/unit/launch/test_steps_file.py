@@ -4,12 +4,12 @@ from pathlib import Path
 
 from unbroken.disk import LocalDisk
 from unbroken.files import Files
-from unbroken.launch.steps_file import StepsWriter, last_step, path_of
+from unbroken.launch.job_files import StepsWriter, last_step, steps_path
 from unbroken.testing import FaultyDisk, Operation, Refuse
 
 
 def test_the_last_whole_line_counts(tmp_path: Path) -> None:
-    path = path_of(tmp_path / "outcome.json")
+    path = steps_path(tmp_path / "outcome.json")
     assert last_step(path) is None
     writer = StepsWriter(path)
     for step in range(990, 1_100):

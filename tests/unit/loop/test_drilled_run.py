@@ -11,10 +11,10 @@ from unbroken import Run
 from unbroken.disk import LocalDisk
 from unbroken.errors import DrillUnreadable, StorageFailed
 from unbroken.files import LOCAL
-from unbroken.run.drill import ENVIRONMENT, Drill, Fault, write_drill
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
+from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 
 
 @pytest.fixture(autouse=True)

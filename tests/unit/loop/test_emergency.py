@@ -11,10 +11,10 @@ import torch
 
 import unbroken
 from unbroken.errors import Halted, NoEmergencyArea, NonFiniteLoss
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.store.emergency import read_pointers
-from unbroken.store.place import Store
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
+from unbroken.store.dumps import read_pointers
 from unbroken.store.scan import scan
 
 

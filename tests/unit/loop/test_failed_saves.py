@@ -10,9 +10,9 @@ from torch import nn
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run
 from unbroken.errors import NeedsPickle, NoMemory, NotAnItem, TensorUnsupported, UnbrokenError
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.state.memory import asking_for_memory
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.stage import Buffers
 
 

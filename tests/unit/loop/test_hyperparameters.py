@@ -11,9 +11,9 @@ from torch.optim import lr_scheduler as schedules
 
 from tests.unit.state.tiny import learn, model, quietly
 from unbroken import Run
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import read_metrics
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 
 Make = Callable[[torch.optim.Optimizer], Any]
 DECAY = 0.5

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from tests.unit.state.tiny import adam, bits, job, learn, quietly, tiny
 from unbroken import Run
 from unbroken.errors import LeftMidStep, NotExact
-from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_journal
+from unbroken.records.layout import Layout
 
 pytestmark = pytest.mark.promise("U1")
 

@@ -3,8 +3,8 @@
 import itertools
 
 from unbroken.loop.pace import SaveClock
-from unbroken.run.cadence import Auto, Every
-from unbroken.run.deadline import Reserve
+from unbroken.records.deadline import Reserve
+from unbroken.records.interval import Auto, Every
 
 
 class Clock:

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.state.tiny import learn, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.errors import BadRunPath, NotAStore, RunGone, StorageFailed, UnbrokenError, render
-from unbroken.run.outcome import conclude
+from unbroken.records.outcome import conclude
 
 PATIENCE_S = 10.0
 

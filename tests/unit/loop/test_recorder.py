@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.launch import outcome_file
+from unbroken.launch import job_files
 from unbroken.loop.recorder import MOST_MISMATCHES, Recorder, SilentRecorder
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.lease import acquire
-from unbroken.run.metrics import MetricsWriter
-from unbroken.run.outcome import conclude
-from unbroken.run.process import this_holder
-from unbroken.run.stop import StopReason
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.lease import acquire
+from unbroken.records.metrics import MetricsWriter
+from unbroken.records.outcome import conclude
+from unbroken.records.process import this_holder
+from unbroken.records.stop import StopReason
 
 
 def test_so_many_steps_that_differ_are_written_one_by_one_and_all_are_counted(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_so_many_steps_that_differ_are_written_one_by_one_and_all_are_counted(tm
 def test_a_rank_waits_for_the_word_of_the_first_one_but_not_of_one_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(outcome_file.ENVIRONMENT, str(tmp_path / "outcome.json"))
+    monkeypatch.setenv(job_files.ENVIRONMENT, str(tmp_path / "outcome.json"))
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     clock = itertools.count()

@@ -16,7 +16,7 @@ from unbroken.errors import (
     PathMissing,
     UnbrokenError,
 )
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 
 def names(directory: Path) -> set[str]:

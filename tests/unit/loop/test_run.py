@@ -13,9 +13,9 @@ from tests.unit.state.tiny import adam, disk, job, learn, model, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.disk import LocalDisk
 from unbroken.errors import EvidenceMissing, Halted, NeedsPickle, NotAnItem, NotAStore, NotExact, RunHeld
-from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout
-from unbroken.run.lease import read_current
+from unbroken.records.journal import read_journal
+from unbroken.records.layout import Layout
+from unbroken.records.lease import read_current
 from unbroken.state import payload
 from unbroken.store.fields import Malformed
 from unbroken.testing import FaultyDisk, Operation

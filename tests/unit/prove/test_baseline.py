@@ -9,8 +9,8 @@ import pytest
 from tests.unit.state.tiny import job, quietly, tiny
 from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
 from unbroken.prove.baseline import Baseline, require_same, run_alone
-from unbroken.prove.bench import Bench, environment, proof_folder
 from unbroken.prove.command import understood
+from unbroken.prove.workplace import Bench, environment, proof_folder
 
 
 def bench(folder: Path, *words: str) -> Bench:

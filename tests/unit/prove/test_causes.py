@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.prove.causes import likely_causes, script_text
+from unbroken.prove.baseline import likely_causes, script_text
 
 # All that is said of it is that its kernels are not pinned.
 SEEDED = "torch.manual_seed(1)\n"

@@ -15,17 +15,17 @@ import unbroken
 from unbroken.config import load
 from unbroken.errors import BadUsage, RunHeld, StorageFailed
 from unbroken.files import LOCAL, Files
-from unbroken.prove import demo_folder, demo_shown
-from unbroken.prove.demo_plan import ALONE, CHAIN, NEEDED_BYTES, STEPS, Act, Places, config_text, environment
+from unbroken.prove import demo_setup, demo_shown
+from unbroken.prove.demo_setup import ALONE, CHAIN, NEEDED_BYTES, STEPS, Act, Places, config_text, environment
+from unbroken.records.lease import acquire
+from unbroken.records.process import process_of, this_holder
 from unbroken.report.style import Style
-from unbroken.run.lease import acquire
-from unbroken.run.process import process_of, this_holder
 
 PLAIN = Style(color=False)
 
 
 def prepare(folder: Path) -> Places:
-    return demo_folder.prepare(folder, holder=this_holder(), now_s=time.time(), process_of=process_of)
+    return demo_setup.prepare(folder, holder=this_holder(), now_s=time.time(), process_of=process_of)
 
 
 def test_a_new_folder_holds_a_sound_config_of_a_mixture_with_dropout(tmp_path: Path) -> None:
@@ -172,6 +172,6 @@ def test_without_torch_it_says_so_and_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_how_it_is_called_is_a_command_that_exists() -> None:
-    words = demo_folder.called().split()
+    words = demo_setup.called().split()
     ended = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
     assert ended.stdout.startswith("unbroken ")

@@ -13,7 +13,7 @@ from unbroken import Run
 from unbroken.disk import LocalDisk
 from unbroken.files import LOCAL
 from unbroken.prove.inside import ForgetfulDisk, Striking, install
-from unbroken.run.drill import PHASES, Drill, Fault
+from unbroken.records.drill import PHASES, Drill, Fault
 from unbroken.testing.faults import Fault as Strike
 from unbroken.testing.faults import FaultyDisk, Kill, Operation, Refuse
 

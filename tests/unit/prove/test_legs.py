@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from unbroken.prove.baseline import Baseline
-from unbroken.prove.legs import drill_for, in_words, step_of
-from unbroken.prove.schedule import FAULTS, plan_chain
-from unbroken.run.drill import Fault
+from unbroken.prove.chain import drill_for, in_words, step_of
+from unbroken.prove.fault_schedule import FAULTS, plan_chain
+from unbroken.records.drill import Fault
 
 QUICK = Baseline(Path("run"), steps=100, seconds=0.1, step_s=0.001, ranks=2, checkpoint_bytes=1000)
 SLOW = replace(QUICK, seconds=500.0, step_s=5.0)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from unbroken.config import Config, DataConfig, OptimizerConfig, TrainingConfig
-from unbroken.config.resume import with_values
+from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, RunRecordDamaged
-from unbroken.prove.recorded import Elsewhere, config_of_jobs, recorded_config
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
+from unbroken.prove.command import Elsewhere, config_of_jobs, recorded_config
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
 
 STARTED = Config(
     data=DataConfig(path="data", tokenizer="bytes"),

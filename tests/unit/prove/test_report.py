@@ -7,7 +7,7 @@ import pytest
 
 from unbroken.prove.baseline import Baseline
 from unbroken.prove.chain import ChainReport, JobReport
-from unbroken.prove.report import Proof
+from unbroken.prove.findings import Proof
 from unbroken.report.style import Style
 from unbroken.testing.exactness import Comparison, FirstDifference, MetricsComparison
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from unbroken.prove.schedule import DAMAGE, ENDINGS, FAULTS, KILLED_AT, LEGS, REFUSED_AT, TROUBLE, plan_chain
+from unbroken.prove.fault_schedule import DAMAGE, ENDINGS, FAULTS, KILLED_AT, LEGS, REFUSED_AT, TROUBLE, plan_chain
 
 ALL = tuple(FAULTS)
 

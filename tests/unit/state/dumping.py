@@ -8,12 +8,12 @@ from torch import nn
 
 from unbroken.files import Files
 from unbroken.state.adopt import Adopting, adopt
-from unbroken.state.emergency import Dumped, Whose, dump
+from unbroken.state.dump import Dumped, Whose, dump
 from unbroken.state.items import Item, make_items
 from unbroken.state.rng import capture_generators
-from unbroken.store.dumps import mirror
-from unbroken.store.emergency import Area, Choice, Pointer, choose_dumps, look, point, read_pointers
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
+from unbroken.store.dump_copies import mirror
+from unbroken.store.dumps import Area, Choice, Pointer, choose_dumps, look, point, read_pointers
 from unbroken.world import World
 
 ALONE = World(0, 1)

@@ -9,8 +9,8 @@ from unbroken.state.index import DTYPES
 from unbroken.state.payload import Written, finish, plan_save, planned_parts, read, read_index, write
 from unbroken.state.stage import Buffers, as_bits, stage
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.names import PERIODIC
-from unbroken.store.place import Store
 from unbroken.world import World
 
 ALONE = World(0, 1)

@@ -10,9 +10,9 @@ from torch import nn
 from tests.unit.state.tiny import adam, bits, job, quietly
 from unbroken import Run
 from unbroken.errors import ManifestDamaged, StateDiffers
-from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout
-from unbroken.store.place import Store
+from unbroken.records.journal import read_journal
+from unbroken.records.layout import Layout
+from unbroken.store.directory import Store
 from unbroken.store.seal import seal
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.unit.state.payloads import random_bits, same_bits
-from unbroken.state.container import container
 from unbroken.state.index import DTYPES
+from unbroken.state.payload import container
 from unbroken.state.stage import as_bits
 
 

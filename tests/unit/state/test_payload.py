@@ -22,7 +22,7 @@ from unbroken.state.stage import Buffers, stage
 from unbroken.store import parts
 from unbroken.store.commit import begin
 from unbroken.store.digest import digest_bytes
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 
 @pytest.fixture

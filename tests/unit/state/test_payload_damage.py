@@ -14,8 +14,8 @@ from unbroken import errors
 from unbroken.state.payload import read_index
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.digest import BLOCK_BYTES
+from unbroken.store.directory import Store
 from unbroken.store.names import PERIODIC
-from unbroken.store.place import Store
 
 PART = "state/__0_0.distcp"
 

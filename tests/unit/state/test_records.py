@@ -8,7 +8,7 @@ import torch
 
 from unbroken.errors import NeedsPickle
 from unbroken.state.index import INDEX_PART
-from unbroken.state.records import TrainerState, decode_counters, encode_counters, encode_rank, rank_part
+from unbroken.state.trainer_state import TrainerState, decode_counters, encode_counters, encode_rank, rank_part
 from unbroken.store.fields import Malformed
 from unbroken.store.names import OWN_PARTS
 

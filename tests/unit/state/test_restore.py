@@ -13,8 +13,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 from tests.unit.state.tiny import adam, bits, job, model, quietly, tiny
 from unbroken import Run
 from unbroken.errors import NeedsPickle, NotExact, StateDiffers
-from unbroken.run.journal import read_journal
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_journal
+from unbroken.records.layout import Layout
 
 
 class Zoo(nn.Module):
@@ -107,7 +107,7 @@ def test_weights_saved_in_any_wrapping_load_into_any_other_and_a_layer_called_mo
 
 
 def read_tensors(run: Run) -> list[str]:
-    from unbroken.store.place import Store
+    from unbroken.store.directory import Store
 
     store = Store(run.directory / "checkpoints")
     assert run.resumed_from is not None

@@ -13,7 +13,7 @@ from unbroken import Run
 from unbroken.disk import LocalDisk
 from unbroken.errors import DamagedCheckpoint, NotRestored, NoUsableCheckpoint, StateDiffers, StorageFailed, as_json
 from unbroken.state import payload
-from unbroken.state.records import TrainerState
+from unbroken.state.trainer_state import TrainerState
 from unbroken.testing import Fault, FaultyDisk, Operation, Refuse
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.unit.state.tiny import job, quietly
 from unbroken.state.rng import capture_generators, restore_generators
-from unbroken.state.tree import join, split
+from unbroken.state.skeleton import join, split
 from unbroken.store.fields import Malformed
 
 

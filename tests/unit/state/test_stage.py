@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.state.payloads import ALONE, random_bits, tensors_of_every_kind
-from unbroken.state.plan import plan_save
+from unbroken.state.pieces import plan_save
 from unbroken.state.stage import Buffers, Staged, as_bits, stage
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

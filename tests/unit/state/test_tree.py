@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from unbroken.state.encode import Json
-from unbroken.state.tree import join, split
+from unbroken.state.skeleton import join, split
 from unbroken.store.fields import Malformed
 
 

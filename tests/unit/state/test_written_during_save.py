@@ -13,13 +13,12 @@ from torch import nn
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run
 from unbroken.errors import DamagedCheckpoint, WrittenDuringSave
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 from unbroken.state import save
 from unbroken.state.fingerprint import fingerprints
-from unbroken.state.plan import plan_save
-from unbroken.state.proof import require_as_fingerprinted, staged_sums
-from unbroken.state.stage import Buffers, Staged, stage
+from unbroken.state.pieces import plan_save
+from unbroken.state.stage import Buffers, Staged, require_as_fingerprinted, stage, staged_sums
 from unbroken.store.manifest import Tensor
 from unbroken.world import World
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.names import PERIODIC, DraftName
-from unbroken.store.place import Store
 
 PARTS: Mapping[str, bytes] = {"trainer_state.json": b'{"step": 1}', "state/__0_0.distcp": b"weights" * 100}
 

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.store.saving import store_with, tree
 from unbroken.store.check import Level, verify
 from unbroken.store.digest import digest_of
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part, encode
-from unbroken.store.place import Store
 
 BLOCK = 1024
 

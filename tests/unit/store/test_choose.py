@@ -12,7 +12,7 @@ from unbroken.errors import NoUsableCheckpoint
 from unbroken.files import Files
 from unbroken.store.check import Cause, Finding, Level, Verdict
 from unbroken.store.choose import Choice, choose, resume_point
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 
 
 def resumed(store: Store, level: Level = Level.FULL) -> Choice:

@@ -10,9 +10,9 @@ from unbroken.errors import EvidenceMissing, LeaseLost, ManifestDamaged, Storage
 from unbroken.files import LOCAL
 from unbroken.store.commit import Draft, Record, begin, commit, point_latest, walk_files
 from unbroken.store.digest import digest_of
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Part
 from unbroken.store.names import FINAL, PERIODIC, SHUTDOWN, DraftName
-from unbroken.store.place import Store
 from unbroken.store.scan import scan
 
 RECORD = Record(kind=PERIODIC, saved_at_ns=1)

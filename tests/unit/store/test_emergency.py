@@ -8,8 +8,8 @@ import pytest
 from tests.unit.state.dumping import AREA, HOST, JOB, RUN, choice, dump_and_tell, dump_step
 from unbroken.errors import RecordDamaged
 from unbroken.files import LOCAL, Files
-from unbroken.store.dumps import mirror, sweep_dumps
-from unbroken.store.emergency import (
+from unbroken.store.dump_copies import mirror, sweep_dumps
+from unbroken.store.dumps import (
     Area,
     Choice,
     Dump,

@@ -1,6 +1,6 @@
 """A host's name in records: the machine, and which boot of it."""
 
-from unbroken.store.hosts import boot_of, host_of, machine_of, same_host
+from unbroken.store.names import boot_of, host_of, machine_of, same_host
 
 
 def test_a_host_is_a_machine_and_a_boot_of_it() -> None:

@@ -10,9 +10,9 @@ from tests.unit.store.saving import save
 from unbroken.errors import DamagedCheckpoint, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester, digest_of
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part
 from unbroken.store.parts import BlockReader, read_part, read_whole, write_part
-from unbroken.store.place import Store
 
 
 def test_the_evidence_is_the_digest_of_the_bytes_on_disk(tmp_path: Path) -> None:

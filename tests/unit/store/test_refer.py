@@ -14,9 +14,9 @@ from unbroken.errors import (
     PathMissing,
     TornCheckpoint,
 )
+from unbroken.store.directory import Store
 from unbroken.store.names import FINAL
-from unbroken.store.place import Store
-from unbroken.store.refer import find_store, resolve, resolve_checkpoint
+from unbroken.store.references import find_store, resolve, resolve_checkpoint
 from unbroken.store.seal import seal
 
 pytestmark = pytest.mark.promise("M5")

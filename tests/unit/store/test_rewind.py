@@ -9,7 +9,7 @@ from tests.unit.store.saving import save, store_with, tree
 from unbroken.errors import CheckpointUnknown, RecordDamaged, StorageFailed
 from unbroken.store.check import Level
 from unbroken.store.choose import resume_point
-from unbroken.store.place import Store
+from unbroken.store.directory import Store
 from unbroken.store.rewind import abandoned_ids, record_rewind, rewind, set_aside
 from unbroken.store.scan import newest_first, scan
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.store.saving import save, store_with
 from unbroken.errors import RecordDamaged
+from unbroken.store.choose import quarantine
 from unbroken.store.commit import begin
+from unbroken.store.directory import Store
 from unbroken.store.names import FINAL, SHUTDOWN, DraftName, scratch, trash_name
-from unbroken.store.place import Store
-from unbroken.store.quarantine import quarantine
 from unbroken.store.rewind import record_rewind, rewind
 from unbroken.store.scan import Inventory, Leftover, newest_first, scan
 from unbroken.store.seal import seal

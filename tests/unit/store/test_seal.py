@@ -12,9 +12,9 @@ from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import begin
 from unbroken.store.compare import compare
+from unbroken.store.directory import Store
 from unbroken.store.keep import LastK, decide
 from unbroken.store.names import scratch
-from unbroken.store.place import Store
 from unbroken.store.rewind import rewind
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import folders_to_seal, infer_origin, infer_step, seal, seal_command

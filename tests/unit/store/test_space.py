@@ -8,11 +8,11 @@ from tests.unit.store.saving import nobody, save
 from unbroken.disk import LocalDisk, Space
 from unbroken.errors import NoRoom, render
 from unbroken.files import Files
+from unbroken.store.capacity import RESERVE_BYTES, RESERVE_INODES, require_room
 from unbroken.store.commit import begin
+from unbroken.store.directory import Store
 from unbroken.store.keep import LastK
 from unbroken.store.names import DraftName
-from unbroken.store.place import Store
-from unbroken.store.space import RESERVE_BYTES, RESERVE_INODES, require_room
 
 
 class Filling(LocalDisk):

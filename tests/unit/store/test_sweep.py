@@ -6,14 +6,13 @@ import pytest
 
 from tests.unit.store.saving import everybody, nobody, save, store_with, tree
 from unbroken.store.commit import begin
+from unbroken.store.directory import Store
 from unbroken.store.keep import LastK
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import DraftName, scratch, trash_name
-from unbroken.store.pins import pin, pinned_ids, unpin
-from unbroken.store.place import Store
 from unbroken.store.rewind import record_rewind
 from unbroken.store.scan import scan
-from unbroken.store.sweep import candidates, carry_out, plan_sweep, settle, sweep
+from unbroken.store.sweep import candidates, carry_out, pin, pinned_ids, plan_sweep, settle, sweep, unpin
 
 
 def test_released_checkpoints_go_and_others_stay(tmp_path: Path) -> None:

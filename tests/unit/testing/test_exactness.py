@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from unbroken.run.layout import Layout
-from unbroken.run.metrics import MetricsWriter, Number
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import MetricsWriter, Number
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.directory import Store
 from unbroken.store.manifest import Tensor
 from unbroken.store.names import FINAL, PERIODIC
-from unbroken.store.place import Store
 from unbroken.testing.exactness import compare_checkpoints, compare_runs, is_measured
 
 STEPS = 4

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from unbroken.data.corpus.listing import LISTING, TokenizerIdentity
+from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, digest_file
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.unit_work import Terms, clear_unit
 from unbroken.data.ingest.units import cut_units
 from unbroken.data.ingest.workbench import Finished, Options, Plan, Workbench
-from unbroken.data.listing import LISTING, TokenizerIdentity
-from unbroken.data.shards import BIN_SUFFIX, IDX_SUFFIX, digest_file
 from unbroken.errors import ShardsExist, SourcesChanged, TokenizedDifferently
 from unbroken.files import told
 from unbroken.store.digest import BLOCK_BYTES, digest_of

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from unbroken.data.corpus.listing import LISTING, BakedWindows, Listing, SourceRecord, read_listing, write_listing
+from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord
 from unbroken.data.ingest.workbench import Finished, Plan, SourceShare, Totals, UnitRecord, Workbench
-from unbroken.data.listing import LISTING, BakedWindows, Listing, SourceRecord, read_listing, write_listing
-from unbroken.data.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord
 from unbroken.errors import DataDamaged
 from unbroken.store.digest import PartDigest
 

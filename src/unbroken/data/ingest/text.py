@@ -7,12 +7,12 @@ guarantees.
 
 from pathlib import Path
 
-from unbroken.data.catalogue import Corpus, open_corpus
+from unbroken.data.corpus.catalogue import Corpus, open_corpus
+from unbroken.data.corpus.shards import digest_file
 from unbroken.data.ingest.encoders import find_tokenizer, load_encoder
 from unbroken.data.ingest.sources import find_sources
 from unbroken.data.ingest.tokenize import Request, tokenize
 from unbroken.data.ingest.workbench import Options
-from unbroken.data.shards import digest_file
 from unbroken.store.digest import digest_of
 
 _PATIENCE_S = 3600.0

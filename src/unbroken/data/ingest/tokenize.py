@@ -25,7 +25,7 @@ from unbroken.data.ingest.sources import Found, find_sources
 from unbroken.data.ingest.unit_work import Terms, do_unit
 from unbroken.data.ingest.workbench import Options, Plan, Totals, UnitRecord, Workbench
 from unbroken.data.ingest.workers import Crew, Job
-from unbroken.data.windows import require_bakeable
+from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files, told

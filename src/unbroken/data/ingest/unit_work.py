@@ -14,14 +14,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from unbroken.data.corpus.shards import (
+    BIN_SUFFIX,
+    IDX_SUFFIX,
+    Entries,
+    ShardRecord,
+    Tokens,
+    token_bytes_for,
+    write_shard,
+)
 from unbroken.data.ingest.accelerate import ENGINE, Accelerator
 from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
 from unbroken.data.ingest.encoders import Encoded, Encoder
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.workbench import Options, SourceShare, UnitRecord
-from unbroken.data.shards import BIN_SUFFIX, IDX_SUFFIX, Entries, ShardRecord, Tokens, token_bytes_for, write_shard
-from unbroken.data.windows import cut
+from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
 from unbroken.files import Files, told
 from unbroken.store.digest import BlockDigester

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from unbroken.data.corpus.folders import COMMAND, UNFINISHED
+from unbroken.data.corpus.listing import TokenizerIdentity, identity_from_json, identity_to_json
+from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.listing import TokenizerIdentity, identity_from_json, identity_to_json
-from unbroken.data.shards import ShardRecord
-from unbroken.data.tree import COMMAND, UNFINISHED
 from unbroken.errors import ShardDamaged, UnsafeName
 from unbroken.files import Files
 from unbroken.store.digest import digest_bytes

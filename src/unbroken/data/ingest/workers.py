@@ -22,7 +22,7 @@ from unbroken import errors
 from unbroken.data.ingest.accelerate import EnginesDiffer
 from unbroken.errors import Bug, UnbrokenError, WorkerDied
 
-_MODULE: Final = "unbroken.data.ingest.worker"
+_MODULE: Final = "unbroken.data.ingest.worker_main"
 Answer = dict[str, Any]
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import yaml
 
-from unbroken.launch.kubernetes.kinds import documents
+from unbroken.launch.kubernetes.documents import documents
 from unbroken.launch.kubernetes.wanted import Wanted
 from unbroken.quoting.yaml import comment, dumped
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken import amounts
-from unbroken.run.journal import History
-from unbroken.run.outcome import EXIT_HELD, Outcome
-from unbroken.run.scheduler import Placement, placements
+from unbroken.quoting import amounts
+from unbroken.records.journal import History
+from unbroken.records.outcome import EXIT_HELD, Outcome
+from unbroken.records.process import Placement, placements
 
 NO_PROGRESS_JOBS: Final = 3
 # A job in too small a window commits nothing and dumps: the next one makes a checkpoint of that.

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from unbroken import amounts
 from unbroken.launch.slurm import ask
+from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
-from unbroken.run.deadline import runtime_variable
-from unbroken.run.stop import StopSources
+from unbroken.records.deadline import runtime_variable
+from unbroken.records.stop import StopSources
 
 LONGEST_S: Final = 300.0
 SHORTEST_S: Final = 15.0

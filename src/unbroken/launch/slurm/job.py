@@ -14,19 +14,18 @@ from typing import Final
 
 from unbroken.errors import BadUsage, SlurmMissing, SlurmRefused, StorageFailed
 from unbroken.launch import processes
-from unbroken.launch.records import last_job
+from unbroken.launch.last_job import last_job
 from unbroken.launch.slurm import ask
 from unbroken.launch.slurm.decide import Leave, Requeue, Step, after_end, before_start, starts_in_vain
 from unbroken.launch.slurm.submit import submit
 from unbroken.launch.supervise import Say, hold_signals, next_signal
-from unbroken.run.journal import read_history
-from unbroken.run.layout import Layout
-from unbroken.run.lease import DEFAULT_TTL_S, Standing, read_current
-from unbroken.run.outcome import Outcome, judge_outcome
-from unbroken.run.process import process_of
-from unbroken.run.request import request_stop
-from unbroken.run.scheduler import placement
-from unbroken.run.takeover import LeaseWatch
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+from unbroken.records.lease import DEFAULT_TTL_S, Standing, read_current
+from unbroken.records.outcome import Outcome, judge_outcome
+from unbroken.records.process import placement, process_of
+from unbroken.records.stop import request_stop
+from unbroken.records.takeover import LeaseWatch
 from unbroken.store.names import scratch
 
 EXIT_UNKNOWN: Final = 1

@@ -4,13 +4,49 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from unbroken.errors import BadUsage, PathMissing, SlurmRefused
+from unbroken.errors import BadUsage, PathMissing, SlurmRefused, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch.slurm.ask import Ask, ask_to_submit, submitted
-from unbroken.launch.slurm.lead import lead_s, require_lead
-from unbroken.launch.slurm.script import further_options, learned_runs, time_limit_s, told_lead_s, told_time
-from unbroken.run.layout import Layout
+from unbroken.launch.slurm.script import further_options, learned_runs, time_limit_s, told_lead_s, told_time, whole_lead
+from unbroken.quoting import amounts
+from unbroken.records.deadline import learned_reserve
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+
+# ---- how early SLURM warns ----
+
+# SLURM looks at its limits every 30 s, so a shorter warning may come when the time is over.
+LEAST_S: Final = 60
+
+
+def lead_s(runs: list[Path], limit_s: float | None) -> int:
+    """The longest that any of these runs needs; a run that has not saved yet needs what is usual."""
+    return max((_of_run(run, limit_s) for run in runs), default=LEAST_S)
+
+
+def require_lead(lead: int, limit_s: float | None, *, command: str) -> None:
+    """Pass if a job that is warned so early has done something by then.
+
+    Raises:
+        BadUsage: the warning would come with its first step, or before it.
+    """
+    if limit_s is not None and lead >= limit_s:
+        complaint = f"a job of {amounts.duration(limit_s)} cannot be warned {amounts.duration(lead)} before its end"
+        raise BadUsage(command=command, complaint=f"{complaint}; give it more --time, or less --lead")
+
+
+def _of_run(run: Path, limit_s: float | None) -> int:
+    try:
+        facts = read_history(Layout(run)).facts
+    except StorageFailed:
+        # Then the usual time is right: the job itself will say what is wrong with its directory.
+        facts = ()
+    return whole_lead(learned_reserve(facts).seconds(limit_s), LEAST_S)
+
+
+# ---- submitting ----
 
 _LIMIT_BYTES = 1 << 20
 

@@ -12,9 +12,9 @@ from unbroken.launch.slurm.decide import (
     stalled_jobs,
     starts_in_vain,
 )
-from unbroken.run.journal import Fact, History
-from unbroken.run.outcome import Outcome, Status, Verdict, conclude
-from unbroken.run.scheduler import Placement
+from unbroken.records.journal import Fact, History
+from unbroken.records.outcome import Outcome, Status, Verdict, conclude
+from unbroken.records.process import Placement
 
 COMMITTED = History((Fact(4, "job-start", 0.0), Fact(4, "resume", 0.0, {"step": 10}), Fact(4, "commit", 0.0)))
 WARNED, ENDED = Step(0, was_warned=True), Step(0, was_warned=False)

@@ -10,8 +10,8 @@ import pytest
 
 from unbroken.launch.slurm import ask
 from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_asked, pause_s
-from unbroken.run.layout import Layout
-from unbroken.run.stop import StopSources
+from unbroken.records.layout import Layout
+from unbroken.records.stop import StopSources
 
 PATIENCE_S = 60
 

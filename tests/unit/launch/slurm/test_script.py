@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import BadUsage
-from unbroken.launch.slurm.lead import LEAST_S, lead_s
 from unbroken.launch.slurm.script import (
     Request,
     Work,
@@ -17,8 +16,9 @@ from unbroken.launch.slurm.script import (
     time_limit_s,
     whole_lead,
 )
-from unbroken.run.journal import Journal
-from unbroken.run.layout import Layout
+from unbroken.launch.slurm.submit import LEAST_S, lead_s
+from unbroken.records.journal import Journal
+from unbroken.records.layout import Layout
 
 ECHO = "import json, os, sys; print(json.dumps(sys.argv[1:]))"
 

@@ -1,0 +1,168 @@
+"""``unbroken data inspect``: what a data folder holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from unbroken.cli.output import Output, as_command
+from unbroken.data.corpus.catalogue import DEFAULT_BUCKET, Bucket, Check, Corpus, open_corpus
+from unbroken.data.corpus.folders import walk
+from unbroken.errors import DataDamaged, PathMissing
+from unbroken.errors.tree import quoted
+from unbroken.quoting import amounts
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
+from unbroken.report.table import Column, table
+
+
+@as_command("inspect")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--full", is_flag=True, help="Read every byte and hold it to its digest.")
+def command(output: Output, directory: Path, full: bool) -> None:
+    """List buckets, shards, documents and tokens of a folder.
+
+    DIR holds train/ and perhaps val/; each folder in them is a bucket. Sizes and indexes are checked, and with --full
+    every byte. Exit code 0: sound as far as asked; 4: something is missing or damaged, and all of it is named.
+    """
+    check: Check = "full" if full else "quick"
+    corpora = open_splits(directory, check)
+    output.document(
+        "unbroken.data-inspect/1",
+        {
+            "path": str(directory),
+            "check": check,
+            "splits": [split_facts(each) for each in corpora],
+        },
+        lambda: _text(directory, corpora, is_full=full, style=output.style),
+    )
+
+
+def open_splits(directory: Path, check: Check) -> tuple[Corpus, ...]:
+    """Every split of a folder.
+
+    Raises:
+        PathMissing: there is no such folder.
+        DataDamaged: something is wrong; the findings of all splits are in it.
+        DataError: there is no data, or it is unfinished.
+    """
+    if not directory.is_dir():
+        raise PathMissing(path=directory, purpose="data folder")
+    corpora, findings = [], []
+    for split in _splits(directory):
+        try:
+            corpora.append(open_corpus(directory, split, check=check))
+        except DataDamaged as damaged:
+            findings += [f"{split}/{finding}" for finding in damaged.findings]
+    if findings:
+        raise DataDamaged(path=directory, findings=tuple(findings))
+    return tuple(corpora)
+
+
+def _splits(directory: Path) -> list[str]:
+    """The folders that hold shards; ``train`` in any case, for without it there is nothing to train on."""
+    others = sorted(
+        path.name
+        for path in directory.iterdir()
+        if path.is_dir() and path.name != "train" and not path.name.startswith(".")
+    )
+    return ["train", *(name for name in others if walk(directory / name, follows_buckets=True).stems)]
+
+
+def split_facts(corpus: Corpus) -> dict[str, Any]:
+    """A split for ``--json``."""
+    tokenizer = corpus.tokenizer
+    return {
+        "split": corpus.split,
+        "digest": corpus.digest(),
+        "tokenizer": tokenizer and vars(tokenizer),
+        "buckets": [
+            {
+                "name": bucket.name,
+                "documents": bucket.entries,
+                "tokens": bucket.tokens,
+                "size_bytes": _size(bucket),
+                "shards": [
+                    {
+                        "name": shard.name,
+                        "documents": shard.entries,
+                        "tokens": shard.tokens,
+                        "token_bytes": shard.token_bytes,
+                        "index_digest": shard.index_digest,
+                        "bin_digest": shard.bin_digest,
+                    }
+                    for shard in bucket.shards
+                ],
+            }
+            for bucket in corpus.buckets
+        ],
+    }
+
+
+def _size(bucket: Bucket) -> int:
+    return sum(shard.bin_bytes for shard in bucket.shards)
+
+
+def _text(directory: Path, corpora: Sequence[Corpus], *, is_full: bool, style: Style) -> str:
+    columns = [
+        Column("split"),
+        Column("bucket"),
+        *(Column(name, is_number=True) for name in ("shards", "documents", "tokens", "share", "size")),
+    ]
+    rows = [_row(corpus, bucket) for corpus in corpora for bucket in corpus.buckets]
+    lines = [
+        f"{style.good('sound')}      {printable(str(directory))}",
+        f"tokenizer  {_tokenizers(corpora)}",
+        "",
+        table(columns, rows, style=style),
+        "",
+        style.dim(_checked(directory, corpora, is_full=is_full)),
+    ]
+    return "\n".join(lines)
+
+
+def _row(corpus: Corpus, bucket: Bucket) -> tuple[str, ...]:
+    total = sum(each.tokens for each in corpus.buckets)
+    return (
+        corpus.split,
+        printable(bucket.name),
+        amounts.count(len(bucket.shards)),
+        amounts.count(bucket.entries),
+        amounts.count(bucket.tokens),
+        f"{100 * bucket.tokens / total:.1f} %",
+        amounts.size(_size(bucket)),
+    )
+
+
+def _tokenizers(corpora: Sequence[Corpus]) -> str:
+    found = {each.tokenizer for each in corpora if each.tokenizer}
+    if not found:
+        return "not told by these shards"
+    return "; ".join(
+        f"{printable(each.name)}, {amounts.count(each.vocab_size)} ids, {each.eod_id} ends a document"
+        for each in sorted(found, key=lambda each: each.name)
+    )
+
+
+def _checked(directory: Path, corpora: Sequence[Corpus], *, is_full: bool) -> str:
+    unproven = sum(shard.bin_digest is None for corpus in corpora for shard in corpus.shards)
+    if is_full:
+        return "checked: every byte"
+    said = "checked: sizes and indexes; --full reads every byte"
+    if unproven:
+        seal = f"unbroken data seal {quoted(_to_seal(directory, corpora))}"
+        said += f"\nnot proven: {amounts.plural(unproven, 'shard')} without a digest; {seal}"
+    return said
+
+
+def _to_seal(directory: Path, corpora: Sequence[Corpus]) -> Path:
+    """What ``seal`` takes: the whole folder, or the first bucket without a list where others have theirs."""
+    if all(shard.bin_digest is None for corpus in corpora for shard in corpus.shards):
+        return directory
+    return next(
+        directory / corpus.split / ("" if bucket.name == DEFAULT_BUCKET else bucket.name)
+        for corpus in corpora
+        for bucket in corpus.buckets
+        if any(shard.bin_digest is None for shard in bucket.shards)
+    )

@@ -1,0 +1,62 @@
+"""``unbroken data seal``: give the shards of another tool a list with digests."""
+
+from pathlib import Path
+
+import click
+
+from unbroken.cli.output import Output, as_command
+from unbroken.data.corpus.folders import walk
+from unbroken.data.corpus.listing import LISTING
+from unbroken.data.corpus.seal_shards import seal_shards
+from unbroken.data.ingest.encoders import find_tokenizer, load_encoder
+from unbroken.errors import PathMissing
+from unbroken.quoting import amounts
+from unbroken.quoting.terminal import printable
+
+
+@as_command("seal")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--tokenizer", metavar="NAME|PATH", help="What made the ids; recorded and checked from then on.")
+def command(output: Output, directory: Path, tokenizer: str | None) -> None:
+    """List the shards of another tool with digests.
+
+    DIR is a data folder with train/, or the folder of one split or bucket. Every byte is read and no shard is changed;
+    one file shards.json is written into each split, or into DIR itself.
+    """
+    if not directory.is_dir():
+        raise PathMissing(path=directory, purpose="data folder")
+    identity = load_encoder(find_tokenizer(tokenizer)).identity if tokenizer else None
+    folders = _folders(directory)
+    total = sum(path.stat().st_size for folder in folders for path in folder.rglob("*.bin"))
+    with output.progress("seal", total, is_bytes=True) as advance:
+        done = [(folder, seal_shards(folder, identity, progress=advance)) for folder in folders]
+    facts = {
+        "path": str(directory),
+        "sealed": [
+            {
+                "list": str(folder / LISTING),
+                "shards": len(listing.shards),
+                "documents": sum(shard.entries for shard in listing.shards),
+                "tokens": sum(shard.tokens for shard in listing.shards),
+            }
+            for folder, listing in done
+        ],
+    }
+
+    def text() -> str:
+        lines = []
+        for folder, listing in done:
+            shards = amounts.plural(len(listing.shards), "shard")
+            tokens = amounts.plural(sum(shard.tokens for shard in listing.shards), "token")
+            where = printable(str(folder / LISTING))
+            lines.append(f"{output.style.good('sealed')}  {where}  ({shards}, {tokens})")
+        return "\n".join(lines)
+
+    output.document("unbroken.data-seal/1", facts, text)
+
+
+def _folders(directory: Path) -> list[Path]:
+    """Each split of a data folder that holds shards, or the folder itself."""
+    splits = [directory / name for name in ("train", "val") if (directory / name).is_dir()]
+    with_shards = [folder for folder in splits if walk(folder, follows_buckets=False).stems]
+    return with_shards or [directory]

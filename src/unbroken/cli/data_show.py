@@ -1,0 +1,229 @@
+"""``unbroken data show``: decode one sample, and say where each piece of it comes from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from unbroken.cli.data_input import Asked, Decode, Input, decoder_of, window_options
+from unbroken.cli.output import Output, as_command
+from unbroken.data.corpus.shards import Index
+from unbroken.data.stream import Stream
+from unbroken.errors import BadUsage, TokenizerUnknown
+from unbroken.quoting import amounts
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
+
+# ---- where a sample comes from ----
+
+
+@dataclass(frozen=True)
+class DescribedWindow:
+    """One window of a sample: ``first`` to ``last`` of a document's tokens, of which the first ``masked`` repeat."""
+
+    shard: str
+    document: int
+    document_tokens: int
+    first: int
+    last: int
+    masked: int
+
+
+@dataclass(frozen=True)
+class Described:
+    """One sample: where it stands in its bucket, its windows, and their tokens end to end, padding left out."""
+
+    sample: int
+    bucket: str
+    phase: int
+    ordinal: int
+    epoch: int
+    windows: tuple[DescribedWindow, ...]
+    tokens: tuple[int, ...]
+
+
+def describe(stream: Stream, sample: int) -> Described:
+    """Look one sample up.
+
+    Raises:
+        IndexError: it is negative or lies beyond the end.
+        ShardDamaged: a shard is not in order.
+        StorageFailed: the system refused to read.
+    """
+    asked = np.array([sample], np.int64)
+    number, ordinal = (int(each[0]) for each in stream.schedule.locate(asked))
+    bucket = stream.buckets[number]
+    group, sequence = bucket.order.locate(np.array([ordinal], np.int64))
+    _, _, slots = next(iter(bucket.windows(group, sequence)))
+    rows = (each.tolist() for each in (slots.shard, slots.offset, slots.length, slots.masked))
+    windows = tuple(_window(stream, *row) for row in zip(*rows, strict=True))
+    used = sum(window.last - window.first for window in windows)
+    return Described(
+        sample=sample,
+        bucket=bucket.name,
+        phase=stream.schedule.phase_at(sample),
+        ordinal=ordinal,
+        epoch=int(bucket.order.epoch_of(np.array([ordinal], np.int64))[0]),
+        windows=windows,
+        tokens=tuple(stream.read(asked).tokens[0, :used].tolist()),
+    )
+
+
+def _window(stream: Stream, number: int, offset: int, length: int, masked: int) -> DescribedWindow:
+    shard = stream.shards[number]
+    index = shard.index
+    entry = _entry_at(index, offset)
+    start, end = index.offsets(entry, entry + 1).tolist()
+    return DescribedWindow(shard.name, entry, end - start, offset - start, offset - start + length, masked)
+
+
+def _entry_at(index: Index, offset: int) -> int:
+    """The entry that a token belongs to, by bisection over the file: an index may be larger than memory."""
+    low, high = 0, index.entries - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(index.offsets(middle, middle)[0]) <= offset:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# ---- the command ----
+
+_COMMAND: Final = "unbroken data show"
+# Five letters stand before each line: together they fill a terminal of 80.
+_WIDTH: Final = 75
+_LINES: Final = 4
+
+
+@as_command("show")
+@click.argument("sample", metavar="K", type=click.IntRange(0))
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--tokenizer", metavar="NAME|PATH", help="What turns ids into text, where the data does not tell.")
+@click.option("--whole", is_flag=True, help="Print whole windows instead of their beginnings.")
+@window_options
+def command(
+    output: Output,
+    sample: int,
+    directory: Path | None,
+    tokenizer: str | None,
+    whole: bool,
+    **options: Any,  # noqa: ANN401 -- see Asked
+) -> None:
+    """Decode one sample of a run.
+
+    K counts the samples of a run from 0, whatever the batch: step S of a run with a global batch of B begins with
+    sample S x B. Give DIR, or the run's config for its own order. A sample whose bytes have changed since a training
+    computed their checksums is refused.
+    """
+    asked = Asked(_COMMAND, directory, **options).open()
+    stream = asked.stream(output)
+    if stream.end is not None and sample >= stream.end:
+        complaint = f"there is no sample {amounts.count(sample)}; the last is {amounts.count(stream.end - 1)}"
+        raise BadUsage(command=_COMMAND, complaint=complaint)
+    decode = _decoder(output, asked, tokenizer)
+    stream.verify_known(sample)
+    described = describe(stream, sample)
+    output.document(
+        "unbroken.data-show/1",
+        _facts(described, stream, decode),
+        lambda: _text(described, asked, stream, decode, is_whole=whole, style=output.style),
+    )
+
+
+def _decoder(output: Output, asked: Input, tokenizer: str | None) -> Decode | None:
+    if tokenizer is not None or not asked.is_config:
+        decode = decoder_of(asked.corpus, tokenizer)
+        if decode is None:
+            output.note(_without_text(asked))
+        return decode
+    try:
+        return decoder_of(asked.corpus, asked.config.data.tokenizer)
+    except TokenizerUnknown as unknown:
+        output.note(f"{unknown}: ids are shown")
+        return None
+
+
+def _without_text(asked: Input) -> str:
+    made_by = asked.corpus.tokenizer
+    if made_by is None:
+        return "ids are shown: the data does not say what made them; --tokenizer NAME|PATH gives the text"
+    return (
+        f"ids are shown: the path or name of the tokenizer '{printable(made_by.name)}' gives the text, as --tokenizer"
+    )
+
+
+def _pieces(described: Described) -> list[tuple[DescribedWindow, list[int]]]:
+    pieces, at = [], 0
+    for window in described.windows:
+        length = window.last - window.first
+        pieces.append((window, list(described.tokens[at : at + length])))
+        at += length
+    return pieces
+
+
+def _facts(described: Described, stream: Stream, decode: Decode | None) -> dict[str, Any]:
+    return {
+        "sample": described.sample,
+        "bucket": described.bucket,
+        "phase": described.phase,
+        "ordinal": described.ordinal,
+        "epoch": described.epoch,
+        "max_length": stream.max_length,
+        "padding": stream.max_length - len(described.tokens),
+        "windows": [
+            {**vars(window), "tokens": ids, "text": decode(ids) if decode else None}
+            for window, ids in _pieces(described)
+        ],
+    }
+
+
+def _text(
+    described: Described, asked: Input, stream: Stream, decode: Decode | None, *, is_whole: bool, style: Style
+) -> str:
+    bucket = next(each for each in stream.buckets if each.name == described.bucket)
+    in_phase = f", phase {described.phase + 1}" if asked.config.data.curriculum else ""
+    used = len(described.tokens)
+    lines = [
+        f"{style.bold(f'sample {amounts.count(described.sample)}')}  of {printable(str(asked.corpus.root))}",
+        (
+            f"bucket   {printable(described.bucket)}{in_phase}, draw {amounts.count(described.ordinal)}, "
+            f"epoch {described.epoch + 1} of {amounts.plural(bucket.sequences, 'sequence')}"
+        ),
+        (
+            f"tokens   {amounts.count(used)} of {amounts.count(stream.max_length)} used "
+            f"({100 * used / stream.max_length:.1f} %), {amounts.plural(len(described.windows), 'window')}"
+        ),
+    ]
+    for number, (window, ids) in enumerate(_pieces(described), start=1):
+        lines += ["", _heading(number, window, style), *_body(ids, decode, is_whole=is_whole, style=style)]
+    return "\n".join(lines)
+
+
+def _heading(number: int, window: DescribedWindow, style: Style) -> str:
+    length = window.last - window.first
+    if length == window.document_tokens:
+        part = f"all {amounts.plural(length, 'token')}"
+    else:
+        part = (
+            f"tokens {amounts.count(window.first)} to {amounts.count(window.last - 1)} "
+            f"of {amounts.count(window.document_tokens)}"
+        )
+    masked = f", the first {amounts.count(window.masked)} masked" if window.masked else ""
+    where = f"{printable(window.shard)}, document {amounts.count(window.document)}"
+    return f"{style.good(f'{number:>3}')}  {where}  {style.dim(f'{part}{masked}')}"
+
+
+def _body(ids: list[int], decode: Decode | None, *, is_whole: bool, style: Style) -> list[str]:
+    text = decode(ids) if decode else " ".join(map(str, ids))
+    # A document's own line breaks stay readable without being obeyed: one line of ours is one line of the terminal.
+    letters = printable(text.replace("\n", "⏎"))
+    cut = [letters[at : at + _WIDTH] for at in range(0, len(letters), _WIDTH)] or [""]
+    if len(cut) > _LINES and not is_whole:
+        hidden = len(letters) - _LINES * _WIDTH
+        unit = "letter" if decode else "character"
+        cut = [*cut[:_LINES], style.dim(f"… {amounts.plural(hidden, unit)} more")]
+    return [f"     {line}" for line in cut]

@@ -1,0 +1,74 @@
+"""``unbroken evaluate``: the loss and the perplexity of a checkpoint on val/."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from unbroken.cli.output import Output, as_command
+from unbroken.cli.text_options import device_option, ema_option, note_passed_over, passed_over_facts
+from unbroken.gpt.checkpoint import find_model
+from unbroken.gpt.device import Place, chosen_device
+from unbroken.gpt.evaluate import Evaluation
+from unbroken.gpt.prepare import validation_stream
+from unbroken.quoting import amounts
+from unbroken.world import World
+
+
+@as_command("evaluate")
+@click.argument("reference", metavar="RUN[@STEP]")
+@click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
+@click.option(
+    "--max-batches", type=click.IntRange(1), metavar="N", help="Most batches to evaluate; default: all of val/."
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences per batch; default: as in training.")
+@ema_option
+@device_option
+def command(
+    output: Output,
+    reference: str,
+    data_path: str | None,
+    max_batches: int | None,
+    batch_size: int | None,
+    ema: bool,
+    device: str | None,
+) -> None:
+    """Measure a checkpoint's loss on val/.
+
+    RUN is a run's directory; its newest usable checkpoint is taken unless a step is named. Nothing is changed.
+    """
+    chosen = chosen_device(device)
+    source = find_model(reference, is_averaged=ema)
+    note_passed_over(output, source)
+    loaded = source.load(chosen)
+    note_passed_over(output, loaded.found, before=source)
+    config = loaded.config
+    if data_path is not None:
+        config = replace(config, data=replace(config.data, path=data_path))
+    lane = batch_size or config.training.per_device_batch_size
+    evaluation = Evaluation(validation_stream(config), lane, max_batches, Place(World(0, 1), chosen))
+    found = evaluation(loaded.model)
+    facts: dict[str, Any] = {
+        "run": str(loaded.run),
+        "checkpoint": loaded.name,
+        "step": loaded.step,
+        "is_averaged": ema,
+        "passed_over": passed_over_facts(loaded.found),
+        # JSON has no word for what is no number.
+        "val_loss": found.loss if math.isfinite(found.loss) else None,
+        "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
+        "tokens": found.tokens,
+    }
+
+    def text() -> str:
+        return "\n".join(
+            [
+                f"checkpoint  {loaded.run}  {loaded.name}{'  averaged weights' if ema else ''}",
+                f"val_loss    {found.loss:.4f}",
+                f"perplexity  {found.perplexity:.2f}",
+                f"over        {amounts.plural(found.tokens, 'token')}",
+            ]
+        )
+
+    output.document("unbroken.evaluate/1", facts, text)

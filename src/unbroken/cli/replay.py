@@ -1,0 +1,100 @@
+"""``unbroken replay``: recompute a part of a run's history and show that it leads where the run says it did."""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import click
+
+from unbroken.cli.arguments import named_store
+from unbroken.cli.output import Output, as_command
+from unbroken.errors import ReplayUnfinished
+from unbroken.files import LOCAL
+from unbroken.launch import job_files
+from unbroken.prove.replay import (
+    Means,
+    Place,
+    Replayed,
+    command_of,
+    replay,
+    require_fresh,
+    require_sound,
+    span_of,
+)
+from unbroken.quoting import amounts
+from unbroken.quoting.terminal import printable
+from unbroken.report.style import Style
+
+EXIT_DIFFER = 3
+
+
+@as_command("replay")
+@click.argument("run", metavar="RUN")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--nproc-per-node", type=click.IntRange(1), metavar="N", help="Ranks that recompute; any number will do.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), metavar="DIR", help="Recompute here, and keep it.")
+@click.option(
+    "--data-path",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The data of an `unbroken train` run, where it is not where its config says.",
+)
+@click.argument("words", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
+def command(
+    output: Output,
+    run: str,
+    first: str,
+    second: str,
+    nproc_per_node: int | None,
+    directory: Path | None,
+    data_path: Path | None,
+    words: tuple[str, ...],
+) -> int:
+    """Recompute from one checkpoint to another; compare every bit.
+
+    A and B are checkpoints of RUN: a step, a name, latest. A run of `unbroken train` tells its command itself; of any
+    other script, COMMAND is what made it: train.py, python train.py, torchrun --nproc-per-node {ranks} train.py.
+    Nothing of RUN is changed. Exit code 0: A leads to B; 3: it does not, or one of them is damaged.
+    """
+    span = span_of(named_store("replay", run, None), first, second)
+    place = _place(directory)
+    is_kept = directory is not None
+    try:
+        line = command_of(span, Means(words, nproc_per_node, data_path), place, python=sys.executable)
+        with output.progress("verifying", span.size_bytes, is_bytes=True) as advance:
+            require_sound(span, advance)
+        steps = amounts.plural(span.steps, "step")
+        output.note(f"recomputing {steps} from {span.a.name} to {span.b.name} in {place.root}")
+        with output.progress("recomputing", span.steps) as advance:
+            found = replay(span, line, place, environ=os.environ, advance=advance)
+        is_kept = is_kept or not found.is_equal
+    except ReplayUnfinished:
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            LOCAL.remove_tree(place.root)
+    kept = place.root if is_kept else None
+    facts = {**found.facts(), "directory": str(kept) if kept else None}
+    output.document("unbroken.replay/1", facts, lambda: _text(found, kept, output.style))
+    return 0 if found.is_equal else EXIT_DIFFER
+
+
+def _place(directory: Path | None) -> Place:
+    """A directory of the replay's own: the one that was asked for, or one among the temporary ones."""
+    if directory is None:
+        root = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108
+        return Place(job_files.make_outcome_path(root, f"replay-{secrets.token_hex(8)}"))
+    require_fresh(directory)
+    LOCAL.make_directory(directory)
+    return Place(directory)
+
+
+def _text(found: Replayed, kept: Path | None, style: Style) -> str:
+    verdict = style.good("equal") if found.is_equal else style.bad("differs")
+    lines = [f"{verdict}  {printable(found.headline())}", *(f"       {printable(line)}" for line in found.lines())]
+    if kept is not None:
+        lines.append(f"       the recomputation is in {printable(str(kept))}")
+    return "\n".join(lines)

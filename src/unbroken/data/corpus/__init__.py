@@ -1,0 +1,1 @@
+"""What a data folder holds: shards, their list with digests, buckets."""

@@ -1,0 +1,1 @@
+"""Which sample comes when: keyed permutations, mixtures, schedules."""

@@ -1,0 +1,123 @@
+"""What a schedule is made of: phases and generations come in, segments come out.
+
+A segment is an interleave of buckets, repeated as often as needed, from a first sample on. ``Line`` is the list of them
+while it is being worked out, with what has been drawn of each bucket so far.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbroken.data.order.epoch_order import Growth
+from unbroken.data.order.mixture import Interleave
+
+OnDry = Literal["halt", "renormalise"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """So many samples, drawn from buckets in proportion to their weights."""
+
+    samples: int
+    mix: tuple[tuple[str, Fraction], ...]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What holds from a sample on: the sequences of each bucket, how often they may be read, what to do when dry."""
+
+    at_sample: int
+    sequences: Mapping[str, int]
+    epochs: int | None = 1
+    on_dry: OnDry = "halt"
+
+
+@dataclass(frozen=True)
+class Dry:
+    """A bucket that has nothing left, and the first sample that would have been drawn from it."""
+
+    sample: int
+    bucket: str
+    phase: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Samples from ``first`` on, in a pattern that repeats.
+
+    Attributes:
+        buckets: the buckets' numbers, in the order of the pattern's sources.
+        drawn: what had been drawn of each of them before ``first``.
+    """
+
+    first: int
+    phase: int
+    buckets: tuple[int, ...]
+    drawn: tuple[int, ...]
+    pattern: Interleave
+
+    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The bucket of each sample and its ordinal in it."""
+        rounds, slots = np.divmod(samples - self.first, self.pattern.slots)
+        source, ordinal = self.pattern.locate(slots)
+        ordinal += np.array(self.drawn, np.int64)[source]
+        ordinal += rounds * np.array(self.pattern.quotas, np.int64)[source]
+        return np.array(self.buckets, np.int64)[source], ordinal
+
+    def served(self, sample: int) -> dict[int, int]:
+        """What has been drawn of each of the segment's buckets before a sample."""
+        rounds, slot = divmod(sample - self.first, self.pattern.slots)
+        each = zip(self.buckets, self.drawn, self.pattern.quotas, self.pattern.taken(slot), strict=True)
+        return {bucket: drawn + rounds * quota + taken for bucket, drawn, quota, taken in each}
+
+    def drawn_after_a_round(self, bucket: int) -> int:
+        """What has been drawn of a bucket when the pattern has been gone through once."""
+        source = self.buckets.index(bucket)
+        return self.drawn[source] + self.pattern.quotas[source]
+
+    def sample_of(self, bucket: int, ordinal: int) -> int | None:
+        """The sample that draws an ordinal of a bucket if the pattern goes on for ever; None: none does."""
+        source = self.buckets.index(bucket)
+        quota = self.pattern.quotas[source]
+        if not quota:
+            return None
+        rounds, rest = divmod(ordinal - self.drawn[source], quota)
+        return self.first + rounds * self.pattern.slots + self.pattern.slot_of(source, rest)
+
+
+class Line:
+    """Segments as they are worked out: the samples decided so far, and what they have drawn of each bucket."""
+
+    def __init__(self, names: Sequence[str], seed: int) -> None:
+        self.names = tuple(names)
+        self.seed = seed
+        self.segments: list[Segment] = []
+        self.dry: list[Dry] = []
+        self.sample = 0
+        self.drawn = [0] * len(names)
+        self.growth: list[dict[str, Growth]] = []
+
+    def grow(self, epochs: Sequence[int]) -> None:
+        """Note where each bucket stands when a generation begins: what joins it now belongs to this epoch of it."""
+        stands = zip(self.names, self.drawn, epochs, strict=True)
+        self.growth.append({name: Growth(drawn, epoch) for name, drawn, epoch in stands})
+
+    def begin(self, phase: int, buckets: Sequence[int], quotas: Sequence[int], key: int) -> Segment:
+        """A new segment from the next sample on."""
+        drawn = tuple(self.drawn[bucket] for bucket in buckets)
+        segment = Segment(self.sample, phase, tuple(buckets), drawn, Interleave(quotas, key))
+        # One that begins where another did replaces it: the other one decided no sample.
+        if self.segments and self.segments[-1].first == self.sample:
+            self.segments.pop()
+        self.segments.append(segment)
+        return segment
+
+    def advance(self, sample: int) -> None:
+        """Let the last segment decide all samples before this one."""
+        for bucket, count in self.segments[-1].served(sample).items():
+            self.drawn[bucket] = count
+        self.sample = sample

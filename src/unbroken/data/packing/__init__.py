@@ -1,0 +1,1 @@
+"""How documents become sequences of one length: windows, groups, plans, rows."""

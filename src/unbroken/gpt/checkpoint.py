@@ -1,0 +1,206 @@
+"""A run's model for reading: its config, and the weights of one of its checkpoints, every byte proven.
+
+Finding it costs a look at names and sizes; only loading reads weights, and nothing is ever unpickled. Where none was
+named, one that turns out damaged as it is read is passed over for the next older one, as a resume does it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unbroken.config import Config, from_json
+from unbroken.errors import DamagedCheckpoint, NoAverage, PathMissing
+from unbroken.files import LOCAL
+from unbroken.gpt.model import GPT
+from unbroken.records.layout import Layout, run_of
+from unbroken.records.references import resolve
+from unbroken.state import payload
+from unbroken.state.index import Index
+from unbroken.store.check import Finding, Level, Verdict, verify
+from unbroken.store.choose import Choice, PassedOver, choose
+from unbroken.store.directory import Store
+from unbroken.store.manifest import Manifest
+from unbroken.store.scan import newest_first, scan
+from unbroken.world import World
+
+_LIMIT_BYTES = 1 << 20
+_EMBEDDING = "model.embedding.weight"
+# The item that holds the average of the weights.
+_AVERAGE = "ema"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode, and the checkpoint it comes from."""
+
+    model: GPT
+    found: "Found"
+
+    @property
+    def config(self) -> Config:
+        """What its run was started with."""
+        return self.found.config
+
+    @property
+    def run(self) -> Path:
+        """The run's directory."""
+        return self.found.layout.run
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.found.name
+
+    @property
+    def step(self) -> int | None:
+        """The checkpoint's step."""
+        return self.found.manifest.step
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint of the trainer, looked at and not read; ``passed_over`` are newer ones that cannot be used.
+
+    ``is_named`` says that a person named this very one, ``is_averaged`` that its average is asked for.
+    """
+
+    store: Store
+    name: str
+    manifest: Manifest
+    config: Config
+    index: Index
+    passed_over: tuple[PassedOver, ...] = ()
+    is_named: bool = False
+    is_averaged: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """The run it belongs to."""
+        return run_of(self.store)
+
+    @property
+    def path(self) -> Path:
+        """Where it stands."""
+        return self.store.path(self.name)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding: how many ids the model has."""
+        held = self.index.tensors.get(_EMBEDDING)
+        # Where there is no embedding, reading says so, with all else that is missing.
+        return 1 if held is None else held.shape[0]
+
+    def load(self, device: torch.device, dtype: torch.dtype | None = None) -> Loaded:
+        """Read the weights; they are kept in their own type unless another is asked for.
+
+        Raises:
+            DamagedCheckpoint: bytes of the one that was named are not what was written.
+            NoUsableCheckpoint: none was named, and of none they are.
+            NoAverage: an older one has to be taken, and holds no average.
+            StateDiffers: its weights are not those of its config.
+            StorageFailed: the system refused to read.
+        """
+        found = self
+        while True:
+            try:
+                return found._read(device, dtype)
+            except DamagedCheckpoint as damaged:
+                if found.is_named:
+                    raise
+                found = found._older(damaged)
+
+    def _older(self, damaged: DamagedCheckpoint) -> "Found":
+        """The next checkpoint that looks whole, in place of this one."""
+        over = _passed_over(self.name, self.manifest, damaged)
+        return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
+
+    def _read(self, device: torch.device, dtype: torch.dtype | None) -> Loaded:
+        # Without memory at first: weights that are about to be read are not drawn before.
+        with torch.device("meta"):
+            model = GPT(self.config.model, self.rows)
+        model.to_empty(device="cpu")
+        item = _AVERAGE if self.is_averaged else "model"
+        places = {f"{item}.{key}": tensor for key, tensor in model.state_dict().items()}
+        payload.read(self.store, self.name, self.manifest, self.index, places, World(0, 1))
+        return Loaded(model.to(device, dtype).eval(), self)
+
+
+def find_model(reference: str, *, is_averaged: bool = False) -> Found:
+    """The newest usable checkpoint of a run, or the one that is named (``runs/a@1000``, or its path).
+
+    Args:
+        reference: a run, a step of it, or a checkpoint's path.
+        is_averaged: whether the average of the weights is wanted in their place.
+
+    Raises:
+        PathMissing: there is no such run, or it has no config.
+        CheckpointUnknown: the run has no such checkpoint.
+        NoUsableCheckpoint: it has none that is whole.
+        DamagedCheckpoint: the one that was named is not whole.
+        NoAverage: an average is wanted, and it holds none.
+        StorageFailed: the system refused to read.
+    """
+    named = resolve(reference)
+    store = named.store
+    if named.name is None:
+        return _newest(store, is_averaged=is_averaged)
+    return _found(store, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
+
+
+def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> Found:
+    """The newest checkpoint that looks whole and was not passed over yet."""
+    while True:
+        told = {over.name for over in passed_over}
+        names = [name for name in newest_first(store, scan(store).committed) if name not in told]
+        found = choose(names, lambda name: verify(store, name, Level.QUICK))
+        passed_over = (*passed_over, *found.passed_over)
+        chosen = Choice(found.chosen, passed_over).required(store)
+        try:
+            return _found(store, chosen, passed_over=passed_over, is_averaged=is_averaged)
+        except DamagedCheckpoint as damaged:
+            # The index is read here, and a quick look at sizes does not see a flipped bit in it.
+            passed_over = (*passed_over, _passed_over(chosen.name, chosen.manifest, damaged))
+
+
+def _passed_over(name: str, manifest: Manifest | None, damaged: DamagedCheckpoint) -> PassedOver:
+    findings = tuple(Finding(*_told(text)) for text in damaged.findings or (damaged.headline(),))
+    return PassedOver(Verdict(name, Level.FULL, manifest, findings))
+
+
+def _found(
+    store: Store,
+    verdict: Verdict,
+    *,
+    passed_over: tuple[PassedOver, ...] = (),
+    is_named: bool = False,
+    is_averaged: bool,
+) -> Found:
+    assert verdict.manifest is not None
+    config = _config(run_of(store))
+    index = payload.read_index(store, verdict.name, verdict.manifest)
+    if is_averaged and not any(name.startswith(f"{_AVERAGE}.") for name in index.tensors):
+        raise NoAverage(checkpoint=store.path(verdict.name))
+    return Found(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
+
+
+def _told(finding: str) -> tuple[str, str]:
+    """The part and what is wrong with it."""
+    part, _, problem = finding.partition(": ")
+    return (part, problem) if problem else ("state", part)
+
+
+def _whole(store: Store, name: str) -> Verdict:
+    # Its own words for a manifest that cannot be trusted, or is of a newer format.
+    store.read_manifest(name)
+    verdict = verify(store, name, Level.QUICK)
+    if not verdict.is_sound:
+        raise verdict.error(store)
+    return verdict
+
+
+def _config(layout: Layout) -> Config:
+    if LOCAL.find(layout.config) is None:
+        raise PathMissing(path=layout.config, purpose="config of a run of the trainer")
+    text = LOCAL.read_bytes(layout.config, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace")
+    return from_json(text, str(layout.config)).config

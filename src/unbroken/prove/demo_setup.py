@@ -1,0 +1,281 @@
+"""The folder a demo is kept in: whose it may be, and how an earlier demo in it gives way to a new one.
+
+Promises that nothing is ever removed that a demo did not make, nor anything that another demo is at work on.
+"""
+
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from unbroken.disk import NodeKind
+from unbroken.errors import BadUsage, StorageFailed
+from unbroken.errors.tree import quoted
+from unbroken.files import LOCAL, Files
+from unbroken.prove.corpus import CODE, DOCSTRINGS
+from unbroken.quoting import amounts
+from unbroken.quoting.yaml import scalar
+from unbroken.records.drill import Drill, Fault
+from unbroken.records.lease import DIRECTORY as LEASES
+from unbroken.records.lease import Holder, ProcessOf, acquire
+from unbroken.store.names import scratch
+
+# ---- what the demo does ----
+
+STEPS: Final = 120
+SAVE_STEPS: Final = 20
+VOCABULARY: Final = 1024
+VALIDATION: Final = "0.1"
+# Two runs with their checkpoints, text, shards and logs, and as much again to spare.
+NEEDED_BYTES: Final = 200_000_000
+
+_LENGTH, _LANE, _LANES = 64, 2, 7
+# A stop is looked for once a second: no machine may reach the last step in that time.
+_SLOWED_S: Final = 0.02
+
+End = Literal["killed", "stopped", "killed-saving", "completed"]
+
+
+@dataclass(frozen=True)
+class Act:
+    """One job of the chain: its ranks and workers, how it is to end, and after which of its steps."""
+
+    ranks: int
+    workers: int
+    end: End
+    after: int = STEPS
+
+    def was_to(self) -> str:
+        """How it is to end, for a sentence."""
+        return {
+            "killed": "be killed in mid-step",
+            "stopped": "stop when asked to",
+            "killed-saving": "be killed while it saves",
+            "completed": "reach the last step",
+        }[self.end]
+
+    def ending(self) -> str:
+        """How it ended, for a table."""
+        return {
+            "killed": "SIGKILL in mid-step",
+            "stopped": "asked to stop: it saved and ended",
+            "killed-saving": "SIGKILL while it saved",
+            "completed": "completed",
+        }[self.end]
+
+    def drill(self) -> Drill | None:
+        """What is planted in the job itself."""
+        if self.end == "killed-saving":
+            # The second save of the job: the first one leaves a checkpoint that can be damaged afterwards.
+            return Drill(faults=(Fault(at="parts", do="kill", when=2),))
+        if self.end == "stopped":
+            return Drill(faults=(Fault(at="edge", do="delay", seconds=_SLOWED_S),))
+        return None
+
+
+ALONE: Final = Act(ranks=1, workers=0, end="completed")
+CHAIN: Final = (
+    Act(ranks=2, workers=0, end="killed", after=33),
+    Act(ranks=1, workers=0, end="stopped", after=45),
+    Act(ranks=3, workers=0, end="killed-saving"),
+    Act(ranks=2, workers=1, end="completed"),
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The names in the demo's folder."""
+
+    folder: Path
+
+    @property
+    def text(self) -> Path:
+        """The corpus."""
+        return self.folder / "text"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that is learned from it."""
+        return self.folder / "tokenizer.json"
+
+    @property
+    def data(self) -> Path:
+        """The shards."""
+        return self.folder / "data"
+
+    @property
+    def config(self) -> Path:
+        """The config of both runs."""
+        return self.folder / "run.yaml"
+
+    @property
+    def alone(self) -> Path:
+        """The run that is left alone."""
+        return self.folder / "runs" / "alone"
+
+    @property
+    def chained(self) -> Path:
+        """The run that is killed, stopped, resized and damaged."""
+        return self.folder / "runs" / "chained"
+
+    @property
+    def drill(self) -> Path:
+        """What is planted in the job at work."""
+        return self.folder / "drill.json"
+
+    @property
+    def scratch(self) -> Path:
+        """Where the config is written before it has its name."""
+        return self.folder / scratch("demo", "run.yaml")
+
+    def log(self, name: str) -> Path:
+        """What one command said."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def made(self) -> tuple[Path, ...]:
+        """All that a demo makes in its folder, beside the lease that says whose it is."""
+        names = ("text", "data", "runs", "logs", self.tokenizer.name, self.drill.name, self.config.name)
+        return tuple(self.folder / name for name in names)
+
+
+def config_text(places: Places) -> str:
+    """The config: a GPT of some hundred thousand parameters, with dropout and a mixture that changes halfway."""
+    phase_tokens = STEPS // 2 * _LANES * _LANE * _LENGTH
+    return f"""\
+# Written by `unbroken demo`. Seven lanes a step: no number of ranks above one divides them.
+model:
+  n_embd: 64
+  n_layer: 2
+  n_head: 2
+  n_positions: {_LENGTH}
+  dropout: 0.1
+data:
+  path: {scalar(str(places.data))}
+  tokenizer: {scalar(str(places.tokenizer))}
+  max_length: {_LENGTH}
+  overlap_size: 8
+  num_workers: 0
+  curriculum:
+    - {{duration_tokens: {phase_tokens}, mix: {{{CODE}: 0.8, {DOCSTRINGS}: 0.2}}}}
+    - {{duration_tokens: {phase_tokens}, mix: {{{CODE}: 0.3, {DOCSTRINGS}: 0.7}}}}
+optimizer:
+  learning_rate: 5.0e-3
+  warmup_steps: 10
+training:
+  output_dir: {scalar(str(places.chained))}
+  max_steps: {STEPS}
+  per_device_batch_size: {_LANE}
+  global_batch_size: {_LANES * _LANE}
+  save_steps: {SAVE_STEPS}
+  eval_steps: 40
+  max_eval_batches: 4
+  logging_steps: 1
+  mixed_precision: "no"
+  gradient_checkpointing: false
+  compile: false
+"""
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a job is the demo's alone: on the CPU, with no other launcher's or scheduler's words."""
+    foreign = (
+        "UNBROKEN_",
+        "GPT_SIMPLE_",
+        "SLURM_",
+        "TORCHELASTIC_",
+        "MASTER_",
+        "LOCAL_",
+        "GROUP_",
+        "ROLE_",
+        "PMI_",
+        "OMPI_",
+    )
+    kept = {name: value for name, value in environ.items() if not name.startswith(foreign)}
+    for name in ("RANK", "WORLD_SIZE"):
+        kept.pop(name, None)
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+# ---- its folder ----
+
+COMMAND: Final = "unbroken demo"
+
+
+def fresh_folder() -> Path:
+    """A new temporary folder, which nobody removes: it is there to be looked at.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix="unbroken-demo-"))
+    except OSError as refusal:
+        where = Path(refusal.filename or ".")
+        raise StorageFailed(operation="make", path=where, cause=refusal.strerror or str(refusal)) from refusal
+
+
+def prepare(
+    folder: Path,
+    *,
+    holder: Holder,
+    now_s: float,
+    process_of: ProcessOf,
+    files: Files = LOCAL,
+) -> Places:
+    """Make the demo's folder ready: a new or an empty one, or that of an earlier demo, which is begun anew.
+
+    Args:
+        folder: where to keep the demo.
+        holder: who runs it.
+        now_s: seconds since 1970.
+        process_of: as ``lease.acquire`` takes it: whether another demo's process still lives.
+        files: the storage.
+
+    Raises:
+        BadUsage: it is a file, or holds other things.
+        RunHeld: another demo is at work in it.
+        StorageFailed: the system refused, or the disk has no room for the demo.
+    """
+    places = Places(folder.resolve())
+    _require_own(places, folder, files)
+    files.make_directory(places.folder)
+    free_bytes = files.space(places.folder).free_bytes
+    if free_bytes < NEEDED_BYTES:
+        cause = f"it needs {amounts.size(NEEDED_BYTES)}, and {amounts.size(free_bytes)} are free"
+        raise StorageFailed(operation="hold the demo", path=places.folder, cause=cause)
+    # What is removed below must not be what another demo is at work on.
+    acquire(places.folder, holder, token=secrets.token_hex(4), now_s=now_s, process_of=process_of, files=files)
+    for path in places.made():
+        # crash here: less of an earlier demo; the lease says whose folder it is.
+        files.remove_tree(path)
+    # crash here: a folder with a lease and no config; the next demo takes it for its own.
+    files.replace(places.config, config_text(places).encode(), scratch=places.scratch.name, durable=False)
+    return places
+
+
+def _require_own(places: Places, asked: Path, files: Files) -> None:
+    """Pass if a folder is a demo's own, empty, or not there: nothing of anybody else is ever removed."""
+    found = files.find(places.folder)
+    if found is None:
+        return
+    if found.kind is not NodeKind.DIRECTORY:
+        raise BadUsage(command=COMMAND, complaint=f"--dir is a file and not a folder: {asked}")
+    names = {node.name for node in files.list_directory(places.folder)}
+    others = names - {LEASES, places.scratch.name} - {path.name for path in places.made()}
+    if others or (names and LEASES not in names):
+        held = ", ".join(sorted(others or names)[:3])
+        complaint = f"--dir is a folder that holds other things ({held}); the demo wants one of its own: {asked}"
+        raise BadUsage(command=COMMAND, complaint=complaint)
+
+
+def called() -> str:
+    """How this very program is called, in the fewest words that work when pasted."""
+    beside = Path(sys.executable).parent / "unbroken"
+    found = shutil.which("unbroken")
+    if found is not None and Path(found).resolve() == beside.resolve():
+        return "unbroken"
+    return quoted(beside) if beside.exists() else f"{quoted(sys.executable)} -m unbroken"

@@ -1,0 +1,58 @@
+"""What a reference means where it may name a run that has saved nothing yet.
+
+A store alone cannot tell such a run from a folder that has nothing to do with us: it knows no records of runs.
+"""
+
+from pathlib import Path
+
+from unbroken.errors import NotAStore, NoUsableCheckpoint
+from unbroken.files import LOCAL
+from unbroken.records.layout import Layout, require_reachable
+from unbroken.records.lease import DIRECTORY as LEASES
+from unbroken.store.directory import Store
+from unbroken.store.dumps import read_pointers
+from unbroken.store.manifest import Manifest
+from unbroken.store.references import Reference, checkpoint_of
+from unbroken.store.references import resolve as resolve_in_store
+
+
+def is_run(layout: Layout) -> bool:
+    """Whether records of a run are there: it has a status before it has a checkpoint, and perhaps emergency dumps."""
+    records = (layout.run_state, layout.journal, layout.run / LEASES)
+    return any(LOCAL.find(record) is not None for record in records) or bool(read_pointers(layout.run))
+
+
+def resolve(reference: str) -> Reference:
+    """The store, and the checkpoint if one is named; a run that has not saved yet has an empty store.
+
+    Raises:
+        BadRunPath: it is a path at which nothing can be.
+        PathMissing: there is nothing at the path.
+        NotAStore: there is, and it is no run and holds no checkpoint of ours.
+        CheckpointUnknown: the store has no checkpoint by that name or step.
+        NoUsableCheckpoint: one is named of a run that has not saved yet.
+        TornCheckpoint: the path is, or lies in, a checkpoint that was never committed.
+        StorageFailed: the system refused to look.
+    """
+    require_reachable(reference)
+    try:
+        return resolve_in_store(reference)
+    except NotAStore:
+        is_path = LOCAL.find(Path(reference)) is not None
+        layout = Layout(Path(reference if is_path else reference.rpartition("@")[0]))
+        if not is_run(layout):
+            raise
+        store = Store(layout.checkpoints)
+        if not is_path:
+            raise NoUsableCheckpoint(store=store.root) from None
+        return Reference(store)
+
+
+def resolve_checkpoint(reference: str) -> tuple[Store, str, Manifest]:
+    """One checkpoint: the one named, or a store's newest whose manifest is proven.
+
+    Raises:
+        NoUsableCheckpoint: the store has none at all, or the run has not saved yet.
+        UnbrokenError: as ``resolve`` raises it, or the manifest of the named one cannot be read.
+    """
+    return checkpoint_of(resolve(reference))

@@ -1,0 +1,344 @@
+"""One picture of a run, from which text, JSON and page are all made, so that they cannot disagree."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from unbroken.disk import NodeKind
+from unbroken.errors import CheckpointError, StorageFailed
+from unbroken.quoting import amounts
+from unbroken.records.journal import Fact, History, read_history
+from unbroken.records.layout import Layout, run_of
+from unbroken.records.lease import Lease, ProcessOf, Standing, read_current
+from unbroken.records.metrics import Mismatch, Recomputed
+from unbroken.records.outcome import Outcome, derive
+from unbroken.records.process import Placement, placements
+from unbroken.records.snapshot import RunState, read_run_state
+from unbroken.records.stop import read_request
+from unbroken.store.check import Cause, Level, Verdict, verify
+from unbroken.store.choose import Choice, choose
+from unbroken.store.directory import Store
+from unbroken.store.dumps import Moment, Pointer, read_pointers
+from unbroken.store.fields import as_whole
+from unbroken.store.keep import Policy, decide
+from unbroken.store.manifest import Manifest
+from unbroken.store.names import MANIFEST, machine_of, step_of
+from unbroken.store.scan import Inventory, newest_first, scan, without_manifest
+from unbroken.store.seal import seal_command
+from unbroken.store.sweep import candidates
+
+# ---- emergency dumps that no job has used yet ----
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """The dumps of one step by one job: how many ranks point at theirs, where, and of how many there is a copy."""
+
+    step: int
+    world: int
+    ranks: int
+    hosts: tuple[str, ...]
+    copies: int
+
+    @property
+    def name(self) -> str:
+        """What resuming calls it."""
+        return str(Moment(self.step, "", self.world))
+
+    def sentence(self) -> str:
+        """One line for people; whether the dumps are whole is for the next job to find out."""
+        where = ", ".join(self.hosts)
+        copied = f", {self.copies} copied" if self.copies else ""
+        return f"{self.ranks} of {amounts.plural(self.world, 'rank')} dumped on {where}{copied}; {self._then()}"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank points at a dump, so that together they may be a checkpoint."""
+        return self.ranks == self.world
+
+    def _then(self) -> str:
+        """What the next job makes of them."""
+        if not self.is_complete:
+            return "no checkpoint without the others"
+        if self.copies == self.world:
+            return "the next job makes a checkpoint of the copies, on any host"
+        where = f"if it runs on {self.hosts[0]}" if len(self.hosts) == 1 else "if it runs on these hosts"
+        return f"the next job makes a checkpoint of it, {where}"
+
+
+def emergencies(pointers: Iterable[Pointer], *, after_step: int) -> list[Dumps]:
+    """The dumps that are ahead of a step, newest first."""
+    found: dict[Moment, list[Pointer]] = {}
+    for pointer in pointers:
+        if pointer.step > after_step:
+            found.setdefault(pointer.moment, []).append(pointer)
+    return [
+        Dumps(
+            moment.step,
+            moment.world,
+            len(theirs),
+            tuple(sorted({machine_of(pointer.host) for pointer in theirs})),
+            sum(pointer.copy is not None for pointer in theirs),
+        )
+        for moment, theirs in sorted(found.items(), reverse=True)
+    ]
+
+
+# ---- the whole picture ----
+
+_NO_MANIFEST: Final = f"{MANIFEST}: is missing"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing in a store, as ``ls`` shows it; what is not known of it is None."""
+
+    name: str
+    state: str
+    step: int | None = None
+    kind: str | None = None
+    saved_at_ns: int | None = None
+    size_bytes: int | None = None
+    parts: int | None = None
+    kept_because: tuple[str, ...] = ()
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the data has served up to a checkpoint, added up over all ranks and jobs.
+
+    ``agrees`` says whether it was what the data's function says: each sample of the run once.
+    """
+
+    samples: int
+    digest: str
+    agrees: bool
+
+    def sentence(self) -> str:
+        """One line for people."""
+        samples = amounts.plural(self.samples, "sample")
+        if self.agrees:
+            return f"{samples} served, each exactly once ({self.digest})"
+        return f"{samples} counted, but what was served is not each of them once ({self.digest})"
+
+
+def account_of(manifest: Manifest | None) -> Account | None:
+    """What a checkpoint says of the data; None where its loader keeps no account."""
+    said = manifest.facts.get("data") if manifest is not None else None
+    if not isinstance(said, Mapping):
+        return None
+    samples, digest, agrees = as_whole(said.get("samples")), said.get("digest"), said.get("agrees")
+    if samples is None or not isinstance(digest, str) or not isinstance(agrees, bool):
+        return None
+    return Account(samples, digest, agrees)
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the journal of a run says, as far as ``status`` shows it."""
+
+    jobs: int = 0
+    crashed: int = 0
+    torn: int = 0
+    last_commit: Fact | None = None
+    recomputed: Recomputed = Recomputed()
+    deadline_s: float | None = None
+    is_stop_requested: bool = False
+    placements: tuple[tuple[int, Placement], ...] = ()
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run at one moment: who holds it, how far it is, what it could resume from."""
+
+    run: str
+    status: str
+    lease: Lease | None
+    standing: Standing | None
+    state: RunState | None
+    inventory: Inventory
+    newest_usable: Manifest | None
+    newest_usable_name: str | None
+    passed_over: tuple[tuple[str, str], ...]
+    records: Records = Records()
+    outcome: Outcome | None = None
+    emergencies: tuple[Dumps, ...] = ()
+
+    @property
+    def account(self) -> Account | None:
+        """What the data has served up to the checkpoint that the run would resume from."""
+        return account_of(self.newest_usable)
+
+
+def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None) -> RunSummary:
+    """Look at a run: quick checks only, so that it answers in milliseconds on a login node.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    layout = run_of(store)
+    inventory = scan(store)
+    found = choose(newest_first(store, inventory.committed), lambda name: verify(store, name, Level.QUICK))
+    lease = read_current(layout.run, store.files)
+    state = read_run_state(layout, store.files)
+    is_live = lease is not None and lease.seems_live(now_s=now_s, process_of=process_of)
+    history = read_history(layout, store.files)
+    outcome = derive(lease, history, state, is_live=is_live)
+    requested = outcome is not None and outcome.status == "running" and _is_requested(layout, store)
+    return RunSummary(
+        run=str(layout.run),
+        status=outcome.status if outcome else ("idle" if found.chosen else "empty"),
+        lease=lease,
+        standing=lease.standing(process_of) if lease is not None else None,
+        state=state,
+        inventory=inventory,
+        newest_usable=found.chosen.manifest if found.chosen else None,
+        newest_usable_name=found.chosen.name if found.chosen else None,
+        passed_over=_passed_over(store, inventory, found),
+        records=records_of(history, lease, outcome, is_stop_requested=requested),
+        outcome=outcome,
+        emergencies=tuple(emergencies(read_pointers(layout.run, store.files), after_step=_step(found))),
+    )
+
+
+def _step(found: Choice) -> int:
+    return found.chosen.manifest.step if found.chosen is not None and found.chosen.manifest is not None else -1
+
+
+def _passed_over(store: Store, inventory: Inventory, found: Choice) -> tuple[tuple[str, str], ...]:
+    """What is newer than the checkpoint to resume from and cannot be used, newest first."""
+    reasons = {over.name: over.reason for over in found.passed_over}
+    for name in without_manifest(store, inventory):
+        step = step_of(name)
+        if step is None or step > _step(found):
+            reasons[name] = _NO_MANIFEST
+    return tuple((name, reasons[name]) for name in newest_first(store, reasons))
+
+
+def _is_requested(layout: Layout, store: Store) -> bool:
+    try:
+        return read_request(layout, store.files) is not None
+    except StorageFailed:
+        # Another user's file, say; the job looks for itself, and what else is known of the run is worth showing.
+        return False
+
+
+def records_of(
+    history: History, lease: Lease | None, outcome: Outcome | None, *, is_stop_requested: bool = False
+) -> Records:
+    """What the journal says: how many jobs, the last commit, the proof by steps computed twice, the deadline."""
+    current = lease.number if lease is not None else None
+    ended = {fact.job for fact in history.of_kind("job-end")}
+    is_over = outcome is None or outcome.status != "running"
+    return Records(
+        jobs=len(history.jobs),
+        crashed=len([job for job in history.jobs if job not in ended and (job != current or is_over)]),
+        torn=history.torn,
+        last_commit=history.last("commit"),
+        recomputed=recomputed_of(history),
+        deadline_s=None if is_over else _deadline_s(history, current),
+        is_stop_requested=is_stop_requested,
+        placements=placements(history.facts),
+    )
+
+
+def _deadline_s(history: History, job: int | None) -> float | None:
+    # What the scheduler told last stands above what the environment said at the start.
+    if (moved := history.last("deadline", job=job)) is not None:
+        return moved.instant("at_s")
+    start = history.last("job-start", job=job)
+    return start.instant("deadline_s") if start is not None else None
+
+
+def recomputed_of(history: History) -> Recomputed:
+    """The proof so far: of what each job says it has compared, its last word counts."""
+    last = {fact.job: fact for fact in history.of_kind("recomputed")}
+    mismatches = tuple(
+        Mismatch(
+            fact.whole("step") or 0,
+            fact.text("metric") or "",
+            fact.whole("first_job") or 0,
+            fact.text("first_bits") or "",
+            fact.job,
+            fact.text("second_bits") or "",
+        )
+        for fact in history.of_kind("mismatch")
+    )
+    compared = sum(fact.whole("compared") or 0 for fact in last.values())
+    return Recomputed(compared, sum(fact.whole("agreeing") or 0 for fact in last.values()), mismatches)
+
+
+def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line]:
+    """Everything in a store, checkpoints first and newest first.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    inventory = scan(store)
+    decision = decide(candidates(store, inventory.committed), policies)
+    lines = [
+        _committed_line(store, name, decision.kept.get(name, ()), is_latest=name == inventory.latest)
+        for name in newest_first(store, inventory.committed)
+    ]
+    for torn in inventory.torn:
+        files, size_bytes = torn.weigh(store)
+        note = f"written by {torn.name.job}, never committed"
+        lines.append(Line(str(torn.name), "torn", torn.name.step, size_bytes=size_bytes, parts=files, note=note))
+    lines += [_moved_line(store, f"quarantine/{name}", "quarantined") for name in inventory.quarantined]
+    lines += [_moved_line(store, name, "abandoned") for name in inventory.abandoned]
+    lines += [Line(leftover.name, "leftover", note="the next sweep removes it") for leftover in inventory.leftover]
+    newest = max((line.step or 0 for line in lines if line.state == "committed"), default=-1)
+    dumps = emergencies(read_pointers(run_of(store).run, store.files), after_step=newest)
+    lines += [Line(each.name, "emergency", each.step, parts=each.ranks, note=each.sentence()) for each in dumps]
+    bereft = without_manifest(store, inventory)
+    lines += [Line(name, "damaged", note=_NO_MANIFEST) for name in bereft]
+    foreign = [name for name in inventory.foreign if name not in bereft]
+    lines += [Line(name, "foreign", note=_foreign_note(store, name)) for name in foreign]
+    return lines
+
+
+def _committed_line(store: Store, name: str, kept: tuple[str, ...], *, is_latest: bool) -> Line:
+    verdict = verify(store, name, Level.QUICK)
+    manifest = verdict.manifest
+    note = str(verdict.findings[0]) if verdict.findings else ("latest" if is_latest else None)
+    if manifest is None:
+        return Line(name, _state(verdict), note=note)
+    return Line(
+        name,
+        _state(verdict),
+        manifest.step,
+        manifest.kind,
+        manifest.saved_at_ns,
+        manifest.size_bytes,
+        len(manifest.parts),
+        kept,
+        note,
+    )
+
+
+def _state(verdict: Verdict) -> str:
+    if verdict.is_sound:
+        return "committed"
+    if verdict.is_damaged:
+        return "damaged"
+    # Not known to be damaged: another version, or another day, may read it.
+    causes = {finding.cause for finding in verdict.findings}
+    return "newer-format" if Cause.UNKNOWN_FORMAT in causes else "unreadable"
+
+
+def _moved_line(store: Store, name: str, state: str) -> Line:
+    try:
+        manifest = store.read_manifest(name)
+    except (CheckpointError, StorageFailed):
+        return Line(name, state, note="its manifest is not proven")
+    return Line(
+        name, state, manifest.step, manifest.kind, manifest.saved_at_ns, manifest.size_bytes, len(manifest.parts)
+    )
+
+
+def _foreign_note(store: Store, name: str) -> str:
+    found = store.files.find(store.path(name))
+    is_folder = found is not None and found.kind is NodeKind.DIRECTORY
+    command = seal_command(store.files, store.path(name)) if is_folder else None
+    return "not ours, never touched" + (f"; to make it a checkpoint: {command}" if command else "")

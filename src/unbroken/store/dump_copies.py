@@ -1,0 +1,109 @@
+"""What becomes of emergency dumps: copied to a directory that every host sees, and swept once they are of no use.
+
+A copy is called one only after every byte of it was read back and proven; a dump is removed only after a later commit.
+"""
+
+import contextlib
+from pathlib import Path
+
+from unbroken.errors import DamagedCheckpoint, MirrorDiffers
+from unbroken.files import LOCAL, Files
+from unbroken.store.commit import Draft, Record, begin, commit
+from unbroken.store.directory import Store
+from unbroken.store.dumps import RANK, Area, pointer_path, rank_stores, read_pointers
+from unbroken.store.manifest import Manifest
+from unbroken.store.names import EMERGENCY, LATEST, DraftName
+from unbroken.store.parts import read_part
+from unbroken.store.scan import scan
+from unbroken.store.sweep import sweep
+
+
+def mirror(source: Store, name: str, target: Store) -> str:
+    """Copy a dump to another directory, read every byte back there, and only then let it stand; returns its name.
+
+    Raises:
+        MirrorDiffers: what stands there is not what was copied; it is removed.
+        DamagedCheckpoint: the dump itself is not what was written.
+        StorageFailed: the system refused; there is no copy.
+    """
+    manifest = source.read_manifest(name)
+    draft = begin(target, step=manifest.step, job=manifest.job)
+    try:
+        for part in manifest.parts:
+            with contextlib.closing(read_part(source.files, source.path(name), manifest, part)) as blocks:
+                # crash here: a draft in the other directory, which nobody takes for a copy; the dump is untouched.
+                draft.write_part(part.name, blocks)
+        _require_same(draft, manifest)
+        return _commit(draft, manifest, name)
+    except BaseException:
+        target.files.remove_tree(draft.path)
+        raise
+
+
+def _require_same(draft: Draft, manifest: Manifest) -> None:
+    """Read the copy back: what the writing said of itself proves nothing about what stands there."""
+    try:
+        for part in manifest.parts:
+            for _ in read_part(draft.store.files, draft.path, manifest, part):
+                pass
+    except DamagedCheckpoint as wrong:
+        raise MirrorDiffers(path=draft.store.root, findings=wrong.findings) from wrong
+
+
+def _commit(draft: Draft, manifest: Manifest, name: str) -> str:
+    record = Record(
+        kind=EMERGENCY,
+        saved_at_ns=manifest.saved_at_ns,
+        origin=manifest.origin,
+        tensors=manifest.tensors,
+        metrics=manifest.metrics,
+        fingerprint=manifest.fingerprint,
+        facts=manifest.facts,
+    )
+    plan = [part.name for part in manifest.parts]
+    return commit(draft, plan=plan, parts=manifest.parts, record=record, called=name)
+
+
+def sweep_dumps(run: Path, area: Area, *, up_to_step: int, share: tuple[int, int], files: Files = LOCAL) -> list[str]:
+    """Remove the dumps that a commit of this step or a later one has made useless; returns their paths.
+
+    ``share`` is which of how many sweepers this is, so that no two touch one directory: the rank and the world. Drafts
+    and leftovers go too, and all that stands under earlier keys of the run. Only called after the commit.
+
+    Raises:
+        StorageFailed: the system refused; what is left is swept next time.
+    """
+    mine, sweepers = share
+    removed: list[str] = []
+    for key in (area.key, *area.before):
+        for root, _ in area.roots():
+            for store in rank_stores(Area(key), root, files):
+                rank = store.root.name.removeprefix(RANK)
+                if rank.isdecimal() and int(rank) % sweepers == mine:
+                    removed += _sweep_store(store, up_to_step if key == area.key else None)
+    for pointer in read_pointers(run, files):
+        if pointer.rank % sweepers == mine and pointer.step <= up_to_step:
+            files.remove_file(pointer_path(run, pointer.rank))
+    return removed
+
+
+def _sweep_store(store: Store, up_to_step: int | None) -> list[str]:
+    inventory = scan(store)
+    old = [
+        name
+        for name in inventory.committed
+        if up_to_step is None or (step := _step_of(name)) is None or step <= up_to_step
+    ]
+    plan = sweep(store, old, is_live=lambda draft: _is_kept(draft, up_to_step))
+    if inventory.latest in plan.checkpoints:
+        store.files.remove_file(store.path(LATEST))
+    return [str(store.path(name)) for name in plan.checkpoints]
+
+
+def _is_kept(draft: DraftName, up_to_step: int | None) -> bool:
+    return up_to_step is not None and draft.step > up_to_step
+
+
+def _step_of(name: str) -> int | None:
+    step = name.removeprefix("emergency_step_").partition("_")[0]
+    return int(step) if step.isdecimal() else None

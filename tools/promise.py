@@ -83,7 +83,7 @@ def complaints(rows: dict[str, Row], tests_of: dict[str, list[str]]) -> Iterator
             yield f"{name} is called {row.state}, and no test carries it"
 
 
-def tests_in(tests: Path) -> dict[str, list[str]]:
+def defined_in(tests: Path) -> dict[str, list[str]]:
     """For each test file, by its path below tests/, the tests it defines, with their classes."""
     found: dict[str, list[str]] = {}
     for path in sorted(tests.rglob("test_*.py")):
@@ -141,7 +141,7 @@ def main() -> int:
     rows = read_rows(ROOT / "docs" / "promise" / "rows.toml")
     tests_of = collect(ROOT / "tests")
     target = ROOT / "docs" / "promise" / "README.md"
-    found = [*complaints(rows, tests_of), *tier_complaints(rows, tests_of, read_tiers(), tests_in(ROOT / "tests"))]
+    found = [*complaints(rows, tests_of), *tier_complaints(rows, tests_of, read_tiers(), defined_in(ROOT / "tests"))]
     made = page(rows, tests_of)
     if "--check" not in sys.argv[1:]:
         target.write_text(made, encoding="utf-8")

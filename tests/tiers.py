@@ -20,7 +20,7 @@ class Tiers:
 
     Attributes:
         deep: pattern of a file below tests/ or of `file::test`, and how many parametrizations of each test that
-            matches stay in the quick tier.
+            matches stay in the quick tier. The last pattern that matches counts.
         budget_s: for each tier, the CPU seconds that a directory may take.
     """
 
@@ -35,7 +35,7 @@ class Tiers:
             test: its name, without parameters and with its class, if any: `TestStore::test_it`.
         """
         found = [count for pattern, count in self.deep.items() if matches(pattern, file, test)]
-        return min(found) if found else None
+        return found[-1] if found else None
 
 
 def read_tiers(path: Path = TABLE) -> Tiers:

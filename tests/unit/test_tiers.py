@@ -80,7 +80,7 @@ def test_a_directory_over_its_budget_fails_a_green_run(
     assert {line.rpartition("::")[2] for line in slowest} == {"test_in_a_child", "test_in_a_child_of_the_fork_server"}
 
 
-TABLE = Tiers({"crash/*": 2, "crash/test_b.py::test_whole": 0, "*/test_long.py": 0}, {"quick": {}, "deep": {}})
+TABLE = Tiers({"*/test_long.py": 0, "crash/*": 2, "crash/test_b.py::test_whole": 0}, {"quick": {}, "deep": {}})
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,10 @@ TABLE = Tiers({"crash/*": 2, "crash/test_b.py::test_whole": 0, "*/test_long.py":
         ("crash/test_b.py", "test_it", 2),
         ("crash/test_b.py", "test_whole", 0),
         ("exact/test_long.py", "TestIt::test_it", 0),
+        ("crash/test_long.py", "test_it", 2),
     ],
 )
-def test_the_strictest_pattern_counts(file: str, test: str, kept: int | None) -> None:
+def test_the_last_pattern_that_matches_counts(file: str, test: str, kept: int | None) -> None:
     assert TABLE.kept(file, test) == kept
 
 

@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 usage:
 	@echo "make demo         see it work: train, kill, resume, compare; a minute or two"
-	@echo "make test         check every promise: lint, types, layers, sizes, quick tests; ten minutes on two cores"
+	@echo "make test         check every promise: lint, types, layers, sizes, quick tests"
 	@echo "make test-deep    the other tests: all crash points, all mutations, long chains; CI runs both"
 
 demo: $(INSTALLED)

@@ -167,9 +167,9 @@ REFUSED: dict[str, tuple[Words, int, str]] = {
     "the later one first": (lambda run: ["8", "4"], 2, "give the earlier one first"),
     "a step without a checkpoint": (lambda run: ["4", "7"], 2, "no checkpoint is called '7'"),
     "no command": (lambda run: ["4", "8"], 2, "so its command is unknown"),
-    "no such program": (lambda run: ["4", "8", "--", "no-such-program"], 2, "there is no program at this path"),
+    "no such program": (lambda run: ["4", "8", "--", "no-such-program"], 2, "no program at this path"),
     "no run": (lambda run: ["4", "8", "--", sys.executable, "-c", "pass"], 3, "never entered a Run"),
-    "a script that ends before": (lambda run: ["4", "8", "--", SCRIPT, run, "6"], 3, "never reached step 8"),
+    "a script that ends before": (lambda run: ["4", "8", "--", SCRIPT, run, "6"], 3, "did not reach step 8"),
     "ranks that cannot be told": (
         lambda run: ["4", "8", "--nproc-per-node", "2", "--", sys.executable, "train.py"],
         2,

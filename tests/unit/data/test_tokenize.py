@@ -359,7 +359,7 @@ def test_other_options_are_refused_each_by_name(text: Path, own_tokenizer: str) 
 def test_shards_of_another_tool_are_left_alone(text: Path) -> None:
     (text / "data/train/web").mkdir(parents=True)
     (text / "data/train/web/old.idx").write_bytes(b"")
-    with pytest.raises(ShardsExist, match="origin"):
+    with pytest.raises(ShardsExist):
         tokenize(request(text))
     assert tree(text / "data") == {"train/web/old.idx": b""}
 

@@ -227,7 +227,7 @@ def test_the_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
 
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     job(tmp_path / "run", 2, quietly(catch_signals=True), **tiny())
-    with pytest.raises(Exception, match="do not fit"):
+    with pytest.raises(Exception, match="do not match"):
         job(tmp_path / "run", 4, quietly(catch_signals=True), **tiny(width=5))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 
@@ -309,7 +309,7 @@ def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_ac
 
     monkeypatch.setattr("unbroken.loop.opening.restore_rng", refuse)
     if not accept:
-        with pytest.raises(NotExact, match="same bits"):
+        with pytest.raises(NotExact):
             job(tmp_path / "run", 4, quietly(), **tiny())
         return
     assert job(tmp_path / "run", 4, quietly(accept=accept), **tiny()).step == 4

@@ -6,6 +6,7 @@ backward as FSDP2's own does, and sends as many bytes.
 """
 
 import contextlib
+import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -125,7 +126,9 @@ class HookedShards(Generic[Hook]):
                 raise LaneBroken(complaint="after an error inside a lane, FSDP2 needs torch 2.13 or newer to continue")
             module.reset_iter_state()
         for parameter in (each for module in self.modules for group in _groups(module) for each in group.fsdp_params):
-            parameter.unsharded_accumulated_grad = None
+            if not isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property):
+                # Since torch 2.15 it is a view of the gradient below.
+                parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
         self._is_abandoned = False
@@ -142,6 +145,42 @@ class HookedShards(Generic[Hook]):
             module.set_is_last_backward(True)
         self._parts.clear()
         self._before.clear()
+
+
+class ComputeDtypeGradients:
+    """Makes FSDP2 round each gradient to the dtype in which the lane computes, as autograd does in a plain model.
+
+    Since torch 2.15 FSDP2 keeps a gradient that autograd computed in float32, such as that of a norm's weight: more
+    precise, but other bits than those of the replicated model and of older versions of torch.
+    """
+
+    def __init__(self, modules: Sequence[FSDPModule]) -> None:
+        groups = [group for module in modules for group in _groups(module)]
+        self._before = [
+            (group, [parameter.mp_policy for parameter in group.fsdp_params])
+            for group in groups
+            if any(hasattr(type(parameter), "unsharded_grad_dtype") for parameter in group.fsdp_params)
+        ]
+        for group, policies in self._before:
+            _set_policies(group, [dataclasses.replace(each, reduce_dtype=each.param_dtype) for each in policies])
+
+    def give_back(self) -> None:
+        """Restore the policies of FSDP2's own reduction."""
+        for group, policies in self._before:
+            _set_policies(group, policies)
+        self._before = []
+
+
+def _set_policies(group: Any, policies: Sequence[Any]) -> None:  # noqa: ANN401 - FSDP2's own types, not public
+    for parameter, policy in zip(group.fsdp_params, policies, strict=True):
+        parameter.mp_policy = policy
+    if "_reduce_dtype" not in vars(group):
+        # FSDP2 reads the policies at the first forward pass.
+        return
+    group._init_mp_dtypes()
+    for parameter in group.fsdp_params:
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad_dtype = parameter.unsharded_grad_dtype
 
 
 def _groups(module: FSDPModule) -> list[Any]:
@@ -235,6 +274,7 @@ class ShardedFold:
         self._model, self._parameters, self._ranks = model, list(parameters), ranks
         self._round = _Round()
         self._held = HookedShards(model, lambda _: LaneReduceScatter(ranks, self._round))
+        self._rounding = ComputeDtypeGradients(self._held.modules)
         self._used: list[bool] | None = None
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
@@ -285,4 +325,5 @@ class ShardedFold:
 
     def release(self) -> None:
         """Restore FSDP2's own reduction."""
+        self._rounding.give_back()
         self._held.give_back()

@@ -31,7 +31,7 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
     assert [(row[0], row[1]) for row in rows] == [("1", "2"), ("2", "1"), ("3", "3"), ("4", "2")]
     assert [row[5].partition(",")[0] for row in rows] == [
         "SIGKILL in mid-step",
-        "asked to stop: it saved and ended",
+        "stopped on request: saved and exited",
         "SIGKILL while it saved",
         "completed",
     ]

@@ -134,7 +134,7 @@ def test_tokenizing_never_loads_torch(folder: Path) -> None:
     script = (
         "import sys; from unbroken.cli.main import main\n"
         f"code = main({list(BYTES)!r})\n"
-        "import unbroken.data.ingest.worker_main\n"
+        "import unbroken.data.ingest.worker_process\n"
         "assert code == 0 and 'torch' not in sys.modules, sorted(m for m in sys.modules if 'torch' in m)[:5]"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)

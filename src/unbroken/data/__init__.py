@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from unbroken.data.corpus.listing import TokenizerIdentity
     from unbroken.data.corpus.seal_shards import seal_shards
     from unbroken.data.datasets import SampleDataset, SampleIterable
-    from unbroken.data.ingest.text import open_text_corpus
+    from unbroken.data.exactly_once import Served
+    from unbroken.data.ingest.text_corpus import open_text_corpus
     from unbroken.data.loader import Batch, Loader
     from unbroken.data.order.schedule import Phase
-    from unbroken.data.served import Served
     from unbroken.data.stream import Stream
 
 __all__ = [
@@ -47,12 +47,12 @@ _HOMES: Final = {
     "Phase": "unbroken.data.order.schedule",
     "SampleDataset": "unbroken.data.datasets",
     "SampleIterable": "unbroken.data.datasets",
-    "Served": "unbroken.data.served",
+    "Served": "unbroken.data.exactly_once",
     "Shard": "unbroken.data.corpus.catalogue",
     "Stream": "unbroken.data.stream",
     "TokenizerIdentity": "unbroken.data.corpus.listing",
     "open_corpus": "unbroken.data.corpus.catalogue",
-    "open_text_corpus": "unbroken.data.ingest.text",
+    "open_text_corpus": "unbroken.data.ingest.text_corpus",
     "seal_shards": "unbroken.data.corpus.seal_shards",
 }
 

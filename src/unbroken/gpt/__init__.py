@@ -58,7 +58,7 @@ _HOMES: Final = {
 
 
 class _Package(ModuleType):
-    """This package. Importing a module puts it here under its own name; a function of that name is meant instead."""
+    """This package. Importing a module ``train`` sets it as an attribute here; the function ``train`` is meant."""
 
     def __setattr__(self, name: str, value: object) -> None:
         is_hidden = isinstance(value, ModuleType) and _HOMES.get(name) == f"{__name__}.{name}"

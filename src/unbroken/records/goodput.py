@@ -149,7 +149,7 @@ def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None
     interval_s = max(interval_s or _interval_s(numbers), numbers.step_s)
     mtbf_s = numbers.mtbf_s or UNMEASURED_MTBF_S
     training_s = numbers.steps * numbers.step_s
-    saving_s = training_s / interval_s * _blocked_s(numbers)
+    saving_s = training_s / interval_s * _paused_s(numbers)
     lost_s = _lost_per_failure_s(numbers, interval_s)
     # Failures come in the time that failures cost as well.
     total_s = (training_s + saving_s) / max(1 - lost_s / mtbf_s, 1e-9)
@@ -174,14 +174,14 @@ def _interval_s(numbers: Numbers) -> float:
         0,
         0.0,
         step_s=numbers.step_s,
-        cost_s=_blocked_s(numbers),
+        cost_s=_paused_s(numbers),
         write_s=numbers.save_s or 0.0,
         mean_time_between_failures_s=numbers.mtbf_s or UNMEASURED_MTBF_S,
     )
     return Auto().interval_s(pace)
 
 
-def _blocked_s(numbers: Numbers) -> float:
+def _paused_s(numbers: Numbers) -> float:
     return numbers.paused_s if numbers.paused_s is not None else numbers.save_s or 0.0
 
 

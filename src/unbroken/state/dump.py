@@ -152,9 +152,7 @@ def dump(
             draft,
             plan=[part.name for part in parts],
             parts=parts,
-            record=Record(
-                kind=EMERGENCY, saved_at_ns=at_ns, metadata={METADATA: belongs_to, "torch": torch.__version__}
-            ),
+            record=Record(EMERGENCY, at_ns, metadata={METADATA: belongs_to, "torch": torch.__version__}),
             called=dump_name(step, at_ns),
         )
     except BaseException:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.data.making import BYTES, make_bucket, make_shard
 from unbroken.data import open_corpus, seal_shards
-from unbroken.data.corpus.changed import Changes, compare, from_json, recorded, to_json
+from unbroken.data.corpus.compare import Changes, compare, from_json, recorded, to_json
 from unbroken.data.corpus.listing import LISTING
 from unbroken.errors import DataDamaged
 from unbroken.errors.data import ServedShare
@@ -139,7 +139,7 @@ def test_a_shard_that_is_gone_is_missing(trained: Trained) -> None:
             (web / f"a.{suffix}").unlink()
 
     changes = trained.after(remove)
-    assert lines(changes) == ["web/a: is gone; all its documents were served"]
+    assert lines(changes) == ["web/a: is missing; all its documents were served"]
     assert not changes.is_growth
 
 
@@ -159,7 +159,7 @@ def test_a_new_bucket_is_growth(trained: Trained) -> None:
 def test_a_renamed_shard_is_missing_and_new_and_the_refusal_says_where_it_stands(trained: Trained) -> None:
     changes = trained.after(lambda web: move(web, "b", "z"))
     assert lines(changes) == [
-        "web/b: is gone; the same shard stands there as web/z; some of its documents were served",
+        "web/b: is missing; the same shard exists as web/z; some of its documents were served",
         "web/z: is new, 2 documents in 6 tokens",
     ]
     assert not changes.is_growth

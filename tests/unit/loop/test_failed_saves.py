@@ -114,7 +114,7 @@ def test_only_the_want_of_memory_is_called_so(error: Exception, is_shortage: boo
 
 
 def test_the_allocators_own_refusal_is_the_want_of_memory() -> None:
-    with pytest.raises(NoMemory, match="no memory for the save's copies of"):
+    with pytest.raises(NoMemory, match="out of host memory for the copies of the save"):
         Buffers(arena_bytes=1 << 60).take(1 << 60, is_pinned=False)
 
 

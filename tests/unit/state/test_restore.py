@@ -136,7 +136,7 @@ def test_parameters_in_other_groups_another_optimizer_and_another_dtype_are_refu
     job(tmp_path / "run", 2, **tiny())
     grouped = model()
     optimizer = torch.optim.AdamW([{"params": grouped[2].parameters()}, {"params": grouped[0].parameters()}], lr=1e-2)
-    with pytest.raises(StateDiffers, match="do not fit") as refused:
+    with pytest.raises(StateDiffers) as refused:
         job(tmp_path / "run", 4, model=grouped, optimizer=optimizer)
     assert refused.value.changed == ("optimizer: its parameters are in other groups, or in another order",)
     same = model()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Tool
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 # A step as the loop makes one: it takes the run, waits to be asked, ends in words; or it is killed, or halts.
 STEP = """
@@ -85,11 +85,11 @@ class Site:
 
     def end(self) -> tuple[int, str]:
         assert self.started is not None
-        _, said = self.started.communicate(timeout=PATIENCE_S)
+        _, said = self.started.communicate(timeout=TIMEOUT_S)
         return self.started.returncode, said
 
     def wait_for_step(self) -> None:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while not (self.path / "ready").exists():
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -224,8 +224,8 @@ def test_a_run_that_another_job_holds_is_waited_for_and_then_left_alone(site: Si
     site.wait_for_step()
     program = (
         "import time; from pathlib import Path; from unbroken.launch.slurm.job import *;"
-        "around = Surroundings({'SLURM_JOB_ID': '8'}, time.monotonic, time.sleep, print, 0.2);"
-        "print(work(Orders(Path('r'), ('touch', 'began')), around))"
+        "context = JobContext({'SLURM_JOB_ID': '8'}, time.monotonic, time.sleep, print, 0.2);"
+        "print(run_job(JobOptions(Path('r'), ('touch', 'began')), context))"
     )
     said = subprocess.check_output([sys.executable, "-c", program], cwd=site.path, text=True)
     assert "the run is held by job 1" in said and "nothing is started: another job is at work" in said

@@ -50,7 +50,7 @@ CLUSTERS = (
          _POLICY),
     one("a clean stop counted as a crash", "launch/kubernetes/documents.py",
          '{"action": "Ignore", "onExitCodes"', '{"action": "Count", "onExitCodes"', _POLICY),
-    one("a run that would be lost with its pod", "launch/kubernetes/wanted.py",
+    one("a run that would be lost with its pod", "launch/kubernetes/options.py",
          "posixpath.normpath(posixpath.join(mount, run))", "posixpath.join(mount, run)",
          f"{_KUBERNETES}test_a_run_that_would_be_lost_with_its_pod_is_refused"),
     # ---- spot notices ----

@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import click
 
-from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import (
-    Asked,
+from unbroken.cli.model_options import (
+    ModelArguments,
     json_line,
+    model_options,
     note_passed_over,
     read_text,
     require_writable,
-    text_options,
     write_lines,
 )
+from unbroken.cli.output import Output, as_command
 from unbroken.gpt.device import chosen_device
 from unbroken.gpt.prompts import Answer, Batch, ModelChoice, read_batch
 from unbroken.quoting import amounts
@@ -28,8 +28,8 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--input", "source", required=True, metavar="FILE", type=_PATH, help="One JSON object a line.")
 @click.option("--output", "target", metavar="FILE", type=_PATH, help="The answers; printed where it is left out.")
 @click.option("--dry-run", is_flag=True, help="Check everything and load no model.")
-@text_options(_COMMAND)
-def command(output: Output, asked: Asked, source: Path, target: Path | None, dry_run: bool) -> int | None:
+@model_options(_COMMAND)
+def command(output: Output, asked: ModelArguments, source: Path, target: Path | None, dry_run: bool) -> int | None:
     """Continue the prompts of a file.
 
     A line is {"prompt": ...} and, if wanted, "id", "model" {checkpoint or output_dir, dtype, tokenizer, ema} and
@@ -46,8 +46,8 @@ def command(output: Output, asked: Asked, source: Path, target: Path | None, dry
         note_passed_over(output, found.found)
     models = len(batch.groups(place))
     if dry_run:
-        facts = {"input": source, "prompts": len(batch.prompts), "models": models, "is_dry_run": True}
-        output.document("unbroken.batch-generate/1", facts, lambda: _sound(source, batch, models))
+        fields = {"input": source, "prompts": len(batch.prompts), "models": models, "is_dry_run": True}
+        output.document("unbroken.batch-generate/1", fields, lambda: _sound(source, batch, models))
         return None
     with output.progress("generate", len(batch.prompts)) as advance:
         answers = batch.answers(place, advance)
@@ -57,7 +57,7 @@ def command(output: Output, asked: Asked, source: Path, target: Path | None, dry
     if target is not None:
         write_lines(target, records)
     bad = [answer.error for answer in answers if answer.error is not None]
-    facts = {
+    fields = {
         "input": source,
         "output": target,
         "prompts": len(answers),
@@ -66,7 +66,7 @@ def command(output: Output, asked: Asked, source: Path, target: Path | None, dry
         "is_dry_run": False,
         **({"records": records} if target is None else {}),
     }
-    output.document("unbroken.batch-generate/1", facts, lambda: _said(answers, records, target, models))
+    output.document("unbroken.batch-generate/1", fields, lambda: _said(answers, records, target, models))
     return bad[0].exit_code if bad else None
 
 

@@ -54,7 +54,7 @@ def window_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DataArguments:
     """What was given on the command line."""
 
     command: str

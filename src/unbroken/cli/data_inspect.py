@@ -33,7 +33,7 @@ def command(output: Output, directory: Path, full: bool) -> None:
         {
             "path": str(directory),
             "check": check,
-            "splits": [split_facts(each) for each in corpora],
+            "splits": [split_fields(each) for each in corpora],
         },
         lambda: _text(directory, corpora, is_full=full, style=output.style),
     )
@@ -70,7 +70,7 @@ def _splits(directory: Path) -> list[str]:
     return ["train", *(name for name in others if walk(directory / name, follows_buckets=True).stems)]
 
 
-def split_facts(corpus: Corpus) -> dict[str, Any]:
+def split_fields(corpus: Corpus) -> dict[str, Any]:
     """A split for ``--json``."""
     tokenizer = corpus.tokenizer
     return {

@@ -30,7 +30,7 @@ def command(output: Output, directory: Path, tokenizer: str | None) -> None:
     total = sum(path.stat().st_size for folder in folders for path in folder.rglob("*.bin"))
     with output.progress("seal", total, is_bytes=True) as advance:
         done = [(folder, seal_shards(folder, identity, progress=advance)) for folder in folders]
-    facts = {
+    fields = {
         "path": str(directory),
         "sealed": [
             {
@@ -52,7 +52,7 @@ def command(output: Output, directory: Path, tokenizer: str | None) -> None:
             lines.append(f"{output.style.good('sealed')}  {where}  ({shards}, {tokens})")
         return "\n".join(lines)
 
-    output.document("unbroken.data-seal/1", facts, text)
+    output.document("unbroken.data-seal/1", fields, text)
 
 
 def _folders(directory: Path) -> list[Path]:

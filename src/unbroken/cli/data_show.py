@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from unbroken.cli.data_input import Asked, Decode, Input, decoder_of, window_options
+from unbroken.cli.data_input import DataArguments, Decode, Input, decoder_of, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.shards import Index
 from unbroken.data.stream import Stream
@@ -111,7 +111,7 @@ def command(
     directory: Path | None,
     tokenizer: str | None,
     whole: bool,
-    **options: Any,  # noqa: ANN401 -- see Asked
+    **options: Any,  # noqa: ANN401 -- see DataArguments
 ) -> None:
     """Decode one sample of a run.
 
@@ -119,7 +119,7 @@ def command(
     sample S x B. Give DIR, or the run's config for its own order. A sample whose bytes have changed since a training
     computed their checksums is refused.
     """
-    asked = Asked(_COMMAND, directory, **options).open()
+    asked = DataArguments(_COMMAND, directory, **options).open()
     stream = asked.stream(output)
     if stream.end is not None and sample >= stream.end:
         complaint = f"there is no sample {amounts.count(sample)}; the last is {amounts.count(stream.end - 1)}"
@@ -129,7 +129,7 @@ def command(
     described = describe(stream, sample)
     output.document(
         "unbroken.data-show/1",
-        _facts(described, stream, decode),
+        _fields(described, stream, decode),
         lambda: _text(described, asked, stream, decode, is_whole=whole, style=output.style),
     )
 
@@ -165,7 +165,7 @@ def _pieces(described: Described) -> list[tuple[DescribedWindow, list[int]]]:
     return pieces
 
 
-def _facts(described: Described, stream: Stream, decode: Decode | None) -> dict[str, Any]:
+def _fields(described: Described, stream: Stream, decode: Decode | None) -> dict[str, Any]:
     return {
         "sample": described.sample,
         "bucket": described.bucket,

@@ -8,7 +8,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from unbroken.cli.data_input import Asked, Input, window_options
+from unbroken.cli.data_input import DataArguments, Input, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.catalogue import Corpus
 from unbroken.data.order.drawn import DrawnBucket
@@ -27,16 +27,16 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 @as_command("stats")
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @window_options
-def command(output: Output, directory: Path | None, **options: Any) -> None:  # noqa: ANN401 -- see Asked
+def command(output: Output, directory: Path | None, **options: Any) -> None:  # noqa: ANN401 -- see DataArguments
     """Show document lengths and how they pack.
 
     Give DIR, or a run's config. Plans are kept in the cache, where a run of the same lengths finds them.
     """
-    asked = Asked("unbroken data stats", directory, **options).open()
+    asked = DataArguments("unbroken data stats", directory, **options).open()
     stream = asked.stream(output)
     lengths = document_lengths(asked.corpus)
     output.document(
-        "unbroken.data-stats/1", _facts(asked, stream, lengths), lambda: _text(asked, stream, lengths, output.style)
+        "unbroken.data-stats/1", _fields(asked, stream, lengths), lambda: _text(asked, stream, lengths, output.style)
     )
 
 
@@ -51,7 +51,7 @@ def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
     return found[1:]
 
 
-def _bucket_facts(bucket: DrawnBucket, stream: Stream) -> dict[str, Any]:
+def _bucket_fields(bucket: DrawnBucket, stream: Stream) -> dict[str, Any]:
     plans = [each.plan for each in bucket.planned]
     source = next(each for each in stream.corpus.buckets if each.name == bucket.name)
     fresh, masked = sum(each.fresh_tokens for each in plans), sum(each.masked_tokens for each in plans)
@@ -69,7 +69,7 @@ def _bucket_facts(bucket: DrawnBucket, stream: Stream) -> dict[str, Any]:
     }
 
 
-def _facts(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str, Any]:
+def _fields(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str, Any]:
     data = asked.config.data
     return {
         "path": str(asked.corpus.root),
@@ -77,7 +77,7 @@ def _facts(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str
         "max_length": data.max_length,
         "overlap_size": data.overlap_size,
         "packing": data.packing,
-        "buckets": [_bucket_facts(bucket, stream) for bucket in stream.buckets],
+        "buckets": [_bucket_fields(bucket, stream) for bucket in stream.buckets],
         "document_lengths": [
             {"from": 2**bit, "to": 2 ** (bit + 1) - 1, "documents": count}
             for bit, count in enumerate(lengths.tolist())
@@ -91,7 +91,7 @@ def _text(asked: Input, stream: Stream, lengths: NDArray[np.int64], style: Style
     how = "packed" if data.packing else "one document each"
     names = ("documents", "tokens", "windows", "masked", "sequences", "fill")
     columns = [Column("bucket"), *(Column(name, is_number=True) for name in names)]
-    rows = [_row(_bucket_facts(bucket, stream)) for bucket in stream.buckets]
+    rows = [_row(_bucket_fields(bucket, stream)) for bucket in stream.buckets]
     return "\n".join(
         [
             f"{style.bold('data')}       {printable(str(asked.corpus.root / asked.corpus.split))}",
@@ -107,14 +107,14 @@ def _text(asked: Input, stream: Stream, lengths: NDArray[np.int64], style: Style
     )
 
 
-def _row(facts: dict[str, Any]) -> tuple[str, ...]:
-    inside = facts["fresh_tokens"] + facts["masked_tokens"]
+def _row(fields: dict[str, Any]) -> tuple[str, ...]:
+    inside = fields["fresh_tokens"] + fields["masked_tokens"]
     return (
-        printable(facts["name"]),
-        *(amounts.count(facts[name]) for name in ("documents", "tokens", "windows")),
-        f"{100 * facts['masked_tokens'] / inside:.1f} %" if inside else "-",
-        amounts.count(facts["sequences"]),
-        f"{100 * facts['fill']:.2f} %",
+        printable(fields["name"]),
+        *(amounts.count(fields[name]) for name in ("documents", "tokens", "windows")),
+        f"{100 * fields['masked_tokens'] / inside:.1f} %" if inside else "-",
+        amounts.count(fields["sequences"]),
+        f"{100 * fields['fill']:.2f} %",
     )
 
 

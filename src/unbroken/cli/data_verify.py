@@ -34,7 +34,7 @@ def command(output: Output, directory: Path) -> None:
         if (split, shard.bucket, shard.name) not in listed
     ]
     read_bytes = sum(shard.bin_bytes for _, shard in shards)
-    facts = {
+    fields = {
         "path": str(directory),
         "is_sound": True,
         "shards": len(shards),
@@ -47,4 +47,4 @@ def command(output: Output, directory: Path) -> None:
         counts = f"{amounts.plural(len(shards), 'shard')}, {amounts.size(read_bytes)} read, {proof}"
         return f"{output.style.good('sound')}  {printable(str(directory))}  ({counts})"
 
-    output.document("unbroken.data-verify/1", facts, text)
+    output.document("unbroken.data-verify/1", fields, text)

@@ -24,7 +24,7 @@ def command(output: Output, first: str, second: str) -> int:
     _, first_name, first_manifest = resolve_checkpoint(first)
     _, second_name, second_manifest = resolve_checkpoint(second)
     found = compare(first_manifest, second_manifest)
-    facts = {
+    fields = {
         "a": {"name": first_name, "id": first_manifest.id, "step": first_manifest.step},
         "b": {"name": second_name, "id": second_manifest.id, "step": second_manifest.step},
         "compared": found.unit,
@@ -34,7 +34,7 @@ def command(output: Output, first: str, second: str) -> int:
         "only_in_a": list(found.only_first),
         "only_in_b": list(found.only_second),
     }
-    output.document("unbroken.diff/1", facts, lambda: _text(found, output.style))
+    output.document("unbroken.diff/1", fields, lambda: _text(found, output.style))
     return 0 if found.is_same else EXIT_DIFFER
 
 

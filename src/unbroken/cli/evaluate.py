@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from unbroken.cli.model_options import device_option, ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import device_option, ema_option, note_passed_over, passed_over_facts
 from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.device import Place, chosen_device
 from unbroken.gpt.evaluate import Evaluation
@@ -49,12 +49,12 @@ def command(
     lane = batch_size or config.training.per_device_batch_size
     evaluation = Evaluation(validation_stream(config), lane, max_batches, Place(World(0, 1), chosen))
     found = evaluation(loaded.model)
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run": str(loaded.run),
         "checkpoint": loaded.name,
         "step": loaded.step,
         "is_averaged": ema,
-        "passed_over": passed_over_facts(loaded.found),
+        "passed_over": passed_over_fields(loaded.found),
         # JSON has no word for what is no number.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
@@ -71,4 +71,4 @@ def command(
             ]
         )
 
-    output.document("unbroken.evaluate/1", facts, text)
+    output.document("unbroken.evaluate/1", fields, text)

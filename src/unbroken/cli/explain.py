@@ -85,17 +85,17 @@ def command(output: Output, topic: str | None) -> None:
 def _list_topics(output: Output) -> None:
     from unbroken import config
 
-    errors, general, fields = error_pages(), general_pages(), config.topics()
-    facts = {"errors": list(errors), "pages": list(general), "config": fields}
+    errors, general, names = error_pages(), general_pages(), config.topics()
+    fields = {"errors": list(errors), "pages": list(general), "config": names}
 
     def text() -> str:
         style = output.style
         columns = [Column("topic"), Column("about")]
         rows = [(name, meaning(page)) for name, page in {**general, **errors}.items()]
-        config_lines = "\n".join(_in_columns(fields))
+        config_lines = "\n".join(_in_columns(names))
         return f"{table(columns, rows, style=style)}\n\n{style.dim('config')}\n{config_lines}"
 
-    output.document("unbroken.topics/1", facts, text)
+    output.document("unbroken.topics/1", fields, text)
 
 
 def meaning(page: str) -> str:

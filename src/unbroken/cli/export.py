@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 import torch
 
+from unbroken.cli.model_options import ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import ema_option, note_passed_over, passed_over_facts
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
@@ -78,10 +78,10 @@ def command(
         write = to_torch if form == "torch" else to_safetensors
         write(loaded.model.state_dict(), target, dtype=kind, is_replacing=force)
     size_bytes = _size(target)
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
-        "passed_over": passed_over_facts(found),
+        "passed_over": passed_over_fields(found),
         "format": form,
         "is_averaged": ema,
         "path": target,
@@ -93,7 +93,7 @@ def command(
         lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
         return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
 
-    output.document("unbroken.export/1", facts, text)
+    output.document("unbroken.export/1", fields, text)
 
 
 def _form(target: Path, asked: str | None) -> str:

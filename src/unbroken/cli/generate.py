@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import click
 
-from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import (
-    Asked,
+from unbroken.cli.model_options import (
+    ModelArguments,
+    model_options,
     note_passed_over,
-    passed_over_facts,
+    passed_over_fields,
     read_text,
     require_writable,
-    text_options,
     write_lines,
 )
+from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, BatchInvalid, GenerationInvalid, SequenceTooLong
 from unbroken.gpt.device import chosen_device, chosen_dtype
 from unbroken.gpt.text import Continued, Generation, TextSource
@@ -29,8 +29,10 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--prompt", metavar="TEXT", help="The text to be continued.")
 @click.option("--prompts-file", metavar="FILE", type=_PATH, help="One prompt a line, each continued by itself.")
 @click.option("--output", "target", metavar="FILE", type=_PATH, help="Write one JSON object a line instead.")
-@text_options(_COMMAND)
-def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path | None, target: Path | None) -> None:
+@model_options(_COMMAND)
+def command(
+    output: Output, asked: ModelArguments, prompt: str | None, prompts_file: Path | None, target: Path | None
+) -> None:
     """Continue a prompt with a run's model.
 
     RUN is a run's directory or a checkpoint; the newest usable checkpoint is taken unless a step is named. Nothing of
@@ -55,14 +57,14 @@ def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path
             advance(1)
     if target is not None:
         write_lines(target, records)
-    facts = {
+    fields = {
         "checkpoint": model.source.found.path,
         "step": model.source.found.manifest.step,
-        "passed_over": passed_over_facts(model.source.found),
+        "passed_over": passed_over_fields(model.source.found),
         "output": target,
         "texts": records if target is None else len(records),
     }
-    output.document("unbroken.generate/1", facts, lambda: _text(records, target))
+    output.document("unbroken.generate/1", fields, lambda: _text(records, target))
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from unbroken.cli.commands import COMMANDS, Entry
-from unbroken.cli.output import Flags, Output, speaking_options
+from unbroken.cli.output import Flags, Output, output_options
 from unbroken.errors import BadUsage, UnknownCommand
 from unbroken.version import VERSION
 
@@ -101,7 +101,7 @@ def _root(json: bool, quiet: bool, verbose: bool, version: bool) -> int | None:
 
 def command_group(name: str, table: dict[str, Entry], help: str) -> LazyGroup:  # noqa: A002 -- click's word
     """A command that is a group of commands, with a table of its own."""
-    settings: dict[str, Any] = {"invoke_without_command": True, "params": speaking_options()}
+    settings: dict[str, Any] = {"invoke_without_command": True, "params": output_options()}
     return LazyGroup(table, name=name, callback=_remember, help=help, **settings)
 
 
@@ -131,7 +131,7 @@ ROOT = LazyGroup(
     help=_root.__doc__,
     invoke_without_command=True,
     params=[
-        *speaking_options(),
+        *output_options(),
         click.Option(["--version"], is_flag=True, help="Print the version."),
     ],
     epilog=EPILOG,

@@ -31,9 +31,9 @@ def command(output: Output, name: str, target: Path | None, force: bool) -> None
     Without -o the config goes to standard output. A file that exists is replaced only with --force.
     """
     text = commented(preset(name), f"A config for unbroken, preset {name}: {PRESETS[name]}.")
-    facts = {"preset": name, "path": None if target is None else str(target), "text": text}
+    fields = {"preset": name, "path": None if target is None else str(target), "text": text}
     if target is None or str(target) == "-":
-        output.document("unbroken.init/1", facts, lambda: text)
+        output.document("unbroken.init/1", fields, lambda: text)
         return
     remedy = Help(f"unbroken validate {quoted(target)}", "check the one that is there; --force replaces it")
     write_new("unbroken init", target, text, remedy, is_replacing=force)
@@ -41,4 +41,4 @@ def command(output: Output, name: str, target: Path | None, force: bool) -> None
     def said() -> str:
         return f"wrote {target}  (preset {name}: {PRESETS[name]})\nnext: unbroken validate {quoted(target)}"
 
-    output.document("unbroken.init/1", facts, said)
+    output.document("unbroken.init/1", fields, said)

@@ -16,8 +16,8 @@ from unbroken.errors import BadUsage, Help
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.launch.kubernetes.documents import CONFIG_FOLDER, documents
+from unbroken.launch.kubernetes.options import KINDS, Kind, ManifestOptions, Program, grace_of, named_after, require_fit
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, grace_of, named_after, require_fit
 from unbroken.quoting.shell import shell_line
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -85,7 +85,7 @@ def command(
     started by unbroken run. Where the run's records can be read from here, the time to save is the one measured.
     """
     program = _program(words, run_dir)
-    wanted = Wanted(
+    options = ManifestOptions(
         kind=kind,
         name=named_after(program.run) if name is None else name,
         image=image,
@@ -105,34 +105,34 @@ def command(
         restarts=restarts,
         user=user,
     )
-    require_fit(wanted)
-    _say(output, wanted, target, is_replacing=force)
+    require_fit(options)
+    _say(output, options, target, is_replacing=force)
 
 
-def _say(output: Output, wanted: Wanted, target: Path | None, *, is_replacing: bool) -> None:
-    text = manifest(wanted, _made_by(sys.argv[1:]))
+def _say(output: Output, options: ManifestOptions, target: Path | None, *, is_replacing: bool) -> None:
+    text = manifest(options, _made_by(sys.argv[1:]))
     is_file = target is not None and str(target) != "-"
-    facts = {
-        "kind": wanted.kind,
-        "name": wanted.name,
-        "grace_s": wanted.grace.seconds,
-        "grace_because": wanted.grace.because,
+    fields = {
+        "kind": options.kind,
+        "name": options.name,
+        "grace_s": options.grace.seconds,
+        "grace_because": options.grace.because,
         "path": str(target) if is_file else None,
-        "documents": documents(wanted),
+        "documents": documents(options),
         "text": text,
     }
     if target is not None and is_file:
         look = f"kubectl diff -f {quoted(target)}"
         remedy = Help(look, "see what the one that is there would change; --force replaces it")
         write_new(PROGRAM, target, text, remedy, is_replacing=is_replacing)
-        output.document("unbroken.kubernetes/1", facts, lambda: _wrote(wanted, target))
+        output.document("unbroken.kubernetes/1", fields, lambda: _wrote(options, target))
         return
-    output.document("unbroken.kubernetes/1", facts, lambda: text)
+    output.document("unbroken.kubernetes/1", fields, lambda: text)
 
 
-def _wrote(wanted: Wanted, target: Path) -> str:
-    said = f"a {wanted.kind} of {wanted.nodes} x {wanted.gpus} GPUs" if wanted.gpus else f"a {wanted.kind}"
-    grace = f"{wanted.grace.seconds} s to save: {wanted.grace.because}"
+def _wrote(options: ManifestOptions, target: Path) -> str:
+    said = f"a {options.kind} of {options.nodes} x {options.gpus} GPUs" if options.gpus else f"a {options.kind}"
+    grace = f"{options.grace.seconds} s to save: {options.grace.because}"
     return f"wrote {target}  ({said}; {grace})\nnext: kubectl apply -f {quoted(target)}"
 
 

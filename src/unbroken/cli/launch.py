@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from unbroken.cli.launching import Asked, launch_options, script_arguments
+from unbroken.cli.launch_options import LaunchArguments, launch_options, script_arguments
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.run import launch_script
 
@@ -13,7 +13,9 @@ PROGRAM: Final = "unbroken launch"
 @as_command("launch", context_settings={"allow_interspersed_args": False})
 @launch_options(PROGRAM)
 @script_arguments
-def command(output: Output, asked: Asked, run_dir: Path | None, module: str | None, words: tuple[str, ...]) -> int:
+def command(
+    output: Output, asked: LaunchArguments, run_dir: Path | None, module: str | None, words: tuple[str, ...]
+) -> int:
     """Start a script, job after job, until its run is done.
 
     Goes on after a crash, a kill and a job whose time was over; not after a signal or unbroken stop, nor where a

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from unbroken.cli.facts import line_facts
+from unbroken.cli.json_fields import listing_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
 from unbroken.quoting import amounts
@@ -27,8 +27,8 @@ def command(output: Output, run: str) -> None:
     """
     store = resolve(run).store
     lines = checkpoint_lines(store, quiet_policies_of(store))
-    facts = {"store": str(store.root), "entries": [line_facts(line) for line in lines]}
-    output.document("unbroken.ls/1", facts, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
+    fields = {"store": str(store.root), "entries": [listing_fields(line) for line in lines]}
+    output.document("unbroken.ls/1", fields, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
 
 
 def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:

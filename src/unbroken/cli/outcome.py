@@ -45,7 +45,7 @@ def command(output: Output, run: str | None, output_dir: str | None, stopped_exi
     if found is None:
         raise NoOutcome(path=layout.run)
     outcome = with_exit_code(found, stopped_exit_code)
-    facts = {
+    fields = {
         "run": str(layout.run),
         "class": outcome.verdict,
         "status": outcome.status,
@@ -54,7 +54,7 @@ def command(output: Output, run: str | None, output_dir: str | None, stopped_exi
         "step": outcome.step,
         "job": outcome.job,
     }
-    output.document("unbroken.outcome/1", facts, lambda: _text(outcome, output.style))
+    output.document("unbroken.outcome/1", fields, lambda: _text(outcome, output.style))
     return outcome.exit_code
 
 

@@ -40,8 +40,8 @@ class Output:
         """Styles for text on standard output."""
         return Style(not self.json and wants_color(self.stdout, self.environ))
 
-    def document(self, schema: str, facts: Mapping[str, Any], text: Callable[[], str]) -> None:
-        """Say the command's result: ``facts`` as one JSON document, or what ``text`` makes of them.
+    def document(self, schema: str, fields: Mapping[str, Any], text: Callable[[], str]) -> None:
+        """Say the command's result: ``fields`` as one JSON document, or what ``text`` makes of them.
 
         ``schema`` is a name and a version, ``unbroken.status/1``. A result is said even with ``--quiet``.
 
@@ -49,16 +49,16 @@ class Output:
             StorageFailed: standard output took no more.
             ValueError: a fact is NaN or infinite; those are no JSON, so the command decides how to say them.
         """
-        self._say(self.stdout, encoded(schema, facts) if self.json else text())
+        self._say(self.stdout, encoded(schema, fields) if self.json else text())
 
-    def line(self, schema: str, facts: Mapping[str, Any]) -> None:
+    def line(self, schema: str, fields: Mapping[str, Any]) -> None:
         """Say one of many documents: a single line of JSON.
 
         Raises:
             StorageFailed: standard output took no more.
             ValueError: a fact is NaN or infinite.
         """
-        self._say(self.stdout, encoded(schema, facts, indent=None))
+        self._say(self.stdout, encoded(schema, fields, indent=None))
 
     def note(self, message: str) -> None:
         """Say something by the way, on standard error; silent with ``--quiet`` and ``--json``."""
@@ -68,8 +68,8 @@ class Output:
     def error(self, error: UnbrokenError) -> None:
         """Say what went wrong: on standard error, or with ``--json`` as the one document on standard output."""
         if self.json:
-            facts = as_json(error)
-            self._say(self.stdout, encoded(facts.pop("schema"), facts))
+            fields = as_json(error)
+            self._say(self.stdout, encoded(fields.pop("schema"), fields))
             return
         mark, rest = render(error).split(": ", maxsplit=1)
         self._say(self.stderr, f"{Style(wants_color(self.stderr, self.environ)).bad(mark)}: {rest}")
@@ -107,13 +107,13 @@ def _unseen(amount: int) -> None:
     """Nobody is looking."""
 
 
-def encoded(schema: str, facts: Mapping[str, Any], *, indent: int | None = 2) -> str:
+def encoded(schema: str, fields: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """One JSON document: the schema first, then every key in order, ASCII only, so that any pipe carries it.
 
     Raises:
         ValueError: a fact is NaN or infinite.
     """
-    ordered = {"schema": schema, **_in_order(facts)}
+    ordered = {"schema": schema, **_in_order(fields)}
     return json_format.dumps(ordered, indent=indent, allow_nan=False, default=_plain)
 
 
@@ -151,7 +151,7 @@ class Flags:
         return flags
 
 
-def speaking_options() -> list[click.Parameter]:
+def output_options() -> list[click.Parameter]:
     """The options that the tool and each of its commands take."""
     return [
         click.Option(["--json"], is_flag=True, help="Print one JSON document instead of text."),
@@ -164,7 +164,7 @@ class Command(click.Command):
     """A command with ``--json``, ``--quiet`` and ``--verbose``; its function gets them as one ``output``."""
 
     def __init__(self, name: str, **settings: Any) -> None:  # noqa: ANN401 -- click's own settings, handed through
-        settings["params"] = [*(settings.get("params") or []), *speaking_options()]
+        settings["params"] = [*(settings.get("params") or []), *output_options()]
         super().__init__(name, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 -- click's signature

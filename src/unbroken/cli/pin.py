@@ -21,9 +21,9 @@ def pin(output: Output, checkpoint: str, reason: str) -> None:
     """
     store, name, manifest = resolve_checkpoint(checkpoint)
     is_new = sweep.pin(store, name, reason=reason, job=_JOB, at_ns=time.time_ns())
-    facts = {"name": name, "id": manifest.id, "pinned": True, "changed": is_new}
+    fields = {"name": name, "id": manifest.id, "pinned": True, "changed": is_new}
     said = f"{name} is pinned" if is_new else f"{name} was pinned already"
-    output.document("unbroken.pin/1", facts, lambda: said)
+    output.document("unbroken.pin/1", fields, lambda: said)
 
 
 @as_command("unpin")
@@ -32,6 +32,6 @@ def unpin(output: Output, checkpoint: str) -> None:
     """Take a pin back; the policies decide again."""
     store, name, manifest = resolve_checkpoint(checkpoint)
     changed = sweep.unpin(store, name)
-    facts = {"name": name, "id": manifest.id, "pinned": False, "changed": changed}
+    fields = {"name": name, "id": manifest.id, "pinned": False, "changed": changed}
     said = f"{name} is no longer pinned" if changed else f"{name} was not pinned"
-    output.document("unbroken.pin/1", facts, lambda: said)
+    output.document("unbroken.pin/1", fields, lambda: said)

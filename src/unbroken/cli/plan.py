@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from unbroken.cli.arguments import Duration, named_store
-from unbroken.cli.facts import instant
+from unbroken.cli.json_fields import iso_time
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config
 from unbroken.config.decode import decode
@@ -146,13 +146,13 @@ def command(
     plan = make_plan(numbers, now_s=now_s)
     as_set = _as_set(numbers, config, now_s)
     said = [*estimated, *([] if mtbf is not None else assumed), *_assumptions(numbers)]
-    facts = {
+    fields = {
         "given": asdict(numbers),
-        "plan": _plan_facts(plan),
-        "as_configured": None if as_set is None else _plan_facts(as_set),
+        "plan": _plan_fields(plan),
+        "as_configured": None if as_set is None else _plan_fields(as_set),
         "assumptions": said,
     }
-    output.document("unbroken.plan/1", facts, lambda: _text(numbers, plan, as_set, said, output.style))
+    output.document("unbroken.plan/1", fields, lambda: _text(numbers, plan, as_set, said, output.style))
 
 
 def _known(place: str | None) -> tuple[Numbers, list[str], Config | None]:
@@ -214,10 +214,10 @@ def _assumptions(numbers: Numbers) -> list[str]:
     return found
 
 
-def _plan_facts(plan: Plan) -> dict[str, Any]:
-    facts = asdict(plan)
-    ends_at_s = facts.pop("ends_at_s")
-    return {**facts, "lost_share": plan.lost_share, "ends_at": instant(int(ends_at_s * 1e9))}
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    fields = asdict(plan)
+    ends_at_s = fields.pop("ends_at_s")
+    return {**fields, "lost_share": plan.lost_share, "ends_at": iso_time(int(ends_at_s * 1e9))}
 
 
 def _text(numbers: Numbers, plan: Plan, as_set: Plan | None, said: list[str], style: Style) -> str:
@@ -230,7 +230,7 @@ def _text(numbers: Numbers, plan: Plan, as_set: Plan | None, said: list[str], st
     if plan.usable_s is not None:
         job = f"of {amounts.duration(numbers.walltime_s or 0)}, {amounts.duration(plan.usable_s)} of them for steps"
         lines.append(("jobs", f"{amounts.plural(plan.jobs, 'job')} {job}"))
-    lines.append(("done", instant(int(plan.ends_at_s * 1e9)) or ""))
+    lines.append(("done", iso_time(int(plan.ends_at_s * 1e9)) or ""))
     if as_set is not None:
         steps = amounts.plural(as_set.interval_steps, "step")
         lines.append(("as set", f"every {steps}: {amounts.duration(as_set.total_s)}, {_shares(as_set)}"))

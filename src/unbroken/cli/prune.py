@@ -69,7 +69,7 @@ def command(
         carry_out(store, plan)
         for path in scratch:
             store.files.remove_file(path)
-    facts = {
+    fields = {
         "store": str(store.root),
         "dry_run": dry_run,
         "removed": list(plan.names),
@@ -80,7 +80,7 @@ def command(
     }
     names = (*plan.names, *(str(path) for path in scratch))
     output.document(
-        "unbroken.prune/1", facts, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
+        "unbroken.prune/1", fields, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
     )
 
 

@@ -32,14 +32,14 @@ def command(output: Output, run: str | None, output_dir: str | None) -> None:
     was_held = lease is not None and not lease.is_released
     if lease is not None and was_held:
         release_expired(layout.run, lease, by=f"cli{os.getpid()}")
-    facts = {
+    fields = {
         "run": str(layout.run),
         "job": lease.number if lease else None,
         "holder": lease.describe() if lease else None,
         "was_held": was_held,
         "watched_s": round(watch.watched_s, 1),
     }
-    output.document("unbroken.release/1", facts, lambda: _text(lease, watch.watched_s))
+    output.document("unbroken.release/1", fields, lambda: _text(lease, watch.watched_s))
 
 
 def _text(lease: Lease | None, watched_s: float) -> str:

@@ -77,8 +77,8 @@ def command(
         if not is_kept:
             LOCAL.remove_tree(place.root)
     kept = place.root if is_kept else None
-    facts = {**found.facts(), "directory": str(kept) if kept else None}
-    output.document("unbroken.replay/1", facts, lambda: _text(found, kept, output.style))
+    fields = {**found.facts(), "directory": str(kept) if kept else None}
+    output.document("unbroken.replay/1", fields, lambda: _text(found, kept, output.style))
     return 0 if found.is_equal else EXIT_DIFFER
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from unbroken.cli.launching import Asked, launch_options, launched, script_arguments
+from unbroken.cli.launch_options import LaunchArguments, launch_options, launched, script_arguments
 from unbroken.cli.output import Output, as_command
 from unbroken.launch.command import require_target, target_of
 from unbroken.records.layout import require_directory
@@ -15,7 +15,9 @@ PROGRAM: Final = "unbroken run"
 @as_command("run", context_settings={"allow_interspersed_args": False})
 @launch_options(PROGRAM)
 @script_arguments
-def command(output: Output, asked: Asked, run_dir: Path | None, module: str | None, words: tuple[str, ...]) -> int:
+def command(
+    output: Output, asked: LaunchArguments, run_dir: Path | None, module: str | None, words: tuple[str, ...]
+) -> int:
     """Start a training script, pass signals on, own its exit code."""
     return launch_script(output, PROGRAM, asked, run_dir, module, words)
 
@@ -23,7 +25,7 @@ def command(output: Output, asked: Asked, run_dir: Path | None, module: str | No
 def launch_script(
     output: Output,
     program: str,
-    asked: Asked,
+    asked: LaunchArguments,
     run_dir: Path | None,
     module: str | None,
     words: Sequence[str],
@@ -45,4 +47,4 @@ def launch_script(
     if run_dir is not None:
         require_directory(run_dir)
     schema = f"{program.replace(' ', '.')}/1"
-    return launched(output, program, schema, asked.orders(target, run=run_dir, until_done=until_done))
+    return launched(output, program, schema, asked.options(target, run=run_dir, until_done=until_done))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from unbroken.cli.facts import manifest_facts
+from unbroken.cli.json_fields import manifest_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CannotSeal, Help, PathMissing
 from unbroken.errors.tree import quoted
@@ -43,11 +43,11 @@ def command(
             seal(store, name, at_ns=time.time_ns(), step=step, metrics=values, workers=workers, progress=advance)
             for name in names
         ]
-    facts = {
+    fields = {
         "store": str(store.root),
-        "sealed": [{"is_new": each.is_new, **manifest_facts(each.name, each.manifest)} for each in done],
+        "sealed": [{"is_new": each.is_new, **manifest_fields(each.name, each.manifest)} for each in done],
     }
-    output.document("unbroken.seal/1", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
+    output.document("unbroken.seal/1", fields, lambda: _text(store, done, output.style, is_parent=is_parent))
 
 
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from unbroken.cli.facts import instant, manifest_facts
+from unbroken.cli.json_fields import iso_time, manifest_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
@@ -24,9 +24,9 @@ def command(output: Output, checkpoint: str, tensors: bool) -> None:
     digest first; the parts are not read.
     """
     store, name, manifest = resolve_checkpoint(checkpoint)
-    facts = {"path": str(store.path(name)), **manifest_facts(name, manifest)}
+    fields = {"path": str(store.path(name)), **manifest_fields(name, manifest)}
     output.document(
-        "unbroken.show/1", facts, lambda: _text(str(store.path(name)), manifest, tensors=tensors, style=output.style)
+        "unbroken.show/1", fields, lambda: _text(str(store.path(name)), manifest, tensors=tensors, style=output.style)
     )
 
 
@@ -35,7 +35,7 @@ def _text(path: str, manifest: Manifest, *, tensors: bool, style: Style) -> str:
     head = [
         ("checkpoint", path),
         ("step", f"{amounts.count(manifest.step)} ({manifest.kind})"),
-        ("written", f"{instant(manifest.saved_at_ns)} ({age}) by {manifest.origin}, job {manifest.job}"),
+        ("written", f"{iso_time(manifest.saved_at_ns)} ({age}) by {manifest.origin}, job {manifest.job}"),
         ("size", f"{amounts.size(manifest.size_bytes)} in {amounts.plural(len(manifest.parts), 'part')}"),
         ("id", manifest.id),
     ]

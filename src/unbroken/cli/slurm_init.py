@@ -67,8 +67,8 @@ def command(
     text = script_text(work, request, path)
     remedy = Help(f"unbroken slurm submit {quoted(path)}", "submit the one that is there; --force replaces it")
     write_new(COMMAND, path, text, remedy, is_replacing=force)
-    facts = {"path": str(path), "runs": list(work.runs), "lead_s": request.lead_s, "text": text}
-    output.document("unbroken.slurm-init/1", facts, lambda: _said(path, request))
+    fields = {"path": str(path), "runs": list(work.runs), "lead_s": request.lead_s, "text": text}
+    output.document("unbroken.slurm-init/1", fields, lambda: _said(path, request))
 
 
 def _config_work(words: tuple[str, ...], array: str | None) -> Work:

@@ -11,7 +11,7 @@ import click
 from unbroken.cli.arguments import run_path
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, StorageFailed
-from unbroken.launch.slurm.job import Orders, Surroundings, work
+from unbroken.launch.slurm.job import JobContext, JobOptions, run_job
 
 PROGRAM: Final = "unbroken slurm job"
 
@@ -43,5 +43,5 @@ def command(
         with contextlib.suppress(StorageFailed, BrokenPipeError):
             output.note(f"{PROGRAM}: {message}")
 
-    around = Surroundings(os.environ, time.monotonic, time.sleep, say)
-    return work(Orders(run, words, script, link, chained, in_vain), around)
+    context = JobContext(os.environ, time.monotonic, time.sleep, say)
+    return run_job(JobOptions(run, words, script, link, chained, in_vain), context)

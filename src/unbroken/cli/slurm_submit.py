@@ -27,7 +27,7 @@ def command(output: Output, script: Path, after: str | None, options: tuple[str,
     saves so far have taught.
     """
     job = submit(script.absolute(), after=after, options=options)
-    output.document("unbroken.slurm-submit/1", {"script": str(script), **_facts(job)}, lambda: _said([job]))
+    output.document("unbroken.slurm-submit/1", {"script": str(script), **_fields(job)}, lambda: _said([job]))
 
 
 @as_command("chain")
@@ -42,11 +42,11 @@ def chain_command(output: Output, script: Path, links: int, after: str | None, o
     the run is done, held, or a person must look.
     """
     jobs = chain(script.absolute(), links, after=after, options=options)
-    facts = {"script": str(script), "jobs": [_facts(job) for job in jobs]}
-    output.document("unbroken.slurm-chain/1", facts, lambda: _said(list(jobs)))
+    fields = {"script": str(script), "jobs": [_fields(job) for job in jobs]}
+    output.document("unbroken.slurm-chain/1", fields, lambda: _said(list(jobs)))
 
 
-def _facts(job: Submitted) -> dict[str, str | int | None]:
+def _fields(job: Submitted) -> dict[str, str | int | None]:
     return {"job": job.job, "lead_s": job.lead_s}
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from unbroken.cli.arguments import named_store
-from unbroken.cli.facts import instant
+from unbroken.cli.json_fields import iso_time
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
@@ -30,10 +30,10 @@ MOST_LINKS: Final = 5
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
     """Show how a run stands: who holds it, how far it is, what it can resume from."""
     summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
-    output.document("unbroken.status/1", _facts(summary), lambda: summary_text(summary, output.style))
+    output.document("unbroken.status/1", _fields(summary), lambda: summary_text(summary, output.style))
 
 
-def _facts(summary: RunSummary) -> dict[str, Any]:
+def _fields(summary: RunSummary) -> dict[str, Any]:
     lease, state, newest = summary.lease, summary.state, summary.newest_usable
     records, outcome = summary.records, summary.outcome
     return {
@@ -45,7 +45,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "number": lease.number,
             "host": lease.holder.host,
             "pid": lease.holder.pid,
-            "renewed_at": instant(int(lease.renewed_at_s * 1e9)),
+            "renewed_at": iso_time(int(lease.renewed_at_s * 1e9)),
             "is_released": lease.is_released,
             "standing": summary.standing.value if summary.standing else None,
         },
@@ -60,7 +60,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "reason": outcome.reason if outcome else None,
         "jobs": records.jobs,
         "crashed_jobs": records.crashed,
-        "last_commit": _commit_facts(records.last_commit),
+        "last_commit": _commit_fields(records.last_commit),
         "recomputed": {
             "compared": records.recomputed.compared,
             "agreeing": records.recomputed.agreeing,
@@ -68,7 +68,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         },
         "data": asdict(summary.account) if summary.account is not None else None,
         "placements": [{"job": job, **placed.facts()} for job, placed in records.placements],
-        "deadline": instant(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
+        "deadline": iso_time(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
         "is_stop_requested": records.is_stop_requested,
         "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
@@ -82,14 +82,14 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
     }
 
 
-def _commit_facts(commit: Fact | None) -> dict[str, Any] | None:
+def _commit_fields(commit: Fact | None) -> dict[str, Any] | None:
     if commit is None:
         return None
     return {
         "step": commit.whole("step"),
         "name": commit.text("name"),
         "seconds": commit.number("seconds"),
-        "at": instant(None if commit.at_s is None else int(commit.at_s * 1e9)),
+        "at": iso_time(None if commit.at_s is None else int(commit.at_s * 1e9)),
     }
 
 

@@ -41,8 +41,8 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
     standing, lease = watch.look(), watch.lease
     if lease is None or standing is Standing.GONE:
-        facts = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
-        output.document("unbroken.stop/1", facts, lambda: _nothing_to_stop(layout))
+        fields = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
+        output.document("unbroken.stop/1", fields, lambda: _nothing_to_stop(layout))
         return
     killed: list[int] = []
     if force:
@@ -53,14 +53,14 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     has_ended = _await(lambda: _holds(watch, lease), wait or 0.0)
     if wait and not has_ended:
         raise StillRunning(path=layout.run, holder=lease.describe(), waited_s=wait)
-    facts = {
+    fields = {
         "run": str(layout.run),
         "was_running": True,
         "has_ended": has_ended,
         "job": lease.number,
         "killed": killed,
     }
-    output.document("unbroken.stop/1", facts, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
+    output.document("unbroken.stop/1", fields, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
 
 
 def _text(layout: Layout, watch: LeaseWatch, killed: list[int], *, has_ended: bool) -> str:

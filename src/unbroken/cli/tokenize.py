@@ -122,7 +122,7 @@ def command(
         output.note("interrupted; what was finished stays, and the same command goes on")
         raise
     took_s = time.monotonic() - started
-    output.document("unbroken.tokenize/1", _facts(request, report, took_s), lambda: _text(request, report, took_s))
+    output.document("unbroken.tokenize/1", _fields(request, report, took_s), lambda: _text(request, report, took_s))
 
 
 def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size: int | None) -> None:
@@ -164,7 +164,7 @@ def _fraction(option: str, text: str | None) -> str | None:
     return str(share)
 
 
-def _facts(request: Request, report: Report, took_s: float) -> dict[str, object]:
+def _fields(request: Request, report: Report, took_s: float) -> dict[str, object]:
     totals = report.totals
     return {
         "output_dir": request.output_dir,

@@ -38,7 +38,7 @@ def train(output: Output, input_dir: Path, target: Path, vocab_size: int, text_f
     The same documents give the same file. The end of a document is <|endoftext|>.
     """
     trained = train_tokenizer(input_dir, target, vocab_size=vocab_size, text_field=text_field)
-    facts = {
+    fields = {
         "path": trained.path,
         "vocab_size": trained.vocab_size,
         "documents": trained.documents,
@@ -46,7 +46,7 @@ def train(output: Output, input_dir: Path, target: Path, vocab_size: int, text_f
     }
     output.document(
         "unbroken.tokenizer.train/1",
-        facts,
+        fields,
         lambda: (
             f"trained  {trained.path}  {amounts.count(trained.vocab_size)} ids, from "
             f"{amounts.plural(trained.documents, 'document')}, {amounts.size(trained.text_bytes)}"

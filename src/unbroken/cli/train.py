@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from unbroken.cli.arguments import allowance_options, allowance_overrides, config_arguments, config_path
-from unbroken.cli.launching import Asked, launch_options, launched
+from unbroken.cli.launch_options import LaunchArguments, launch_options, launched
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config
 from unbroken.config.decode import decode
@@ -21,8 +21,8 @@ from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
 from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError, as_json
 from unbroken.launch.command import Shape, Target
-from unbroken.launch.jobs import Orders
-from unbroken.launch.started import settle
+from unbroken.launch.launcher import LaunchOptions
+from unbroken.launch.run_config import resolve_run_config
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.records.layout import require_directory
 from unbroken.store.rewind import SCRATCH, without_tag
@@ -50,7 +50,7 @@ def command(
     force: bool,
     skip_runtime_probe: bool,
     until_done: bool,
-    asked: Asked,
+    asked: LaunchArguments,
     **allowed: bool,
 ) -> int:
     """Start a run, or go on with it: the same command does both.
@@ -63,13 +63,13 @@ def command(
         output = replace(output, quiet=True)
     words = [*arguments, *allowance_overrides(allowed), *([] if resume is None else [f"training.resume={resume}"])]
     try:
-        orders = _orders(output, words, named, accept, asked, force=force, until_done=until_done)
-        return launched(output, PROGRAM, SCHEMA, orders, speaks_json=output.json)
+        options = _orders(output, words, named, accept, asked, force=force, until_done=until_done)
+        return launched(output, PROGRAM, SCHEMA, options, speaks_json=output.json)
     except UnbrokenError as refused:
         if not output.json:
             raise
-        facts = as_json(refused)
-        output.line(facts.pop("schema"), {"event": "error", **facts})
+        fields = as_json(refused)
+        output.line(fields.pop("schema"), {"event": "error", **fields})
         return refused.exit_code
 
 
@@ -78,11 +78,11 @@ def _orders(
     written: Sequence[str],
     named: str | None,
     accept: Sequence[str],
-    asked: Asked,
+    asked: LaunchArguments,
     *,
     force: bool,
     until_done: bool,
-) -> Orders:
+) -> LaunchOptions:
     """What is to be launched, after everything that can be refused without a process was looked at."""
     taken = take_apart(written)
     path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
@@ -100,7 +100,7 @@ def _orders(
     words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())
     words += tuple(f"--{name}" for name in ("json", "quiet", "verbose") if getattr(output, name))
     target = Target(MODULE, words, is_module=True)
-    return asked.orders(target, run=Path(config.training.output_dir), until_done=until_done)
+    return asked.options(target, run=Path(config.training.output_dir), until_done=until_done)
 
 
 def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, force: bool) -> None:
@@ -111,7 +111,7 @@ def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, f
         raise DataMissing(path=Path(config.data.path), lacks="the folder that data.path names does not exist")
     # Processes that torchrun counts are not known here; the job looks again.
     ranks = shape.nodes.least * (shape.processes if isinstance(shape.processes, int) else 1)
-    settled = settle(config, ranks, accept=accept, force=force).config
+    settled = resolve_run_config(config, ranks, accept=accept, force=force).config
     lanes = settled.global_batch_size(ranks) // settled.training.per_device_batch_size
     if ranks > lanes:
         raise TooManyRanks(ranks=ranks, lanes=lanes)

@@ -20,7 +20,7 @@ from unbroken.config.memory_need import compute_bytes, estimate
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
 from unbroken.errors import DataMissing
-from unbroken.launch.started import require_own
+from unbroken.launch.run_config import require_own
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.records.deadline import learned_reserve
@@ -51,8 +51,8 @@ NEEDED: Final = "numpy"
 _FORECAST: Final = "unbroken.data.forecast"
 
 
-def data_facts(config: Config, world: int, output: Output, *, is_strict: bool) -> dict[str, Any] | None:
-    """The forecast as plain facts; None where nothing here can look at data.
+def data_fields(config: Config, world: int, output: Output, *, is_strict: bool) -> dict[str, Any] | None:
+    """The forecast as plain fields; None where nothing here can look at data.
 
     Raises:
         DataMissing: there is no folder at ``data.path``.
@@ -102,23 +102,23 @@ def _documents(config: Config) -> int:
     return sum(path.stat().st_size for path in Path(config.data.path, "train").rglob("*.idx")) // 10
 
 
-def data_text(facts: Mapping[str, Any], style: Style) -> str:
+def data_text(fields: Mapping[str, Any], style: Style) -> str:
     """The same for a person."""
-    buckets: Sequence[Mapping[str, Any]] = facts["buckets"]
+    buckets: Sequence[Mapping[str, Any]] = fields["buckets"]
     sequences, tokens = (sum(each[name] for each in buckets) for name in ("sequences", "tokens"))
     counts = f"{amounts.plural(len(buckets), 'bucket')}, {amounts.plural(tokens, 'token')}"
     lines = [
-        f"data     {printable(facts['path'])}  ({counts} in {amounts.plural(sequences, 'sequence')})",
-        f"reach    {_reach(facts)}",
-        *(f"{style.warn('warning')}  {printable(warning)}" for warning in facts["warnings"]),
+        f"data     {printable(fields['path'])}  ({counts} in {amounts.plural(sequences, 'sequence')})",
+        f"reach    {_reach(fields)}",
+        *(f"{style.warn('warning')}  {printable(warning)}" for warning in fields["warnings"]),
         "",
         _table(buckets, style),
     ]
     return "\n".join(lines)
 
 
-def _reach(facts: Mapping[str, Any]) -> str:
-    asked, available = facts["steps_asked"], facts["steps_available"]
+def _reach(fields: Mapping[str, Any]) -> str:
+    asked, available = fields["steps_asked"], fields["steps_available"]
     if available is None:
         return f"without end; {amounts.plural(asked, 'step')} are asked for"
     return f"{amounts.plural(available, 'step')}; {amounts.count(asked)} are asked for"
@@ -147,7 +147,7 @@ SPEED: Final = "tokens_per_s"
 _RECENT: Final = 50
 
 
-def memory_facts(config: Config, world: int, vocabulary: int | None) -> dict[str, Any] | None:
+def memory_fields(config: Config, world: int, vocabulary: int | None) -> dict[str, Any] | None:
     """Bytes on one rank; None where nobody says how many ids there are.
 
     Args:
@@ -169,29 +169,31 @@ def memory_facts(config: Config, world: int, vocabulary: int | None) -> dict[str
     }
 
 
-def memory_text(facts: Mapping[str, Any] | None, config: Config) -> str:
+def memory_text(fields: Mapping[str, Any] | None, config: Config) -> str:
     """The same for a person."""
-    if facts is None:
+    if fields is None:
         return "memory   not estimated: model.vocab_size is null, and no data says how many ids there are"
-    size = {name.removesuffix("_bytes"): amounts.size(facts[name]) for name in facts if name.endswith("_bytes")}
-    ranks = amounts.plural(facts["world_size"], "rank")
-    held = f"sharded over {ranks}" if facts["sharding"] == "fsdp2" and facts["world_size"] > 1 else f"whole on {ranks}"
+    size = {name.removesuffix("_bytes"): amounts.size(fields[name]) for name in fields if name.endswith("_bytes")}
+    ranks = amounts.plural(fields["world_size"], "rank")
+    held = (
+        f"sharded over {ranks}" if fields["sharding"] == "fsdp2" and fields["world_size"] > 1 else f"whole on {ranks}"
+    )
     assumed = ", as on a GPU" if config.training.mixed_precision is None else ""
     checkpointed = config.training.gradient_checkpointing
     every = "" if checkpointed is True or not checkpointed else f" (one block in {checkpointed} recomputed)"
-    kept = ("weights", "gradients", "optimizer", *(("average",) if facts["average_bytes"] else ()), "logits")
+    kept = ("weights", "gradients", "optimizer", *(("average",) if fields["average_bytes"] else ()), "logits")
     states = ", ".join(f"{name} {size[name]}" for name in kept)
     both = f"{size['activations_recomputed']} with gradient_checkpointing, {size['activations_kept']} without"
     return "\n".join(
         [
-            f"memory   {size['total']} a rank, {held}, computed in {facts['compute_bits']} bits{assumed}",
+            f"memory   {size['total']} a rank, {held}, computed in {fields['compute_bits']} bits{assumed}",
             f"         {states}",
             f"         activations {size['activations']}{every}; {both}",
         ]
     )
 
 
-def walltime_facts(config: Config, world: int) -> dict[str, Any] | None:
+def walltime_fields(config: Config, world: int) -> dict[str, Any] | None:
     """How many jobs the run takes; None where no wall time is set.
 
     Raises:
@@ -226,24 +228,24 @@ def _step_s(measured: Stitched, tokens_per_step: int) -> float | None:
     return tokens_per_step / statistics.median(speeds) if speeds else None
 
 
-def walltime_text(facts: Mapping[str, Any]) -> str:
+def walltime_text(fields: Mapping[str, Any]) -> str:
     """The same for a person."""
-    job, reserve = amounts.duration(facts["job_s"]), amounts.duration(facts["reserve_s"])
+    job, reserve = amounts.duration(fields["job_s"]), amounts.duration(fields["reserve_s"])
     lines = [f"walltime {job} a job, which stops {reserve} before its end"]
-    left = facts["steps_left"]
+    left = fields["steps_left"]
     if not left:
         return "\n".join([*lines, "         no step is left"])
-    if facts["step_s"] is None:
-        needed = _seconds(facts["step_s_for_one_job"])
+    if fields["step_s"] is None:
+        needed = _seconds(fields["step_s_for_one_job"])
         lines.append(
             f"         {amounts.plural(left, 'step')} in one job if a step takes {needed}, in two if twice as long"
         )
-    elif not facts["steps_per_job"]:
-        lines.append(f"         a step took {_seconds(facts['step_s'])}: no job would finish one")
+    elif not fields["steps_per_job"]:
+        lines.append(f"         a step took {_seconds(fields['step_s'])}: no job would finish one")
     else:
-        per_job = f"{amounts.plural(facts['steps_per_job'], 'step')} a job"
-        jobs = f"{amounts.plural(facts['jobs'], 'job')} for the {amounts.count(left)} left"
-        lines.append(f"         a step took {_seconds(facts['step_s'])}: {per_job}, {jobs}")
+        per_job = f"{amounts.plural(fields['steps_per_job'], 'step')} a job"
+        jobs = f"{amounts.plural(fields['jobs'], 'job')} for the {amounts.count(left)} left"
+        lines.append(f"         a step took {_seconds(fields['step_s'])}: {per_job}, {jobs}")
     return "\n".join(lines)
 
 
@@ -282,10 +284,10 @@ def command(
     path = config_path("unbroken validate", taken.rest, named, one="one config is checked at a time")
     resolved = decode(read(path), taken.overrides, source=str(path))
     require_own(Layout(Path(resolved.config.training.output_dir)))
-    data = None if no_data else data_facts(resolved.config, world_size, output, is_strict=strict)
-    memory = memory_facts(resolved.config, world_size, data["vocabulary"] if data else None)
-    walltime = walltime_facts(resolved.config, world_size)
-    facts = {**_facts(path, resolved), "data": data, "memory": memory, "walltime": walltime}
+    data = None if no_data else data_fields(resolved.config, world_size, output, is_strict=strict)
+    memory = memory_fields(resolved.config, world_size, data["vocabulary"] if data else None)
+    walltime = walltime_fields(resolved.config, world_size)
+    fields = {**_fields(path, resolved), "data": data, "memory": memory, "walltime": walltime}
 
     def text() -> str:
         said = [_values(resolved, output.style) + "\n"] if print_config else []
@@ -294,7 +296,7 @@ def command(
         said += [data_text(data, output.style), ""] if data else []
         return "\n".join([*said, output.style.dim(_looked_at(data, no_data=no_data))])
 
-    output.document("unbroken.validate/1", facts, text)
+    output.document("unbroken.validate/1", fields, text)
 
 
 def _looked_at(data: dict[str, Any] | None, *, no_data: bool) -> str:
@@ -304,7 +306,7 @@ def _looked_at(data: dict[str, Any] | None, *, no_data: bool) -> str:
     return f"checked: the config file; not looked at: data{why}, devices, disk"
 
 
-def _facts(path: Path, resolved: Resolved) -> dict[str, Any]:
+def _fields(path: Path, resolved: Resolved) -> dict[str, Any]:
     config = resolved.config
     values = config.values()
     return {

@@ -4,7 +4,7 @@ import time
 
 import click
 
-from unbroken.cli.facts import verdict_facts
+from unbroken.cli.json_fields import verification_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
 from unbroken.quoting import amounts
@@ -40,13 +40,13 @@ def command(output: Output, what: str, level: str | None, workers: int) -> int:
             verify(found.store, name, asked, seed=time.time_ns(), workers=workers, progress=advance) for name in names
         ]
     is_sound = all(verdict.is_sound for verdict in verdicts)
-    facts = {
+    fields = {
         "store": str(found.store.root),
         "level": asked.value,
         "is_sound": is_sound,
-        "checkpoints": [verdict_facts(verdict) for verdict in verdicts],
+        "checkpoints": [verification_fields(verdict) for verdict in verdicts],
     }
-    output.document("unbroken.verify/1", facts, lambda: _text(verdicts, output.style))
+    output.document("unbroken.verify/1", fields, lambda: _text(verdicts, output.style))
     return 0 if is_sound else EXIT_DAMAGED
 
 

@@ -34,7 +34,7 @@ from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, ra
 from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
 from unbroken.gpt.run_files import JobLog, keep_config, keep_tokenizer
 from unbroken.launch.accepted import CONFIG, require_known
-from unbroken.launch.started import Started, settle
+from unbroken.launch.run_config import RunConfig, resolve_run_config
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
@@ -95,7 +95,7 @@ def train(
 
 def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool) -> Trained:
     # What the run is: the config as asked, held to the one that started it. Its global batch never changes again.
-    started = place.world.from_first(lambda: settle(asked, place.world.size, accept=accept, force=force))
+    started = place.world.from_first(lambda: resolve_run_config(asked, place.world.size, accept=accept, force=force))
     config = started.config
     training = config.training
 
@@ -327,7 +327,7 @@ def _are_finite(*numbers: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(number)) for number in numbers)
 
 
-def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
+def _settings(started: RunConfig, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
     training = started.config.training
     # A job that replaces the config of one that never saved computes other losses under the same step numbers.
     items = accepted_items((*accept, *started.unsaved))
@@ -357,7 +357,7 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
     )
 
 
-def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
+def _keep_records(run: Run, started: RunConfig, data: TrainingData) -> None:
     """What stands beside the checkpoints, before the first step; changes are said and journalled."""
     layout = Layout(run.directory)
     keep_config(layout, started, job=run.job, step=run.step)
@@ -371,7 +371,7 @@ def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
         run.fact("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
 
 
-def _say_changes(started: Started, changes: Sequence[Difference]) -> None:
+def _say_changes(started: RunConfig, changes: Sequence[Difference]) -> None:
     """One line for each value that is not the config file's, or not what the run was started with."""
     by_field = {change.field: change for change in started.accepted}
     if started.is_rewritten:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from unbroken.errors import UnbrokenError
 from unbroken.launch import job_files, torchrun
-from unbroken.launch.verdict import SIGNALLED, signal_name
+from unbroken.launch.exit_code import SIGNALLED, signal_name
 from unbroken.quoting.terminal import printable
 
 MODULE: Final = "unbroken.launch.agent"

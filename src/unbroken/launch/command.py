@@ -9,7 +9,7 @@ from typing import Final
 
 from unbroken.errors import BadUsage, ModuleMissing, PathMissing
 from unbroken.launch import agent, job_files, torchrun
-from unbroken.launch.torchrun import OWN_STORE, Meeting, Nodes
+from unbroken.launch.torchrun import OWN_STORE, Nodes, Rendezvous
 
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
@@ -35,13 +35,13 @@ class Shape:
     node_rank: int | None = None
     master_address: str | None = None
     master_port: int | None = None
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
     @property
     def needs_torchrun(self) -> bool:
         """Whether more than one process takes part, here or on other nodes."""
         names_other_nodes = self.nodes.most > 1 or self.node_rank is not None or self.master_address is not None
-        return self.processes not in (None, 1) or names_other_nodes or self.meeting is not None
+        return self.processes not in (None, 1) or names_other_nodes or self.rendezvous is not None
 
 
 def target_of(program: str, module: str | None, words: Sequence[str]) -> Target:
@@ -104,7 +104,7 @@ def require_shape(program: str, shape: Shape) -> None:
     Raises:
         BadUsage: one of them is missing or leads nowhere.
     """
-    complaint = _endpoint_complaint(shape) if shape.meeting is not None else _numbers_complaint(shape)
+    complaint = _endpoint_complaint(shape) if shape.rendezvous is not None else _numbers_complaint(shape)
     if complaint is not None:
         raise BadUsage(command=program, complaint=complaint)
 
@@ -154,14 +154,14 @@ def command_of(
     if not shape.needs_torchrun:
         # Unbuffered, as torchrun starts its workers: what was printed before a kill has been seen.
         return [python, "-u", *program]
-    restarts = torchrun_restarts if shape.meeting is not None else 0
+    restarts = torchrun_restarts if shape.rendezvous is not None else 0
     options = ["--nproc-per-node", str(shape.processes or 1), "--max-restarts", str(restarts), *torchrun_options]
-    return [python, "-m", agent.MODULE, *options, *_meeting_options(shape), *program]
+    return [python, "-m", agent.MODULE, *options, *_rendezvous_options(shape), *program]
 
 
-def _meeting_options(shape: Shape) -> list[str]:
-    if shape.meeting is not None:
-        return shape.meeting.options(shape.nodes)
+def _rendezvous_options(shape: Shape) -> list[str]:
+    if shape.rendezvous is not None:
+        return shape.rendezvous.options(shape.nodes)
     if shape.nodes.most == 1 and shape.master_address is None and shape.master_port is None:
         return ["--standalone"]
     options = ["--nnodes", str(shape.nodes), "--node-rank", str(shape.node_rank or 0)]
@@ -185,7 +185,7 @@ def environment_of(
         environment[torchrun.SHUTDOWN_VARIABLE] = str(shutdown_timeout_s)
         if sets_threads(before, shape):
             environment[THREADS_VARIABLE] = "1"
-        if shape.meeting is not None:
+        if shape.rendezvous is not None:
             environment[OWN_STORE] = "1"
     elif shape.processes == 1:
         ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")

@@ -53,20 +53,20 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Again:
+class Restart:
     """Start once more after a while."""
 
     delay_s: float
 
 
 @dataclass(frozen=True)
-class Enough:
+class NoRestart:
     """Do not; ``reason`` is None where nobody would expect a restart."""
 
     reason: str | None = None
 
 
-def decide(attempts: tuple[Attempt, ...], policy: Policy) -> Again | Enough:
+def decide(attempts: tuple[Attempt, ...], policy: Policy) -> Restart | NoRestart:
     """What follows the last of these attempts.
 
     A job that was asked to stop is never started again here: a person's word would be undone.
@@ -74,14 +74,14 @@ def decide(attempts: tuple[Attempt, ...], policy: Policy) -> Again | Enough:
     last, most = attempts[-1], policy.max_restarts
     may_help = _is_followed(last, policy) if policy.until_done else _may_help(last)
     if most == 0 or last.was_asked or not may_help:
-        return Enough()
+        return NoRestart()
     if most is not None and len(attempts) > most:
-        return Enough(f"{most} of {most} restarts are spent")
+        return NoRestart(f"{most} of {most} restarts are spent")
     stalled = stalled_restarts(attempts)
     # Without a limit nothing else would ever end a script that dies before it has named its run.
     if stalled >= NO_PROGRESS_RESTARTS and (last.is_run_known or most is None):
-        return Enough(_stuck(attempts[-1 - stalled :]))
-    return Again(min(policy.first_delay_s * 2**stalled, LONGEST_DELAY_S))
+        return NoRestart(_stuck(attempts[-1 - stalled :]))
+    return Restart(min(policy.first_delay_s * 2**stalled, LONGEST_DELAY_S))
 
 
 def _may_help(attempt: Attempt) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.launch import processes
-from unbroken.launch.verdict import Ended
+from unbroken.launch.exit_code import JobExit
 
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _LOOK_S: Final = 1.0
@@ -42,7 +42,7 @@ def next_signal(waited: frozenset[signal.Signals], timeout_s: float) -> signal.S
 
 
 @dataclass
-class Watch:
+class SupervisedJob:
     """One job under supervision."""
 
     child: "subprocess.Popen[str]"
@@ -51,13 +51,13 @@ class Watch:
     shutdown_timeout_s: float
     clock: Callable[[], float]
     say: Say
-    goes_on_elsewhere: bool = False
+    others_continue: bool = False
     asked_by: signal.Signals | None = None
     interrupts: int = 0
     deadline_s: float | None = None
     ran_out_of_time: bool = False
 
-    def until_end(self) -> Ended:
+    def wait(self) -> JobExit:
         """Wait for the job's end, passing signals on; afterwards no process of a job that ended badly is left."""
         while (code := self.child.poll()) is None:
             self._reap_orphans()
@@ -68,7 +68,7 @@ class Watch:
                 self._kill_late()
         if code != 0:
             self.end_leftovers()
-        return Ended(code, self.asked_by, self.interrupts > 1, self.ran_out_of_time)
+        return JobExit(code, self.asked_by, self.interrupts > 1, self.ran_out_of_time)
 
     def _patience_s(self) -> float:
         return _LOOK_S if self.deadline_s is None else min(_LOOK_S, self.deadline_s - self.clock())
@@ -112,7 +112,7 @@ class Watch:
         left = self._leftovers()
         if not left:
             return
-        if self.goes_on_elsewhere and self.asked_by is None:
+        if self.others_continue and self.asked_by is None:
             self.say(f"what the job left behind is killed, so that the other nodes go on: {', '.join(map(str, left))}")
             processes.kill_below(os.getpid())
             self._reap_orphans()

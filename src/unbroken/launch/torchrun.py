@@ -68,7 +68,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where agents find each other: ``endpoint`` is HOST:PORT, the same on each node, as is ``id``."""
 
     endpoint: str

@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes: from what is wanted to the documents a cluster takes, as pure functions."""
+"""Manifests for Kubernetes: from options to the documents that the API server takes, as pure functions."""

@@ -6,7 +6,7 @@ from typing import Final
 import yaml
 
 from unbroken.launch.kubernetes.documents import documents
-from unbroken.launch.kubernetes.wanted import Wanted
+from unbroken.launch.kubernetes.options import ManifestOptions
 from unbroken.quoting.yaml import comment, dumped
 
 _SUSPEND: Final = {
@@ -16,30 +16,30 @@ _SUSPEND: Final = {
 }
 
 
-def manifest(wanted: Wanted, source: str) -> str:
+def manifest(options: ManifestOptions, source: str) -> str:
     """The whole manifest; ``source`` is the command that makes it again."""
     told: set[str] = set()
-    pieces = (_with_remarks(dumped(document), _remarks(wanted), told) for document in documents(wanted))
-    return _head(wanted, source) + "".join(f"---\n{piece}" for piece in pieces)
+    pieces = (_with_remarks(dumped(document), _remarks(options), told) for document in documents(options))
+    return _head(options, source) + "".join(f"---\n{piece}" for piece in pieces)
 
 
-def _head(wanted: Wanted, source: str) -> str:
-    patch = f"kubectl patch {wanted.kind} {wanted.name} --type merge -p"
-    place = f" -n {wanted.namespace}" if wanted.namespace else ""
-    delete = f"kubectl delete {wanted.kind} {wanted.name}{place}"
+def _head(options: ManifestOptions, source: str) -> str:
+    patch = f"kubectl patch {options.kind} {options.name} --type merge -p"
+    place = f" -n {options.namespace}" if options.namespace else ""
+    delete = f"kubectl delete {options.kind} {options.name}{place}"
     lines = [
         f"Made by: {source}",
         f"start                  kubectl apply{place} -f FILE",
-        f"save and stop          {patch}{place} '{_SUSPEND[wanted.kind] % 'true'}'",
-        f"go on                  {patch}{place} '{_SUSPEND[wanted.kind] % 'false'}'",
+        f"save and stop          {patch}{place} '{_SUSPEND[options.kind] % 'true'}'",
+        f"go on                  {patch}{place} '{_SUSPEND[options.kind] % 'false'}'",
         f"go on after a failure  {delete} && kubectl apply{place} -f FILE",
     ]
-    if wanted.storage is not None:
+    if options.storage is not None:
         lines.append("The claim below holds the run: kubectl delete -f FILE would delete it too.")
     return "".join(map(comment, lines))
 
 
-def _remarks(wanted: Wanted) -> dict[str, str]:
+def _remarks(options: ManifestOptions) -> dict[str, str]:
     """What is said above a key, the first time it comes."""
     by_restarts = {
         "job": "Crashes, over the whole life of the run; a clean stop and a lost machine are not counted.",
@@ -48,21 +48,21 @@ def _remarks(wanted: Wanted) -> dict[str, str]:
     }
     remarks = {
         "image": "A digest (name@sha256:...) instead of a tag keeps every pod of the run on the same bits.",
-        "terminationGracePeriodSeconds": f"From SIGTERM to SIGKILL: {wanted.grace.because}.",
+        "terminationGracePeriodSeconds": f"From SIGTERM to SIGKILL: {options.grace.because}.",
         "podFailurePolicy": "2 3 4 5 6 8: a person decides. 75 or a lost machine: go on, and do not count it.",
-        "backoffLimit": by_restarts[wanted.kind],
+        "backoffLimit": by_restarts[options.kind],
         "podReplacementPolicy": "No second pod while the first one still saves.",
         "maxRestarts": "Crashes, over the whole life of the run, each of which starts all nodes again.",
         "runPolicy": "",
         "restartPolicy": (
             "An exit code of 128 or more starts the pod again, a lower one ends it for a person to look at."
-            if wanted.kind == "pytorchjob"
+            if options.kind == "pytorchjob"
             else ""
         ),
         "workingDir": "The volume: a relative run directory or data path is looked for here.",
         "sizeLimit": "NCCL and data workers share memory; the default of 64 MiB is too little for them.",
         "envFrom": "Secrets are named, never written here.",
-        "accessModes": "The run directory is shared by all nodes." if wanted.nodes > 1 else "",
+        "accessModes": "The run directory is shared by all nodes." if options.nodes > 1 else "",
     }
     return {key: remark for key, remark in remarks.items() if remark}
 

@@ -31,14 +31,14 @@ class Requeue:
 
 
 @dataclass(frozen=True)
-class Leave:
+class NoRequeue:
     """Queue nothing; the job ends with this code, because of this."""
 
     exit_code: int
     reason: str
 
 
-def before_start(outcome: Outcome | None, *, is_link: bool) -> Leave | None:
+def before_start(outcome: Outcome | None, *, is_link: bool) -> NoRequeue | None:
     """Whether a job is to start nothing, from how the one before it ended; None lets it start.
 
     Who submits a job says by it that he has looked; a link of a chain, or a job that was queued again, says nothing.
@@ -46,17 +46,19 @@ def before_start(outcome: Outcome | None, *, is_link: bool) -> Leave | None:
     if outcome is None:
         return None
     if outcome.verdict == "held":
-        return Leave(EXIT_HELD, f"another job is at work: {outcome.reason}")
+        return NoRequeue(EXIT_HELD, f"another job is at work: {outcome.reason}")
     if not is_link or outcome.verdict == "again":
         return None
     if outcome.verdict == "done":
-        return Leave(0, "the run is complete; there is nothing left to do")
-    return Leave(_code(outcome), f"a person must look at the run before it goes on: {outcome.status}: {outcome.reason}")
+        return NoRequeue(0, "the run is complete; there is nothing left to do")
+    return NoRequeue(
+        _code(outcome), f"a person must look at the run before it goes on: {outcome.status}: {outcome.reason}"
+    )
 
 
 def after_end(
     outcome: Outcome | None, step: Step, *, job_before: int, history: History, in_vain: int = 1
-) -> Requeue | Leave:
+) -> Requeue | NoRequeue:
     """What follows: the class of the outcome decides, and only ``again`` queues a job again.
 
     ``job_before`` is the last job of the run before this one started: an outcome that is no newer is not its own. Then
@@ -67,17 +69,17 @@ def after_end(
             return Requeue("its time was over before it took its run", in_vain)
         if step.was_warned:
             remedy = "give it more --time, or see what it waits for"
-            return Leave(step.code or _EXIT_UNKNOWN, f"{in_vain} starts in a row never took their run; {remedy}")
-        return Leave(step.code or _EXIT_UNKNOWN, f"it ended with exit code {step.code} and never took its run")
+            return NoRequeue(step.code or _EXIT_UNKNOWN, f"{in_vain} starts in a row never took their run; {remedy}")
+        return NoRequeue(step.code or _EXIT_UNKNOWN, f"it ended with exit code {step.code} and never took its run")
     if outcome.verdict == "done":
-        return Leave(0, f"the run is complete: {outcome.reason}")
+        return NoRequeue(0, f"the run is complete: {outcome.reason}")
     if outcome.verdict != "again":
-        return Leave(_code(outcome), f"a person must look at it: {outcome.status}: {outcome.reason}")
+        return NoRequeue(_code(outcome), f"a person must look at it: {outcome.status}: {outcome.reason}")
     stop = history.last("stop", job=outcome.job)
     if not step.was_warned and outcome.status == "stopped" and stop is not None and stop.text("by") == "flag":
-        return Leave(outcome.exit_code, "somebody asked it to stop; submit it again when it is to go on")
+        return NoRequeue(outcome.exit_code, "somebody asked it to stop; submit it again when it is to go on")
     if (stalled := stalled_jobs(history)) >= NO_PROGRESS_JOBS:
-        return Leave(_code(outcome), _in_vain(history, stalled, outcome))
+        return NoRequeue(_code(outcome), _in_vain(history, stalled, outcome))
     return Requeue(f"{outcome.status}: {outcome.reason}")
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from unbroken.launch.slurm import ask
+from unbroken.launch.slurm import commands
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.records.deadline import runtime_variable
@@ -58,7 +58,7 @@ class EndTime:
         self._thread.start()
 
     def end(self) -> None:
-        """Ask no more; a question that is out is not waited for."""
+        """RunCommand no more; a question that is out is not waited for."""
         self._over.set()
 
     def _ask_on(self) -> None:
@@ -116,6 +116,6 @@ def follow_end_time(
         left = "never" if at_s is None else f"in {amounts.duration(at_s - time.time())}"
         _log.info("squeue says that SLURM ends this job %s", left)
 
-    watch = EndTime(lambda: ask.end_time(environ), told, known_s=stops.deadline_s, clock=time.time)
+    watch = EndTime(lambda: commands.end_time(environ), told, known_s=stops.deadline_s, clock=time.time)
     stops.end_with(watch.end)
     return watch

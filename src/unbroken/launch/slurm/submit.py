@@ -8,7 +8,7 @@ from typing import Final
 
 from unbroken.errors import BadUsage, PathMissing, SlurmRefused, StorageFailed
 from unbroken.files import LOCAL
-from unbroken.launch.slurm.ask import Ask, ask_to_submit, submitted
+from unbroken.launch.slurm.commands import RunCommand, run_sbatch, submitted
 from unbroken.launch.slurm.script import further_options, learned_runs, time_limit_s, told_lead_s, told_time, whole_lead
 from unbroken.quoting import amounts
 from unbroken.records.deadline import learned_reserve
@@ -67,13 +67,13 @@ def submit(
     is_chained: bool = False,
     in_vain: int = 0,
     options: Sequence[str] = (),
-    asked: Ask = ask_to_submit,
+    run: RunCommand = run_sbatch,
 ) -> Submitted:
     """Submit a script; the warning comes as early as the saves of its run have taught by now.
 
     Args:
         script: the file; it is read here, and by sbatch.
-        asked: how sbatch is called.
+        run: runs sbatch.
         after: the job that must have ended before, however it did.
         is_link: the job does nothing if the run needs nobody: it is done, held, or for a person to look at.
         is_chained: the job is not queued again by itself, since another one follows.
@@ -106,7 +106,7 @@ def submit(
     command += [f"--{key}={value}" for key, value in further]
     words = ["--link"] * is_link + ["--chained"] * is_chained
     words += ["--in-vain", str(in_vain)] if in_vain else []
-    return Submitted(submitted([*command, str(script), *words], asked), lead)
+    return Submitted(submitted([*command, str(script), *words], run), lead)
 
 
 def _limit_s(further: Mapping[str, str], text: str) -> float | None:
@@ -124,7 +124,7 @@ def _have_saved(runs: Sequence[Path]) -> bool:
 
 
 def chain(
-    script: Path, links: int, *, after: str | None = None, options: Sequence[str] = (), asked: Ask = ask_to_submit
+    script: Path, links: int, *, after: str | None = None, options: Sequence[str] = (), run: RunCommand = run_sbatch
 ) -> tuple[Submitted, ...]:
     """Submit a script so many times, each link waiting for the end of the one before, whatever that was.
 
@@ -135,7 +135,7 @@ def chain(
     for number in range(links):
         last = jobs[-1].job if jobs else after
         try:
-            jobs.append(submit(script, after=last, is_link=number > 0, is_chained=True, options=options, asked=asked))
+            jobs.append(submit(script, after=last, is_link=number > 0, is_chained=True, options=options, run=run))
         except SlurmRefused as refusal:
             raise SlurmRefused(
                 command=refusal.command,

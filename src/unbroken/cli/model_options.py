@@ -59,7 +59,7 @@ _GENERATION: Final = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelArguments:
     """Which model was named, if any; what it is read with, where and in what it computes; and how it is asked."""
 
     reference: str | None
@@ -70,8 +70,8 @@ class Asked:
     generation: Generation
 
 
-def text_options(command: str) -> Callable[[_Function], _Function]:
-    """RUN and the options for the model and for how it is asked; the function gets all of them as ``asked: Asked``.
+def model_options(command: str) -> Callable[[_Function], _Function]:
+    """Give a command RUN and the options of model and sampling; its function gets them as ``asked: ModelArguments``.
 
     The command then raises:
         GenerationInvalid: values are out of their ranges; all of them are named.
@@ -93,7 +93,7 @@ def text_options(command: str) -> Callable[[_Function], _Function]:
         ) -> int | None:
             generation = Generation(**{field.name: others.pop(field.name) for field in fields(Generation)})
             reference = _named_model(command, run, checkpoint, output_dir)
-            return function(asked=Asked(reference, tokenizer, ema, device, dtype, generation), **others)
+            return function(asked=ModelArguments(reference, tokenizer, ema, device, dtype, generation), **others)
 
         options: _Function = gathered
         for option in reversed((*_MODEL, *_GENERATION)):
@@ -142,7 +142,7 @@ def require_writable(command: str, path: Path | None, *inputs: Path | None) -> N
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]], files: Files = LOCAL) -> None:
-    """Write one JSON object a line, all of them in one instant.
+    """Write one JSON object a line, all of them in one iso_time.
 
     Raises:
         StorageFailed: the system refused; an older file is intact.
@@ -167,6 +167,6 @@ def note_passed_over(output: Output, found: Found, *, before: Found | None = Non
         output.note(f"took {found.name} in place of {before.name}")
 
 
-def passed_over_facts(found: Found) -> list[dict[str, str]]:
+def passed_over_fields(found: Found) -> list[dict[str, str]]:
     """The same for a document."""
     return [{"name": over.name, "reason": over.reason} for over in found.passed_over]

@@ -12,8 +12,8 @@ from typing import Final
 
 from unbroken.errors import SlurmMissing, SlurmRefused
 
-PATIENCE_S: Final = 20.0
-SUBMIT_PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 20.0
+SUBMIT_TIMEOUT_S: Final = 120.0
 NO_ANSWER: Final = 124
 NOT_FOUND: Final = 127
 # Seconds since 1970 where this squeue can, so that no time zone and no change of clocks comes in between.
@@ -23,7 +23,7 @@ _ENDLESS: Final = frozenset({"NONE", "N/A", "UNLIMITED", "INVALID"})
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a command said: exit code, standard output, standard error."""
 
     code: int
@@ -31,34 +31,34 @@ class Answer:
     complaint: str = ""
 
 
-Ask = Callable[[Sequence[str]], Answer]
+RunCommand = Callable[[Sequence[str]], CommandResult]
 
 
-def ask(command: Sequence[str], *, patience_s: float = PATIENCE_S) -> Answer:
-    """Run one of SLURM's commands; killed after ``patience_s``, it counts as one that gave no answer."""
+def run_command(command: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> CommandResult:
+    """Run one of SLURM's commands; killed after ``timeout_s``, it counts as one that gave no answer."""
     environ = {**os.environ, **_EPOCH}
     try:
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=patience_s)
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return Answer(NO_ANSWER, "", f"{command[0]} gave no answer in {patience_s:g} s and was ended")
+        return CommandResult(NO_ANSWER, "", f"{command[0]} gave no answer in {timeout_s:g} s and was ended")
     except OSError as refusal:
-        return Answer(NOT_FOUND, "", f"{command[0]}: {refusal.strerror or refusal}")
-    return Answer(ended.returncode, ended.stdout.strip(), ended.stderr.strip())
+        return CommandResult(NOT_FOUND, "", f"{command[0]}: {refusal.strerror or refusal}")
+    return CommandResult(ended.returncode, ended.stdout.strip(), ended.stderr.strip())
 
 
-def ask_to_submit(command: Sequence[str]) -> Answer:
+def run_sbatch(command: Sequence[str]) -> CommandResult:
     """The same for ``sbatch``, which waits for a busy controller."""
-    return ask(command, patience_s=SUBMIT_PATIENCE_S)
+    return run_command(command, timeout_s=SUBMIT_TIMEOUT_S)
 
 
-def submitted(command: Sequence[str], asked: Ask = ask_to_submit) -> str:
+def submitted(command: Sequence[str], run: RunCommand = run_sbatch) -> str:
     """Submit a job by ``sbatch --parsable …``; returns its number.
 
     Raises:
         SlurmMissing: there is no sbatch.
         SlurmRefused: sbatch said no; its own words are shown.
     """
-    answer = asked(command)
+    answer = run(command)
     if answer.code == NOT_FOUND:
         raise SlurmMissing(command=command[0])
     # One that is told of a cluster is `12;cluster`.
@@ -68,9 +68,9 @@ def submitted(command: Sequence[str], asked: Ask = ask_to_submit) -> str:
     return number
 
 
-def end_time(environ: Mapping[str, str], asked: Ask = ask) -> float | str | None:
+def end_time(environ: Mapping[str, str], run: RunCommand = run_command) -> float | str | None:
     """When SLURM will end this job, in seconds since 1970; None for never; a text is a complaint: ask again later."""
-    answer = asked(["squeue", "-h", "-j", environ["SLURM_JOB_ID"], "-o", "%e"])
+    answer = run(["squeue", "-h", "-j", environ["SLURM_JOB_ID"], "-o", "%e"])
     if answer.code != 0:
         return answer.complaint or f"squeue ended with {answer.code}"
     return parsed_end(answer.said)
@@ -93,15 +93,15 @@ def parsed_end(said: str) -> float | str | None:
         return f"squeue says it ends at {word!r}, which is no time"
 
 
-def job_state(job: str, asked: Ask = ask) -> tuple[str, str]:
+def job_state(job: str, run: RunCommand = run_command) -> tuple[str, str]:
     """SLURM's words for how a job stands and why, ``COMPLETING`` and ``TimeLimit``; empty where it did not say."""
-    answer = asked(["squeue", "-h", "-j", job, "-o", "%T %r"])
+    answer = run(["squeue", "-h", "-j", job, "-o", "%T %r"])
     lines = answer.said.splitlines()
     state, _, reason = lines[0].strip().partition(" ") if answer.code == 0 and lines else ("", "", "")
     return state, reason
 
 
-def requeue(job: str, asked: Ask = ask) -> str | None:
+def requeue(job: str, run: RunCommand = run_command) -> str | None:
     """Queue a running job again; None if SLURM agreed, its words if not. SLURM then ends the job by itself."""
-    answer = asked(["scontrol", "requeue", job])
+    answer = run(["scontrol", "requeue", job])
     return None if answer.code == 0 else answer.complaint or answer.said or f"scontrol ended with {answer.code}"

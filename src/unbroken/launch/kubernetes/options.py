@@ -88,7 +88,7 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ManifestOptions:
     """Everything a manifest is made from."""
 
     kind: Kind
@@ -122,61 +122,65 @@ def named_after(run: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", last).strip("-") or "run"
 
 
-def require_fit(wanted: Wanted) -> None:
+def require_fit(options: ManifestOptions) -> None:
     """Pass if a cluster would take the manifest and the run would outlive its pods.
 
     Raises:
         ManifestUnfit: with everything that is wrong.
     """
-    found = (*_wrong_names(wanted), *_wrong_amounts(wanted), *_wrong_places(wanted))
+    found = (*_wrong_names(options), *_wrong_amounts(options), *_wrong_places(options))
     if found:
         raise ManifestUnfit(problems=found)
 
 
-def _wrong_names(wanted: Wanted) -> Iterator[str]:
-    longest = len(wanted.name + SUFFIXES[wanted.kind] + str(max(wanted.nodes - 1, 0)))
-    if not _LABEL.fullmatch(wanted.name):
-        yield f"--name '{wanted.name}' is not lower-case letters, digits and dashes, beginning with a letter"
+def _wrong_names(options: ManifestOptions) -> Iterator[str]:
+    longest = len(options.name + SUFFIXES[options.kind] + str(max(options.nodes - 1, 0)))
+    if not _LABEL.fullmatch(options.name):
+        yield f"--name '{options.name}' is not lower-case letters, digits and dashes, beginning with a letter"
     elif longest > _LABEL_LENGTH:
-        yield f"--name '{wanted.name}' is too long: a pod's name would have {longest} characters, {_LABEL_LENGTH} fit"
-    if wanted.namespace is not None and not _LABEL.fullmatch(wanted.namespace):
-        yield f"--namespace '{wanted.namespace}' is not lower-case letters, digits and dashes, beginning with a letter"
-    others = (("--claim", wanted.claim), ("--storage-class", wanted.storage_class))
-    for option, name in (*others, *(("--secret", secret) for secret in wanted.secrets)):
+        yield f"--name '{options.name}' is too long: a pod's name would have {longest} characters, {_LABEL_LENGTH} fit"
+    if options.namespace is not None and not _LABEL.fullmatch(options.namespace):
+        yield f"--namespace '{options.namespace}' is not lower-case letters, digits and dashes, beginning with a letter"
+    others = (("--claim", options.claim), ("--storage-class", options.storage_class))
+    for option, name in (*others, *(("--secret", secret) for secret in options.secrets)):
         if name and not (_SUBDOMAIN.fullmatch(name) and len(name) <= _SUBDOMAIN_LENGTH):
             yield f"{option} '{name}' is no name of an object: lower-case letters, digits, dashes and dots"
-    if not wanted.image:
+    if not options.image:
         yield "--image is missing: the image that has unbroken, torch and your code in it"
-    elif not _IMAGE.fullmatch(wanted.image):
-        yield f"--image '{wanted.image}' is no name of an image, such as registry.example.org/team/train:1.4"
+    elif not _IMAGE.fullmatch(options.image):
+        yield f"--image '{options.image}' is no name of an image, such as registry.example.org/team/train:1.4"
 
 
-def _wrong_amounts(wanted: Wanted) -> Iterator[str]:
-    bytes_of = (("--memory", wanted.memory), ("--shared-memory", wanted.shared_memory), ("--storage", wanted.storage))
+def _wrong_amounts(options: ManifestOptions) -> Iterator[str]:
+    bytes_of = (
+        ("--memory", options.memory),
+        ("--shared-memory", options.shared_memory),
+        ("--storage", options.storage),
+    )
     for option, text in bytes_of:
         if text is not None and (not _QUANTITY.fullmatch(text) or text.endswith("m")):
             yield f"{option} '{text}' is no quantity of bytes, such as 64Gi"
-    if wanted.cpu is not None and not _QUANTITY.fullmatch(wanted.cpu):
-        yield f"--cpu '{wanted.cpu}' is no quantity of processors, such as 8 or 1500m"
-    if wanted.storage_class and not wanted.storage:
+    if options.cpu is not None and not _QUANTITY.fullmatch(options.cpu):
+        yield f"--cpu '{options.cpu}' is no quantity of processors, such as 8 or 1500m"
+    if options.storage_class and not options.storage:
         yield "--storage-class is of a claim that --storage makes, and no --storage is given"
-    if wanted.grace.seconds < wanted.grace.needed_s:
-        needed = f"{wanted.grace.needed_s:.0f}"
-        yield f"--grace {wanted.grace.seconds} is too short: {needed} s are needed ({wanted.grace.because})"
+    if options.grace.seconds < options.grace.needed_s:
+        needed = f"{options.grace.needed_s:.0f}"
+        yield f"--grace {options.grace.seconds} is too short: {needed} s are needed ({options.grace.because})"
 
 
-def _wrong_places(wanted: Wanted) -> Iterator[str]:
-    mount = wanted.mount
-    for option, path in (("--mount", mount), ("the run directory", wanted.program.run)):
+def _wrong_places(options: ManifestOptions) -> Iterator[str]:
+    mount = options.mount
+    for option, path in (("--mount", mount), ("the run directory", options.program.run)):
         if not path.isprintable():
             yield f"{option} {path!r} holds a line break or control character"
     if not mount.startswith("/") or posixpath.normpath(mount) != mount or mount == "/" or ":" in mount:
         yield f"--mount '{mount}' is no absolute path of a folder, such as /runs"
-    run = wanted.program.run
+    run = options.program.run
     if not run:
         yield "--run-dir is missing: the run directory, as the script knows it; it must lie on the volume"
     elif not f"{posixpath.normpath(posixpath.join(mount, run))}/".startswith(f"{posixpath.normpath(mount)}/"):
         yield f"the run directory '{run}' does not lie on the volume at {mount}: it would be lost with its pod"
-    script = wanted.program.words[0]
-    if wanted.program.verb == "run" and script != "-m" and not script.startswith("/"):
+    script = options.program.words[0]
+    if options.program.verb == "run" and script != "-m" and not script.startswith("/"):
         yield f"the script '{script}' is no absolute path in the image, nor -m MODULE: a pod begins in {mount}"

@@ -40,7 +40,7 @@ _DIGITS: Final = 12
 
 
 @dataclass(frozen=True)
-class Started:
+class RunConfig:
     """The config a job trains by, its global batch settled; ``differences`` are those to the run's ``config.json``.
 
     Attributes:
@@ -73,9 +73,9 @@ class Started:
         return (*self.accepted, *now)
 
 
-def settle(
+def resolve_run_config(
     asked: Config, world: int, *, accept: Collection[str] = (), force: bool = False, files: Files = LOCAL
-) -> Started:
+) -> RunConfig:
     """The config of this job: as asked, with the batch the run was started with and the values accepted since.
 
     Raises:
@@ -105,21 +105,21 @@ def settle(
     if recorded is None or begins_anew:
         is_rewritten = recorded is None and has_past and not begins_anew
         config = asked.settled(world)
-        return Started(config, resume=resume, is_replaced=recorded is not None, is_rewritten=is_rewritten)
+        return RunConfig(config, resume=resume, is_replaced=recorded is not None, is_rewritten=is_rewritten)
     journal = read_history(layout, files)
     kept_record = read_accepted(layout, files)
     history = rebuild_accepted(recorded, journal) if kept_record is None else kept_record
     found = compare(with_values(recorded, values_of(history)), asked)
     if not has_past:
         if found.fixed or found.declared:
-            return Started(asked.settled(world), found, resume, is_replaced=True)
+            return RunConfig(asked.settled(world), found, resume, is_replaced=True)
     elif refused := (*found.fixed, *found.not_accepted(frozenset({*accept, *values_of(history)}))):
         raise ConfigDiffers(run=layout.run, changes=tuple(map(_change, refused)))
     batch = recorded.training.global_batch_size
     config = replace(asked, training=replace(asked.training, global_batch_size=batch))
     kept = found.not_accepted(frozenset(accept))
     config = with_values(config, {each.field: each.started_with for each in kept}) if kept else config
-    return Started(
+    return RunConfig(
         config,
         compare(recorded, config),
         resume,

@@ -11,7 +11,7 @@ SIGNALLED: Final = 128
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobExit:
     """How the processes of a job ended: the child's return code, negative for a signal, and what led to it."""
 
     returncode: int
@@ -21,7 +21,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExitReport:
     """What the launcher says and exits with; status and class are None where the job told nothing."""
 
     exit_code: int
@@ -31,24 +31,24 @@ class Verdict:
     run: str | None = None
 
 
-def judge(ended: Ended, outcome: JobOutcome | None, *, stopped_exit_code: int) -> Verdict:
+def exit_report(ended: JobExit, outcome: JobOutcome | None, *, stopped_exit_code: int) -> ExitReport:
     """The durable outcome decides; without one, the code of the process itself."""
     run = outcome.run if outcome else None
     if ended.was_interrupted_twice:
-        return Verdict(EXIT_INTERRUPTED, "interrupted twice: left at once; the last commit stands", run=run)
+        return ExitReport(EXIT_INTERRUPTED, "interrupted twice: left at once; the last commit stands", run=run)
     if outcome is None or not outcome.has_ended:
         code, how = _by_processes(ended.returncode)
         if ended.ran_out_of_time:
             how += " after its time to save was over"
         told = "told no outcome" if outcome is None else "began its run and told no outcome"
-        return Verdict(code, f"the job {told}; {how}", run=run)
+        return ExitReport(code, f"the job {told}; {how}", run=run)
     is_stopped = outcome.status == "stopped" and outcome.exit_code == 0
     code = stopped_exit_code if is_stopped else outcome.exit_code
     line = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
     if outcome.status == "completed" and ended.returncode != 0:
         # The run is whole, whatever broke in what the script did with it; but that is not hidden.
         line += f"; what came after it ended badly: {_way(ended.returncode)}"
-    return Verdict(code, line, outcome.status, outcome.outcome_class, run)
+    return ExitReport(code, line, outcome.status, outcome.outcome_class, run)
 
 
 def _way(returncode: int) -> str:

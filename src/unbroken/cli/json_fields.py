@@ -9,8 +9,8 @@ from unbroken.store.check import Verdict
 from unbroken.store.manifest import Manifest
 
 
-def instant(saved_at_ns: int | None) -> str | None:
-    """An instant as ISO 8601 in UTC; None where there is none."""
+def iso_time(saved_at_ns: int | None) -> str | None:
+    """An iso_time as ISO 8601 in UTC; None where there is none."""
     if saved_at_ns is None:
         return None
     try:
@@ -20,14 +20,14 @@ def instant(saved_at_ns: int | None) -> str | None:
         return None
 
 
-def line_facts(line: Line) -> dict[str, Any]:
+def listing_fields(line: Line) -> dict[str, Any]:
     """One line of ``ls``."""
     return {
         "name": line.name,
         "state": line.state,
         "step": line.step,
         "kind": line.kind,
-        "saved_at": instant(line.saved_at_ns),
+        "saved_at": iso_time(line.saved_at_ns),
         "bytes": line.size_bytes,
         "parts": line.parts,
         "kept_because": list(line.kept_because),
@@ -40,14 +40,14 @@ def number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def manifest_facts(name: str, manifest: Manifest) -> dict[str, Any]:
+def manifest_fields(name: str, manifest: Manifest) -> dict[str, Any]:
     """All that a manifest says."""
     return {
         "name": name,
         "id": manifest.id,
         "step": manifest.step,
         "kind": manifest.kind,
-        "saved_at": instant(manifest.saved_at_ns),
+        "saved_at": iso_time(manifest.saved_at_ns),
         "job": manifest.job,
         "origin": manifest.origin,
         "bytes": manifest.size_bytes,
@@ -64,7 +64,7 @@ def manifest_facts(name: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def verdict_facts(verdict: Verdict) -> dict[str, Any]:
+def verification_fields(verdict: Verdict) -> dict[str, Any]:
     """What a verification found."""
     return {
         "name": verdict.name,

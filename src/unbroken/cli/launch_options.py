@@ -19,8 +19,15 @@ from unbroken.errors import BadUsage, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.launch.command import THREADS_VARIABLE, Shape, Target, require_shape, sets_threads
-from unbroken.launch.jobs import RESTART_DELAY_S, SHUTDOWN_TIMEOUT_S, Launched, Orders, Surroundings, launch
-from unbroken.launch.torchrun import DEFAULT_ID, Meeting, Nodes, is_endpoint, parse_nodes
+from unbroken.launch.launcher import (
+    RESTART_DELAY_S,
+    SHUTDOWN_TIMEOUT_S,
+    LaunchContext,
+    LaunchOptions,
+    LaunchResult,
+    launch,
+)
+from unbroken.launch.torchrun import DEFAULT_ID, Nodes, Rendezvous, is_endpoint, parse_nodes
 
 COUNTED_BY_TORCHRUN = ("gpu", "cpu", "auto")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -121,7 +128,7 @@ def script_arguments(function: _Function) -> _Function:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LaunchArguments:
     """What the options of a launch say; ``max_restarts`` is None where none were asked for."""
 
     shape: Shape
@@ -130,9 +137,9 @@ class Asked:
     shutdown_timeout_s: int
     stopped_exit_code: int
 
-    def orders(self, target: Target, *, run: Path | None, until_done: bool = False) -> Orders:
+    def options(self, target: Target, *, run: Path | None, until_done: bool = False) -> LaunchOptions:
         """The same for one program; until a run is done it takes as many jobs as it needs, unless a limit is given."""
-        return Orders(
+        return LaunchOptions(
             target,
             self.shape,
             self.shutdown_timeout_s,
@@ -161,7 +168,7 @@ def launch_options(program: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def _asked(program: str, options: dict[str, Any]) -> Asked:
+def _asked(program: str, options: dict[str, Any]) -> LaunchArguments:
     """Take the options of a launch out of all options.
 
     Raises:
@@ -177,10 +184,10 @@ def _asked(program: str, options: dict[str, Any]) -> Asked:
         options.pop("node_rank"),
         options.pop("master_addr"),
         options.pop("master_port"),
-        Meeting(endpoint, name or DEFAULT_ID, conf) if endpoint is not None else None,
+        Rendezvous(endpoint, name or DEFAULT_ID, conf) if endpoint is not None else None,
     )
     require_shape(program, shape)
-    return Asked(
+    return LaunchArguments(
         shape,
         options.pop("max_restarts"),
         options.pop("restart_delay"),
@@ -189,15 +196,15 @@ def _asked(program: str, options: dict[str, Any]) -> Asked:
     )
 
 
-def launched(output: Output, program: str, schema: str, orders: Orders, *, speaks_json: bool = False) -> int:
+def launched(output: Output, program: str, schema: str, options: LaunchOptions, *, speaks_json: bool = False) -> int:
     """Launch, say how it ended, and return the exit code; ``program`` is who speaks.
 
     With ``speaks_json`` the job itself writes lines of JSON to standard output, and how it ended is the last of them.
     """
     with _place() as place:
-        ended = launch(orders, _surroundings(output, program, orders.shape, place, speaks_json=speaks_json))
-    _say_verdict(output, program, schema, ended, is_line=speaks_json)
-    return ended.verdict.exit_code
+        ended = launch(options, _surroundings(output, program, options.shape, place, speaks_json=speaks_json))
+    _print_report(output, program, schema, ended, is_line=speaks_json)
+    return ended.report.exit_code
 
 
 @contextlib.contextmanager
@@ -211,7 +218,7 @@ def _place() -> Iterator[Path]:
             LOCAL.remove_tree(place)
 
 
-def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, speaks_json: bool) -> Surroundings:
+def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, speaks_json: bool) -> LaunchContext:
     def say(message: str) -> None:
         # The terminal or the reader of a pipe may be gone; the job is not to suffer, nor the exit code.
         with contextlib.suppress(StorageFailed, BrokenPipeError):
@@ -223,24 +230,24 @@ def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, sp
     stdout = sys.stderr if output.json and not speaks_json else None
     # `stop --force` must end the launcher too, or it would start the job again.
     environ = {**os.environ, job_files.LAUNCHER: str(os.getpid())}
-    return Surroundings(environ, sys.executable, place, time.monotonic, time.time, say, stdout)
+    return LaunchContext(environ, sys.executable, place, time.monotonic, time.time, say, stdout)
 
 
-def _say_verdict(output: Output, program: str, schema: str, ended: Launched, *, is_line: bool) -> None:
-    verdict = ended.verdict
+def _print_report(output: Output, program: str, schema: str, ended: LaunchResult, *, is_line: bool) -> None:
+    report = ended.report
     if output.json:
-        facts = {
-            "exit_code": verdict.exit_code,
-            "status": verdict.status,
-            "class": verdict.outcome_class,
-            "reason": verdict.line,
-            "run": verdict.run,
+        fields = {
+            "exit_code": report.exit_code,
+            "status": report.status,
+            "class": report.outcome_class,
+            "reason": report.line,
+            "run": report.run,
             "jobs": ended.jobs,
         }
         if is_line:
-            output.line(schema, {"event": "end", **facts})
+            output.line(schema, {"event": "end", **fields})
         else:
-            output.document(schema, facts, str)
+            output.document(schema, fields, str)
         return
     with contextlib.suppress(StorageFailed, BrokenPipeError):
-        output.note(f"{program}: {verdict.line} (exit code {verdict.exit_code})")
+        output.note(f"{program}: {report.line} (exit code {report.exit_code})")

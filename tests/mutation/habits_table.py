@@ -243,7 +243,7 @@ HABITS: tuple[Mutation, ...] = (
          "{_literal(program.run)}", "{program.run}",
          "tests/unit/launch/test_kubernetes.py::test_what_a_user_gives_reaches_the_pod_exactly"),
     one("a text from outside that steers the terminal", "cli/output.py",
-         "shown = for_terminal(text)", "shown = text",
+         "else for_terminal(text)", "else text",
          "tests/format/test_hostile_texts.py::test_no_command_lets_a_hostile_text_steer_the_terminal"),
     one("an error whose path forges a line", "errors/tree.py",
          'f"  {label:<4} {printable(text)}"', 'f"  {label:<4} {text}"',

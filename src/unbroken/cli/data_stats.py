@@ -1,4 +1,4 @@
-"""``unbroken data stats``: how long the documents are, and how they pack."""
+"""``unbroken data stats``: document lengths and packing efficiency."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +24,19 @@ _BAR: Final = 40
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
-@as_command("stats")
+@as_command(
+    "stats",
+    examples=(
+        ("unbroken data stats data --max-length 1024", "how a data directory packs"),
+        ("unbroken data stats --config config.yaml", "with the lengths of a run"),
+    ),
+)
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @window_options
 def command(output: Output, directory: Path | None, **options: Any) -> None:  # noqa: ANN401 -- see DataArguments
-    """Show document lengths and how they pack.
+    """Show document lengths and packing.
 
-    Give DIR, or a run's config. Plans are kept in the cache, where a run of the same lengths finds them.
+    Give DIR, or the config of a run. Packing plans are cached; a run with the same lengths reuses them.
     """
     asked = DataArguments("unbroken data stats", directory, **options).open()
     stream = asked.stream(output)
@@ -41,7 +47,7 @@ def command(output: Output, directory: Path | None, **options: Any) -> None:  # 
 
 
 def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
-    """How many documents have 1, 2 to 3, 4 to 7, 8 to 15 ... tokens; what is read is bounded at any time."""
+    """The number of documents with 1, 2-3, 4-7, 8-15 ... tokens; reads in blocks of bounded size."""
     edges = 2 ** np.arange(_BITS, dtype=np.int64)
     found = np.zeros(_BITS + 1, np.int64)
     for shard in corpus.shards:
@@ -88,7 +94,7 @@ def _fields(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[st
 
 def _text(asked: Input, stream: Stream, lengths: NDArray[np.int64], style: Style) -> str:
     data = asked.config.data
-    how = "packed" if data.packing else "one document each"
+    how = "packed" if data.packing else "one document per sequence"
     names = ("documents", "tokens", "windows", "masked", "sequences", "fill")
     columns = [Column("bucket"), *(Column(name, is_number=True) for name in names)]
     rows = [_row(_bucket_fields(bucket, stream)) for bucket in stream.buckets]
@@ -96,7 +102,7 @@ def _text(asked: Input, stream: Stream, lengths: NDArray[np.int64], style: Style
         [
             f"{style.bold('data')}       {printable(str(asked.corpus.root / asked.corpus.split))}",
             (
-                f"sequences  {amounts.count(data.max_length)} tokens, {how}; windows of a document share "
+                f"sequences  {amounts.count(data.max_length)} tokens, {how}, windows overlap by "
                 f"{amounts.plural(data.overlap_size, 'token')}"
             ),
             "",
@@ -128,7 +134,7 @@ def _histogram(counts: Sequence[int], style: Style) -> list[str]:
         for count in [counts[bit]]
     ]
     columns = [
-        Column("tokens of a document", is_number=True),
+        Column("tokens per document", is_number=True),
         Column("documents", is_number=True),
         Column("share", is_number=True),
         Column("", paint=style.dim),
@@ -142,7 +148,7 @@ def _span(bit: int) -> str:
 
 
 def _bar(count: int, most: int) -> str:
-    """A bar in eighths of a letter; whoever is there at all is seen."""
+    """A bar in eighths of a character; a count above zero is always visible."""
     eighths = max(count * _BAR * 8 // most, 1) if count else 0
     whole, rest = divmod(eighths, 8)
     return (_EIGHTHS[8] * whole + _EIGHTHS[rest]).rstrip()

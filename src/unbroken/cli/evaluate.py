@@ -1,4 +1,4 @@
-"""``unbroken evaluate``: the loss and the perplexity of a checkpoint on val/."""
+"""``unbroken evaluate``: validation loss and perplexity of a checkpoint."""
 
 import math
 from dataclasses import replace
@@ -16,11 +16,17 @@ from unbroken.quoting import amounts
 from unbroken.world import World
 
 
-@as_command("evaluate")
+@as_command(
+    "evaluate",
+    examples=(
+        ("unbroken evaluate runs/a", "the newest usable checkpoint"),
+        ("unbroken evaluate runs/a@1000 --max-batches 100", "step 1,000, on 100 batches"),
+    ),
+)
 @click.argument("reference", metavar="RUN[@STEP]")
-@click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
+@click.option("--data-path", metavar="DIR", help="Data directory with val/; default: data.path of the run.")
 @click.option(
-    "--max-batches", type=click.IntRange(1), metavar="N", help="Most batches to evaluate; default: all of val/."
+    "--max-batches", type=click.IntRange(1), metavar="N", help="Maximum number of batches; default: all of val/."
 )
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences per batch; default: as in training.")
 @ema_option
@@ -34,9 +40,9 @@ def command(
     ema: bool,
     device: str | None,
 ) -> None:
-    """Measure a checkpoint's loss on val/.
+    """Compute the validation loss of a checkpoint.
 
-    RUN is a run's directory; its newest usable checkpoint is taken unless a step is named. Nothing is changed.
+    Evaluates on val/ of the run's data. RUN alone is its newest usable checkpoint. Changes nothing.
     """
     chosen = chosen_device(device)
     source = find_model(reference, is_averaged=ema)
@@ -55,7 +61,7 @@ def command(
         "step": loaded.step,
         "is_averaged": ema,
         "passed_over": passed_over_fields(loaded.found),
-        # JSON has no word for what is no number.
+        # JSON has no NaN.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
         "tokens": found.tokens,
@@ -64,10 +70,10 @@ def command(
     def text() -> str:
         return "\n".join(
             [
-                f"checkpoint  {loaded.run}  {loaded.name}{'  averaged weights' if ema else ''}",
+                f"checkpoint  {loaded.run}  {loaded.name}{'  EMA weights' if ema else ''}",
                 f"val_loss    {found.loss:.4f}",
                 f"perplexity  {found.perplexity:.2f}",
-                f"over        {amounts.plural(found.tokens, 'token')}",
+                f"tokens      {amounts.count(found.tokens)}",
             ]
         )
 

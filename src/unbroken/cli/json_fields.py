@@ -1,4 +1,4 @@
-"""How the records of a store look in JSON, in one place for all commands."""
+"""The JSON fields of checkpoints, manifests and verification results, the same in all commands."""
 
 import math
 from datetime import UTC, datetime
@@ -10,13 +10,13 @@ from unbroken.store.manifest import Manifest
 
 
 def iso_time(saved_at_ns: int | None) -> str | None:
-    """An iso_time as ISO 8601 in UTC; None where there is none."""
+    """A time as ISO 8601 in UTC; None for None."""
     if saved_at_ns is None:
         return None
     try:
         return datetime.fromtimestamp(saved_at_ns / 1e9, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
-        # No calendar reaches that far; a clock that was that wrong must not hide the rest.
+        # Out of the calendar's range: a clock that wrong must not hide the other fields.
         return None
 
 
@@ -36,12 +36,12 @@ def listing_fields(line: Line) -> dict[str, Any]:
 
 
 def number(value: float) -> float | str:
-    """A metric; what is no number in JSON is its name."""
+    """A metric; NaN and infinities as text, since JSON has no such numbers."""
     return value if math.isfinite(value) else str(value)
 
 
 def manifest_fields(name: str, manifest: Manifest) -> dict[str, Any]:
-    """All that a manifest says."""
+    """All fields of a manifest."""
     return {
         "name": name,
         "id": manifest.id,
@@ -65,7 +65,7 @@ def manifest_fields(name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def verification_fields(verdict: Verdict) -> dict[str, Any]:
-    """What a verification found."""
+    """The result of verifying one checkpoint."""
     return {
         "name": verdict.name,
         "step": verdict.manifest.step if verdict.manifest else None,

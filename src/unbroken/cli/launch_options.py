@@ -1,4 +1,4 @@
-"""What ``run``, ``launch`` and ``train`` share: the options of a launch, its surroundings, the line that ends it."""
+"""The launch options of ``run``, ``launch`` and ``train``, the launch itself and the line printed at its end."""
 
 import contextlib
 import functools
@@ -39,13 +39,13 @@ def _processes(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
     words = ", ".join(COUNTED_BY_TORCHRUN)
-    raise click.BadParameter(f"{text!r} is neither a number of processes nor one of {words}", ctx, param)
+    raise click.BadParameter(f"{text!r} is not a number of processes, nor one of {words}", ctx, param)
 
 
 def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> Nodes:
     found = parse_nodes(text)
     if found is None:
-        raise click.BadParameter(f"{text!r} is neither a number of nodes nor MIN:MAX", ctx, param)
+        raise click.BadParameter(f"{text!r} is not a number of nodes, nor MIN:MAX", ctx, param)
     return found
 
 
@@ -60,59 +60,58 @@ LAUNCH_OPTIONS = (
         "--nproc-per-node",
         callback=_processes,
         metavar="N",
-        help="Processes on this node, or gpu, cpu, auto. Not given: one plain process.",
+        help="Processes per node, or gpu, cpu, auto; default: one process without torchrun.",
     ),
     click.option(
         "--nnodes",
         callback=_nodes,
         default="1",
         metavar="N|MIN:MAX",
-        help="Nodes that take part; MIN:MAX with --rdzv-endpoint, and they may come and go.",
+        help="Number of nodes; MIN:MAX (elastic) with --rdzv-endpoint.",
     ),
-    click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Which of them this one is, from 0."),
-    click.option("--master-addr", metavar="HOST", help="Where the nodes meet: the address of node 0."),
-    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="The port they meet at."),
+    click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Rank of this node, from 0."),
+    click.option("--master-addr", metavar="HOST", help="Address of node 0."),
+    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port on node 0."),
     click.option(
         "--rdzv-endpoint",
         callback=_endpoint,
         metavar="HOST:PORT",
-        help="Where nodes without numbers meet, and meet again after one is lost.",
+        help="Rendezvous endpoint, the same on all nodes; survives the loss of a node.",
     ),
-    click.option("--rdzv-id", metavar="NAME", help=f"What they meet for, the same on each. Default: {DEFAULT_ID}."),
-    click.option("--rdzv-conf", metavar="KEY=VALUE,...", help="Further settings of torchrun's rendezvous."),
+    click.option("--rdzv-id", metavar="NAME", help=f"Rendezvous id, the same on all nodes; default: {DEFAULT_ID}."),
+    click.option("--rdzv-conf", metavar="KEY=VALUE,...", help="More rendezvous settings for torchrun."),
     click.option(
         "--max-restarts",
         type=click.IntRange(0),
         metavar="R",
-        help="Start again after a crash, so many times at most, and not without progress.",
+        help="Restart at most R times after a crash; stops after 3 without progress.",
     ),
     click.option(
         "--restart-delay",
         type=FiniteRange(0),
         default=RESTART_DELAY_S,
         metavar="S",
-        help="Seconds before a restart; doubled each time the run got no further.",
+        help="Seconds before a restart, doubled after each restart without progress.",
     ),
     click.option(
         "--shutdown-timeout",
         type=click.IntRange(0),
         default=SHUTDOWN_TIMEOUT_S,
-        show_default=True,
         metavar="S",
-        help="Seconds the job has to save and end after a signal, before it is killed.",
+        help="Seconds to save and exit after a signal, before the job is killed.",
     ),
     click.option(
         "--stopped-exit-code",
         type=click.IntRange(0, 255),
         default=0,
         metavar="CODE",
-        help="Exit code of a clean stop, so that a requeue loop can tell it from done; 75 is usual.",
+        help="Exit code of a clean stop before the target; 75 lets a requeue loop tell it from done.",
     ),
 )
 
 
 def script_arguments(function: _Function) -> _Function:
-    """Give a command a training script: its run, its module, or its words, which stand last."""
+    """Give a command the training script: ``-- SCRIPT ARGS``, ``-m MODULE``, and its run directory."""
     for option in (
         click.argument("words", metavar="-- SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED),
         click.option("-m", "--module", metavar="MODULE", help="Run a module instead of a script."),
@@ -120,7 +119,7 @@ def script_arguments(function: _Function) -> _Function:
             "--run-dir",
             callback=run_path,
             metavar="RUN",
-            help="The run, whose records are read; needed on nodes without rank 0, told by the job otherwise.",
+            help="Run directory; needed on nodes other than node 0.",
         ),
     ):
         function = option(function)
@@ -129,7 +128,7 @@ def script_arguments(function: _Function) -> _Function:
 
 @dataclass(frozen=True)
 class LaunchArguments:
-    """What the options of a launch say; ``max_restarts`` is None where none were asked for."""
+    """The launch options of a command line; ``max_restarts`` is None if the option is not given."""
 
     shape: Shape
     max_restarts: int | None
@@ -138,7 +137,7 @@ class LaunchArguments:
     stopped_exit_code: int
 
     def options(self, target: Target, *, run: Path | None, until_done: bool = False) -> LaunchOptions:
-        """The same for one program; until a run is done it takes as many jobs as it needs, unless a limit is given."""
+        """What to launch; with ``until_done`` restarts are unlimited unless ``--max-restarts`` is given."""
         return LaunchOptions(
             target,
             self.shape,
@@ -152,7 +151,7 @@ class LaunchArguments:
 
 
 def launch_options(program: str) -> Callable[[_Function], _Function]:
-    """Give a command the options of a launch, in the order above; its function gets them as one ``asked``."""
+    """Give a command the launch options; its function gets them as ``asked: LaunchArguments``."""
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
@@ -169,10 +168,10 @@ def launch_options(program: str) -> Callable[[_Function], _Function]:
 
 
 def _asked(program: str, options: dict[str, Any]) -> LaunchArguments:
-    """Take the options of a launch out of all options.
+    """Take the launch options out of all options.
 
     Raises:
-        BadUsage: they do not fit together.
+        BadUsage: they contradict each other.
     """
     endpoint, name, conf = (options.pop(f"rdzv_{each}") for each in ("endpoint", "id", "conf"))
     if endpoint is None and (name, conf) != (None, None):
@@ -197,44 +196,44 @@ def _asked(program: str, options: dict[str, Any]) -> LaunchArguments:
 
 
 def launched(output: Output, program: str, schema: str, options: LaunchOptions, *, speaks_json: bool = False) -> int:
-    """Launch, say how it ended, and return the exit code; ``program`` is who speaks.
+    """Launch, print how it ended and return the exit code; ``program`` is the prefix of what is printed.
 
-    With ``speaks_json`` the job itself writes lines of JSON to standard output, and how it ended is the last of them.
+    With ``speaks_json`` the job itself writes lines of JSON to standard output, and the last line tells how it ended.
     """
-    with _place() as place:
-        ended = launch(options, _surroundings(output, program, options.shape, place, speaks_json=speaks_json))
-    _print_report(output, program, schema, ended, is_line=speaks_json)
-    return ended.report.exit_code
+    with _temporary_directory() as directory:
+        result = launch(options, _context(output, program, options.shape, directory, speaks_json=speaks_json))
+    _print_report(output, program, schema, result, is_line=speaks_json)
+    return result.report.exit_code
 
 
 @contextlib.contextmanager
-def _place() -> Iterator[Path]:
-    place = job_files.make_outcome_path(Path(os.environ.get("TMPDIR") or "/tmp"), secrets.token_hex(16))  # noqa: S108
+def _temporary_directory() -> Iterator[Path]:
+    directory = job_files.make_outcome_path(Path(os.environ.get("TMPDIR") or "/tmp"), secrets.token_hex(16))  # noqa: S108
     try:
-        yield place
+        yield directory
     finally:
-        # A temporary directory that stays behind is no reason for another exit code.
+        # A temporary directory that cannot be removed must not change the exit code.
         with contextlib.suppress(StorageFailed):
-            LOCAL.remove_tree(place)
+            LOCAL.remove_tree(directory)
 
 
-def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, speaks_json: bool) -> LaunchContext:
+def _context(output: Output, program: str, shape: Shape, directory: Path, *, speaks_json: bool) -> LaunchContext:
     def say(message: str) -> None:
-        # The terminal or the reader of a pipe may be gone; the job is not to suffer, nor the exit code.
+        # The terminal or the reader of a pipe may be gone; that must not affect the job or the exit code.
         with contextlib.suppress(StorageFailed, BrokenPipeError):
             output.note(f"{program}: {message}")
 
     if sets_threads(os.environ, shape):
-        say(f"{THREADS_VARIABLE} is set to 1 for each process, since it was not set")
-    # The job's own words go beside the one document that standard output is for.
+        say(f"setting {THREADS_VARIABLE}=1 for each process (it was not set)")
+    # With --json standard output is for our one document; the job prints on standard error.
     stdout = sys.stderr if output.json and not speaks_json else None
-    # `stop --force` must end the launcher too, or it would start the job again.
+    # `stop --force` must kill the launcher too, or it would restart the job.
     environ = {**os.environ, job_files.LAUNCHER: str(os.getpid())}
-    return LaunchContext(environ, sys.executable, place, time.monotonic, time.time, say, stdout)
+    return LaunchContext(environ, sys.executable, directory, time.monotonic, time.time, say, stdout)
 
 
-def _print_report(output: Output, program: str, schema: str, ended: LaunchResult, *, is_line: bool) -> None:
-    report = ended.report
+def _print_report(output: Output, program: str, schema: str, result: LaunchResult, *, is_line: bool) -> None:
+    report = result.report
     if output.json:
         fields = {
             "exit_code": report.exit_code,
@@ -242,7 +241,7 @@ def _print_report(output: Output, program: str, schema: str, ended: LaunchResult
             "class": report.outcome_class,
             "reason": report.line,
             "run": report.run,
-            "jobs": ended.jobs,
+            "jobs": result.jobs,
         }
         if is_line:
             output.line(schema, {"event": "end", **fields})

@@ -1,4 +1,4 @@
-"""What the commands that ask a model share: which one, how it is asked, where the answers go."""
+"""Options of the commands that load a model: which checkpoint, how to sample, where to write the result."""
 
 import functools
 import json
@@ -20,47 +20,63 @@ INPUT_LIMIT_BYTES: Final = 1 << 30
 _DEFAULTS: Final = Generation()
 _Function = Callable[..., int | None]
 
-ema_option: Final = click.option("--ema", is_flag=True, help="The average of the weights, where the run keeps one.")
+ema_option: Final = click.option("--ema", is_flag=True, help="Use the EMA weights of the checkpoint.")
 device_option: Final = click.option(
-    "--device", metavar="DEVICE", help="cpu, cuda or cuda:1; default: the GPU, where there is one."
+    "--device", metavar="DEVICE", help="cpu, cuda or cuda:N; default: cuda if available."
 )
 _MODEL: Final = (
     click.argument("run", metavar="[RUN[@STEP]]", required=False),
-    click.option("--checkpoint", metavar="DIR", help="One checkpoint, where it is not named by RUN."),
-    click.option("--output-dir", metavar="RUN", help="The run, where it is not named by RUN."),
-    click.option("--tokenizer", metavar="TOKENIZER", help="Where it is not the one that the run kept."),
+    click.option("--checkpoint", metavar="DIR", help="Checkpoint directory, instead of RUN."),
+    click.option("--output-dir", metavar="RUN", help="Run directory, instead of RUN."),
+    click.option("--tokenizer", metavar="TOKENIZER", help="Tokenizer; default: the one saved in the run."),
     ema_option,
     device_option,
-    click.option(
-        "--dtype", type=click.Choice([*DTYPES]), help="Type to compute in; default: bf16 on a GPU, fp32 on a CPU."
-    ),
+    click.option("--dtype", type=click.Choice([*DTYPES]), help="Compute type; default: bf16 on a GPU, fp32 on a CPU."),
 )
 _GENERATION: Final = (
     click.option(
-        "--max-new-tokens", type=int, metavar="N", help="Most new tokens; default: 100, or what the model takes."
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="Maximum number of new tokens; default: 100, or what fits the context.",
     ),
     click.option(
         "--temperature",
         type=float,
         default=_DEFAULTS.temperature,
-        show_default=True,
         metavar="T",
         help="Sampling temperature.",
     ),
-    click.option("--top-k", type=int, default=_DEFAULTS.top_k, show_default=True, metavar="K", help="0 keeps all."),
-    click.option("--top-p", type=float, default=_DEFAULTS.top_p, show_default=True, metavar="P", help="1 keeps all."),
-    click.option("--greedy", is_flag=True, help="Take the most likely token each time."),
     click.option(
-        "--repetition-penalty", type=float, default=1.0, show_default=True, metavar="F", help="Above 1: fewer repeats."
+        "--top-k",
+        type=int,
+        default=_DEFAULTS.top_k,
+        metavar="K",
+        help="Sample from the K most likely tokens; 0: all.",
     ),
-    click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, metavar="N", help="Seed for sampling."),
-    click.option("--return-full-text", is_flag=True, help="Put the prompt before its continuation."),
+    click.option(
+        "--top-p",
+        type=float,
+        default=_DEFAULTS.top_p,
+        metavar="P",
+        help="Sample from the top probability mass P; 1: all.",
+    ),
+    click.option("--greedy", is_flag=True, help="Always take the most likely token."),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="Penalty on repeated tokens; 1: none.",
+    ),
+    click.option("--seed", type=int, default=_DEFAULTS.seed, metavar="N", help="Random seed."),
+    click.option("--return-full-text", is_flag=True, help="Print the prompt before the generated text."),
 )
 
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """Which model was named, if any; what it is read with, where and in what it computes; and how it is asked."""
+    """The checkpoint, if one is named; tokenizer, weights, device and type; and the sampling parameters."""
 
     reference: str | None
     tokenizer: str | None
@@ -74,8 +90,8 @@ def model_options(command: str) -> Callable[[_Function], _Function]:
     """Give a command RUN and the options of model and sampling; its function gets them as ``asked: ModelArguments``.
 
     The command then raises:
-        GenerationInvalid: values are out of their ranges; all of them are named.
-        BadUsage: two different models were named.
+        GenerationInvalid: sampling parameters are out of range; all of them are listed.
+        BadUsage: two different checkpoints are named.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -104,48 +120,48 @@ def model_options(command: str) -> Callable[[_Function], _Function]:
 
 
 def _named_model(command: str, *names: str | None) -> str | None:
-    """The one model that was named; None if none was."""
+    """The one checkpoint that is named; None if none is."""
     named = sorted({each for each in names if each is not None})
     if len(named) > 1:
-        raise BadUsage(command=command, complaint=f"two models are named: {named[0]} and {named[1]}")
+        raise BadUsage(command=command, complaint=f"two different checkpoints are named: {named[0]} and {named[1]}")
     return named[0] if named else None
 
 
 def read_text(path: Path, purpose: str) -> str:
-    """A file of prompts.
+    """The text of an input file.
 
     Raises:
-        PathMissing: there is none.
-        StorageFailed: the system refused to read it.
+        PathMissing: it does not exist.
+        StorageFailed: it could not be read.
     """
     if LOCAL.find(path) is None:
         raise PathMissing(path=path, purpose=purpose)
-    # Through a link, too: what a person hands over as input may be one.
+    # Resolved: an input file may be a symlink.
     return LOCAL.read_bytes(path.resolve(), limit_bytes=INPUT_LIMIT_BYTES).decode("utf-8-sig", "replace")
 
 
 def require_writable(command: str, path: Path | None, *inputs: Path | None) -> None:
-    """Find out before the work whether its result has a place.
+    """Check before the work that its result can be written.
 
     Raises:
-        PathMissing: there is no folder for it.
-        BadUsage: a folder stands there, or it is the input.
+        PathMissing: the directory of the output does not exist.
+        BadUsage: the output is a directory, or is the input.
     """
     if path is None:
         return
     if LOCAL.find(path.parent) is None:
-        raise PathMissing(path=path.parent, purpose="folder for the output")
+        raise PathMissing(path=path.parent, purpose="directory for the output")
     if path.is_dir():
-        raise BadUsage(command=command, complaint=f"--output is a folder: {path}")
+        raise BadUsage(command=command, complaint=f"--output is a directory: {path}")
     if any(given is not None and path.resolve() == given.resolve() for given in inputs):
-        raise BadUsage(command=command, complaint=f"--output is the input: {path}")
+        raise BadUsage(command=command, complaint=f"--output and the input are the same file: {path}")
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]], files: Files = LOCAL) -> None:
-    """Write one JSON object a line, all of them in one iso_time.
+    """Write one JSON object per line, atomically.
 
     Raises:
-        StorageFailed: the system refused; an older file is intact.
+        StorageFailed: it could not be written; an older file is intact.
     """
     data = "".join(json_line(record) + "\n" for record in records).encode()
     # crash here: the file of an earlier call or none, and a scratch file that the next call removes.
@@ -153,20 +169,20 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]], files: Files =
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """A record on one line."""
+    """A record as one line of JSON."""
     return json.dumps(record, allow_nan=False)
 
 
 def note_passed_over(output: Output, found: Found, *, before: Found | None = None) -> None:
-    """Say which newer checkpoints are not asked, and why; those that are known of ``before`` were said already."""
-    told = set() if before is None else {over.name for over in before.passed_over}
+    """Print which newer checkpoints are skipped and why; not again those of ``before``."""
+    printed = set() if before is None else {over.name for over in before.passed_over}
     for over in found.passed_over:
-        if over.name not in told:
-            output.note(f"passed over {over.name}: {over.reason}")
+        if over.name not in printed:
+            output.note(f"skipped {over.name}: {over.reason}")
     if before is not None and before.name != found.name:
-        output.note(f"took {found.name} in place of {before.name}")
+        output.note(f"using {found.name} instead of {before.name}")
 
 
 def passed_over_fields(found: Found) -> list[dict[str, str]]:
-    """The same for a document."""
+    """The skipped checkpoints as JSON fields."""
     return [{"name": over.name, "reason": over.reason} for over in found.passed_over]

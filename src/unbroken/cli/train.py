@@ -1,7 +1,7 @@
-"""``unbroken train``: start a run of the GPT trainer, or go on with it; the same command does both.
+"""``unbroken train``: starts or resumes a run of the GPT trainer.
 
-The parent of the job: it checks the config, and what the run was started with, before any process exists, and needs
-neither torch nor numpy for it.
+This is the parent process of the job: it checks the config against the run before it starts a process, and imports
+neither torch nor numpy.
 """
 
 import importlib.util
@@ -32,14 +32,34 @@ MODULE: Final = "unbroken.gpt"
 SCHEMA: Final = "unbroken.train/1"
 
 
-@as_command("train", context_settings={"ignore_unknown_options": True})
+@as_command(
+    "train",
+    examples=(
+        ("unbroken train config.yaml", "start, or resume where the last job ended"),
+        ("unbroken train config.yaml --nproc-per-node 8", "on 8 GPUs of this node"),
+        ("unbroken train config.yaml training.max_steps=2000", "with an override"),
+        ("unbroken train config.yaml --accept optimizer.learning_rate", "resume with a change"),
+    ),
+    exit_codes={
+        0: "target reached, or stopped cleanly (see --stopped-exit-code)",
+        2: "the command or the config is wrong",
+        4: "the data is missing, changed or exhausted",
+        6: "the resume would not be exact",
+        7: "another job holds the run",
+        8: "the loss is NaN or infinite",
+        74: "storage failed; the last checkpoint is intact",
+    },
+    context_settings={"ignore_unknown_options": True},
+)
 @config_arguments
-@click.option("--accept", multiple=True, metavar="NAME", help="Accept a change to the run by name; repeatable.")
-@click.option("--resume", metavar="WHAT", help="auto, scratch, or a checkpoint to go back to, once.")
-@click.option("--force", is_flag=True, help="With --resume scratch: set the checkpoints that are there aside.")
+@click.option(
+    "--accept", multiple=True, metavar="NAME", help="Accept a change since the run started, by name; repeatable."
+)
+@click.option("--resume", metavar="WHAT", help="auto, scratch, or a checkpoint to rewind to (once).")
+@click.option("--force", is_flag=True, help="With --resume scratch: move existing checkpoints to abandoned/.")
 @allowance_options
-@click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="Nothing: there is no probe to skip.")
-@click.option("--until-done", is_flag=True, help="Job after job until the target is reached, as unbroken launch.")
+@click.option("--skip-runtime-probe", is_flag=True, hidden=True, help="No effect; accepted for compatibility.")
+@click.option("--until-done", is_flag=True, help="Restart until the target is reached, as unbroken launch does.")
 @launch_options(PROGRAM)
 def command(
     output: Output,
@@ -53,27 +73,29 @@ def command(
     asked: LaunchArguments,
     **allowed: bool,
 ) -> int:
-    """Start a run, or go on with it: the same command does both.
+    """Start or resume a GPT training run.
 
-    CONFIG is a YAML or JSON file. OVERRIDE is --section.field value, --section.field=value or section.field=value.
-    Problems of the config are all told before anything is started. Exit codes: unbroken explain exit-codes.
-    With --json standard output carries one JSON object per line (start, step, evaluation, checkpoint, end).
+    CONFIG is a YAML or JSON file. OVERRIDE is section.field=value, --section.field=value or --section.field value.
+
+    The same command starts a run and resumes it from its newest usable checkpoint. All problems of the config are
+    reported before a process is started. With --json, standard output carries one JSON object per line (start, step,
+    evaluation, checkpoint, end).
     """
     if is_quiet_by_environment() and not output.verbose:
         output = replace(output, quiet=True)
     words = [*arguments, *allowance_overrides(allowed), *([] if resume is None else [f"training.resume={resume}"])]
     try:
-        options = _orders(output, words, named, accept, asked, force=force, until_done=until_done)
+        options = _launch_options(output, words, named, accept, asked, force=force, until_done=until_done)
         return launched(output, PROGRAM, SCHEMA, options, speaks_json=output.json)
-    except UnbrokenError as refused:
+    except UnbrokenError as error:
         if not output.json:
             raise
-        fields = as_json(refused)
+        fields = as_json(error)
         output.line(fields.pop("schema"), {"event": "error", **fields})
-        return refused.exit_code
+        return error.exit_code
 
 
-def _orders(
+def _launch_options(
     output: Output,
     written: Sequence[str],
     named: str | None,
@@ -83,16 +105,16 @@ def _orders(
     force: bool,
     until_done: bool,
 ) -> LaunchOptions:
-    """What is to be launched, after everything that can be refused without a process was looked at."""
+    """What to launch, after all checks that need no process."""
     taken = take_apart(written)
     path = config_path(PROGRAM, taken.rest, named, one="a run has one config")
     config = decode(read(path), taken.overrides, source=str(path)).config
     if force and without_tag(config.training.resume) != SCRATCH:
-        complaint = "--force is for --resume scratch: it sets the checkpoints that are there aside"
+        complaint = "--force needs --resume scratch: it moves existing checkpoints to abandoned/"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     if (asked.max_restarts or until_done) and without_tag(config.training.resume) == SCRATCH and not force:
         option = "--max-restarts" if asked.max_restarts else "--until-done"
-        complaint = f"with {option} a restart would ask for 'scratch' again and be refused; add --force to start once"
+        complaint = f"{option} with --resume scratch needs --force: without it the first restart would fail"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     require_directory(Path(config.training.output_dir))
     _require_startable(config, asked.shape, accept, force=force)
@@ -104,12 +126,12 @@ def _orders(
 
 
 def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, force: bool) -> None:
-    """Refuse what every process would refuse, once and before there is any."""
+    """Raise the errors that every rank would raise, once and before any of them is started."""
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing(purpose="training")
     if not Path(config.data.path).is_dir():
-        raise DataMissing(path=Path(config.data.path), lacks="the folder that data.path names does not exist")
-    # Processes that torchrun counts are not known here; the job looks again.
+        raise DataMissing(path=Path(config.data.path), lacks="the directory of data.path does not exist")
+    # With gpu, cpu or auto the number is not known here; the job checks again.
     ranks = shape.nodes.least * (shape.processes if isinstance(shape.processes, int) else 1)
     settled = resolve_run_config(config, ranks, accept=accept, force=force).config
     lanes = settled.global_batch_size(ranks) // settled.training.per_device_batch_size

@@ -8,9 +8,9 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def plural(number: int, noun: str) -> str:
-    """A count with its noun: ``1 part``, ``3 parts``."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """A count with its noun: ``1 part``, ``3 parts``; ``nouns`` is a plural that is not made by an s."""
+    return f"{count(number)} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def size(number_bytes: int) -> str:

@@ -137,7 +137,7 @@ HABITS: tuple[Mutation, ...] = (
          "history = rebuild_accepted(recorded, journal) if", "history = () if",
          f"{_STARTED}test_accepted_values_whose_record_is_missing_are_rebuilt_from_the_journal"),
     one("a missing config.json overlooked", "launch/run_config.py",
-         "not begins_anew and CONFIG not in accept", "False",
+         "not starts_over and CONFIG not in accept", "False",
          f"{_STARTED}test_a_run_with_checkpoints_and_no_config_json_is_refused_until_accepted"),
     one("accepted values of the run before kept by a new start", "gpt/run_files.py",
          "    if files.find(layout.accepted) is not None:\n", "    if False:\n",

@@ -44,7 +44,7 @@ HERE = (
 CLUSTERS = (
     # ---- Kubernetes ----
     one("a halted run started again by its cluster", "launch/kubernetes/documents.py",
-         "LEFT_TO_A_PERSON: Final = (2, 3, 4, 5, 6, 8)", "LEFT_TO_A_PERSON: Final = (2, 3, 5, 8)", _POLICY),
+         "NEEDS_ATTENTION: Final = (2, 3, 4, 5, 6, 8)", "NEEDS_ATTENTION: Final = (2, 3, 5, 8)", _POLICY),
     one("a halt forgiven because its machine was drained", "launch/kubernetes/documents.py",
          '"values": sorted(codes)}\n', '"values": sorted(codes)}\n\n\n_rules = lambda rules=_rules: rules()[::-1]\n',
          _POLICY),

@@ -144,7 +144,7 @@ def _looked_into(folder: Path) -> tuple[str, bool]:
         return "a directory written by an earlier export", True
     more = f" and {amounts.count(len(names) - _SHOWN)} more" if len(names) > _SHOWN else ""
     return (
-        f"a directory that was not written by an export (it contains {', '.join(map(printable, names[:_SHOWN]))}{more})",
+        f"a directory not written by an export (it contains {', '.join(map(printable, names[:_SHOWN]))}{more})",
         False,
     )
 

@@ -1,4 +1,4 @@
-"""The launcher's exit code and the one line that explains it: a pure function of how a job ended and what it told."""
+"""The exit code of a launch and the line that explains it: a pure function of how the job ended and its outcome."""
 
 import signal
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SIGNALLED: Final = 128
 
 @dataclass(frozen=True)
 class JobExit:
-    """How the processes of a job ended: the child's return code, negative for a signal, and what led to it."""
+    """How the processes of a job ended: the return code of the child, negative for a signal, and why."""
 
     returncode: int
     asked_by: signal.Signals | None = None
@@ -22,7 +22,7 @@ class JobExit:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """What the launcher says and exits with; status and class are None where the job told nothing."""
+    """Exit code and last line of a launch; status and class are None if the job reported no outcome."""
 
     exit_code: int
     line: str
@@ -32,22 +32,22 @@ class ExitReport:
 
 
 def exit_report(ended: JobExit, outcome: JobOutcome | None, *, stopped_exit_code: int) -> ExitReport:
-    """The durable outcome decides; without one, the code of the process itself."""
+    """Decided by the outcome of the job, without one by the exit code of its processes."""
     run = outcome.run if outcome else None
     if ended.was_interrupted_twice:
-        return ExitReport(EXIT_INTERRUPTED, "interrupted twice: left at once; the last commit stands", run=run)
+        return ExitReport(EXIT_INTERRUPTED, "interrupted twice: killed; the last checkpoint is intact", run=run)
     if outcome is None or not outcome.has_ended:
         code, how = _by_processes(ended.returncode)
         if ended.ran_out_of_time:
-            how += " after its time to save was over"
-        told = "told no outcome" if outcome is None else "began its run and told no outcome"
-        return ExitReport(code, f"the job {told}; {how}", run=run)
+            how += " after the shutdown timeout"
+        where = "" if outcome is None else " after it opened its run"
+        return ExitReport(code, f"the job {how}{where} and reported no outcome", run=run)
     is_stopped = outcome.status == "stopped" and outcome.exit_code == 0
     code = stopped_exit_code if is_stopped else outcome.exit_code
     line = f"{outcome.status}: {outcome.reason}" if outcome.reason else outcome.status
     if outcome.status == "completed" and ended.returncode != 0:
-        # The run is whole, whatever broke in what the script did with it; but that is not hidden.
-        line += f"; what came after it ended badly: {_way(ended.returncode)}"
+        # The run is complete, whatever the script did afterwards; but a failure there is not hidden.
+        line += f"; but the script failed afterwards: {_way(ended.returncode)}"
     return ExitReport(code, line, outcome.status, outcome.outcome_class, run)
 
 
@@ -57,15 +57,15 @@ def _way(returncode: int) -> str:
 
 def _by_processes(code: int) -> tuple[int, str]:
     if code < 0:
-        return SIGNALLED - code, f"{signal_name(-code)} ended it"
+        return SIGNALLED - code, f"was killed by {signal_name(-code)}"
     if code - SIGNALLED in signal.valid_signals():
-        # As a shell tells it, and torchrun's agent: what ended one of the processes below.
-        return code, f"{signal_name(code - SIGNALLED)} ended it"
-    return code, "its own exit code stands"
+        # The convention of shells and of our torchrun agent: a process below was killed.
+        return code, f"was killed by {signal_name(code - SIGNALLED)}"
+    return code, "exited"
 
 
 def signal_name(number: int) -> str:
-    """``SIGTERM`` for 15; a number the system has no name for stays one."""
+    """``SIGTERM`` for 15; ``signal N`` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""One launch from its first job to its exit code: start, watch, read the outcome, start again where that helps."""
+"""One launch: start a job, supervise it, read its outcome, restart it if the policy says so, return the exit code."""
 
 import signal
 import socket
@@ -24,7 +24,7 @@ _ALLOCATION: Final = "SLURM_JOB_ID"
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What one launch was asked to do; ``max_restarts`` is None for as many as bring the run further."""
+    """What to launch and how; ``max_restarts`` None is unlimited while the run makes progress."""
 
     target: Target
     shape: Shape = Shape()
@@ -38,11 +38,11 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What a launch takes from the machine: environment, interpreter, a directory of its own, clocks, voice."""
+    """What a launch needs from the machine: environment, interpreter, temporary directory, clocks, output."""
 
     environ: Mapping[str, str]
     python: str
-    place: Path
+    directory: Path
     clock: Callable[[], float]
     now_s: Callable[[], float]
     say: Say
@@ -58,10 +58,10 @@ class LaunchResult:
 
 
 def launch(options: LaunchOptions, context: LaunchContext) -> LaunchResult:
-    """Run jobs until one needs no successor here.
+    """Run jobs until one is not restarted.
 
     Raises:
-        TorchMissing: several processes were asked for and there is no torch.
+        TorchMissing: several processes need torch, which is not installed.
     """
     torchrun_options = _torchrun_options(options)
     policy = _policy(options, context.environ)
@@ -70,10 +70,10 @@ def launch(options: LaunchOptions, context: LaunchContext) -> LaunchResult:
     attempts: tuple[Attempt, ...] = ()
     run = options.run
     while True:
-        path = context.place / f"outcome-{len(attempts)}.json"
+        path = context.directory / f"outcome-{len(attempts)}.json"
         before = last_job(run)
-        watch = _start(options, context, path, torchrun_options, waited)
-        ended = watch.wait()
+        job = _start(options, context, path, torchrun_options, waited)
+        ended = job.wait()
         outcome = _outcome(path, context, run, before)
         run = Path(outcome.run) if outcome else run
         report = exit_report(ended, outcome, stopped_exit_code=options.stopped_exit_code)
@@ -81,15 +81,15 @@ def launch(options: LaunchOptions, context: LaunchContext) -> LaunchResult:
         following = decide(attempts, policy)
         if isinstance(following, NoRestart):
             return LaunchResult(_with_reason(report, following.reason), len(attempts))
-        watch.end_leftovers()
+        job.end_leftovers()
         if not _waited_out(following, report, context, waited, _count(len(attempts), policy.max_restarts)):
-            return LaunchResult(_with_reason(report, "asked to stop before the next restart"), len(attempts))
+            return LaunchResult(_with_reason(report, "stopped by a signal before the restart"), len(attempts))
 
 
 def _policy(options: LaunchOptions, environ: Mapping[str, str]) -> Policy:
     most = options.max_restarts
     if options.shape.rendezvous is not None:
-        # The restarts asked for are those of torchrun, whose agents meet again after each.
+        # With a rendezvous torchrun itself does the restarts.
         most = None if options.until_done else 0
     return Policy(most, options.restart_delay_s, options.until_done, _ALLOCATION in environ)
 
@@ -156,17 +156,17 @@ def _free_port() -> int:
 
 
 def _outcome(path: Path, context: LaunchContext, run: Path | None, before: int | None) -> JobOutcome | None:
-    told = _told(path, context.say)
-    if told is not None and told.has_ended:
-        return told
-    return recorded_outcome(run, after_job=before, now_s=context.now_s(), process_of=process_of) or told
+    reported = _reported(path, context.say)
+    if reported is not None and reported.has_ended:
+        return reported
+    return recorded_outcome(run, after_job=before, now_s=context.now_s(), process_of=process_of) or reported
 
 
-def _told(path: Path, say: Say) -> JobOutcome | None:
+def _reported(path: Path, say: Say) -> JobOutcome | None:
     try:
         return job_files.read_outcome(path)
     except (RecordDamaged, StorageFailed) as refusal:
-        say(f"what the job told of its outcome cannot be used: {refusal.headline()}")
+        say(f"ignoring the outcome file of the job: {refusal.headline()}")
         return None
 
 
@@ -175,11 +175,11 @@ def _with_reason(report: ExitReport, reason: str | None) -> ExitReport:
 
 
 def _waited_out(
-    again: Restart, report: ExitReport, context: LaunchContext, waited: frozenset[signal.Signals], count: str
+    restart: Restart, report: ExitReport, context: LaunchContext, waited: frozenset[signal.Signals], count: str
 ) -> bool:
-    """Whether the time until a restart passed without a signal."""
-    context.say(f"{report.line} (exit code {report.exit_code}); restart {count} in {again.delay_s:g} s")
-    end_s = context.clock() + again.delay_s
+    """Whether the delay before a restart passed without a signal."""
+    context.say(f"{report.line} (exit code {report.exit_code}); restart {count} in {restart.delay_s:g} s")
+    end_s = context.clock() + restart.delay_s
     while (left_s := end_s - context.clock()) > 0:
         number = next_signal(waited, left_s)
         if number is not None and number != signal.SIGCHLD:

@@ -14,7 +14,7 @@ from tests.unit.launch.kubernetes_schema import Refused, check
 from unbroken.cli import run as run_command
 from unbroken.cli import train as train_command
 from unbroken.errors import ManifestUnfit, PeerLost
-from unbroken.launch.kubernetes.documents import LEFT_TO_A_PERSON, documents
+from unbroken.launch.kubernetes.documents import NEEDS_ATTENTION, documents
 from unbroken.launch.kubernetes.options import (
     KINDS,
     Grace,
@@ -374,4 +374,4 @@ def test_the_documents_are_plain_json() -> None:
 
 @pytest.mark.promise("U5")
 def test_a_pod_that_lost_another_rank_is_started_again() -> None:
-    assert PeerLost.exit_code not in LEFT_TO_A_PERSON
+    assert PeerLost.exit_code not in NEEDS_ATTENTION

@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes: from options to the documents that the API server takes, as pure functions."""
+"""Kubernetes manifests: options, documents, text, as pure functions."""

@@ -1,7 +1,7 @@
-"""The documents of each kind of manifest: a Job, a JobSet, a PyTorchJob, and what each needs beside it.
+"""The documents of a manifest: a Job, JobSet or PyTorchJob with its pod, and the Service, claim and ConfigMap it needs.
 
-What an exit code means is decided once: a clean stop and a lost machine are started again and count for nothing, a
-crash is started again and counts, and what a person must decide is never started again.
+Exit codes are mapped to restarts in one place: a clean stop or a lost node restarts without being counted, a crash
+restarts and is counted, and an error that needs attention is never restarted.
 """
 
 import re
@@ -13,7 +13,7 @@ from unbroken.launch.kubernetes.options import SUFFIXES, ManifestOptions
 
 Document = dict[str, Any]
 
-# Of a clean stop, where a policy on exit codes starts the pod again.
+# Exit code of a clean stop, which the podFailurePolicy ignores.
 STOPPED: Final = 75
 CONFIG_FOLDER: Final = "/etc/unbroken"
 PORT: Final = 29500
@@ -25,38 +25,40 @@ _INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index'
 
 
 def labels(options: ManifestOptions) -> dict[str, str]:
-    """What marks every object of a manifest."""
+    """The labels of every object of a manifest."""
     return {"app.kubernetes.io/name": "unbroken", INSTANCE: options.name}
 
 
 def metadata(options: ManifestOptions, name: str | None = None) -> Document:
     """Name, namespace and labels of an object."""
-    place = {"namespace": options.namespace} if options.namespace else {}
-    return {"name": name or options.name, **place, "labels": labels(options)}
+    namespace = {"namespace": options.namespace} if options.namespace else {}
+    return {"name": name or options.name, **namespace, "labels": labels(options)}
 
 
-def meeting_by_index(options: ManifestOptions, first: str) -> list[str]:
-    """The words by which the nodes of an indexed job find each other; ``first`` is the host name of node 0."""
-    return _meeting(options, RANK, first, str(PORT))
+def rendezvous_by_index(options: ManifestOptions, first: str) -> list[str]:
+    """The node options of an indexed job; ``first`` is the host name of node 0."""
+    return _rendezvous(options, RANK, first, str(PORT))
 
 
-def meeting_by_operator(options: ManifestOptions) -> list[str]:
-    """The same where the training operator tells each pod its place."""
-    return _meeting(options, "RANK", "$(MASTER_ADDR)", "$(MASTER_PORT)")
+def rendezvous_by_operator(options: ManifestOptions) -> list[str]:
+    """The same with the variables that the training operator sets in each pod."""
+    return _rendezvous(options, "RANK", "$(MASTER_ADDR)", "$(MASTER_PORT)")
 
 
-def _meeting(options: ManifestOptions, rank: str, address: str, port: str) -> list[str]:
+def _rendezvous(options: ManifestOptions, rank: str, address: str, port: str) -> list[str]:
     if options.nodes == 1:
         return []
     return [f"--nnodes={options.nodes}", f"--node-rank=$({rank})", f"--master-addr={address}", f"--master-port={port}"]
 
 
-def command_line(options: ManifestOptions, meeting: list[str], stopped: int = STOPPED, restarts: int = 0) -> list[str]:
-    """The command of a pod: the launcher, its flags, and the program."""
+def command_line(
+    options: ManifestOptions, rendezvous: list[str], stopped: int = STOPPED, restarts: int = 0
+) -> list[str]:
+    """The command of a pod: the launcher, its options and the program."""
     program = options.program
     processes = options.gpus or (1 if options.nodes > 1 else 0)
     flags = [f"--nproc-per-node={processes}"] if processes else []
-    flags += meeting
+    flags += rendezvous
     flags += [f"--max-restarts={restarts}"] if restarts else []
     flags += [f"--shutdown-timeout={options.grace.shutdown_timeout_s}", f"--stopped-exit-code={stopped}"]
     words = [_literal(word) for word in program.words]
@@ -66,14 +68,14 @@ def command_line(options: ManifestOptions, meeting: list[str], stopped: int = ST
 
 
 def _literal(word: str) -> str:
-    """A word of the user's, which is no variable of the pod's: Kubernetes expands ``$(NAME)`` and halves ``$$``."""
+    """A word of the user, escaped: Kubernetes expands ``$(NAME)`` and turns ``$$`` into ``$``."""
     return re.sub(r"\$(?=[$(])", "$$", word)
 
 
 def pod_template(
     options: ManifestOptions, command: list[str], *, container: str = "train", is_indexed: bool = False
 ) -> Document:
-    """The template of a pod; whoever owns it adds how it is restarted."""
+    """The pod template; the workload that contains it adds the restart policy."""
     spec: Document = {
         "terminationGracePeriodSeconds": options.grace.seconds,
         "automountServiceAccountToken": False,
@@ -115,7 +117,7 @@ def _container(options: ManifestOptions, command: list[str], name: str, *, is_in
 
 
 def _environment(options: ManifestOptions, *, is_indexed: bool) -> list[Document]:
-    # A user id that the image has no name for: compilers ask for a name and a home.
+    # The user id may have no entry in the image, and compilers need a name and a home.
     found: list[Document] = [
         {"name": "HOME", "value": _HOME},
         {"name": "USER", "value": "unbroken"},
@@ -145,28 +147,28 @@ def _volumes(options: ManifestOptions) -> list[Document]:
 
 
 def config_name(options: ManifestOptions) -> str:
-    """The object that carries the config."""
+    """The name of the ConfigMap with the config."""
     return f"{options.name}-config"
 
 
-# ---- the kinds ----
+# ---- the workloads ----
 
-# Usage, damage, data, no usable checkpoint, not exact, loss not finite: the next pod would end the same way.
-LEFT_TO_A_PERSON: Final = (2, 3, 4, 5, 6, 8)
-# The training operator starts a pod again only if its exit code is 128 or more.
+# Usage, damage, data, no usable checkpoint, not exact, loss NaN: the next pod would fail the same way.
+NEEDS_ATTENTION: Final = (2, 3, 4, 5, 6, 8)
+# The training operator restarts a pod only if its exit code is 128 or more.
 STOPPED_FOR_OPERATOR: Final = 143
 _TRAIN: Final = "train"
 _GROUP: Final = "node"
 
 
 def documents(options: ManifestOptions) -> list[Document]:
-    """Every document of a manifest, in the order a cluster is to be given them."""
+    """All documents of a manifest, in the order to apply them."""
     made = {"job": _job, "jobset": _job_set, "pytorchjob": _pytorch_job}[options.kind](options)
     return [*_claim(options), *_config(options), *made]
 
 
 def _job(options: ManifestOptions) -> list[Document]:
-    command = command_line(options, meeting_by_index(options, f"{options.name}{SUFFIXES['job']}0.{options.name}"))
+    command = command_line(options, rendezvous_by_index(options, f"{options.name}{SUFFIXES['job']}0.{options.name}"))
     spec = _job_spec(options, command, backoff_limit=options.restarts)
     service: list[Document] = []
     if options.nodes > 1:
@@ -177,7 +179,7 @@ def _job(options: ManifestOptions) -> list[Document]:
 
 def _job_spec(options: ManifestOptions, command: list[str], *, backoff_limit: int) -> Document:
     template = pod_template(options, command, container=_TRAIN, is_indexed=True)
-    # A policy on exit codes needs pods that the kubelet does not start again by itself.
+    # A podFailurePolicy needs pods that the kubelet does not restart itself.
     template["spec"] = {"restartPolicy": "Never", **template["spec"]}
     return {
         "completionMode": "Indexed",
@@ -191,9 +193,9 @@ def _job_spec(options: ManifestOptions, command: list[str], *, backoff_limit: in
 
 
 def _rules() -> list[Document]:
-    # The first rule that fits decides: a pod that halts while its machine is drained has halted all the same.
+    # The first matching rule applies: an error that needs attention counts even while the node is drained.
     return [
-        {"action": "FailJob", "onExitCodes": _exit_codes(*LEFT_TO_A_PERSON)},
+        {"action": "FailJob", "onExitCodes": _exit_codes(*NEEDS_ATTENTION)},
         {"action": "Ignore", "onExitCodes": _exit_codes(STOPPED)},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
@@ -205,8 +207,8 @@ def _exit_codes(*codes: int) -> Document:
 
 def _job_set(options: ManifestOptions) -> list[Document]:
     first = f"{options.name}{SUFFIXES['jobset']}0.{options.name}"
-    # No second pod in the same job: where one rank is lost the others end too, and all are started together.
-    spec = _job_spec(options, command_line(options, meeting_by_index(options, first)), backoff_limit=0)
+    # No second pod in the same Job: if one rank is lost the others exit too, and all are restarted together.
+    spec = _job_spec(options, command_line(options, rendezvous_by_index(options, first)), backoff_limit=0)
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -218,7 +220,7 @@ def _job_set(options: ManifestOptions) -> list[Document]:
                     "maxRestarts": options.restarts,
                     "rules": [
                         {
-                            "name": "leftToAPerson",
+                            "name": "needsAttention",
                             "action": "FailJobSet",
                             "onJobFailureReasons": ["PodFailurePolicy"],
                         }
@@ -231,7 +233,7 @@ def _job_set(options: ManifestOptions) -> list[Document]:
 
 
 def _pytorch_job(options: ManifestOptions) -> list[Document]:
-    command = command_line(options, meeting_by_operator(options), STOPPED_FOR_OPERATOR, options.restarts)
+    command = command_line(options, rendezvous_by_operator(options), STOPPED_FOR_OPERATOR, options.restarts)
     replicas = {"Master": _replicas(options, command, 1)}
     if options.nodes > 1:
         replicas["Worker"] = _replicas(options, command, options.nodes - 1)
@@ -246,7 +248,7 @@ def _pytorch_job(options: ManifestOptions) -> list[Document]:
 
 
 def _replicas(options: ManifestOptions, command: list[str], count: int) -> Document:
-    # The operator looks for a container of this name, and sets the pods' own policy itself.
+    # The operator requires this container name, and sets the restart policy of the pods itself.
     template = pod_template(options, command, container="pytorch")
     return {"replicas": count, "restartPolicy": "ExitCode", "template": template}
 

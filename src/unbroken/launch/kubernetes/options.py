@@ -1,4 +1,4 @@
-"""What a manifest is asked to describe, and everything that stands in its way, all at once."""
+"""The options of a manifest, the grace period, and the checks that report all problems at once."""
 
 import math
 import posixpath
@@ -14,7 +14,7 @@ from unbroken.records.journal import Fact
 
 # ---- the grace period ----
 
-# Between the launcher's own limit and the kubelet's: what it takes to say how it ended.
+# From the launcher's shutdown timeout to the kubelet's SIGKILL: time to write the outcome.
 MARGIN_S: Final = 15
 _ROUNDED_TO_S: Final = 10
 _LEAST_S: Final = 30
@@ -22,7 +22,7 @@ _LEAST_S: Final = 30
 
 @dataclass(frozen=True)
 class Grace:
-    """Seconds from SIGTERM to SIGKILL, how many a save needs of them, and how that is known."""
+    """Seconds from SIGTERM to SIGKILL, how many of them a save needs, and how that is known."""
 
     seconds: int
     needed_s: float
@@ -30,12 +30,12 @@ class Grace:
 
     @property
     def shutdown_timeout_s(self) -> int:
-        """How long the launcher waits, so that it ends before it is killed."""
+        """The shutdown timeout of the launcher, so that it exits before it is killed."""
         return max(self.seconds - MARGIN_S, 1)
 
 
 def grace_of(facts: Iterable[Fact], asked_s: int | None = None) -> Grace:
-    """The grace period that a run's journal asks for, or the one a person does; a run without saves gets a guess."""
+    """The grace period: ``asked_s``, or learned from the saves in the journal, or a default for a run without saves."""
     reserve = learned_reserve(facts)
     is_measured = bool(reserve.saves_s)
     needed_s = reserve.seconds() if is_measured else 0.0
@@ -44,7 +44,7 @@ def grace_of(facts: Iterable[Fact], asked_s: int | None = None) -> Grace:
         slowest = amounts.duration(max(reserve.saves_s))
         because = f"the slowest of the last {amounts.plural(len(reserve.saves_s), 'save')} took {slowest}"
     else:
-        because = "no save was measured yet; make the manifest again when one was"
+        because = "no save measured yet; generate the manifest again after the first one"
     return Grace(learned_s if asked_s is None else asked_s, needed_s, because)
 
 
@@ -52,16 +52,16 @@ def _rounded_up(seconds: float) -> int:
     return math.ceil(seconds / _ROUNDED_TO_S) * _ROUNDED_TO_S
 
 
-# ---- what is asked for ----
+# ---- options ----
 
 Kind = Literal["job", "jobset", "pytorchjob"]
 KINDS: Final[tuple[Kind, ...]] = ("job", "jobset", "pytorchjob")
-# What a pod's host name adds to the manifest's name, before the number of the node.
+# The part of a pod's host name between the name of the workload and the node index.
 SUFFIXES: Final[dict[Kind, str]] = {"job": "-", "jobset": "-node-0-", "pytorchjob": "-worker-"}
 _LABEL_LENGTH: Final = 63
-# RFC 1035, the narrower of the two forms: the name is that of a service too.
+# RFC 1035, the stricter of the two forms: the Service has the same name.
 _LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-# RFC 1123: what claims, secrets and classes of others may be called.
+# RFC 1123: names of claims, secrets and storage classes.
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _SUBDOMAIN_LENGTH: Final = 253
 _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w.\-/:]*(@sha256:[0-9a-f]{64})?")
@@ -70,14 +70,14 @@ _QUANTITY: Final = re.compile(r"(?=.*[1-9])\d+(\.\d+)?(m|k|[KMGTPE]i?|[eE]\d{1,2
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What runs in a pod: ``unbroken train`` with its words, or ``unbroken run`` with a script's.
+    """What runs in a pod: ``unbroken train`` with a config, or ``unbroken run`` with a script.
 
     Attributes:
         verb: ``train`` or ``run``.
         words: the config and its overrides, or the script and its arguments.
-        run: the run directory, as the program knows it.
-        config: the config's text, which goes along in the manifest; None for a script, which is in the image.
-        config_file: what its file is called in the pod.
+        run: the run directory, as given to the program.
+        config: the text of the config, embedded in the manifest; None for a script, which is in the image.
+        config_file: the file name of the config in the pod.
     """
 
     verb: Literal["train", "run"]
@@ -89,7 +89,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    """Everything a manifest is made from."""
+    """All options of a manifest."""
 
     kind: Kind
     name: str
@@ -112,21 +112,21 @@ class ManifestOptions:
 
     @property
     def claim_name(self) -> str:
-        """The claim that the run directory lies on."""
+        """The PersistentVolumeClaim of the run directory."""
         return self.claim or self.name
 
 
 def named_after(run: str) -> str:
-    """A name for the manifest of a run: the last part of its directory, as far as a label can hold it."""
+    """The default name: the last part of the run directory, reduced to the characters of a label."""
     last = posixpath.basename(posixpath.normpath(run)).lower()
     return re.sub(r"[^a-z0-9]+", "-", last).strip("-") or "run"
 
 
 def require_fit(options: ManifestOptions) -> None:
-    """Pass if a cluster would take the manifest and the run would outlive its pods.
+    """Pass if the API server would accept the manifest and the run directory is on the volume.
 
     Raises:
-        ManifestUnfit: with everything that is wrong.
+        ManifestUnfit: lists all problems.
     """
     found = (*_wrong_names(options), *_wrong_amounts(options), *_wrong_places(options))
     if found:
@@ -136,19 +136,19 @@ def require_fit(options: ManifestOptions) -> None:
 def _wrong_names(options: ManifestOptions) -> Iterator[str]:
     longest = len(options.name + SUFFIXES[options.kind] + str(max(options.nodes - 1, 0)))
     if not _LABEL.fullmatch(options.name):
-        yield f"--name '{options.name}' is not lower-case letters, digits and dashes, beginning with a letter"
+        yield f"--name '{options.name}' must be lower-case letters, digits and dashes, starting with a letter"
     elif longest > _LABEL_LENGTH:
-        yield f"--name '{options.name}' is too long: a pod's name would have {longest} characters, {_LABEL_LENGTH} fit"
+        yield f"--name '{options.name}' is too long: a pod name would have {longest} of at most {_LABEL_LENGTH} characters"
     if options.namespace is not None and not _LABEL.fullmatch(options.namespace):
-        yield f"--namespace '{options.namespace}' is not lower-case letters, digits and dashes, beginning with a letter"
+        yield f"--namespace '{options.namespace}' must be lower-case letters, digits and dashes, starting with a letter"
     others = (("--claim", options.claim), ("--storage-class", options.storage_class))
     for option, name in (*others, *(("--secret", secret) for secret in options.secrets)):
         if name and not (_SUBDOMAIN.fullmatch(name) and len(name) <= _SUBDOMAIN_LENGTH):
-            yield f"{option} '{name}' is no name of an object: lower-case letters, digits, dashes and dots"
+            yield f"{option} '{name}' is not a valid name: lower-case letters, digits, dashes and dots"
     if not options.image:
-        yield "--image is missing: the image that has unbroken, torch and your code in it"
+        yield "missing option --image: the image with unbroken, torch and your code"
     elif not _IMAGE.fullmatch(options.image):
-        yield f"--image '{options.image}' is no name of an image, such as registry.example.org/team/train:1.4"
+        yield f"--image '{options.image}' is not an image name such as team/train:1.4"
 
 
 def _wrong_amounts(options: ManifestOptions) -> Iterator[str]:
@@ -159,28 +159,28 @@ def _wrong_amounts(options: ManifestOptions) -> Iterator[str]:
     )
     for option, text in bytes_of:
         if text is not None and (not _QUANTITY.fullmatch(text) or text.endswith("m")):
-            yield f"{option} '{text}' is no quantity of bytes, such as 64Gi"
+            yield f"{option} '{text}' is not a quantity such as 64Gi"
     if options.cpu is not None and not _QUANTITY.fullmatch(options.cpu):
-        yield f"--cpu '{options.cpu}' is no quantity of processors, such as 8 or 1500m"
+        yield f"--cpu '{options.cpu}' is not a quantity such as 8 or 1500m"
     if options.storage_class and not options.storage:
-        yield "--storage-class is of a claim that --storage makes, and no --storage is given"
+        yield "--storage-class needs --storage"
     if options.grace.seconds < options.grace.needed_s:
         needed = f"{options.grace.needed_s:.0f}"
-        yield f"--grace {options.grace.seconds} is too short: {needed} s are needed ({options.grace.because})"
+        yield f"--grace {options.grace.seconds} is too short: a save needs {needed} s ({options.grace.because})"
 
 
 def _wrong_places(options: ManifestOptions) -> Iterator[str]:
     mount = options.mount
     for option, path in (("--mount", mount), ("the run directory", options.program.run)):
         if not path.isprintable():
-            yield f"{option} {path!r} holds a line break or control character"
+            yield f"{option} {path!r} contains a line break or control character"
     if not mount.startswith("/") or posixpath.normpath(mount) != mount or mount == "/" or ":" in mount:
-        yield f"--mount '{mount}' is no absolute path of a folder, such as /runs"
+        yield f"--mount '{mount}' is not an absolute directory such as /runs"
     run = options.program.run
     if not run:
-        yield "--run-dir is missing: the run directory, as the script knows it; it must lie on the volume"
+        yield "missing option --run-dir: the run directory of the script, on the volume"
     elif not f"{posixpath.normpath(posixpath.join(mount, run))}/".startswith(f"{posixpath.normpath(mount)}/"):
-        yield f"the run directory '{run}' does not lie on the volume at {mount}: it would be lost with its pod"
+        yield f"the run directory '{run}' is not on the volume at {mount}: it would be lost with its pod"
     script = options.program.words[0]
     if options.program.verb == "run" and script != "-m" and not script.startswith("/"):
-        yield f"the script '{script}' is no absolute path in the image, nor -m MODULE: a pod begins in {mount}"
+        yield f"the script '{script}' must be an absolute path in the image, or -m MODULE: a pod starts in {mount}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.launch.slurm import commands
-from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_asked, pause_s
+from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_polled, pause_s
 from unbroken.records.layout import Layout
 from unbroken.records.stop import StopSources
 
@@ -34,15 +34,15 @@ def test_no_answer_takes_no_deadline_back() -> None:
     assert "did not name this job" in str(commands.parsed_end(""))
 
 
-def test_it_is_asked_only_where_nobody_set_a_limit_otherwise() -> None:
-    assert is_asked(None, {"SLURM_JOB_ID": "7"})
-    assert is_asked(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99"}), "the limit may be moved"
-    assert not is_asked(60.0, {"SLURM_JOB_ID": "7"})
-    assert not is_asked(None, {"SLURM_JOB_ID": "7", "UNBROKEN_MAX_RUNTIME": "60"})
-    assert not is_asked(None, {})
+def test_it_is_polled_only_where_nobody_set_a_limit_otherwise() -> None:
+    assert is_polled(None, {"SLURM_JOB_ID": "7"})
+    assert is_polled(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99"}), "the limit may be moved"
+    assert not is_polled(60.0, {"SLURM_JOB_ID": "7"})
+    assert not is_polled(None, {"SLURM_JOB_ID": "7", "UNBROKEN_MAX_RUNTIME": "60"})
+    assert not is_polled(None, {})
 
 
-def test_the_nearer_the_end_the_more_often_it_is_asked() -> None:
+def test_the_nearer_the_end_the_more_often_it_is_polled() -> None:
     assert [pause_s(left) for left in (None, 86_400.0, 100.0, 1.0, -5.0)] == [
         LONGEST_S,
         LONGEST_S,

@@ -72,7 +72,7 @@ def test_a_torch_free_command_loads_neither_torch_nor_numpy_nor_rich(arguments: 
 
 
 def test_every_command_is_watched_for_what_it_loads() -> None:
-    above_the_line = {name for name, entry in COMMANDS.items() if entry.place.startswith("unbroken.cli.")}
+    above_the_line = {name for name, entry in COMMANDS.items() if entry.target.startswith("unbroken.cli.")}
     assert {arguments[0] for arguments in TORCH_FREE} >= above_the_line
 
 

@@ -108,7 +108,7 @@ def _failures(ended: Any) -> list[Failure]:  # noqa: ANN401 -- torchrun's own er
 
 
 def _report_failure(failure: Failure, environ: Mapping[str, str]) -> int:
-    # If the run reported why it ended, the exit code of a rank adds nothing; a signal does, since the run cannot know it.
+    # If the run reported why it ended, the exit code of a rank adds nothing; a signal does: the run cannot know it.
     path = environ.get(job_files.ENVIRONMENT)
     is_reported = path is not None and _add_signal(failure, Path(path))
     if failure.code < 0 or not is_reported:

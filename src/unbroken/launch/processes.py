@@ -119,5 +119,5 @@ def kill_below(pid: int) -> None:
         if not victims:
             return
         send(victims, signal.SIGKILL)
-        # A process in an uninterruptible system call dies when the call returns; after a few seconds stop waiting for it.
+        # A process in an uninterruptible system call dies when the call returns; it is not waited for longer than that.
         time.sleep(_KILL_ROUND_S)

@@ -90,8 +90,8 @@ class SupervisedJob:
         self.say(f"{number.name} forwarded to the job, which has {self.shutdown_timeout_s:g} s to save and exit{hint}")
 
     def _receivers(self) -> list[int]:
-        # The workers and not torchrun, which would exit with a traceback and 1 even after a clean stop. Before it has any
-        # workers, torchrun itself.
+        # The workers and not torchrun, which would exit with a traceback and 1 even after a clean stop. Without workers
+        # yet, torchrun itself.
         workers = processes.workers_of(self.child.pid, processes.living()) if self.through_torchrun else []
         return workers or [self.child.pid]
 

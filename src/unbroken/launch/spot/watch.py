@@ -88,7 +88,7 @@ class SpotWatch:
         self._service, self._every_s = service, every_s
         self._ended = threading.Event()
         self._notice: Notice | None = None
-        self._is_trouble_told = False
+        self._is_reported = False
         self._thread = threading.Thread(target=self._run, name="unbroken-spot", daemon=True)
 
     def start(self) -> "SpotWatch":
@@ -122,13 +122,13 @@ class SpotWatch:
         try:
             found = self._service.poll()
         except (Unreachable, Unreadable) as trouble:
-            if not self._is_trouble_told:
+            if not self._is_reported:
                 _log.warning("cannot read spot notices: %s; trying again every %g s", trouble, self._every_s)
-            self._is_trouble_told = True
+            self._is_reported = True
             return False
-        if self._is_trouble_told:
+        if self._is_reported:
             _log.warning("spot notices can be read again")
-        self._is_trouble_told = False
+        self._is_reported = False
         if found is not None:
             _log.warning("preemption notice: %s", found.sentence())
             self._notice = found

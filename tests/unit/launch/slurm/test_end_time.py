@@ -95,7 +95,7 @@ def test_a_squeue_that_hangs_is_ended_and_said_to_have_given_no_answer(slurm: Pa
     answer = commands.run_command(["squeue"], timeout_s=2.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((slurm / "pid").read_text()), 0)
-    assert answer.code == commands.NO_ANSWER and "gave no answer in 2 s" in answer.complaint
+    assert answer.code == commands.NO_ANSWER and "gave no answer in 2 s" in answer.stderr
     _squeue(slurm, "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
     assert "Invalid job id" in str(commands.end_time({"SLURM_JOB_ID": "7"}))
 

@@ -138,7 +138,7 @@ def _wrong_names(options: ManifestOptions) -> Iterator[str]:
     if not _LABEL.fullmatch(options.name):
         yield f"--name '{options.name}' must be lower-case letters, digits and dashes, starting with a letter"
     elif longest > _LABEL_LENGTH:
-        yield f"--name '{options.name}' is too long: pod names would have {longest} of at most {_LABEL_LENGTH} characters"
+        yield f"--name '{options.name}' is too long: pod names would have {longest} characters, {_LABEL_LENGTH} fit"
     if options.namespace is not None and not _LABEL.fullmatch(options.namespace):
         yield f"--namespace '{options.namespace}' must be lower-case letters, digits and dashes, starting with a letter"
     others = (("--claim", options.claim), ("--storage-class", options.storage_class))

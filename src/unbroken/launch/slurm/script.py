@@ -196,8 +196,8 @@ def _chosen_run(work: Work) -> list[str]:
 
 def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
     unbroken = f"{for_shell(request.python)} -m unbroken"
-    # Explicit: a requeued job with fewer nodes inherits the old number of tasks. With --kill-on-bad-exit=0 the first rank
-    # that fails does not kill the one that writes the outcome.
+    # Explicit: a requeued job with fewer nodes inherits the old number of tasks. With --kill-on-bad-exit=0 the
+    # first rank that fails does not kill the one that writes the outcome.
     step = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
     step += f" --kill-on-bad-exit=0 --wait={_WAIT_FOR_NODES_S}"
     verb, words = _program(work)
@@ -210,8 +210,8 @@ def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
         # The rank of a node is known only inside its task.
         start = f"""bash -c 'exec "$0" -m unbroken {verb} {meeting} "$@"' {for_shell(request.python)} {options}"""
     return [
-        "# Runs the step, forwards the signal, and requeues this job if `unbroken outcome` is of class again, never after",
-        "# done, look or held. With --link nothing is started if the run is done, held or needs attention.",
+        "# Runs the step, forwards the signal, and requeues this job if `unbroken outcome` says again, never after done,",
+        "# look or held. With --link nothing is started if the run is done, held or needs attention.",
         f'exec {unbroken} slurm job "$run" --script {for_shell(path)} "$@" -- \\',
         f"    {step} \\",
         f"    {start}",

@@ -72,7 +72,7 @@ def test_a_word_is_left_to_torchrun_to_count(word: str) -> None:
         (Shape(1, TWO, 2, "n0"), "0 to 1"),
         (Shape(1, ONE, 1, "n0"), "0 to 0"),
         (Shape(1, Nodes(1, 2)), "--rdzv-endpoint HOST:PORT"),
-        (Shape(1, TWO, 1, None, 80, MEETING), "--node-rank and --master-port cannot be given"),
+        (Shape(1, TWO, 1, None, 80, MEETING), "--node-rank and --master-port cannot be used with"),
     ],
 )
 def test_options_about_nodes_that_do_not_fit_are_refused(shape: Shape, said: str) -> None:

@@ -38,7 +38,7 @@ def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocatio
         (None, 2, False),
         (JobOutcome("r", "running", 1, "again", ""), 137, True),
         (STORAGE, 74, True),
-        (JobOutcome("r", "error", 1, "look", "RuntimeError: connection reset by peer"), 1, True),
+        (JobOutcome("r", "error", 1, "look", "rank-raised: ValueError: the label is 1001 of 1000"), 1, False),
         (JobOutcome("r", "error", 3, "look", "damaged"), 3, False),
         (JobOutcome("r", "stopped", 130, "again", "interrupted"), 130, False),
         (JobOutcome("r", "stopped", 0, "again", "walltime"), 0, False),
@@ -60,15 +60,15 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again() -> None:
 def test_restarts_are_bounded() -> None:
     assert after(crash(1), max_restarts=0) == NoRestart()
     assert after(crash(1), crash(2), max_restarts=2) == Restart(1.0)
-    assert after(crash(1), crash(2), crash(3), max_restarts=2) == NoRestart("2 of 2 restarts are spent")
+    assert after(crash(1), crash(2), crash(3), max_restarts=2) == NoRestart("all 2 restarts used")
 
 
 def test_a_run_that_gets_no_further_is_given_up_after_three_restarts() -> None:
     assert after(crash(5), crash(7), crash(7), crash(7)) == Restart(4.0)
     stuck = after(crash(5), crash(7), crash(7), crash(7), crash(7))
-    assert stuck == NoRestart("no progress in 3 restarts: the run still resumes from step 7")
+    assert stuck == NoRestart("no progress after 3 restarts: the run still resumes from step 7")
     empty = after(*[crash(None)] * 4)
-    assert empty == NoRestart("no progress in 3 restarts: the run still has no usable checkpoint")
+    assert empty == NoRestart("no progress after 3 restarts: the run still has no usable checkpoint")
 
 
 def test_a_run_that_falls_back_makes_no_progress() -> None:
@@ -93,16 +93,16 @@ def test_the_delay_doubles_while_nothing_is_gained_and_starts_anew_with_progress
 def test_a_step_that_every_job_died_in_is_named(reached: int) -> None:
     stuck = after(*[crash(5, 137, reached=reached)] * 4)
     assert isinstance(stuck, NoRestart) and stuck.reason is not None
-    assert stuck.reason.startswith(f"3 restarts in a row ended at step {reached + 1:,}, which was never completed")
+    assert stuck.reason.startswith(f"3 restarts in a row failed at step {reached + 1:,};")
     assert stuck.reason.endswith("the run resumes from step 5")
 
 
 def test_jobs_that_died_in_different_steps_blame_none() -> None:
     stuck = after(*[crash(5, 137, reached=reached) for reached in (9, 8, 9, 6)])
-    said = "no progress in 3 restarts: the run still resumes from step 5; the jobs completed step 9, 8, 9 and 6"
+    said = "no progress after 3 restarts: the run still resumes from step 5; last completed steps: 9, 8, 9 and 6"
     assert stuck == NoRestart(said)
     one_unknown = after(crash(5), *[crash(5, 137, reached=9)] * 3)
-    assert isinstance(one_unknown, NoRestart) and "never completed" not in str(one_unknown.reason)
+    assert isinstance(one_unknown, NoRestart) and "failed at" not in str(one_unknown.reason)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_until_done_there_is_no_limit_while_the_run_gets_further_and_no_endless_
     assert until_done(*[stopped("walltime", step) for step in range(50)]) == Restart(1.0)
     assert isinstance(until_done(*[stopped("walltime", 7)] * 4), NoRestart)
     nameless = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
-    assert until_done(*[nameless] * 4) == NoRestart("no progress in 3 restarts: no job came as far as naming its run")
+    assert until_done(*[nameless] * 4) == NoRestart("no progress after 3 restarts: no job opened its run")
     assert until_done(*[stopped("walltime", step) for step in range(3)], max_restarts=2) == NoRestart(
-        "2 of 2 restarts are spent"
+        "all 2 restarts used"
     )
 
 
@@ -159,7 +159,7 @@ def test_what_broke_after_a_run_was_complete_is_said() -> None:
     completed = JobOutcome("r", "completed", 0, "done", "")
     for returncode, said in ((3, "exit code 3"), (-11, "SIGSEGV")):
         report = exit_report(JobExit(returncode), completed, stopped_exit_code=0)
-        assert report.line == f"completed; what came after it ended badly: {said}"
+        assert report.line == f"completed; but the script failed afterwards: {said}"
     assert exit_report(JobExit(0), completed, stopped_exit_code=0).line == "completed"
 
 
@@ -181,8 +181,12 @@ def test_without_an_outcome_the_process_decides() -> None:
 
 def test_a_code_above_128_is_told_as_the_signal_it_stands_for() -> None:
     begun = JobOutcome("runs/a", "running", 0, "held", "")
-    assert exit_report(JobExit(137), begun, stopped_exit_code=0).line.endswith("SIGKILL ended it")
-    assert exit_report(JobExit(250), begun, stopped_exit_code=0).line.endswith("its own exit code stands")
+    assert exit_report(JobExit(137), begun, stopped_exit_code=0).line.endswith(
+        "was killed by SIGKILL after it opened its run and reported no outcome"
+    )
+    assert exit_report(JobExit(250), begun, stopped_exit_code=0).line.endswith(
+        "exited after it opened its run and reported no outcome"
+    )
     assert code_of(JobExit(1), begun) == 1, "nobody guesses what a rank that says 1 died of"
     assert code_of(JobExit(1, signal.SIGUSR1)) == 1
 

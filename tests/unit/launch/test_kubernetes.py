@@ -116,7 +116,7 @@ def test_the_text_is_the_documents_with_remarks_and_always_the_same(kind: str) -
     assert list(yaml.safe_load_all(text)) == documents(options)
     assert text == manifest(options, "unbroken kubernetes")
     assert "&id" not in text and "*id" not in text
-    assert "kubectl delete -f FILE would delete it too" in text
+    assert "kubectl delete -f FILE deletes it too" in text
     assert text.count("  # From SIGTERM to SIGKILL: no save was measured yet") == 1
     assert f"kubectl patch {kind} a --type merge" in text and max(map(len, text.splitlines())) <= 120
 

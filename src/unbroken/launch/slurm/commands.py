@@ -40,7 +40,7 @@ def run_command(command: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Comm
     try:
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return CommandResult(NO_ANSWER, "", f"{command[0]} did not result within {timeout_s:g} s")
+        return CommandResult(NO_ANSWER, "", f"{command[0]} did not answer within {timeout_s:g} s")
     except OSError as refusal:
         return CommandResult(NOT_FOUND, "", f"{command[0]}: {refusal.strerror or refusal}")
     return CommandResult(ended.returncode, ended.stdout.strip(), ended.stderr.strip())

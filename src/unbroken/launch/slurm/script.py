@@ -210,8 +210,8 @@ def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
         # The rank of a node is known only inside its task.
         start = f"""bash -c 'exec "$0" -m unbroken {verb} {meeting} "$@"' {for_shell(request.python)} {options}"""
     return [
-        "# Runs the step, forwards the signal, and requeues this job if `unbroken outcome` says again, never after done,",
-        "# look or held. With --link nothing is started if the run is done, held or needs attention.",
+        "# Runs the step, forwards the signal, and requeues this job if `unbroken outcome` says again, never after",
+        "# done, look or held. With --link nothing is started if the run is done, held or needs attention.",
         f'exec {unbroken} slurm job "$run" --script {for_shell(path)} "$@" -- \\',
         f"    {step} \\",
         f"    {start}",

@@ -76,12 +76,14 @@ class Link:
 
     def word(self, key: str) -> str | None:
         """The word that was left under a key; None if there is none, or nobody to ask."""
-        if self._store is None:
-            return None
-        try:
-            return self._store.get(key).decode() if self._store.check([key]) else None
-        except RuntimeError:
-            return None
+        return _word_in(self._store, key)
+
+    def launchers_word(self, key: str) -> str | None:
+        """The word that a launcher, which knows nothing of our groups, left under a key of the store itself."""
+        store: Any = self._store
+        while isinstance(store, torch._C._distributed_c10d.PrefixStore):
+            store = store.underlying_store
+        return _word_in(store, key)
 
     def close(self) -> None:
         """Give back sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
@@ -97,6 +99,15 @@ class Link:
         if self._group is None:
             raise RuntimeError("the run was left: its ranks exchange nothing any more")
         return self._group
+
+
+def _word_in(store: "torch._C._distributed_c10d.Store | None", key: str) -> str | None:
+    if store is None:
+        return None
+    try:
+        return store.get(key).decode() if store.check([key]) else None
+    except RuntimeError:
+        return None
 
 
 def _wait_and_drop(group: object, vote: "dist.Work") -> None:

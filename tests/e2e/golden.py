@@ -209,8 +209,11 @@ def fixed_surroundings() -> Iterator[None]:
     before = dict(os.environ)
     now, clock = [time.monotonic()], (time.sleep, time.monotonic)
     os.environ |= {"COLUMNS": "80", "NO_COLOR": "1"}
-    time.sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
-    time.monotonic = lambda: now[0]
+
+    def sleep(seconds: float, /) -> None:
+        now[0] += seconds
+
+    time.sleep, time.monotonic = sleep, lambda: now[0]
     try:
         yield
     finally:

@@ -45,12 +45,12 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
 
     chained = Layout(folder / "runs" / "chained")
     history = read_history(chained)
-    assert [fact.values["world"] for fact in history.of_kind("job-start")] == [2, 1, 3, 2]
+    assert [fact.values["world_size"] for fact in history.of_kind("job-start")] == [2, 1, 3, 2]
     assert [(fact.job, fact.values["status"]) for fact in history.of_kind("job-end")] == [
         (2, "stopped"),
         (4, "completed"),
     ]
-    [passed] = history.of_kind("passed-over")
+    [passed] = history.of_kind("checkpoint-skipped")
     assert passed.job == 4
     assert (chained.checkpoints / "quarantine" / str(passed.text("name"))).is_dir()
     recomputed = read_metrics(chained).recomputed

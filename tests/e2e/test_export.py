@@ -39,7 +39,7 @@ def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_asked(unb
 
     model = save_run(tmp_path / "run")
     found = json.loads(unbroken("export", "run@1", "--to", "w.safetensors", "--dtype", "bf16", "--json").stdout)
-    assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/1", 1, "safetensors")
+    assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/2", 1, "safetensors")
     state = load_file(tmp_path / "w.safetensors")
     assert set(state) == set(model.state_dict())
     assert torch.equal(state["norm.weight"], (model.norm.weight - 0.25).bfloat16())

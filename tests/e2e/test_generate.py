@@ -29,7 +29,7 @@ def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Too
     ended = unbroken(*words, "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
-    assert found["schema"] == "unbroken.generate/1" and found["step"] == 2
+    assert found["schema"] == "unbroken.generate/2" and found["step"] == 2
     (said,) = found["texts"]
     assert (said["prompt"], said["prompt_tokens"]) == ("def ", 4)
     plain = unbroken(*words, "--return-full-text")

@@ -31,7 +31,7 @@ if sys.argv[1] == "hang":
     time.sleep(600)
 lease = acquire(layout.run, this_holder(), token="t", now_s=time.time(), process_of=process_of)
 journal = Journal(layout, lease.number, clock=time.time)
-journal.write("job-start", world=1)
+journal.write("job-start", world_size=1)
 signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path("hit").touch())
 pathlib.Path("ready").touch()
 ending = StopReason("done")

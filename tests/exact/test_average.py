@@ -78,4 +78,4 @@ def test_it_can_be_turned_on_off_and_changed_between_jobs_if_the_field_is_accept
     [ended] = spawn(1, gpt_world.train, plain, Job(), accept)
     assert ended.is_good and ended.value.is_completed, logs([ended])
     assert "ema_val_loss" not in bits(run)[STEPS]
-    assert all(not fact.values["without_difference"] for fact in read_history(Layout(run)).of_kind("accept"))
+    assert all(not fact.values["unused"] for fact in read_history(Layout(run)).of_kind("accept"))

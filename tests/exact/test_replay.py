@@ -63,7 +63,7 @@ def test_a_history_of_one_two_and_three_ranks_is_recomputed_on_any_number(
     ends = {1: ("2", "final"), 2: ("2", "checkpoint-4"), 3: ("4", "latest")}[ranks]
     code, found = told(unbroken, made, *ends, "--nproc-per-node", str(ranks))
     assert code == 0, found
-    assert found["world"] == ranks and found["is_equal"] and found["directory"] is None
+    assert found["world_size"] == ranks and found["is_equal"] and found["directory"] is None
     assert found["metrics"]["agreeing"] == found["metrics"]["steps"] == found["steps"]
     assert {"loss", "grad_norm", "lr", "tokens"} <= set(found["metrics"]["names"])
     # Weights, both moments, steps, generators; and the position in the data among the values.

@@ -29,11 +29,11 @@ def test_a_manifest_is_these_bytes() -> None:
         metrics={"loss": 0.5},
     )
     assert encode(manifest) == (
-        b'{"body":{"block_bytes":16777216,"digest":"xxh3-128","facts":{},"fingerprint":null,"id":"j1-7-7b","job":"j1",'
-        b'"kind":"periodic","metrics":{"loss":0.5},"origin":"Z\xc3\xbcrich","parts":[{"bytes":2,'
+        b'{"body":{"block_bytes":16777216,"digest":"xxh3-128","fingerprint":null,"id":"j1-7-7b","job":"j1",'
+        b'"kind":"periodic","metadata":{},"metrics":{"loss":0.5},"origin":"Z\xc3\xbcrich","parts":[{"bytes":2,'
         b'"digest":"dc7048f8f8747f561349cde127705c16","name":"a.json"}],"saved_at_ns":123,"step":7,'
-        b'"tensors":{"w":["float32",[2,3],"00ff"]}},"digest":"xxh3-128:860c644f1e4f3b50a695466a5a69a70f",'
-        b'"format":"unbroken.checkpoint/1"}\n'
+        b'"tensors":{"w":["float32",[2,3],"00ff"]}},"digest":"xxh3-128:ed4f68bd8553a2bfb6b4bb28d0815028",'
+        b'"format":"unbroken.checkpoint/2"}\n'
     )
 
 

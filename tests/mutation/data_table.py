@@ -27,7 +27,7 @@ DATA = (
     one("offsets that decrease handed out", "data/corpus/shards.py",
          " or (found[1:] < found[:-1]).any():", ":", f"{_SHARDS}test_entries_that_break_a_rule_are_named"),
     one("list of shards not proven", "data/corpus/listing.py",
-         " or not found.is_proven:", ":",
+         " or not found.is_verified:", ":",
          "tests/format/test_shards.py::test_every_flipped_bit_and_every_cut_of_a_list_is_seen"),
     one("records of a tokenization not proven", "store/envelope.py",
          "    return body if sealed_bare(body) == data else None\n", "    return body\n",

@@ -13,15 +13,15 @@ _CHECKER = "tests/unit/testing/test_exactness.py::"
 PROOF: tuple[Mutation, ...] = (
     # ---- bugs of a resume, planted behind every proof of the house, that the exactness checker must see ----
     one("optimizer state not restored", "state/restore.py",
-         "        _prove(source, plan, world)\n",
-         "        _prove(source, plan, world)\n"
+         "        _verify_live(source, plan, world)\n",
+         "        _verify_live(source, plan, world)\n"
          "        for item in items:\n"
          "            if item.name == 'optimizer':\n"
          "                item.optimizer.state.clear()\n",
          _KILLED),
     one("optimizer state not restored, under `unbroken prove`", "state/restore.py",
-         "        _prove(source, plan, world)\n",
-         "        _prove(source, plan, world)\n"
+         "        _verify_live(source, plan, world)\n",
+         "        _verify_live(source, plan, world)\n"
          "        for item in items:\n"
          "            if item.name == 'optimizer':\n"
          "                item.optimizer.state.clear()\n",
@@ -37,9 +37,9 @@ PROOF: tuple[Mutation, ...] = (
     one("cursor off by one", "state/cursor.py",
          "        for done in range(self.served):\n", "        for done in range(self.served - 1):\n", _KILLED),
     one("scheduler reset", "state/restore.py",
-         "        item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
+         "        item.give(plan.fresh.settle(item, cast(\"State\", state)))\n",
          "        if item.name != 'scheduler':\n"
-         "            item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
+         "            item.give(plan.fresh.settle(item, cast(\"State\", state)))\n",
          _KILLED),
     one("dropout that depends on the rank", "exact/reducer.py",
          "            generators.enter(at)\n", "            generators.enter(plan.rank)\n", _RESIZED),

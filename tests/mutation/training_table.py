@@ -65,7 +65,7 @@ TRAINING = (
          "tests/unit/exact/test_generators.py::"
          "test_a_lanes_numbers_follow_from_seed_step_and_lane_alone"),
     one("generators kept by the lanes", "exact/lane_rng.py",
-         "        restore_generators(self._before, self._devices)\n", "        pass\n",
+         "        restore_rng(self._before, self._devices)\n", "        pass\n",
          "tests/unit/exact/test_generators.py::"
          "test_after_the_lanes_the_generators_go_on_as_if_there_had_been_none"),
     one("norm added shard by shard", "exact/norm.py",

@@ -60,7 +60,7 @@ def command(
         "checkpoint": loaded.name,
         "step": loaded.step,
         "is_averaged": ema,
-        "passed_over": passed_over_fields(loaded.found),
+        "skipped_checkpoints": passed_over_fields(loaded.found),
         # JSON has no NaN.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
@@ -77,4 +77,4 @@ def command(
             ]
         )
 
-    output.document("unbroken.evaluate/1", fields, text)
+    output.document("unbroken.evaluate/2", fields, text)

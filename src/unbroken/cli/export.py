@@ -90,7 +90,7 @@ def command(
     fields: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
-        "passed_over": passed_over_fields(found),
+        "skipped_checkpoints": passed_over_fields(found),
         "format": form,
         "is_averaged": ema,
         "path": target,
@@ -102,7 +102,7 @@ def command(
         lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
         return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
 
-    output.document("unbroken.export/1", fields, text)
+    output.document("unbroken.export/2", fields, text)
 
 
 def _form(target: Path, asked: str | None) -> str:

@@ -67,11 +67,11 @@ def command(
     fields = {
         "checkpoint": model.source.found.path,
         "step": model.source.found.manifest.step,
-        "passed_over": passed_over_fields(model.source.found),
+        "skipped_checkpoints": passed_over_fields(model.source.found),
         "output": target,
         "texts": records if target is None else len(records),
     }
-    output.document("unbroken.generate/1", fields, lambda: _text(records, target), is_verbatim=True)
+    output.document("unbroken.generate/2", fields, lambda: _text(records, target), is_verbatim=True)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:

@@ -45,7 +45,7 @@ class Output:
         """Print the result of the command: ``fields`` as one JSON document, or ``text``, even with ``--quiet``.
 
         Args:
-            schema: name and version of the document, ``unbroken.status/1``.
+            schema: name and version of the document, ``unbroken.status/2``.
             fields: the document.
             text: builds the text; not called with ``--json``.
             is_verbatim: the text is a product (generated text, a script): a pipe or a file gets it unchanged. On a

@@ -41,7 +41,7 @@ def command(output: Output, run: str | None, output_dir: str | None) -> None:
     directory, so it works on a login node without torch.
     """
     summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
-    output.document("unbroken.status/1", _fields(summary), lambda: summary_text(summary, output.style))
+    output.document("unbroken.status/2", _fields(summary), lambda: summary_text(summary, output.style))
 
 
 def _fields(summary: RunSummary) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
             "pid": lease.holder.pid,
             "renewed_at": iso_time(int(lease.renewed_at_s * 1e9)),
             "is_released": lease.is_released,
-            "standing": summary.standing.value if summary.standing else None,
+            "liveness": summary.standing.value if summary.standing else None,
         },
         "step": state.step if state else (newest.step if newest else None),
         "max_steps": state.max_steps if state else None,
@@ -84,8 +84,8 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
         "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
         "resumable_checkpoint": summary.newest_usable_name,
-        "passed_over": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
-        "emergencies": [asdict(each) for each in summary.emergencies],
+        "skipped_checkpoints": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
+        "emergency_dumps": [asdict(each) for each in summary.emergencies],
         "checkpoints": len(summary.inventory.committed),
         "torn": len(summary.inventory.torn),
         "quarantined": len(summary.inventory.quarantined),

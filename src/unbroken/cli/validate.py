@@ -93,7 +93,7 @@ def data_fields(config: Config, world: int, output: Output, *, is_strict: bool) 
                 "fill": float(each.fill),
                 "drawn": each.drawn,
                 "passes": float(each.passes),
-                "dry_step": each.dry_step,
+                "exhausted_step": each.dry_step,
             }
             for each in found.buckets
         ],
@@ -137,7 +137,7 @@ def _table(buckets: Sequence[Mapping[str, Any]], style: Style) -> str:
             f"{100 * each['fill']:.2f} %",
             amounts.count(each["drawn"]),
             f"{each['passes']:.2f}",
-            "-" if each["dry_step"] is None else amounts.count(each["dry_step"]),
+            "-" if each["exhausted_step"] is None else amounts.count(each["exhausted_step"]),
         )
         for each in buckets
     ]
@@ -310,7 +310,7 @@ def command(
         said += [data_text(data, output.style), ""] if data else []
         return "\n".join([*said, output.style.dim(_scope(data, no_data=no_data))])
 
-    output.document("unbroken.validate/1", fields, text)
+    output.document("unbroken.validate/2", fields, text)
 
 
 def _scope(data: dict[str, Any] | None, *, no_data: bool) -> str:

@@ -22,10 +22,11 @@ from unbroken.errors import StreamDiffers
 from unbroken.errors.shards import ServedShare
 from unbroken.quoting.amounts import plural
 from unbroken.store.fields import Malformed, Table
+from unbroken.store.old_names import updated
 
 # ---- what a loader's state keeps ----
 
-SCHEMA: Final = "unbroken.stream/1"
+SCHEMA: Final = "unbroken.stream/2"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _era_json(stream: Stream, number: int) -> dict[str, Any]:
     return {
         "at_sample": era.at_sample,
         "epochs": era.epochs or 0,  # 0: for ever
-        "on_dry": era.on_dry,
+        "on_exhausted": era.on_dry,
         "sequences": dict(stream.generations[number].sequences),
         "shards": to_json(recorded(joined)),
     }
@@ -102,7 +103,7 @@ def read_record(value: object) -> Record:
     Raises:
         Malformed: it is none.
     """
-    table = Table(value, "the record of the stream")
+    table = Table(updated(value), "the record of the stream")
     table.one_of("schema", [SCHEMA])
     try:
         seed = int(table.text("seed"))
@@ -133,7 +134,7 @@ def _phase(row: Table) -> Phase:
 def _era(row: Table) -> RecordedEra:
     shards = from_json(row.table("shards"))
     counts = Table(dict(row.table("sequences")), "the sequences in the record of the stream")
-    on_dry = cast("OnDry", row.one_of("on_dry", ["halt", "renormalise"]))
+    on_dry = cast("OnDry", row.one_of("on_exhausted", ["halt", "renormalise"]))
     era = Era(row.whole("at_sample"), frozenset(shard.key for shard in shards), row.whole("epochs") or None, on_dry)
     return RecordedEra(era, shards, {bucket: counts.whole(bucket) for bucket in row.table("sequences")})
 

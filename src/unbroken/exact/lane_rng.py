@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng
 
 _BITS = 63  # what torch takes for a seed on every device
 _NUMPY_BITS = 32
@@ -42,10 +42,10 @@ class LaneGenerators:
     def __enter__(self) -> "LaneGenerators":
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._devices = [torch.cuda.current_device()]
-        self._before = capture_generators(self._devices)
+        self._before = capture_rng(self._devices)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        restore_generators(self._before, self._devices)
+        restore_rng(self._before, self._devices)

@@ -18,7 +18,7 @@ from unbroken.exact.sharded import shards_of
 from unbroken.gpt.device import Place
 from unbroken.gpt.loss import IGNORED
 from unbroken.gpt.model import GPT
-from unbroken.state.rng import capture_generators, generator_devices, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng, rng_devices
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Evaluation:
 @contextmanager
 def undisturbed(model: GPT) -> Iterator[None]:
     """Inside, the model is in evaluation mode; afterwards mode, generators and shards are as they were."""
-    devices = generator_devices()
-    before, was_training = capture_generators(devices), model.training
+    devices = rng_devices()
+    before, was_training = capture_rng(devices), model.training
     model.eval()
     try:
         yield
@@ -95,4 +95,4 @@ def undisturbed(model: GPT) -> Iterator[None]:
         for module in shards_of(model):
             # Without a backward pass FSDP2 leaves the last parameters it gathered whole.
             module.reshard()
-        restore_generators(before, devices)
+        restore_rng(before, devices)

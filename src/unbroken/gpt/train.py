@@ -247,7 +247,7 @@ class Training:
     def _skip(self, step: int, norm: torch.Tensor) -> bool:
         loss = float(self.reducer.loss)
         skipped = self._count("skipped_steps")
-        self.run.fact("skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
+        self.run.fact("step-skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
         if self.place.is_first:
             _log.warning("step %s is skipped: loss %s, norm %s; %d so far", f"{step + 1:,}", loss, float(norm), skipped)
         return False

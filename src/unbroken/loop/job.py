@@ -35,7 +35,7 @@ from unbroken.records.outcome import conclude
 from unbroken.records.stop import StopReason
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import State
-from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.state.save import Request, Saved
 from unbroken.store.names import FINAL, PERIODIC
 
@@ -397,11 +397,11 @@ class Job:
         # Of this very step: a loss on val/ from before would make of a later checkpoint the best one.
         metrics = {name: float(value) for name, value in self.measures.of_step(self.step).items()}
         account = self._settle_served()
-        facts: dict[str, Any] = {"job": self.opened.lease.number}
+        metadata: dict[str, Any] = {"job": self.opened.lease.number}
         if unfinished:
-            facts[UNFINISHED] = list(unfinished)
-        request = Request(self.step, kind, dict(self.counters), metrics, facts, account)
-        self.opened.saver.start(request, rng or (lambda: capture_generators(generator_devices())))
+            metadata[UNFINISHED] = list(unfinished)
+        request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
+        self.opened.saver.start(request, rng or (lambda: capture_rng(rng_devices())))
         self.body.gradients.is_wanted = False
 
     def _settle_served(self) -> Callable[[], Mapping[str, Any]] | None:

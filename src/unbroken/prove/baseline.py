@@ -136,7 +136,7 @@ def run_alone(bench: Bench, name: str, *, save_steps: int | None, ranks: int | N
             command=_shown(bench), reason=said, remedy=f"let it train {FEWEST_STEPS} steps or more", log=()
         )
     took_s = _seconds_between(start, end)
-    ranks_seen = (start.whole("world") if start else None) or 1
+    ranks_seen = (start.whole("world_size") if start else None) or 1
     return Baseline(run, steps, took_s, took_s / steps, ranks_seen, max(sizes))
 
 

@@ -318,12 +318,12 @@ class Chain:
     def _reported(self, history: History, mine: Sequence[int], ended: Ended | None, ranks: int | None) -> JobReport:
         start = history.last("job-start", job=max(mine)) if mine else None
         resumed = next((history.last("resume", job=number) for number in mine), None)
-        passed = [fact for fact in history.of_kind("passed-over") if fact.job in mine]
+        passed = [fact for fact in history.of_kind("checkpoint-skipped") if fact.job in mine]
         rows = [row.step for row in read_metrics(self._layout).kept.values() if row.job in mine]
         end = history.last("job-end", job=max(mine)) if mine else None
         return JobReport(
             # As many as there really were, where that was ours to set.
-            ranks=(start.whole("world") if start else None) or ranks if ranks is not None else None,
+            ranks=(start.whole("world_size") if start else None) or ranks if ranks is not None else None,
             went_on_from=resumed.whole("step") if resumed else None,
             last_step=max([*rows, *([end.whole("step") or 0] if end else [])], default=None),
             injected=(),

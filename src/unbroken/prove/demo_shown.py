@@ -90,8 +90,8 @@ def rows(run: Path, acts: Sequence[Act] = CHAIN) -> list[Row]:
 def _row(history: History, job: int, act: Act, ends: Mapping[int, int]) -> Row:
     started, resumed = history.last("job-start", job=job), history.last("resume", job=job)
     start = (resumed.whole("step") if resumed is not None else None) or 0
-    ranks = (started.whole("world") if started is not None else None) or act.ranks
-    passed = [str(fact.text("name")) for fact in history.of_kind("passed-over") if fact.job == job]
+    ranks = (started.whole("world_size") if started is not None else None) or act.ranks
+    passed = [str(fact.text("name")) for fact in history.of_kind("checkpoint-skipped") if fact.job == job]
     ending = f"{act.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else act.ending()
     return Row(job, ranks, act.workers, start, ends.get(job, start), ending)
 

@@ -165,7 +165,7 @@ class Replayed:
             "a": {"name": self.span.a.name, "step": self.span.a.step, "id": self.span.a.manifest.id},
             "b": {"name": self.span.b.name, "step": self.span.b.step, "id": self.span.b.manifest.id},
             "steps": self.span.steps,
-            "world": self.world,
+            "world_size": self.world,
             "is_equal": self.is_equal,
             "metrics": None if self.metrics is None else asdict(self.metrics),
             "state": asdict(self.state),
@@ -285,7 +285,7 @@ def _metrics(span: Span, kept: Stitched, recomputed: Stitched) -> MetricsCompari
 
 
 def _world(manifest: Manifest) -> int:
-    world = manifest.facts.get("world")
+    world = manifest.metadata.get("world_size")
     return world if type(world) is int else 1
 
 

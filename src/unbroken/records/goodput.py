@@ -29,7 +29,7 @@ class Numbers:
         steps: steps still to be done.
         step_s: what one takes.
         save_s: a save from its first copy to its commit.
-        blocked_s: how long the loop stands still for it; None means all of ``save_s``.
+        paused_s: how long the loop stands still for it; None means all of ``save_s``.
         mtbf_s: mean time between failures.
         walltime_s: what one job gets; None if it may run as long as it likes.
         reserve_s: what a job keeps of that for its last save.
@@ -39,7 +39,7 @@ class Numbers:
     steps: int | None = None
     step_s: float | None = None
     save_s: float | None = None
-    blocked_s: float | None = None
+    paused_s: float | None = None
     mtbf_s: float | None = None
     walltime_s: float | None = None
     reserve_s: float | None = None
@@ -182,7 +182,7 @@ def _interval_s(numbers: Numbers) -> float:
 
 
 def _blocked_s(numbers: Numbers) -> float:
-    return numbers.blocked_s if numbers.blocked_s is not None else numbers.save_s or 0.0
+    return numbers.paused_s if numbers.paused_s is not None else numbers.save_s or 0.0
 
 
 def _lost_per_failure_s(numbers: Numbers, interval_s: float) -> float:
@@ -203,7 +203,7 @@ def _reserve_s(numbers: Numbers) -> float:
 def measured(facts: Sequence[Fact]) -> tuple[Numbers, list[str]]:
     """What the journal of a run says, and what had to be assumed because it does not."""
     commits = [fact for fact in facts if fact.kind == "commit"][-_RECENT:]
-    save_s, blocked_s = _median(commits, "seconds"), _median(commits, "blocked_s")
+    save_s, paused_s = _median(commits, "seconds"), _median(commits, "paused_s")
     step_s = _step_s(facts)
     mtbf_s = mean_time_between_failures_s(facts) if facts else None
     assumed = []
@@ -211,7 +211,7 @@ def measured(facts: Sequence[Fact]) -> tuple[Numbers, list[str]]:
         assumed.append("mean time between failures: one failure a day is added to what the run has lived through")
     reserve = learned_reserve(facts)
     reserve_s = reserve.after_step(step_s).seconds() if reserve.saves_s and step_s is not None else None
-    return Numbers(None, step_s, save_s, blocked_s, mtbf_s, None, reserve_s), assumed
+    return Numbers(None, step_s, save_s, paused_s, mtbf_s, None, reserve_s), assumed
 
 
 def _median(facts: Sequence[Fact], name: str) -> float | None:

@@ -14,18 +14,19 @@ from unbroken.files import LOCAL, Files
 from unbroken.records.jsonl import LineWriter, Torn, job_file, jobs_in, plain, read_lines
 from unbroken.records.layout import Layout
 from unbroken.store.fields import as_instant, as_number, as_whole
+from unbroken.store.old_names import updated_event
 
 # What a fact of each kind says; a reader meets kinds it does not know and passes them by.
 KINDS: Final[Mapping[str, str]] = {
     "job-start": "a job took the run: world, versions, processes, deadline, placement",
     "drill": "the job is no real one: where it was made to write, stop or fail",
     "resume": "the checkpoint and step it goes on from",
-    "passed-over": "a newer checkpoint it did not take, and why",
+    "checkpoint-skipped": "a newer checkpoint it did not resume from, and why",
     "accept": "a difference that a person accepted by name",
     "hyperparameters": "values that the script constructs otherwise than when the run began, and which are used",
     "audit": "live state that nobody handed over",
     "config": "fields in which this job differs from what the run was started with",
-    "skipped": "a step whose loss or gradient was no number, and which moved no weight",
+    "step-skipped": "a step whose loss or gradient was no number, and which moved no weight",
     "overflowed": "a step whose gradient overflowed in fp16: it moved no weight and halved the loss scale",
     "save": "a save began, or was skipped",
     "save-failed": "a save that storage refused; training went on",
@@ -39,7 +40,7 @@ KINDS: Final[Mapping[str, str]] = {
     "emergency-failed": "a dump, or the copy of one, that was refused",
     "emergency-resume": "the checkpoint that was made of the dumps of all ranks",
     "emergency-sweep": "dumps that a later commit made useless, removed",
-    "let-go": "a grace window in which nothing could be saved",
+    "grace-too-short": "the grace window was too short to save anything",
     "stop": "why the job is ending",
     "job-end": "how it ended",
 }
@@ -145,7 +146,8 @@ def read_history(layout: Layout, files: Files = LOCAL) -> History:
             kind = line.pop("kind", None)
             at = line.pop("at", None)
             if isinstance(kind, str):
-                facts.append(Fact(job, kind, _seconds(at), line))
+                kind, values = updated_event(kind, line)
+                facts.append(Fact(job, kind, _seconds(at), values))
             else:
                 torn.lines += 1
     return History(tuple(facts), torn.lines)

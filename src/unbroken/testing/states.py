@@ -13,16 +13,18 @@ from typing import Any, Final
 from unbroken.errors import ManifestDamaged
 from unbroken.quoting import amounts
 from unbroken.store.directory import Store
+from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest
+from unbroken.store.old_names import updated
 from unbroken.store.parts import read_whole
 
 TRAINER_STATE: Final = "trainer_state.json"
 _BY_RANK: Final = "ranks"
 _OWN_TENSOR: Final = re.compile(rf"{_BY_RANK}\.[0-9]+\.(?P<item>[^.]+)")
-_GENERATORS: Final = "generators"
+_RNG: Final = "rng_state"
 # A generator's state, and the one from which a loader began its epoch; what stands behind the name is its inside.
 _GENERATOR: Final = re.compile(
-    rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_GENERATORS}|began)\.(?P<name>[a-z]+)(?:\..*)?"
+    rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_RNG}|generators|began)\.(?P<name>[a-z]+)(?:\..*)?"
 )
 _LONGEST_VALUE: Final = 40
 _MOST_NAMED: Final = 8
@@ -113,8 +115,8 @@ def compare_checkpoints(
     """
     first, second = a.read_manifest(name_a), b.read_manifest(name_b)
     record_a, record_b = _record(a, name_a, first), _record(b, name_b, second)
-    is_one_size = record_a.get("world") == record_b.get("world")
-    ranked = set() if is_one_size else {*record_a.get("ranked", ()), *record_b.get("ranked", ())}
+    is_one_size = record_a.get("world_size") == record_b.get("world_size")
+    ranked = set() if is_one_size else {*record_a.get("per_rank", ()), *record_b.get("per_rank", ())}
     tensors_a, own_a = _told_tensors(first, is_one_size=is_one_size)
     tensors_b, own_b = _told_tensors(second, is_one_size=is_one_size)
     values_a, values_b = _values(record_a, ranked), _values(record_b, ranked)
@@ -158,7 +160,7 @@ def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:
         values = {**_values(record, set()), **_rank_values(store, name, manifest)}
         # Both, under one name: where a generator's state is a tensor, its value only says so.
         for path, state in (*manifest.tensors.items(), *values.items()):
-            if (found := _GENERATOR.match(path)) and found["at"] == _GENERATORS:
+            if (found := _GENERATOR.match(path)) and found["at"] != "began":
                 states.setdefault((path, type(state)), set()).add(repr(state))
     return {_GENERATOR.sub(r"\g<name>", path) for (path, _), seen in states.items() if len(seen) > 1}
 
@@ -207,10 +209,10 @@ def _rank_values(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
 
 def _by_generator(values: Mapping[str, Any]) -> dict[str, Any]:
     """Items by name, the generators one by one: each is drawn from by somebody else."""
-    found = {name: value for name, value in values.items() if name != _GENERATORS}
-    generators = _opened(values.get(_GENERATORS))
+    found = {name: value for name, value in values.items() if name != _RNG}
+    generators = _opened(values.get(_RNG))
     if isinstance(generators, dict):
-        found |= {f"{_GENERATORS}.{name}": state for name, state in generators.items()}
+        found |= {f"{_RNG}.{name}": state for name, state in generators.items()}
     return found
 
 
@@ -219,8 +221,8 @@ def _json_part(store: Store, name: str, manifest: Manifest, part_name: str) -> d
     if data is None:
         return None
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as wrong:
+        found = updated(json.loads(data))
+    except (ValueError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=store.path(name) / part_name, complaint=f"it does not decode: {wrong}") from wrong
     return found if isinstance(found, dict) else {}
 

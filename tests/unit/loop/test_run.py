@@ -108,7 +108,7 @@ def test_a_run_that_is_not_open_says_so(tmp_path: Path) -> None:
     [
         ({"schedule": print}, "state_dict and load_state_dict"),
         ({"data": 3}, "a way to be iterated"),
-        ({"generators": nn.Linear(1, 1)}, "a name of its own"),
+        ({"rng_state": nn.Linear(1, 1)}, "a name of its own"),
         ({"ranks": nn.Linear(1, 1)}, "a name of its own"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)}, "a model that was handed over"),
     ],
@@ -298,7 +298,7 @@ def test_told_to_go_while_it_waits_for_a_save_a_job_says_so_and_lets_the_run_go(
     assert current is not None and current.is_released
 
 
-@pytest.mark.parametrize("accept", [(), ("generators",)])
+@pytest.mark.parametrize("accept", [(), ("rng_state",)])
 def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accept: tuple[str, ...]
 ) -> None:
@@ -307,7 +307,7 @@ def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_ac
     def refuse(_: object) -> None:
         raise Malformed("the generators of 1 CUDA devices were saved; 0 are here")
 
-    monkeypatch.setattr("unbroken.loop.opening.restore_generators", refuse)
+    monkeypatch.setattr("unbroken.loop.opening.restore_rng", refuse)
     if not accept:
         with pytest.raises(NotExact, match="same bits"):
             job(tmp_path / "run", 4, quietly(), **tiny())

@@ -174,7 +174,7 @@ def test_an_item_on_one_side_only_needs_to_be_accepted_by_name(
     with caplog.at_level(logging.WARNING):
         run = job(tmp_path / "run", 4, quietly(accept=("optimizer",)), model=model(1))
     assert run.step == 4
-    assert "optimizer: is in the checkpoint and was not handed over" in caplog.text
+    assert "optimizer: is in the checkpoint and was not passed to the run" in caplog.text
     [accepted] = [fact for fact in read_journal(Layout(tmp_path / "run")) if fact.kind == "accept"]
     assert accepted.values["names"] == ["optimizer"]
 

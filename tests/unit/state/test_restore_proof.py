@@ -155,7 +155,7 @@ def test_a_record_without_an_items_values_is_damaged(tmp_path: Path, monkeypatch
     def without(self: TrainerState) -> bytes:
         kept = copy.copy(dict(self.values))
         kept.pop("note")
-        return plain(TrainerState(self.step, self.world, self.kinds, kept, self.ranked, self.counters))
+        return plain(TrainerState(self.step, self.world_size, self.kinds, kept, self.per_rank, self.counters))
 
     monkeypatch.setattr(TrainerState, "encode", without)
     job(tmp_path / "run", 2, note=Note())

@@ -169,7 +169,7 @@ def _proven_body(data: bytes) -> bytes:
         raise Malformed(f"its {len(data):,} bytes have not the form of a list of shards")
     if found.form != FORMAT:
         raise Malformed(f"it is of the format {found.form}; {FORMAT} is read")
-    if found.algorithm != ALGORITHM or not found.is_proven:
+    if found.algorithm != ALGORITHM or not found.is_verified:
         raise Malformed("its bytes do not match its own digest")
     return found.body
 

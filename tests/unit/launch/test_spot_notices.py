@@ -107,7 +107,7 @@ def test_auto_knows_a_cloud_by_the_names_its_firmware_gives(
 
 
 def test_a_word_that_is_none_is_refused_with_the_words_there_are(tmp_path: Path) -> None:
-    with pytest.raises(BadSpot, match="none of aws, gcp, azure, auto, off"):
+    with pytest.raises(BadSpot, match="one of aws, gcp, azure, auto, off"):
         choose(None, {"UNBROKEN_SPOT": "asw"}, tmp_path)
     with pytest.raises(ValueError, match=r"Settings\.spot is 'asw', not one of aws"):
         Settings(spot="asw")  # type: ignore[arg-type]

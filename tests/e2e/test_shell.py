@@ -127,7 +127,7 @@ MISTAKES = [
     (["--jsno"], "bad-usage", "did you mean --json?"),
     (["explain", "--quite"], "bad-usage", "did you mean --quiet?"),
     (["explain", "one", "two"], "bad-usage", "unexpected extra argument"),
-    (["completion"], "bad-usage", "the argument SHELL is missing"),
+    (["completion"], "bad-usage", "missing argument SHELL"),
     (["completion", "tcsh"], "bad-usage", "'tcsh' is not one of"),
     (["explain", "torn-checkpont"], "unknown-topic", "did you mean torn-checkpoint?"),
     (["explain", "optimizer.lerning_rate"], "unknown-topic", "did you mean optimizer.learning_rate?"),

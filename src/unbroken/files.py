@@ -401,7 +401,7 @@ class Files:
         Raises:
             StorageFailed: the system refused to say.
         """
-        with told("look at", path):
+        with told("stat", path):
             try:
                 return self.disk.status(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -480,7 +480,7 @@ class Files:
         Raises:
             StorageFailed: the system refused to say.
         """
-        with told("ask for the free space of", path):
+        with told("read the free space of", path):
             return self.disk.space(path)
 
 

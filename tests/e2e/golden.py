@@ -213,7 +213,7 @@ def fixed_surroundings() -> Iterator[None]:
     def sleep(seconds: float, /) -> None:
         now[0] += seconds
 
-    time.sleep, time.monotonic = sleep, lambda: now[0]
+    time.sleep, time.monotonic = sleep, lambda: now[0]  # type: ignore[assignment]
     try:
         yield
     finally:

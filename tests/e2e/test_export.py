@@ -96,7 +96,7 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
         assert refused.returncode == 2 and refused.stderr.splitlines() == [
             "error[would-overwrite]: a directory not written by an export (it contains chapter.txt) already exists",
             "  at   thesis",
-            "  so   nothing was touched; this is never replaced, also not with --force",
+            "  so   nothing was changed; this is never replaced, even with --force",
             "  help unbroken export run --to thesis/export   write to another path",
         ]
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"

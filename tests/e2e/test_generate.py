@@ -169,8 +169,8 @@ def test_a_bad_record_is_named_with_its_line_and_the_old_output_stays(
     for flag in ("--dry-run", "--quiet"):
         ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl", flag)
         assert ended.returncode == 2
-        assert "in.jsonl:2  generation.gredy: there is no such key; did you mean generation.greedy?" in ended.stderr
-        assert "in.jsonl:3  promt: there is no such key; did you mean prompt?" in ended.stderr
+        assert "in.jsonl:2  generation.gredy: unknown key; did you mean generation.greedy?" in ended.stderr
+        assert "in.jsonl:3  promt: unknown key; did you mean prompt?" in ended.stderr
     assert (tmp_path / "out.jsonl").read_text() == "old\n"
     same = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "in.jsonl")
     assert same.returncode == 2 and "--output is the input" in same.stderr

@@ -75,9 +75,9 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
 def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(unbroken: Tool) -> None:
     bad = unbroken("plan", "--steps", "-1", "--mtbf", "nan")
     assert bad.returncode == 2
-    assert bad.stderr.startswith("error[bad-plan]: no plan can be made: 4 problems\n")
+    assert bad.stderr.startswith("error[bad-plan]: cannot make a plan: 4 problems\n")
     for option in ("--steps", "--step-seconds", "--save-seconds", "--mtbf"):
         assert f"  {option} " in bad.stderr
     assert "--mtbf must be a finite number of seconds above 0, is nan" in bad.stderr
     nowhere = unbroken("plan", "nowhere.yaml")
-    assert nowhere.returncode == 2 and "there is no config or run at this path" in nowhere.stderr
+    assert nowhere.returncode == 2 and "no config or run at this path" in nowhere.stderr

@@ -59,7 +59,7 @@ TRAINING = (
          "            module.reset_iter_state()\n", "            pass\n",
          f"{_LOST}test_after_an_error_in_any_lane_the_next_step_is_as_if_there_had_been_none"),
     one("lane seeded by rank", "exact/reducer.py",
-         "            generators.enter(at)\n", "            generators.enter(plan.rank)\n", _SMALL_WORLD),
+         "            rng.enter(at)\n", "            rng.enter(plan.rank)\n", _SMALL_WORLD),
     one("lane seeded without its step", "exact/lane_rng.py",
          'f"{seed}/{step}/{lane}"', 'f"{seed}/{lane}"',
          "tests/unit/exact/test_generators.py::"
@@ -79,7 +79,7 @@ TRAINING = (
          'if group.get("fused") and', "if False and",
          "tests/unit/exact/test_optimizers.py::test_one_that_is_fused_on_the_cpu_does_not_and_is_refused"),
     one("more ranks than lanes accepted", "data/lanes.py",
-         "        if self.size > self.lanes:\n", "        if False:\n",
+         "    if world > lanes:\n", "    if False:\n",
          "tests/unit/exact/test_lanes.py::test_more_ranks_than_lanes_is_refused_with_both_numbers"),
     one("another arithmetic accepted", "exact/numerics.py",
          "    if refused:\n", "    if False:\n",

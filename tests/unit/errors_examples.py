@@ -215,13 +215,3 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NoEmergencyArea(),
     errors.WouldOverwrite(path=Path("run.yaml"), remedy=Help("unbroken init --preset tiny", "print it instead")),
 )
-
-
-def leaves() -> list[type[UnbrokenError]]:
-    """Every error class that has no subclass: those that are raised."""
-
-    def below(cls: type[UnbrokenError]) -> list[type[UnbrokenError]]:
-        children = cls.__subclasses__()
-        return [leaf for child in children for leaf in below(child)] if children else [cls]
-
-    return below(UnbrokenError)

@@ -16,8 +16,8 @@ from unbroken.cli.model_options import (
     write_lines,
 )
 from unbroken.cli.output import Output, as_command
+from unbroken.gpt.batch_prompts import Answer, ModelChoice, PromptBatch, read_batch
 from unbroken.gpt.device import chosen_device
-from unbroken.gpt.prompts import Answer, Batch, ModelChoice, read_batch
 from unbroken.quoting import amounts
 
 _COMMAND: Final = "unbroken batch-generate"
@@ -78,7 +78,7 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
     return bad[0].exit_code if bad else None
 
 
-def _checked(source: Path, batch: Batch, models: int) -> str:
+def _checked(source: Path, batch: PromptBatch, models: int) -> str:
     asked = amounts.plural(len(batch.prompts), "prompt")
     return f"ok  {source}  {asked} for {amounts.plural(models, 'model')}; no model loaded"
 

@@ -14,7 +14,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
-from unbroken.gpt.checkpoint import Found, Loaded, find_model
+from unbroken.gpt.checkpoint import FoundModel, LoadedModel, find_model
 from unbroken.gpt.device import DTYPES
 from unbroken.gpt.export import is_export, to_safetensors, to_torch
 from unbroken.gpt.huggingface import require_expressible, to_huggingface
@@ -155,7 +155,7 @@ def _free_name(wanted: Path) -> Path:
 
 
 def _write_folder(
-    loaded: Loaded, target: Path, kept: KeptTokenizer, dtype: torch.dtype | None, *, force: bool
+    loaded: LoadedModel, target: Path, kept: KeptTokenizer, dtype: torch.dtype | None, *, force: bool
 ) -> str | None:
     content, identity, note = kept
     to_huggingface(
@@ -170,7 +170,7 @@ def _write_folder(
     return note
 
 
-def _tokenizer(found: Found, asked: str | None) -> KeptTokenizer:
+def _tokenizer(found: FoundModel, asked: str | None) -> KeptTokenizer:
     # Before the weights are loaded, which takes longest.
     require_expressible(found.config.model)
     try:

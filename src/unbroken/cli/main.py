@@ -61,7 +61,7 @@ def _print_on_stderr(failure: OSError) -> int:
     from unbroken.errors import StorageFailed, UnbrokenError
 
     error: UnbrokenError = StorageFailed(
-        operation="write the output", path=Path("standard output"), cause=failure.strerror or str(failure)
+        operation="write", path=Path("standard output"), cause=failure.strerror or str(failure)
     )
     if isinstance(failure, UnbrokenError):
         error = failure

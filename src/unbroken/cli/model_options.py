@@ -12,7 +12,7 @@ import click
 from unbroken.cli.output import Output
 from unbroken.errors import BadUsage, PathMissing
 from unbroken.files import LOCAL, Files
-from unbroken.gpt.checkpoint import Found
+from unbroken.gpt.checkpoint import FoundModel
 from unbroken.gpt.device import DTYPES
 from unbroken.gpt.text import Generation
 
@@ -173,7 +173,7 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False)
 
 
-def note_passed_over(output: Output, found: Found, *, before: Found | None = None) -> None:
+def note_passed_over(output: Output, found: FoundModel, *, before: FoundModel | None = None) -> None:
     """Print which newer checkpoints are skipped and why; not again those of ``before``."""
     printed = set() if before is None else {over.name for over in before.passed_over}
     for over in found.passed_over:
@@ -183,6 +183,6 @@ def note_passed_over(output: Output, found: Found, *, before: Found | None = Non
         output.note(f"using {found.name} instead of {before.name}")
 
 
-def passed_over_fields(found: Found) -> list[dict[str, str]]:
+def passed_over_fields(found: FoundModel) -> list[dict[str, str]]:
     """The skipped checkpoints as JSON fields."""
     return [{"name": over.name, "reason": over.reason} for over in found.passed_over]

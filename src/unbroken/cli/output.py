@@ -16,8 +16,9 @@ from typing import Any, TextIO
 
 import click
 
-from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json, render
+from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json
 from unbroken.quoting.terminal import for_terminal
+from unbroken.report.error import print_error
 from unbroken.report.style import Style, wants_color
 
 Advance = Callable[[int], None]
@@ -71,14 +72,21 @@ class Output:
         if not (self.json or self.quiet):
             self._write(self.stderr, message)
 
-    def error(self, error: UnbrokenError) -> None:
-        """Print an error: on standard error, or with ``--json`` as the one document on standard output."""
-        if self.json:
-            fields = as_json(error)
-            self._write(self.stdout, encoded(fields.pop("schema"), fields))
+    def error(self, error: UnbrokenError, *, is_event: bool = False) -> None:
+        """Print an error: on standard error, or with ``--json`` as a document on standard output.
+
+        ``is_event`` is for commands whose output is one JSON object per line.
+        """
+        if not self.json:
+            with self._writing(self.stderr):
+                print_error(error, self.stderr, self.environ)
             return
-        mark, rest = render(error).split(": ", maxsplit=1)
-        self._write(self.stderr, f"{Style(wants_color(self.stderr, self.environ)).bad(mark)}: {rest}")
+        fields = as_json(error)
+        schema = fields.pop("schema")
+        if is_event:
+            self.line(schema, {"event": "error", **fields})
+        else:
+            self._write(self.stdout, encoded(schema, fields))
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int, *, is_bytes: bool = False) -> Iterator[Advance]:
@@ -96,17 +104,22 @@ class Output:
             yield advance
 
     def _write(self, stream: TextIO, text: str, *, is_verbatim: bool = False) -> None:
-        try:
+        with self._writing(stream):
             shown = text if is_verbatim and not stream.isatty() else for_terminal(text)
             stream.write(shown if shown.endswith("\n") else shown + "\n")
             # Flushed at once: a full disk behind a redirect must fail here, where it can still be reported.
             stream.flush()
+
+    @contextlib.contextmanager
+    def _writing(self, stream: TextIO) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             raise
         except OSError as refusal:
             name = Path(f"standard {'output' if stream is self.stdout else 'error'}")
             cause = refusal.strerror or str(refusal)
-            raise StorageFailed(operation="write the output", path=name, cause=cause) from refusal
+            raise StorageFailed(operation="write", path=name, cause=cause) from refusal
 
 
 def _unseen(amount: int) -> None:

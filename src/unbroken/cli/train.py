@@ -19,7 +19,7 @@ from unbroken.config import Config
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
-from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError, as_json
+from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.launcher import LaunchOptions
 from unbroken.launch.run_config import resolve_run_config
@@ -90,8 +90,7 @@ def command(
     except UnbrokenError as error:
         if not output.json:
             raise
-        fields = as_json(error)
-        output.line(fields.pop("schema"), {"event": "error", **fields})
+        output.error(error, is_event=True)
         return error.exit_code
 
 

@@ -93,7 +93,7 @@ def data_fields(config: Config, world: int, output: Output, *, is_strict: bool) 
                 "fill": float(each.fill),
                 "drawn": each.drawn,
                 "passes": float(each.passes),
-                "exhausted_step": each.dry_step,
+                "exhausted_step": each.exhausted_step,
             }
             for each in found.buckets
         ],

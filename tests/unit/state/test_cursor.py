@@ -129,7 +129,7 @@ def test_data_that_shrank_and_data_that_is_empty_are_named() -> None:
     with pytest.raises(DataEnded) as ended:
         Cursor([1, 2]).load_state_dict(cursor.state_dict())
     assert (ended.value.found, ended.value.served) == (2, 3)
-    with pytest.raises(DataEnded, match="no batch at all"):
+    with pytest.raises(DataEnded, match="the loader is empty"):
         next(Cursor[int]([]))
     one_way = Cursor(iter([1]))
     next(one_way)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.format.make_golden_run import HERE
-from unbroken.data.continued import read_record
+from unbroken.data.resume import read_record
 from unbroken.store.fields import Malformed
 from unbroken.store.old_names import updated, updated_event
 

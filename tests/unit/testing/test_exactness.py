@@ -114,7 +114,7 @@ def test_a_number_that_was_changed_beside_its_bits_is_seen(a: Path, b: Path) -> 
     file.write_text(file.read_text().replace('"loss": 0.5,', '"loss": 0.25,'))
     found = compare_runs(a, b)
     assert not found.is_equal and found.first is not None
-    assert found.first.bits_b == f"{(0.5).hex()}, written beside it as {(0.25).hex()}"
+    assert found.first.bits_b == f"{(0.5).hex()}, written next to it as {(0.25).hex()}"
 
 
 def test_a_step_that_only_one_run_has_is_a_difference(a: Path, b: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_
             save(tmp_path / name, 2, ranks=(state(early),))
     idle, drawn = (compare_runs(tmp_path / "a", tmp_path / name) for name in ("idle", "drawn"))
     assert idle.is_equal and idle.state is not None and idle.state.idle == ("python",)
-    assert "never seeded and never drawn from, so not counted: python" in idle.lines()
+    assert "RNGs never seeded or used, ignored: python" in idle.lines()
     assert not drawn.is_equal and drawn.values_differing == (
         "ranks.0.data.began.python.1: 1 and 2",
         "ranks.0.rng_state.python: 1 and 2",
@@ -262,7 +262,7 @@ def test_runs_that_end_at_different_steps_are_not_equal(a: Path, b: Path) -> Non
 def test_two_runs_with_nothing_to_compare_prove_nothing(tmp_path: Path) -> None:
     found = compare_runs(tmp_path / "a", tmp_path / "b")
     assert found.is_empty and not found.is_equal
-    assert "nothing could be compared" in found.lines()[0]
+    assert "nothing to compare" in found.lines()[0]
 
 
 def test_checkpoints_of_two_steps_can_be_compared_by_name(a: Path) -> None:

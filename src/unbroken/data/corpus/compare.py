@@ -1,9 +1,9 @@
-"""Whether the data of a corpus is the data a run was trained on, shard by shard.
+"""Compare a corpus with the shards a run was trained on.
 
-A run keeps a compact record of every shard it knows. ``compare`` names each one that is changed, missing or new, says
-what is different and, where the caller knows, whether its documents were already served. What it sees is what the
-corpus was opened with: behind the quick check, bytes of a ``.bin`` that changed under the same size and the same list
-are not seen; behind the full check they are.
+A run keeps a compact record of every shard. ``compare`` names each shard that is changed, missing or new, says what is
+different and, if known, whether its documents were already served. It sees what the corpus was opened with: after the
+quick check, a ``.bin`` whose bytes changed under the same size and list looks unchanged; after the full check it does
+not.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from typing import Any
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
 from unbroken.errors import DataChanged, ShardChange
-from unbroken.errors.shards import ServedShare
+from unbroken.errors.data import ServedShare
 from unbroken.quoting.amounts import plural
 from unbroken.store.fields import Malformed
 
@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class RecordedShard:
-    """What a run remembers of a shard; ``bin_digest`` is None where its bytes were never proven."""
+    """The record of a shard; ``bin_digest`` is None if it had no checksum."""
 
     bucket: str
     name: str
@@ -41,7 +41,7 @@ class RecordedShard:
 
 
 def recorded(shards: Iterable[Shard]) -> tuple[RecordedShard, ...]:
-    """What a run keeps of shards."""
+    """The records of some shards."""
     return tuple(
         RecordedShard(
             shard.bucket,
@@ -57,7 +57,7 @@ def recorded(shards: Iterable[Shard]) -> tuple[RecordedShard, ...]:
 
 
 def to_json(shards: Iterable[RecordedShard]) -> dict[str, list[list[Any]]]:
-    """The records as JSON: for each bucket a short list for each shard."""
+    """The records as JSON: for each bucket, a short list per shard."""
     found: dict[str, list[list[Any]]] = {}
     for shard in shards:
         row = [shard.name, shard.entries, shard.tokens, shard.token_bytes, shard.index_digest, shard.bin_digest]
@@ -66,10 +66,10 @@ def to_json(shards: Iterable[RecordedShard]) -> dict[str, list[list[Any]]]:
 
 
 def from_json(value: object) -> tuple[RecordedShard, ...]:
-    """The records in what ``to_json`` gave.
+    """The records from the JSON of ``to_json``.
 
     Raises:
-        Malformed: it did not come from there.
+        Malformed: it is something else.
     """
     if not isinstance(value, Mapping):
         raise Malformed("the record of the data is not an object")
@@ -91,7 +91,7 @@ def _from_row(bucket: str, row: object) -> RecordedShard:
 
 @dataclass(frozen=True)
 class Changes:
-    """How a corpus differs from what a run knows; false if it does not."""
+    """How a corpus differs from the record; false if it does not."""
 
     changed: tuple[ShardChange, ...] = ()
     missing: tuple[ShardChange, ...] = ()
@@ -106,17 +106,17 @@ class Changes:
         return bool(self.added) and not self.changed and not self.missing
 
     def as_error(self, path: Path) -> DataChanged:
-        """The refusal that names them all."""
+        """The error that names them all."""
         return DataChanged(path=path, changed=self.changed, missing=self.missing, added=self.added)
 
 
 def compare(known: Iterable[RecordedShard], corpus: Corpus, served: ServedOf | None = None) -> Changes:
-    """Every shard that is not as a run knows it.
+    """Every shard that differs from the record.
 
     Args:
-        known: what the run keeps.
-        corpus: the data as it stands.
-        served: tells of a bucket and a shard's name how much of it the run has served.
+        known: the recorded shards.
+        corpus: the data as it is now.
+        served: from bucket and name of a shard to how much of it the run has served.
     """
     before = {shard.key: shard for shard in known}
     after = {shard.key: shard for shard in recorded(corpus.shards)}
@@ -139,7 +139,7 @@ def compare(known: Iterable[RecordedShard], corpus: Corpus, served: ServedOf | N
 
 
 def _difference(before: RecordedShard, after: RecordedShard, names_before: Mapping[Key, Key]) -> str | None:
-    """What is different about a shard that is still there; None if nothing is."""
+    """How a shard that still exists differs; None if it does not."""
     are_proven = before.bin_digest is not None and after.bin_digest is not None
     if before.index_digest == after.index_digest and (not are_proven or before.bin_digest == after.bin_digest):
         return None
@@ -160,9 +160,9 @@ def _difference(before: RecordedShard, after: RecordedShard, names_before: Mappi
 def _absence(before: RecordedShard, names_after: Mapping[Key, Key], after: Mapping[Key, RecordedShard]) -> str:
     other = names_after.get(_bytes_key(before))
     return (
-        "is gone"
+        "is missing"
         if other is None or other not in after
-        else f"is gone; the same shard stands there as {'/'.join(other)}"
+        else f"is missing; the same shard exists as {'/'.join(other)}"
     )
 
 
@@ -171,7 +171,7 @@ def _bytes_key(shard: RecordedShard) -> Key:
 
 
 def _names_by_bytes(shards: Iterable[RecordedShard]) -> dict[Key, Key]:
-    """Where given bytes stand; bytes that stand twice tell nothing."""
+    """The name of each content that occurs once."""
     shards = list(shards)
     counts = Counter(_bytes_key(shard) for shard in shards)
     return {_bytes_key(shard): shard.key for shard in shards if counts[_bytes_key(shard)] == 1}

@@ -1,8 +1,8 @@
-"""How a stream goes on from a recorded one: as it was, grown, or not at all.
+"""Resume a stream from the record in a loader's state.
 
-The settings that decide the order must be the recorded ones, and so must every shard. Two things may change, each from
-the sample on at which the run stands: shards may join, if a person accepts that, and a bucket may be read more often or
-left out when it is dry. Everything else is refused, every difference named.
+The settings that decide the order and all recorded shards must be unchanged. Two changes are possible, both from the
+current sample on: new shards may join, if the user accepts ``data.grow``, and ``epochs`` or what happens to an
+exhausted bucket may change. Any other difference is an error that names all differences.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,16 +11,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, cast
 
-from unbroken.data.corpus.changed import Changes, RecordedShard, compare, from_json, recorded, to_json
-from unbroken.data.order.drawn import order_key
-from unbroken.data.order.epoch_order import BucketOrder, Progress
-from unbroken.data.order.schedule import Generation, OnDry, Phase, Schedule
+from unbroken.data.corpus.compare import Changes, RecordedShard, compare, from_json, recorded, to_json
+from unbroken.data.order.bucket_draws import order_key
+from unbroken.data.order.epoch_order import BucketOrder, GroupProgress
+from unbroken.data.order.schedule import Generation, OnExhausted, Phase, Schedule
 from unbroken.data.packing.bucket_plan import BucketPlan, open_plan
 from unbroken.data.packing.groups import Offsets
 from unbroken.data.stream import Era, Settings, Stream
 from unbroken.errors import StreamDiffers
-from unbroken.errors.shards import ServedShare
-from unbroken.quoting.amounts import plural
+from unbroken.errors.data import ServedShare
+from unbroken.quoting.amounts import count, plural
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.old_names import updated
 
@@ -31,7 +31,7 @@ SCHEMA: Final = "unbroken.stream/2"
 
 @dataclass(frozen=True)
 class RecordedEra:
-    """An era as it is kept: what joined, and how many sequences each bucket had from then on."""
+    """An era as recorded: the shards that joined, and the sequences of each bucket from then on."""
 
     era: Era
     shards: tuple[RecordedShard, ...]
@@ -39,13 +39,13 @@ class RecordedEra:
 
     @property
     def generation(self) -> Generation:
-        """What a schedule has to know of it."""
-        return Generation(self.era.at_sample, self.sequences, self.era.epochs, self.era.on_dry)
+        """The same for a schedule."""
+        return Generation(self.era.at_sample, self.sequences, self.era.epochs, self.era.on_exhausted)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A stream as it is kept."""
+    """A stream as recorded."""
 
     settings: Settings
     split: str
@@ -60,10 +60,10 @@ class Record:
 # ---- writing ----
 
 
-def record_of(stream: Stream) -> dict[str, Any]:
-    """What a state keeps of a stream."""
+def stream_record(stream: Stream) -> dict[str, Any]:
+    """The record of a stream, for a loader's state."""
     settings = stream.settings
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "schema": SCHEMA,
         "split": stream.corpus.split,
         "max_length": settings.max_length,
@@ -74,8 +74,8 @@ def record_of(stream: Stream) -> dict[str, Any]:
         "eras": [_era_json(stream, number) for number in range(len(stream.eras))],
     }
     if settings.phases is not None:
-        told["phases"] = [_phase_json(phase) for phase in settings.phases]
-    return told
+        record["phases"] = [_phase_json(phase) for phase in settings.phases]
+    return record
 
 
 def _phase_json(phase: Phase) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def _era_json(stream: Stream, number: int) -> dict[str, Any]:
     joined = [shard for shard in stream.shards if (shard.bucket, shard.name) in era.shards]
     return {
         "at_sample": era.at_sample,
-        "epochs": era.epochs or 0,  # 0: for ever
-        "on_exhausted": era.on_dry,
+        "epochs": era.epochs or 0,  # 0: without end
+        "on_exhausted": era.on_exhausted,
         "sequences": dict(stream.generations[number].sequences),
         "shards": to_json(recorded(joined)),
     }
@@ -98,17 +98,17 @@ def _era_json(stream: Stream, number: int) -> dict[str, Any]:
 
 
 def read_record(value: object) -> Record:
-    """The record of a stream.
+    """Decode the record of a stream.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the value is not such a record.
     """
     table = Table(updated(value), "the record of the stream")
     table.one_of("schema", [SCHEMA])
     try:
         seed = int(table.text("seed"))
     except ValueError:
-        raise Malformed("the seed in the record of the stream is no number") from None
+        raise Malformed("the seed in the record of the stream is not a number") from None
     settings = Settings(
         max_length=table.whole("max_length"),
         overlap=table.whole("overlap"),
@@ -127,43 +127,45 @@ def _phase(row: Table) -> Phase:
     try:
         mix = tuple((bucket, Fraction(weight)) for bucket, weight in row.table("mix").items())
     except (TypeError, ValueError, ZeroDivisionError):
-        raise Malformed("a weight in the record of the stream is no number") from None
+        raise Malformed("a weight in the record of the stream is not a number") from None
     return Phase(row.whole("samples"), mix)
 
 
 def _era(row: Table) -> RecordedEra:
     shards = from_json(row.table("shards"))
     counts = Table(dict(row.table("sequences")), "the sequences in the record of the stream")
-    on_dry = cast("OnDry", row.one_of("on_exhausted", ["halt", "renormalise"]))
-    era = Era(row.whole("at_sample"), frozenset(shard.key for shard in shards), row.whole("epochs") or None, on_dry)
+    on_exhausted = cast("OnExhausted", row.one_of("on_exhausted", ["halt", "renormalise"]))
+    era = Era(
+        row.whole("at_sample"), frozenset(shard.key for shard in shards), row.whole("epochs") or None, on_exhausted
+    )
     return RecordedEra(era, shards, {bucket: counts.whole(bucket) for bucket in row.table("sequences")})
 
 
-# ---- how a stream goes on ----
+# ---- resuming ----
 
 GROW: Final = "data.grow"
 
 
 @dataclass(frozen=True)
-class Continued:
-    """The stream that goes on, and what is to be told about it."""
+class ResumedStream:
+    """The resumed stream, and notices for the log."""
 
     stream: Stream
     notices: tuple[str, ...]
 
 
-def go_on(record: Record, stream: Stream, position: int, accepted: Collection[str]) -> Continued:
-    """The stream at hand with the recorded one's history, for a run that stands at the sample ``position``.
+def resume_stream(record: Record, stream: Stream, position: int, accepted: Collection[str]) -> ResumedStream:
+    """The current stream with the recorded history, for a run at sample ``position``.
 
     Args:
-        record: what the state keeps.
-        stream: the stream at hand, over the data as it is now.
+        record: the record in the loader's state.
+        stream: a stream over the data as it is now.
         position: the samples served so far.
-        accepted: what a person agreed to; ``data.grow`` lets new shards join.
+        accepted: names the user accepted; ``data.grow`` lets new shards join.
 
     Raises:
-        StreamDiffers: a setting, or how documents become sequences, is not the recorded one.
-        DataChanged: shards are changed or missing, or new ones are there and were not accepted.
+        StreamDiffers: a setting or the number of sequences differs from the record.
+        DataChanged: shards are changed or missing, or new shards were not accepted.
     """
     _require_same_settings(record, stream)
     changes = compare(record.shards, stream.corpus, _served_of(record, stream, position))
@@ -174,10 +176,10 @@ def go_on(record: Record, stream: Stream, position: int, accepted: Collection[st
     joining = frozenset((change.bucket, change.name) for change in changes.added)
     notices = list(_notices(changes, eras[-1], latest, position))
     if notices:
-        eras.append(Era(position, joining, latest.epochs, latest.on_dry))
+        eras.append(Era(position, joining, latest.epochs, latest.on_exhausted))
     continued = stream if tuple(eras) == stream.eras else stream.with_eras(eras)
     _require_same_sequences(record, continued)
-    return Continued(continued, tuple(notices))
+    return ResumedStream(continued, tuple(notices))
 
 
 def _notices(changes: Changes, before: Era, now: Era, position: int) -> Iterator[str]:
@@ -185,14 +187,14 @@ def _notices(changes: Changes, before: Era, now: Era, position: int) -> Iterator
         buckets = sorted({change.bucket for change in changes.added})
         yield f"{plural(len(changes.added), 'shard')} joined {', '.join(buckets)} at sample {position:,}"
     if before.epochs != now.epochs:
-        yield f"each bucket is read {_times(now.epochs)} from sample {position:,} on, {_times(before.epochs)} before"
-    if before.on_dry != now.on_dry:
-        what = {"halt": "ends the run", "renormalise": "leaves its share to the others"}
-        yield f"a dry bucket {what[now.on_dry]} from sample {position:,} on"
+        yield f"epochs {_epochs(now.epochs)} from sample {position:,} on, {_epochs(before.epochs)} before"
+    if before.on_exhausted != now.on_exhausted:
+        effect = {"halt": "ends the run", "renormalise": "leaves its share to the other buckets"}
+        yield f"an exhausted bucket {effect[now.on_exhausted]} from sample {position:,} on"
 
 
-def _times(epochs: int | None) -> str:
-    return "for ever" if epochs is None else plural(epochs, "time")
+def _epochs(epochs: int | None) -> str:
+    return "without limit" if epochs is None else count(epochs)
 
 
 # ---- what must not differ ----
@@ -216,7 +218,7 @@ def _told(value: Any) -> str:  # noqa: ANN401 - a setting of any type
 
 
 def _require_same_sequences(record: Record, stream: Stream) -> None:
-    """The same documents must become as many sequences, or the same numbers would mean others."""
+    """With another number of sequences, the same sample number would mean another sequence."""
     pairs = [(each.sequences, stream.generations[number].sequences) for number, each in enumerate(record.eras)]
     if differences := tuple(
         (f"sequences of {bucket}", f"{before[bucket]:,}", f"{now.get(bucket, 0):,}")
@@ -231,11 +233,11 @@ def _require_same_sequences(record: Record, stream: Stream) -> None:
 
 
 class _NotInCache(Exception):
-    """The plan of the data as it was is not at hand."""
+    """The plan of the recorded data is not in the cache."""
 
 
 def _served_of(record: Record, stream: Stream, position: int) -> Callable[[str, str], ServedShare | None]:
-    """Tells of a shard of the recorded stream how much of it was served; None where that cannot be known any more."""
+    """A function from a recorded shard to how much of it was served; None if that is no longer known."""
     schedule = Schedule(record.settings.phases, [each.generation for each in record.eras], seed=record.settings.seed)
     found: dict[str, dict[str, ServedShare]] = {}
 
@@ -273,13 +275,13 @@ def _shares(
 
 
 def _share(reached: set[int]) -> ServedShare:
-    if reached == {Progress.ALL}:
+    if reached == {GroupProgress.ALL}:
         return "all"
-    return "none" if reached == {Progress.NONE} else "some"
+    return "none" if reached == {GroupProgress.NONE} else "some"
 
 
 def _plan_as_it_was(stream: Stream, shards: Sequence[RecordedShard]) -> BucketPlan:
-    """The plan of shards as a run knew them; their indexes may have changed since, so only the cache is asked."""
+    """The plan of shards as recorded, from the cache only: their indexes may have changed since."""
 
     def refuse(path: Path) -> Offsets:
         raise _NotInCache

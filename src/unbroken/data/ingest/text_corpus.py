@@ -1,8 +1,7 @@
-"""Text that is trained on without being tokenized first: it is, on first use, into the cache.
+"""A corpus of plain text: tokenized on first use, into the cache.
 
-The shards lie under a name made of the documents' bytes, the tokenizer and the options, so text that changed is other
-data, and text that did not is never tokenized twice. What comes out is a corpus like any other: one code path, the same
-guarantees.
+The name of the shards is a digest of the documents, the tokenizer and the options, so changed text is new data, and
+unchanged text is never tokenized twice. The result is a corpus like any other, with the same guarantees.
 """
 
 from pathlib import Path
@@ -11,8 +10,8 @@ from unbroken.data.corpus.catalogue import Corpus, open_corpus
 from unbroken.data.corpus.shards import digest_file
 from unbroken.data.ingest.encoders import find_tokenizer, load_encoder
 from unbroken.data.ingest.sources import find_sources
-from unbroken.data.ingest.tokenize import Request, tokenize
-from unbroken.data.ingest.workbench import Options
+from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.store.digest import digest_of
 
 _PATIENCE_S = 3600.0
@@ -28,19 +27,19 @@ def open_text_corpus(
     workers: int = 0,
     accelerate: bool = True,
 ) -> Corpus:
-    """The documents under ``path/split`` as a corpus; several processes may ask for the same at the same time.
+    """The documents under ``path/split`` as a corpus; several processes may open the same one at once.
 
     Raises:
-        PathMissing: there is no such folder.
-        NoTextFound: it holds nothing to read.
+        PathMissing: the folder does not exist.
+        NoTextFound: it holds no documents.
         DataError: documents cannot be used; see ``tokenize``.
         UsageError: the tokenizer cannot be used.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     path, cache = Path(path), Path(cache)
     folder = path / split
     identity = load_encoder(find_tokenizer(tokenizer)).identity
-    options = Options(text_field=text_field)
+    options = TokenizeOptions(text_field=text_field)
     rows = [f"{identity.digest} {identity.eod_id} {text_field}\n"]
     rows += [
         f"{source.name} {source.size_bytes} {digest_file((folder / source.name).resolve()).whole}\n"
@@ -48,7 +47,7 @@ def open_text_corpus(
     ]
     home = cache / "text" / digest_of([row.encode() for row in rows]).whole
     tokenize(
-        Request(
+        TokenizeRequest(
             input_dir=folder,
             output_dir=home / split,
             tokenizer=tokenizer,

@@ -1,8 +1,9 @@
-"""Processes that tokenize units for another one, and the way both speak to each other.
+"""A pool of processes that tokenize units, and its messages.
 
-A worker is a fresh interpreter (a fork would inherit half the threads of a tokenizer). It reads one JSON line for each
-unit, answers with lines, and ends when its standard input does, so that no worker outlives the one it works for. A
-worker that dies is an error that names its unit, never a wait without end.
+A worker is a new interpreter (a fork would inherit half of a tokenizer's threads). It reads one JSON line per unit,
+answers with JSON lines, and exits when its standard input is closed, so that no worker outlives its parent. A worker
+that dies is an error that names its unit and signal, never a hang. Why not a pool of the standard library:
+docs/decisions/019.
 """
 
 import json
@@ -14,28 +15,28 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
 from unbroken import errors
-from unbroken.data.ingest.accelerate import EnginesDiffer
+from unbroken.data.ingest.fast_engine import EnginesDiffer
 from unbroken.errors import Bug, UnbrokenError, WorkerDied
 
-_MODULE: Final = "unbroken.data.ingest.worker_main"
-Answer = dict[str, Any]
+_MODULE: Final = "unbroken.data.ingest.worker_process"
+Message = dict[str, Any]
 
 
-def error_to_json(error: UnbrokenError) -> Answer:
-    """An error as plain data: its class and its fields."""
+def error_to_json(error: UnbrokenError) -> Message:
+    """An error as JSON: its class and its fields."""
     return {
         "class": type(error).__name__,
-        "fields": {each.name: _plain(getattr(error, each.name)) for each in fields(error)},
+        "fields": {name: _plain(value) for name, value in error.values().items()},
     }
 
 
 def error_from_json(found: Mapping[str, Any]) -> UnbrokenError:
-    """The error that a worker met, with all its fields."""
+    """An error of a worker, with all its fields."""
     made: UnbrokenError = getattr(errors, found["class"])(
         **{name: _fancy(value) for name, value in found["fields"].items()}
     )
@@ -55,25 +56,25 @@ def _fancy(value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A unit to be done: its number in the plan, and words that name it."""
+class UnitTask:
+    """A unit to tokenize: its number in the plan, and its name for messages."""
 
     number: int
-    words: str
+    name: str
 
 
 @dataclass
-class Crew:
-    """Some workers over one list of jobs.
+class WorkerPool:
+    """Worker processes that share one list of units.
 
     Attributes:
-        terms: what every worker is told first.
-        count: how many there are.
-        command: what goes on after a worker died.
-        inherited: open files that must stay open as long as any worker lives.
+        settings: the first message to every worker.
+        count: the number of workers.
+        command: the command that resumes after a worker died.
+        inherited: file descriptors that stay open as long as any worker lives.
     """
 
-    terms: Mapping[str, Any]
+    settings: Mapping[str, Any]
     count: int
     command: str
     inherited: Sequence[int] = ()
@@ -81,19 +82,19 @@ class Crew:
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _is_over: bool = False
 
-    def run(self, jobs: Sequence[Job], advance: Callable[[int], None]) -> None:
-        """Have every job done; ``advance`` is told bytes as they are read, from any thread.
+    def run(self, tasks: Sequence[UnitTask], advance: Callable[[int], None]) -> None:
+        """Tokenize every unit; ``advance`` is called with bytes as they are read, from any thread.
 
         Raises:
-            EnginesDiffer: a worker saw the faster engine give other ids than the reference.
-            WorkerDied: a worker was killed or ended by itself.
-            UnbrokenError: whatever a worker met.
+            EnginesDiffer: the fast engine gave other ids than the reference.
+            WorkerDied: a worker was killed or exited.
+            UnbrokenError: an error of a worker.
         """
-        waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        for job in jobs:
-            waiting.put(job)
+        waiting: queue.SimpleQueue[UnitTask] = queue.SimpleQueue()
+        for task in tasks:
+            waiting.put(task)
         ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        count = min(self.count, len(jobs))
+        count = min(self.count, len(tasks))
         threads = [
             threading.Thread(target=self._lead, args=(waiting, ends, advance), name=f"unbroken-tokenize-{n}")
             for n in range(count)
@@ -105,19 +106,19 @@ class Crew:
                 if (problem := ends.get()) is not None:
                     raise problem
         finally:
-            self._dismiss()
+            self._kill_all()
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()
 
-    def _dismiss(self) -> None:
+    def _kill_all(self) -> None:
         with self._guard:
             self._is_over = True
             for process in self._processes:
                 process.kill()
 
     def _start(self) -> "subprocess.Popen[str] | None":
-        # A worker finds the package where this process found it, whatever path it was started with.
+        # A worker must import the same package as this process, whatever its import path.
         home = str(Path(errors.__file__).parents[2])
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
         environ = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
@@ -137,19 +138,19 @@ class Crew:
 
     def _lead(
         self,
-        waiting: "queue.SimpleQueue[Job]",
+        waiting: "queue.SimpleQueue[UnitTask]",
         ends: "queue.SimpleQueue[BaseException | None]",
         advance: Callable[[int], None],
     ) -> None:
-        """One worker's life, in a thread of this process."""
+        """Run one worker, in a thread of this process."""
         problem: BaseException | None = None
         process = None
         try:
-            # A system that refuses another process must end the wait for it too.
+            # If the process cannot be started, the wait for it must end too.
             process = self._start()
             if process is not None:
-                _have_done(process, dict(self.terms), waiting, advance, self.command)
-        # Whatever ends this thread is raised in the one that waits for it.
+                _give_units(process, dict(self.settings), waiting, advance, self.command)
+        # Any error of this thread is raised in the thread that waits.
         except BaseException as met:  # noqa: BLE001
             problem = met
         finally:
@@ -158,30 +159,30 @@ class Crew:
             ends.put(problem)
 
 
-def _have_done(
+def _give_units(
     process: "subprocess.Popen[str]",
-    terms: Answer,
-    waiting: "queue.SimpleQueue[Job]",
+    settings: Message,
+    waiting: "queue.SimpleQueue[UnitTask]",
     advance: Callable[[int], None],
     command: str,
 ) -> None:
-    talk_in, talk_out = process.stdin, process.stdout
-    if talk_in is None or talk_out is None:
+    requests, answers = process.stdin, process.stdout
+    if requests is None or answers is None:
         raise Bug(cause="a worker was started without pipes")
-    say(talk_in, terms)
+    send(requests, settings)
     while True:
         try:
-            job = waiting.get_nowait()
+            task = waiting.get_nowait()
         except queue.Empty:
             return
-        say(talk_in, {"unit": job.number})
-        _await(process, talk_out, job, advance, command)
+        send(requests, {"unit": task.number})
+        _wait_until_done(process, answers, task, advance, command)
 
 
-def _await(
-    process: "subprocess.Popen[str]", talk: IO[str], job: Job, advance: Callable[[int], None], command: str
+def _wait_until_done(
+    process: "subprocess.Popen[str]", answers: IO[str], task: UnitTask, advance: Callable[[int], None], command: str
 ) -> None:
-    for line in talk:
+    for line in answers:
         answer = json.loads(line)
         if "bytes" in answer:
             advance(answer["bytes"])
@@ -191,11 +192,11 @@ def _await(
             raise error_from_json(answer["error"])
         else:
             return
-    raise WorkerDied(how=_how(process.wait()), unit=job.words, command=command)
+    raise WorkerDied(how=_how_it_ended(process.wait()), unit=task.name, command=command)
 
 
-def _how(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
@@ -203,13 +204,13 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            # What was not said to a worker that is dead need not be said.
+            # Unsent messages to a dead worker do not matter.
             with suppress(BrokenPipeError):
                 pipe.close()
 
 
-def say(talk: IO[str], words: Answer) -> None:
-    """Send one line; to one that has died it goes nowhere, which shows when the answer is awaited."""
+def send(pipe: IO[str], message: Message) -> None:
+    """Send one line; if the other side has died, the wait for its answer will show it."""
     with suppress(BrokenPipeError):
-        talk.write(json.dumps(words) + "\n")
-        talk.flush()
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()

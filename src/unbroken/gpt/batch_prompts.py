@@ -1,7 +1,7 @@
-"""Many prompts from one file: read strictly, grouped by model, answered in the order they came in.
+"""Many prompts from one file: validated, grouped by model, answered in order.
 
-Every line is a JSON object with ``prompt`` and, if wanted, ``id``, ``model`` and ``generation``. All problems are found
-before any model is loaded, each with its line. A model is loaded once, however its records are scattered.
+Every line is a JSON object with ``prompt`` and optionally ``id``, ``model`` and ``generation``. All problems are
+reported before any model is loaded, each with its line. Each model is loaded once.
 """
 
 import difflib
@@ -37,7 +37,7 @@ _WORDS: Final = {int: "a whole number", float: "a number", bool: "true or false"
 class ModelChoice:
     """The model of a record: a reference, the name of a dtype or None for the device's own, a tokenizer or None.
 
-    ``is_averaged`` asks for the average of its weights.
+    ``is_averaged``: use the average of its weights.
     """
 
     reference: str | None = None
@@ -48,7 +48,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One record: its line, its own id if it has one, and everything it asks for."""
+    """One record: its line, its id if given, its model and generation options."""
 
     line: int
     prompt: str
@@ -59,7 +59,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a record: text, or an error."""
+    """The result of a record: text, or an error."""
 
     prompt: Prompt
     source: TextSource
@@ -83,14 +83,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Records that were all found sound, and the models they ask for, found and not loaded."""
+class PromptBatch:
+    """Valid records, and their models, found but not loaded."""
 
     prompts: tuple[Prompt, ...]
     sources: Mapping[ModelChoice, TextSource]
 
     def groups(self, device: torch.device) -> dict[tuple[Path, torch.dtype, str, bool], list[Prompt]]:
-        """The records by what must be loaded for them: checkpoint, type, tokenizer, and whether averaged."""
+        """The records by what must be loaded: checkpoint, dtype, tokenizer, and whether averaged."""
         found: dict[tuple[Path, torch.dtype, str, bool], list[Prompt]] = {}
         for prompt in self.prompts:
             source = self.sources[prompt.model]
@@ -101,7 +101,7 @@ class Batch:
         return found
 
     def answers(self, device: torch.device, progress: Callable[[int], None] | None = None) -> list[Answer]:
-        """Continue every prompt; what goes wrong with one is its own answer, and the others go on."""
+        """Continue every prompt; an error of one becomes its answer and does not stop the others."""
         by_line: dict[int, Answer] = {}
         for (_, dtype, _, _), prompts in self.groups(device).items():
             source = self.sources[prompts[0].model]
@@ -119,7 +119,7 @@ def _answered(
     try:
         model = source.load(device, dtype)
     except UnbrokenError as refused:
-        # Weights that cannot be read are the error of all who asked for them, and of nobody else.
+        # Weights that cannot be read are an error of all records with this model, and of no other.
         model = refused
     for prompt in prompts:
         if isinstance(model, UnbrokenError):
@@ -131,12 +131,12 @@ def _answered(
             yield Answer(prompt, model.source, None, refused)
 
 
-def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation) -> Batch:
+def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation) -> PromptBatch:
     """The records of a file, with defaults where they say nothing; their models and tokenizers are looked for.
 
     Raises:
-        BatchInvalid: records cannot be used; every problem is in it, with its line.
-        UnbrokenError: the model that is the default cannot be used, and a record needs it.
+        BatchInvalid: records are invalid; it lists all problems with their lines.
+        UnbrokenError: the default model cannot be used, and a record needs it.
     """
     reading = _Reading(model, generation)
     for number, line in enumerate(text.split("\n"), start=1):
@@ -149,7 +149,7 @@ def read_batch(path: Path, text: str, model: ModelChoice, generation: Generation
     if reading.problems:
         in_order = sorted(reading.problems, key=lambda problem: problem[0])
         raise BatchInvalid(path=path, problems=tuple(f"{path}:{line}  {said}" for line, said in in_order))
-    return Batch(tuple(reading.prompts), sources)
+    return PromptBatch(tuple(reading.prompts), sources)
 
 
 class _Reading:
@@ -161,7 +161,7 @@ class _Reading:
         self.problems: list[tuple[int, str]] = []
 
     def complain(self, line: int, complaint: str) -> None:
-        """Note a problem."""
+        """Add a problem."""
         self.problems.append((line, complaint))
 
     def take(self, line: int, text: str) -> None:
@@ -169,10 +169,10 @@ class _Reading:
         try:
             record = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as wrong:
-            self.complain(line, f"it is no JSON: {wrong}")
+            self.complain(line, f"not JSON: {wrong}")
             return
         if not isinstance(record, dict):
-            self.complain(line, "it is no JSON object")
+            self.complain(line, "not a JSON object")
             return
         before = len(self.problems)
         self._look_at_names(line, "", record, RECORD_KEYS)
@@ -195,7 +195,7 @@ class _Reading:
             if name not in names:
                 close = difflib.get_close_matches(name, names, n=1)
                 meant = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(names)}"
-                self.complain(line, f"{prefix}{name}: there is no such key{meant}")
+                self.complain(line, f"{prefix}{name}: unknown key{meant}")
 
     def _model(self, line: int, given: object) -> ModelChoice:
         if given is None:
@@ -219,7 +219,7 @@ class _Reading:
             self.complain(line, f"model.dtype: it must be {' or '.join(DTYPES)}, is {dtype}")
         reference = given.get("checkpoint") or given.get("output_dir")
         if reference is None and self.model.reference is None:
-            self.complain(line, "model: neither the record nor the command names one")
+            self.complain(line, "model: not given, neither in the record nor on the command line")
         # The default's tokenizer is that of the default's model.
         tokenizer = self.model.tokenizer if reference is None else None
         return ModelChoice(reference or self.model.reference, dtype, given.get("tokenizer", tokenizer), averaged)
@@ -248,7 +248,7 @@ class _Reading:
             return self.generation
 
     def find_models(self) -> dict[ModelChoice, TextSource]:
-        """Every model that a record asks for."""
+        """Find the models of all records."""
         found: dict[ModelChoice, TextSource] = {}
         bad: dict[ModelChoice, UnbrokenError] = {}
         for prompt in self.prompts:
@@ -267,7 +267,7 @@ class _Reading:
         return found
 
     def look_at_prompts(self, sources: Mapping[ModelChoice, TextSource]) -> None:
-        """Whether each prompt can be continued by its model."""
+        """Check that each prompt can be continued by its model."""
         for prompt in self.prompts:
             if prompt.model not in sources:
                 continue
@@ -278,4 +278,4 @@ class _Reading:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

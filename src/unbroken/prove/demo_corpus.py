@@ -1,4 +1,4 @@
-"""A corpus that is on every machine: the sources of Python's own standard library, as two buckets of documents.
+"""The corpus of the demo: the source code of Python's standard library, as two buckets of documents.
 
 ``code`` holds the classes and functions of its modules, one a document and without their docstrings; ``docstrings``
 holds one docstring a document. Modules are taken in the order of their names up to a bound, so that the same Python
@@ -30,20 +30,20 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """What was written: the modules it was taken from, and the documents and bytes of text of each bucket."""
+class DemoCorpus:
+    """The written corpus: number of modules, and documents and bytes of each bucket."""
 
     modules: int
     documents: dict[str, int]
     size_bytes: dict[str, int]
 
 
-def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int = MOST_BYTES) -> Corpus:
+def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int = MOST_BYTES) -> DemoCorpus:
     """Write a bucket of code and one of docstrings below a folder, from as many modules as the bound allows.
 
     Raises:
-        SourcesMissing: this Python came without the sources of its library.
-        StorageFailed: the system refused.
+        SourcesMissing: this Python has no sources of its library.
+        StorageFailed: an I/O error.
     """
     source = Path(sysconfig.get_path("stdlib")) if library is None else library
     texts: dict[str, list[str]] = {bucket: [] for bucket in BUCKETS}
@@ -59,7 +59,7 @@ def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int =
         modules += 1
         texts[CODE] += definitions(text, tree)
         texts[DOCSTRINGS] += docstrings(tree)
-    # Without one of the two there is nothing to mix.
+    # A mixture needs both buckets.
     if not all(texts.values()):
         raise SourcesMissing(folder=source)
     for bucket, documents in texts.items():
@@ -67,11 +67,11 @@ def write_corpus(folder: Path, *, library: Path | None = None, most_bytes: int =
         lines = "".join(json.dumps({"text": each}) + "\n" for each in documents)
         LOCAL.replace(folder / bucket / FILE, lines.encode(), scratch=f".{FILE}", durable=False)
     size_bytes = {bucket: sum(len(each.encode()) for each in documents) for bucket, documents in texts.items()}
-    return Corpus(modules, {bucket: len(documents) for bucket, documents in texts.items()}, size_bytes)
+    return DemoCorpus(modules, {bucket: len(documents) for bucket, documents in texts.items()}, size_bytes)
 
 
 def _parsed(path: Path) -> tuple[str, ast.Module] | None:
-    """A module's text and tree; None for one that is no whole module, as some of Python's own tests are."""
+    """A module's text and tree; None if it does not parse, as some of Python's own tests."""
     try:
         text = path.read_text(encoding="utf-8")
         return text, ast.parse(text)

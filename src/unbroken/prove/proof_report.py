@@ -1,4 +1,4 @@
-"""What a proof says, as text and as a document: what was injected, what was recovered, what it cost, the verdict."""
+"""The report of a proof, as text and JSON: injected faults, recovery, cost, verdict."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,14 +17,14 @@ from unbroken.testing.exactness import Comparison
 _ALONE: Final = "the uninterrupted run"
 _CHAINED: Final = "the chain"
 _UNKNOWN: Final = (
-    "uninterrupted runs agree, so a resume does not bring back something that the script keeps: "
-    "hand it to Run, or make it from the step"
+    "uninterrupted runs agree, so a resume does not restore some state of the script: "
+    "register it with Run, or derive it from the step"
 )
 
 
 @dataclass
 class Proof:
-    """Everything a proof found; ``left_out`` are the faults that could not be tried, each with the reason."""
+    """The results of a proof; ``left_out`` are the faults that could not be tried, each with the reason."""
 
     words: tuple[str, ...]
     seed: int
@@ -44,17 +44,17 @@ class Proof:
 
     @property
     def injected(self) -> int:
-        """How many things were done to jobs."""
+        """The number of injected faults."""
         return sum(len(job.injected) for chain in self.chains for job in chain.jobs)
 
     def rerun(self, chain: ChainReport) -> str:
-        """The command that makes one chain again."""
+        """The command that repeats one chain."""
         ranks = ["--ranks", ",".join(map(str, self.ranks))] if len(self.ranks) > 1 else []
         words = ["unbroken", "prove", "--seed", str(self.seed), "--chain", str(chain.number)]
         return shell_line([*words, "--faults", ",".join(self.faults), *ranks, "--", *self.words])
 
     def facts(self) -> dict[str, Any]:
-        """The proof as a document."""
+        """The proof as JSON."""
         baseline = self.baseline
         return {
             "command": list(self.words),
@@ -88,7 +88,7 @@ class Proof:
     # ---- text ----
 
     def text(self, style: Style) -> str:
-        """The proof for people."""
+        """The proof as text."""
         lines = [self._uninterrupted_line()]
         lines += [f"left out: {fault}: {reason}" for fault, reason in self.left_out]
         for chain in self.chains:
@@ -108,8 +108,8 @@ class Proof:
         rows = [_row(number, job) for number, job in enumerate(chain.jobs, 1)]
         lines = [f"chain {chain.number}", table(columns, rows, style=style)]
         for number, job in enumerate(chain.jobs, 1):
-            lines += [f"  job {number} passed over {printable(each)}" for each in job.passed_over]
-            lines += [f"  job {number} was over before it was met by: {printable(each)}" for each in job.missed]
+            lines += [f"  job {number} skipped {printable(each)}" for each in job.passed_over]
+            lines += [f"  job {number} ended before: {printable(each)}" for each in job.missed]
             lines += [f"  after job {number}: {printable(job.damage)}"] if job.damage else []
         again = amounts.plural(chain.computed_again, "step")
         cost = f"{again} computed again, {amounts.duration(chain.seconds)} in all"
@@ -119,12 +119,12 @@ class Proof:
         if self.is_proven:
             chains, jobs = len(self.chains), sum(len(chain.jobs) for chain in self.chains)
             done = f"{amounts.plural(chains, 'chain')} of {jobs} jobs, {amounts.plural(self.injected, 'fault')}"
-            same = f"every chain has the bits of the uninterrupted run (seed {self.seed})"
+            same = f"every chain equals the uninterrupted run bit for bit (seed {self.seed})"
             return [f"{style.good('proven')}: {done}; {same}"]
         failed = [chain for chain in self.chains if not chain.is_proven]
         lines = [f"{style.bad('not proven')}: {_why(failed[0])}"] if failed else []
         lines += [f"  at   {chain.run}" for chain in failed]
-        return lines + [f"  help {self.rerun(chain)}   make it again" for chain in failed]
+        return lines + [f"  help {self.rerun(chain)}   repeat it" for chain in failed]
 
 
 def _why(chain: ChainReport) -> str:
@@ -150,6 +150,6 @@ def _compared(chain: ChainReport, style: Style) -> list[str]:
 
 
 def _likely(chain: ChainReport) -> list[str]:
-    """What to look at first: what the run's audit found, or what the two uninterrupted runs leave as a cause."""
-    named = [f"likely cause: not handed to the run, so a resume starts it anew: {each}" for each in chain.unsaved]
+    """The likely cause: what the run's audit found, or a general hint."""
+    named = [f"likely cause: not registered with Run, so not restored at resume: {each}" for each in chain.unsaved]
     return list(map(printable, named)) or [f"likely cause: {_UNKNOWN}"]

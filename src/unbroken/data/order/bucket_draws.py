@@ -1,7 +1,7 @@
-"""One bucket of a stream: from the how-manieth sequence drawn of it to the group, the sequence and its windows.
+"""The draws from one bucket of a stream: from the index of a draw to its group, sequence and windows.
 
-A bucket that grew has a plan for each time it did; groups are numbered over all of them, in the order they joined, so
-that the numbers of those that stand never change.
+A bucket that grew has one plan for each time it grew; groups are numbered over all plans in the order they joined, so
+that growth never changes the number of an existing group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from unbroken.data.packing.bucket_plan import BucketPlan, Slots
 
 @dataclass(frozen=True)
 class Planned:
-    """The shards that joined a bucket together: their plan, the stream's number of the first of them."""
+    """Shards that joined a bucket together: their plan, and the stream's number of the first shard and group."""
 
     plan: BucketPlan
     first_shard: int
@@ -26,17 +26,17 @@ class Planned:
 
 
 def order_key(seed: int, bucket: str) -> int:
-    """What decides the order in which a bucket's sequences are drawn."""
+    """The key of the order in which a bucket's sequences are drawn."""
     return subkey(seed, "order", bucket)
 
 
-class DrawnBucket:
-    """What is drawn of one bucket.
+class BucketDraws:
+    """The draws from one bucket.
 
     Args:
         name: the bucket's name.
         planned: its plans, in the order in which they joined.
-        growth: the ordinal at which each joined, and the epoch.
+        growth: the ordinal and the epoch at which each joined.
         seed: the run's seed.
         shuffle: whether its sequences are shuffled.
     """
@@ -50,22 +50,22 @@ class DrawnBucket:
         self.order = BucketOrder(counts, growth, order_key(seed, name), shuffle=shuffle)
         self._firsts = np.array([each.first_group for each in planned], np.int64)
         self.group_digests = [each.plan.digest_of(group) for each in planned for group in range(each.plan.groups)]
-        # The same group in another bucket is another source: the bucket's name is in the key.
+        # The bucket's name is in the key: the same group in another bucket is another source.
         self.group_keys = np.array([subkey(0, name, digest) for digest in self.group_digests], np.uint64)
 
-    def apart(self) -> "DrawnBucket":
-        """The same bucket with an order of its own: an order keeps what it found, and serves one thread."""
+    def apart(self) -> "BucketDraws":
+        """A copy with an order of its own, for another thread: an order caches and is not thread-safe."""
         apart = copy(self)
         apart.order = deepcopy(self.order)
         return apart
 
     @property
     def sequences(self) -> int:
-        """How many it has."""
+        """The number of sequences."""
         return sum(each.plan.total_sequences for each in self.planned)
 
     def find(self, group: int) -> tuple[Planned, int]:
-        """The plan that a group belongs to, and its number there."""
+        """The plan of a group, and its number in that plan."""
         planned = self.planned[int(np.searchsorted(self._firsts, group, "right")) - 1]
         return planned, group - planned.first_group
 
@@ -77,7 +77,7 @@ class DrawnBucket:
     def windows(
         self, groups: NDArray[np.int64], sequences: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int64], Slots]]:
-        """The windows of sequences, group by group: the group, which of those asked for are in it, their windows."""
+        """The windows of sequences, group by group: the group, the indexes of its sequences, their windows."""
         by_group = np.argsort(groups, kind="stable")
         sorted_groups = groups[by_group]
         cuts = np.flatnonzero(np.diff(sorted_groups)) + 1

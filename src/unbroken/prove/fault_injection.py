@@ -1,7 +1,7 @@
-"""Inside a drilled job: its faults, let into the one disk that everything of the house writes through.
+"""Fault injection inside a drilled job, through the ``Disk`` that all of the package writes through.
 
-Loaded by name, and only where a drill has faults. A phase of a save is known by the operation that begins it and the
-name it touches, so that nothing in the saving code knows of drills. A kill is SIGKILL to this very process.
+Imported by name, and only if a drill has faults. A phase of a save is recognised by its first operation and the file
+name, so that the saving code knows nothing of drills. A kill is SIGKILL to this process.
 """
 
 import errno
@@ -21,7 +21,7 @@ from unbroken.testing.faults import Fault as Strike
 from unbroken.testing.faults import FaultyDisk, Kill, Operation, Refuse
 
 _CODES: Final = {"enospc": errno.ENOSPC, "eio": errno.EIO}
-# Where a kill bites beside the operation that begins a phase; elsewhere it comes before it.
+# When a kill happens relative to the first operation of a phase; by default before it.
 _MOMENTS: Final[dict[str, Kill]] = {
     "parts": Kill("during", really=True),
     "manifest": Kill("during", really=True),
@@ -37,17 +37,17 @@ Tell = Callable[[Fault], None]
 
 
 def install(drill: Drill, rank: int) -> Callable[[], None]:
-    """Let the faults of this rank strike from now on; returns what the loop calls at every step's edge."""
+    """Install the faults of this rank; returns the function that the loop calls at every step's edge."""
     mine = [fault for fault in drill.faults if fault.rank in (None, rank)]
     tell = _marking(drill)
     plan = Striking([fault for fault in mine if fault.at != "edge"], tell)
-    # `Files` is frozen so that nobody exchanges its disk in passing; here that is the whole intention.
+    # `Files` is frozen against accidental changes of its disk; here the change is intended.
     object.__setattr__(LOCAL, "disk", ForgetfulDisk(LocalDisk(), plan))
     return _at_edges([fault for fault in mine if fault.at == "edge"], tell)
 
 
 def _marking(drill: Drill) -> Tell:
-    """What leaves a fault's mark, once, before it strikes; by a disk of its own, which nothing strikes."""
+    """A function that writes a fault's mark once, before the fault, through a disk without faults."""
     files, told = Files(LocalDisk()), set[Fault]()
 
     def tell(fault: Fault) -> None:
@@ -76,7 +76,7 @@ def _at_edges(faults: Sequence[Fault], tell: Tell) -> Callable[[], None]:
 
 
 def _die_of(fault: Fault, tell: Tell) -> None:
-    """SIGKILL, so long after the edge as the fault says: in the middle of a step, or of a save beside it."""
+    """SIGKILL some time after the edge: in the middle of a step, or of a save in the background."""
 
     def die() -> None:
         time.sleep(fault.seconds)
@@ -89,7 +89,7 @@ def _die_of(fault: Fault, tell: Tell) -> None:
 
 
 class ForgetfulDisk(FaultyDisk):
-    """A faulty disk for a job that may run for days: it keeps no list of what was asked."""
+    """A faulty disk for a job that may run for days: it keeps no list of operations."""
 
     def _enter(
         self, name: str, path: Path, source: Path | None, *, is_mutating: bool
@@ -99,7 +99,7 @@ class ForgetfulDisk(FaultyDisk):
         return found
 
     def __reduce__(self) -> tuple[Callable[[], Disk], tuple[()]]:
-        # Ranks hand each other stores, and a store carries its disk: there it is the receiver's own.
+        # Ranks send each other stores, which contain their disk: the receiver uses its own.
         return _own_disk, ()
 
 
@@ -108,9 +108,9 @@ def _own_disk() -> Disk:
 
 
 class Striking:
-    """The plan of a drill: which phase an operation belongs to, the how-manieth time, and what strikes it.
+    """The plan of a drill: from an operation to its phase, the count of that phase, and the fault, if any.
 
-    The disk asks it one operation at a time; one that is delayed holds up all others, as a slow disk does.
+    It is called for one operation at a time; a delay holds up all others, as a slow disk does.
     """
 
     def __init__(self, faults: Sequence[Fault], tell: Tell) -> None:
@@ -119,7 +119,7 @@ class Striking:
         self._last: dict[str, object] = {}
 
     def __call__(self, operation: Operation) -> Strike | None:
-        """What strikes this operation, if anything."""
+        """The fault of this operation, if any."""
         phases = _phases(operation)
         if not phases:
             return None
@@ -139,7 +139,7 @@ class Striking:
         return reached >= fault.when if fault.do == "delay" else reached == fault.when and is_begun
 
     def _is_begun(self, phase: str, key: object) -> bool:
-        """Whether a phase is entered now: a second part of the same save is not the phase a second time."""
+        """Whether a phase starts now: a second part of the same save does not start it again."""
         if key is not None and self._last.get(phase) == key:
             return False
         self._last[phase] = key
@@ -152,7 +152,7 @@ def _strike(fault: Fault) -> Strike:
 
 
 def _phases(operation: Operation) -> dict[str, object]:
-    """The phases an operation belongs to, each with what is the same throughout one time of it; None: always anew."""
+    """The phases of an operation, each with a key that is constant during one occurrence; None: always new."""
     path, name = operation.path, operation.name
     if name == "write":
         return _writing(path)

@@ -1,8 +1,7 @@
-"""One job as a process of its own that is watched from outside and ended in a chosen way.
+"""One job as a child process that is watched from outside and ended in a chosen way.
 
-Owns the processes below the command it started, and promises that none of them is left when the job is over: a
-launcher, torchrun and every rank die in one blow. What the job did is read from the run's own records, and never from
-what it prints; its output goes to a log.
+Owns the processes below the command it started; none of them is left when the job is over: launcher, torchrun and every
+rank are killed together. What the job did is read from the run's records, never from its output, which goes to a log.
 """
 
 import json
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.02
 _FREEZE_ROUNDS: Final = 50
 _LINGER_S: Final = 60.0
-# A line of metrics is some hundred bytes; a whole one stands in the last so many.
+# A line of metrics has a few hundred bytes; the last bytes of the file contain a whole one.
 _TAIL_BYTES: Final = 1 << 16
-# Torchrun's account of a failure: from the line that says so to the second of two bars.
+# Torchrun's failure report: from its first line to the second of two bars.
 _TORCHRUN: Final = b"torch/distributed/elastic/multiprocessing/api.py:"
 _FAILED: Final = b"failed (exitcode:"
 _BAR: Final = b"=" * 20
@@ -44,18 +43,18 @@ _BARS: Final = 2
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a job ended: its exit code as a shell says it, and what it left in the run's records.
+class JobEnd:
+    """How a job ended: its exit code as a shell reports it, and its outcome in the run's records.
 
-    ``outcome`` is None where the command never took the run: it is then no job of it at all.
+    ``outcome`` is None if the command never took the run's lease.
     """
 
     code: int
     outcome: Outcome | None
 
 
-class Job:
-    """A command at work; as a context manager it leaves no process behind."""
+class JobProcess:
+    """A running command; as a context manager it leaves no process behind."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path, run: Path, before: int) -> None:
         self.pid = process.pid
@@ -66,20 +65,20 @@ class Job:
     def started(
         cls, command: Sequence[str], *, env: Mapping[str, str], log: Path, run: Path, cwd: Path | None = None
     ) -> Self:
-        """Start a command in a process group of its own; what it says is added to a log.
+        """Start a command in a process group of its own; its output is appended to a log.
 
         Args:
             command: the program and its arguments.
             env: its whole environment.
-            log: where its output goes; folders above it are made.
-            run: the run directory the job will write, as seen from here; it need not exist.
-            cwd: where it is started; here, if not said.
+            log: the file of its output; parent folders are created.
+            run: the run directory of the job, as seen from here; it need not exist.
+            cwd: its working directory; by default the current one.
 
         Raises:
             StorageFailed: the log or the run could not be opened.
             OSError: there is no such program.
         """
-        # Whoever loses its parent below here stays findable.
+        # Orphans below this process can still be found.
         processes.adopt_orphans()
         LOCAL.make_directory(log.parent)
         lease = read_current(run)
@@ -104,11 +103,11 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether the command itself has not ended."""
+        """Whether the command is still running."""
         return self._process.poll() is None
 
     def number(self) -> int | None:
-        """The number this job has in its run; None while it does not hold it."""
+        """The number of this job in its run; None before it takes the lease."""
         lease = read_current(self._layout.run)
         return lease.number if lease is not None and lease.number > self._before else None
 
@@ -121,41 +120,41 @@ class Job:
         return next((step for line in reversed(tail) if (step := _step_of(line)) is not None), None)
 
     def has_lost_holder(self) -> bool:
-        """Whether the rank that holds the run is gone without a word, whoever else of the job may still be there."""
+        """Whether the rank that holds the lease died without recording an outcome."""
         lease = read_current(self._layout.run)
         is_ours = lease is not None and lease.number > self._before and not lease.is_released
         return is_ours and lease is not None and lease.standing(process_of) is Standing.GONE
 
     def fact(self, kind: str) -> Fact | None:
-        """The last fact of a kind that this very job has written into the run's journal.
+        """The last journal event of a kind that this job has written.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         number = self.number()
         return None if number is None else read_history(self._layout).last(kind, job=number)
 
     def steps(self, timeout_s: float) -> Iterator[int]:
-        """The last step that is written, looked up again and again until the job ends or time is over."""
+        """The last written step, polled until the job ends or the timeout."""
         deadline_s = time.monotonic() + timeout_s
         while self.is_running and time.monotonic() < deadline_s:
             yield self.step() or 0
             time.sleep(POLL_S)
-        # What it wrote last may have come after the last look.
+        # It may have written more after the last poll.
         yield self.step() or 0
 
     def wait_for_step(self, step: int, timeout_s: float) -> bool:
-        """Wait until the job is past a step; False if it ended before, or time is over."""
+        """Wait until the job is past a step; False if it ended before, or at the timeout."""
         return any(at >= step for at in self.steps(timeout_s))
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the job to save and end, as ``unbroken stop`` does; False if it did not take its run in time.
+        """Request a stop, as ``unbroken stop`` does; False if the job did not take its lease in time.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         deadline_s = time.monotonic() + timeout_s
-        # The fact, not the lease alone: a request that stands while a job begins may be taken for an older one.
+        # The event, not only the lease: a request that exists while a job starts may be treated as an old one.
         while self.fact("job-start") is None:
             if not self.is_running or time.monotonic() >= deadline_s:
                 return False
@@ -165,36 +164,36 @@ class Job:
         return True
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal to the command that was started, and to nobody else: as a scheduler does."""
+        """Send a signal to the command only, as a scheduler does."""
         if self.is_running:
             processes.send([self.pid], number)
 
     def kill(self) -> None:
-        """SIGKILL to every process of the job: the command, what descends from it, and what the journal names."""
+        """SIGKILL to every process of the job: the command, its descendants, and those named in the journal."""
         victims = self._frozen()
         recorded = [pid for pid in self._recorded() if pid not in victims]
-        # Children first: a parent that sees its child gone, or a child that loses its parent, must not get to act.
+        # Children first: no parent may react to the loss of a child, and no child to that of its parent.
         processes.send([*recorded, *reversed(victims)], signal.SIGKILL)
 
-    def wait(self, timeout_s: float | None = None) -> Ended:
-        """Wait for the end, and see to it that nothing of the job is left.
+    def wait(self, timeout_s: float | None = None) -> JobEnd:
+        """Wait for the end, and make sure no process of the job is left.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
+            subprocess.TimeoutExpired: it did not end in time.
             StorageFailed: the run's records could not be read.
         """
         code = self._process.wait(timeout_s)
         self._outlive_ranks()
         outcome = read_outcome(self._layout, now_s=time.time(), process_of=process_of)
         is_ours = outcome is not None and outcome.job is not None and outcome.job > self._before
-        return Ended(EXIT_KILLED - code if code < 0 else code, outcome if is_ours else None)
+        return JobEnd(EXIT_KILLED - code if code < 0 else code, outcome if is_ours else None)
 
     def said(self, lines: int) -> tuple[str, ...]:
-        """The last lines of its log, but for torchrun's own account of a failure."""
+        """The last lines of its log, without torchrun's failure report."""
         return tuple(line.decode(errors="replace") for line in own_words(_tail(self.log)))[-lines:]
 
     def _outlive_ranks(self) -> None:
-        """Wait for ranks that are left without their launcher: they save and end by themselves, or are ended."""
+        """Wait for ranks without a launcher: they save and exit, or are killed."""
         deadline_s = time.monotonic() + _LINGER_S
         while left := self._recorded():
             if time.monotonic() >= deadline_s:
@@ -202,7 +201,7 @@ class Job:
             time.sleep(POLL_S)
 
     def _frozen(self) -> list[int]:
-        """Every process of the command, stopped from the top down, so that nothing is started while it is killed."""
+        """Every process of the command, stopped from the top down, so that none starts another meanwhile."""
         frozen: list[int] = []
         for _ in range(_FREEZE_ROUNDS):
             tree = [self.pid, *processes.below(self.pid, processes.living())] if self.is_running else []
@@ -214,16 +213,16 @@ class Job:
         return frozen
 
     def _recorded(self) -> list[int]:
-        """The processes that the job named in its journal and that still live on this machine."""
+        """The processes in the job's journal that are still alive on this machine."""
         number = self.number()
         named = () if number is None else recorded_processes(self._layout, number)
-        # Process numbers are used again; only the very process that wrote its start is ours to kill.
+        # Pids are reused; only the process with the recorded start time may be killed.
         living = [each for each in named if process_of(each) == each.process_started]
         return [each.pid for each in living if each.pid > 1 and each.pid != os.getpid()]
 
 
 def own_words(lines: Sequence[bytes]) -> list[bytes]:
-    """Without torchrun's account of a rank that failed: it is long, stands last, and hides what the rank said."""
+    """The lines without torchrun's failure report, which is long, comes last and hides the rank's output."""
     kept: list[bytes] = []
     bars = _BARS
     for line in lines:

@@ -1,7 +1,6 @@
-"""The end of a tokenization: every folder's shards are listed, and what was made from what is recorded.
+"""Publish a finished tokenization: list the shards of every folder, and record what they were made from.
 
-Everything here is made from the units' records, and doing it twice gives the same: a kill between two of its writes is
-answered by doing it again.
+Everything is computed from the records of the units and idempotent: after a kill it is simply done again.
 """
 
 from collections import Counter
@@ -10,63 +9,63 @@ from pathlib import Path
 
 from unbroken.data.corpus.listing import LISTING, BakedWindows, Listing, SourceRecord, read_listing, write_listing
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord
-from unbroken.data.ingest.workbench import Finished, Plan, SourceShare, Totals, UnitRecord, Workbench
+from unbroken.data.ingest.work_folder import Finished, SourceShare, TokenizePlan, Totals, UnitRecord, WorkFolder
 from unbroken.errors import DataDamaged
 from unbroken.store.digest import PartDigest
 
 
-def finish(bench: Workbench, plan: Plan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
-    """List the shards of every folder, record that it is done, take the plan away.
+def finish(work: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
+    """List the shards of every folder, record the end, remove the plan.
 
     Raises:
-        ShardDamaged: a list that is there already does not prove itself.
-        StorageFailed: the system refused.
+        ShardDamaged: an existing list is damaged.
+        StorageFailed: an I/O error.
     """
     if before is not None and all(source.name in before.sources for source in plan.sources):
-        # A kill came between the last record and the plan's removal.
-        bench.clear()
+        # Killed between the last record and the removal of the plan.
+        work.clear()
         return before
     shares = _by_source(records)
     digests = {name: _whole(parts) for name, parts in shares.items()}
     for target, shards in _by_target(records).items():
-        # crash here: some folders have their new list, some not yet; the plan is there, so nobody reads any.
-        _list(bench, plan, bench.output / target, shards, _source_records(target, shares, digests, records))
+        # crash here: some folders have their new list, some not; the plan exists, so readers reject all of them.
+        _list(work, plan, work.output / target, shards, _source_records(target, shares, digests, records))
     finished = _finished(plan, records, digests, before)
-    bench.finish(finished)
+    work.finish(finished)
     return finished
 
 
-def require_present(bench: Workbench, finished: Finished, targets: Sequence[str]) -> None:
-    """Pass if all shards that were listed are still there, with their sizes.
+def require_present(work: WorkFolder, finished: Finished, targets: Sequence[str]) -> None:
+    """Raise unless all listed shards still exist with their sizes.
 
     Raises:
-        DataDamaged: some are not.
-        ShardDamaged: a list does not prove itself.
-        StorageFailed: the system refused.
+        DataDamaged: some are missing or have another size.
+        ShardDamaged: a list is damaged.
+        StorageFailed: an I/O error.
     """
     findings = [
         finding
         for target in targets
-        if bench.files.find(bench.output / target / LISTING) is not None
-        for finding in _missing(bench, bench.output / target)
+        if work.files.find(work.output / target / LISTING) is not None
+        for finding in _missing(work, work.output / target)
     ]
-    listed = any(bench.files.find(bench.output / target / LISTING) is not None for target in targets)
+    listed = any(work.files.find(work.output / target / LISTING) is not None for target in targets)
     if not listed and finished.totals.shards:
-        findings.append(f"{LISTING}: no folder has one, and {finished.totals.shards} shards were listed")
+        findings.append(f"{LISTING}: missing in every folder; {finished.totals.shards} shards were listed")
     if findings:
-        raise DataDamaged(path=bench.output, findings=tuple(findings))
+        raise DataDamaged(path=work.output, findings=tuple(findings))
 
 
-def _missing(bench: Workbench, folder: Path) -> list[str]:
+def _missing(work: WorkFolder, folder: Path) -> list[str]:
     sizes = [
         (folder / f"{shard.name}{suffix}", size)
-        for shard in read_listing(folder / LISTING, bench.files).shards
+        for shard in read_listing(folder / LISTING, work.files).shards
         for suffix, size in ((BIN_SUFFIX, shard.bin_bytes), (IDX_SUFFIX, shard.idx_bytes))
     ]
-    found = [(path, size, bench.files.find(path)) for path, size in sizes]
+    found = [(path, size, work.files.find(path)) for path, size in sizes]
     return [
-        f"{path.relative_to(bench.output)}: "
-        + ("is missing" if status is None else f"has not the {size:,} bytes it had")
+        f"{path.relative_to(work.output)}: "
+        + ("is missing" if status is None else f"its size is no longer {size:,} bytes")
         for path, size, status in found
         if status is None or status.size_bytes != size
     ]
@@ -90,7 +89,7 @@ def _by_source(records: Sequence[UnitRecord]) -> dict[str, list[SourceShare]]:
 
 
 def _whole(shares: Sequence[SourceShare]) -> tuple[int, str]:
-    """A file's size and digest, from those of its stretches: they are cut where the digest's blocks are."""
+    """Size and digest of a file from those of its byte ranges, which are cut at the digest's blocks."""
     size_bytes = sum(share.stretch.last - share.stretch.first for share in shares)
     blocks = tuple(bytes.fromhex(block) for share in shares for block in share.blocks)
     return size_bytes, PartDigest(size_bytes, blocks).whole
@@ -102,7 +101,7 @@ def _source_records(
     digests: Mapping[str, tuple[int, str]],
     records: Sequence[UnitRecord],
 ) -> list[SourceRecord]:
-    """What each file gave to one folder; what was left out of it is said once, in the first."""
+    """The contribution of each file to one folder; skipped documents are counted in the first folder only."""
     targets = {share.stretch.name: list(record.shards) for record in records for share in record.shares}
     return [
         SourceRecord(
@@ -126,10 +125,10 @@ def _skipped(shares: Sequence[SourceShare]) -> Counter[str]:
 
 
 def _list(
-    bench: Workbench, plan: Plan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
+    work: WorkFolder, plan: TokenizePlan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
 ) -> None:
-    has_list = bench.files.find(folder / LISTING) is not None
-    before = read_listing(folder / LISTING, bench.files) if has_list else Listing((), plan.tokenizer)
+    has_list = work.files.find(folder / LISTING) is not None
+    before = read_listing(folder / LISTING, work.files) if has_list else Listing((), plan.tokenizer)
     options = plan.options
     baked = None if options.max_length is None else BakedWindows(options.max_length, options.overlap_size or 0)
     merged_shards = {shard.name: shard for shard in (*before.shards, *shards)}
@@ -140,11 +139,11 @@ def _list(
         baked=baked,
         sources=tuple(merged_sources[name] for name in sorted(merged_sources)),
     )
-    write_listing(bench.files, folder, listing)
+    write_listing(work.files, folder, listing)
 
 
 def _finished(
-    plan: Plan, records: Sequence[UnitRecord], digests: Mapping[str, tuple[int, str]], before: Finished | None
+    plan: TokenizePlan, records: Sequence[UnitRecord], digests: Mapping[str, tuple[int, str]], before: Finished | None
 ) -> Finished:
     shares = [share for record in records for share in record.shares]
     old = before.totals if before else Totals()

@@ -1,16 +1,16 @@
-"""What a run reads, opened once on the first rank and then on all: corpus, stream, loader, tokenizer.
+"""The data of a training run: streams, loader and tokenizer, opened on rank 0 first and then on all ranks.
 
-The first rank does what must be done once (text is tokenized, plans are made) and looks at everything that config and
-data must agree about; the others find it done.
+Rank 0 does what must be done once (tokenizes text, builds packing plans) and checks that config and data fit; the other
+ranks find the result in the cache.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.config import Config
-from unbroken.data.configured import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import Forecast, forecast
+from unbroken.data.from_config import corpus_of, lanes_of, phases_of, stream_of
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.loader import Loader
 from unbroken.data.stream import Stream
@@ -41,14 +41,14 @@ class TrainingData:
 
 
 def open_data(config: Config, world: World) -> TrainingData:
-    """Everything that is read. Collective.
+    """Open all data of a run. Collective.
 
     Raises:
         TooManyRanks: a step has fewer lanes than there are ranks.
-        DataUnfit: config and data do not go together; all problems are in it.
+        DataUnfit: config and data do not fit; it lists all problems.
         DataError: the data is missing, damaged or unfinished.
-        ConfigInvalid: nothing says how many ids there are.
-        StorageFailed: the system refused to read, or to write the cache.
+        ConfigInvalid: the vocabulary size is unknown.
+        StorageFailed: an I/O error while reading, or writing the cache.
     """
     lanes = lanes_of(config)
     if world.size > lanes:
@@ -57,11 +57,6 @@ def open_data(config: Config, world: World) -> TrainingData:
     for warning in found.warnings if world.is_first else ():
         _log.warning("data: %s", warning)
     return world.all_or_none(lambda: _open(config))
-
-
-def lanes_of(config: Config) -> int:
-    """The lanes of a step of a settled config."""
-    return config.global_batch_size(1) // config.training.per_device_batch_size
 
 
 def make_loader(config: Config, stream: Stream, world: World) -> Loader:
@@ -92,7 +87,7 @@ def _open(config: Config) -> TrainingData:
 
 
 def _validation(config: Config) -> Stream | None:
-    """All of val/ once, in the order in which it lies there; None where nothing is to be evaluated."""
+    """All of val/ once, in order; None if there is no evaluation."""
     if config.training.eval_steps is None or not Path(config.data.path, "val").is_dir():
         return None
     return validation_stream(config)
@@ -103,7 +98,7 @@ def validation_stream(config: Config) -> Stream:
 
     Raises:
         DataError: it is missing, damaged or unfinished.
-        StorageFailed: the system refused to read, or to write the cache.
+        StorageFailed: an I/O error while reading, or writing the cache.
     """
     data = replace(config.data, epochs=1, curriculum=None, allow_bucket_exhaustion=True)
     return stream_of(replace(config, data=data), corpus_of(data, "val"))
@@ -112,12 +107,12 @@ def validation_stream(config: Config) -> Stream:
 def _tokenizer(
     config: Config, made_by: TokenizerIdentity | None
 ) -> tuple[TokenizerFile | None, TokenizerIdentity | None]:
-    """The tokenizer's own file where it can be had, and what the ids mean as far as anybody says."""
+    """The tokenizer's file and identity, as far as known."""
     try:
         file = find_tokenizer(config.data.tokenizer)
         return file, made_by or load_encoder(file).identity
     except (TokenizerUnknown, PackageMissing, NoEodToken) as unknown:
-        # Shards are trained on without it; only text that is to be generated later needs it.
+        # Training on shards works without it; only generating text needs it.
         _log.warning("the tokenizer is not kept with the run: %s", unknown)
         return None, made_by
 
@@ -125,7 +120,7 @@ def _tokenizer(
 def _rows(config: Config, identity: TokenizerIdentity | None) -> int:
     rows = config.model.rows(None if identity is None else identity.vocab_size)
     if rows is None:
-        complaint = "is not set, and neither the shards nor the tokenizer say how many ids there are"
+        complaint = "is not set, and neither the shards nor the tokenizer give the vocabulary size"
         problem = Problem("config", None, "model.vocab_size", complaint, None, "model.vocab_size")
         raise ConfigInvalid(problems=(problem,))
     return rows

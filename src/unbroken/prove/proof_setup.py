@@ -1,4 +1,4 @@
-"""Where a proof is made: a folder with the runs it makes, and how a job of the user's command is started in it."""
+"""The setup of a proof: its folder of runs, and how a job of the user's command is started in it."""
 
 import contextlib
 import subprocess
@@ -12,24 +12,24 @@ from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.launch.command import THREADS_VARIABLE
 from unbroken.prove.command import Command
-from unbroken.prove.watched_job import Ended, Job
+from unbroken.prove.job_process import JobEnd, JobProcess
 from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
 
-# What a launcher above the prover told its own job is not for the jobs below it.
+# Variables from a launcher above the prover must not reach the jobs below it.
 _NOT_PASSED_ON: Final = (job_files.ENVIRONMENT, job_files.LAUNCHER)
 LOG_LINES: Final = 12
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProofSetup:
     """One proof's folder and command.
 
     Attributes:
-        command: what is proven.
-        folder: where every run of the proof is made; nothing is written anywhere else.
-        cwd: where the command is started.
-        environ: the environment of its jobs, but for the drill.
-        limit_s: how long one job may take before it is taken to hang.
+        command: the command to prove.
+        folder: the folder of all runs of the proof; nothing is written elsewhere.
+        cwd: the working directory of the command.
+        environ: the environment of its jobs, without the drill.
+        limit_s: a job that takes longer counts as hanging.
     """
 
     command: Command
@@ -42,33 +42,33 @@ class Bench:
         """The directory of one run of the proof."""
         return self.folder / name
 
-    def start(self, run: Path, drill: Drill, ranks: int | None) -> Job:
-        """Start one job of the command, sent to a run of the proof.
+    def start(self, run: Path, drill: Drill, ranks: int | None) -> JobProcess:
+        """Start one job of the command, redirected to a run of the proof.
 
         Raises:
             StorageFailed: the folder could not be written.
-            OSError: there is no such program.
+            OSError: the program does not exist.
         """
         place = self.folder / f"{run.name}.drill.json"
         marks = self.folder / f"{run.name}.struck"
         LOCAL.remove_tree(marks)
         LOCAL.make_directory(marks)
-        # Sent there even where a word of the command says so: whatever else the script names, it is a real run.
+        # Redirected even if the command contains {run}: any other directory in the script would be a real run.
         write_drill(place, replace(drill, directory=run, marks=marks))
         environ = {**self.environ, ENVIRONMENT: str(place)}
         words = self.command.words_for(run, ranks)
-        return Job.started(words, env=environ, log=self.folder / f"{run.name}.log", run=run, cwd=self.cwd)
+        return JobProcess.started(words, env=environ, log=self.folder / f"{run.name}.log", run=run, cwd=self.cwd)
 
     def struck(self, run: Path, drill: Drill) -> tuple[Fault, ...]:
-        """The faults of a drill that really struck in the last job of a run.
+        """The faults of a drill that occurred in the last job of a run.
 
         Raises:
             StorageFailed: the folder could not be read.
         """
         return replace(drill, marks=self.folder / f"{run.name}.struck").struck()
 
-    def wait(self, job: Job) -> Ended | None:
-        """How a job ended; None, and it is killed, where it takes longer than a job may."""
+    def wait(self, job: JobProcess) -> JobEnd | None:
+        """How a job ended; None if it exceeded the limit and was killed."""
         try:
             return job.wait(self.limit_s)
         except subprocess.TimeoutExpired:
@@ -87,24 +87,24 @@ def environment(before: Mapping[str, str], *, is_resized: bool) -> dict[str, str
 
 
 @dataclass
-class Folder:
-    """The folder of a proof; a temporary one goes when all is well."""
+class ProofFolder:
+    """The folder of a proof; a temporary one is removed if the proof succeeds."""
 
     path: Path
     is_kept: bool
 
 
 @contextlib.contextmanager
-def proof_folder(asked: Path | None, seed: int) -> Iterator[Folder]:
-    """A folder for one proof: a new one inside the one that was asked for, or a temporary one.
+def proof_folder(asked: Path | None, seed: int) -> Iterator[ProofFolder]:
+    """A folder for one proof: a new one inside the given one, or a temporary one.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     if asked is None:
-        folder = Folder(Path(tempfile.mkdtemp(prefix="unbroken-prove-")), is_kept=False)
+        folder = ProofFolder(Path(tempfile.mkdtemp(prefix="unbroken-prove-")), is_kept=False)
     else:
-        folder = Folder(_free(asked.absolute(), f"prove-{seed}"), is_kept=True)
+        folder = ProofFolder(_free(asked.absolute(), f"prove-{seed}"), is_kept=True)
         LOCAL.make_directory(folder.path)
     try:
         yield folder
@@ -114,6 +114,6 @@ def proof_folder(asked: Path | None, seed: int) -> Iterator[Folder]:
 
 
 def _free(above: Path, name: str) -> Path:
-    """A name that nothing has: what an earlier proof left is evidence."""
+    """An unused name: the files of an earlier proof are evidence."""
     names = (name if copy == 1 else f"{name}.{copy}" for copy in range(1, 1 << 20))
     return next(above / each for each in names if not (above / each).exists())

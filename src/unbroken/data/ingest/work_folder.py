@@ -1,8 +1,8 @@
-"""The records of a tokenization: what was begun, which units are done, what was finished.
+"""The records of a tokenization: its plan, the finished units, and the final record.
 
-``.tokenize/`` stands beside the shards while the work goes on: a plan, the tokenizer, one record for each unit that is
-published. ``tokenization.json`` stays when it is over, so that the same command can say that nothing is left to do.
-Every record carries a digest of itself.
+``.tokenize/`` is next to the shards while the work is in progress: the plan, the tokenizer, one record per finished
+unit. ``tokenization.json`` stays afterwards, so that the same command can see that nothing is left to do. Every record
+has a checksum of itself.
 """
 
 import json
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What decides the bytes of the shards, beside the documents and the tokenizer."""
+class TokenizeOptions:
+    """The options that decide the bytes of the shards, besides documents and tokenizer."""
 
     text_field: str = "text"
     min_text_length: int = 0
@@ -46,10 +46,10 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A tokenization that was begun: how, from which files, in which units."""
+class TokenizePlan:
+    """The plan of a tokenization: options, files and units."""
 
-    options: Options
+    options: TokenizeOptions
     tokenizer: TokenizerIdentity
     eod_token: str | None
     sources: tuple[Source, ...]
@@ -57,13 +57,13 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """What tells this plan's records from another's."""
+        """A digest that separates this plan's records from those of another."""
         return digest_bytes(_encoded(_plan_to_json(self))).hex()[:16]
 
 
 @dataclass
 class SourceShare:
-    """What a unit took from one stretch, by target folder, and the digests of the stretch's blocks."""
+    """What a unit took from one byte range, by target folder, and the digests of its blocks."""
 
     stretch: Stretch
     blocks: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class SourceShare:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """A unit that is published: its shards by target folder, and what it took from each stretch."""
+    """A finished unit: its shards by target folder, and what it took from each byte range."""
 
     engine: str
     shards: Mapping[str, Sequence[ShardRecord]]
@@ -83,7 +83,7 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Totals:
-    """What is in the shards of an output folder, and what was left out."""
+    """Totals of the shards of an output folder, and of skipped documents."""
 
     documents: int = 0
     tokens: int = 0
@@ -93,9 +93,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Finished:
-    """A tokenization that is over: how, from which files with which digests, with how many units a folder."""
+    """A finished tokenization: options, files with their digests, and units per folder."""
 
-    options: Options
+    options: TokenizeOptions
     tokenizer: TokenizerIdentity
     sources: Mapping[str, tuple[int, str]]
     units: Mapping[str, int]
@@ -103,90 +103,90 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """Where the records of one output folder lie, and the moves that change them."""
+class WorkFolder:
+    """The records of one output folder, and the operations that change them."""
 
     files: Files
     output: Path
 
     @property
     def folder(self) -> Path:
-        """The folder that is there while the work goes on."""
+        """The folder that exists while the work is in progress."""
         return self.output / UNFINISHED
 
     @property
     def plan_path(self) -> Path:
-        """What was begun."""
+        """The file of the plan."""
         return self.folder / PLAN
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer as it was when the work began; not there for the built-in one."""
+        """A copy of the tokenizer; none for the built-in one."""
         return self.folder / "tokenizer.json"
 
     @property
     def finished_path(self) -> Path:
-        """What was finished."""
+        """The file of the final record."""
         return self.output / FINISHED
 
-    def units_path(self, plan: Plan) -> Path:
-        """The records of one plan's units; those of another plan are never taken for them."""
+    def units_path(self, plan: TokenizePlan) -> Path:
+        """The folder of one plan's unit records."""
         return self.folder / f"units-{plan.digest}"
 
     # ---- the plan ----
 
-    def begin(self, plan: Plan, *, tokenizer: bytes | None, command: str, scratch: str) -> None:
-        """Put a plan down, unless one is there; from now on readers of the folder know that shards are missing.
+    def begin(self, plan: TokenizePlan, *, tokenizer: bytes | None, command: str, scratch: str) -> None:
+        """Write a plan unless there is one; from now on readers of the folder see that it is unfinished.
 
-        ``scratch`` is a name that no other process uses.
+        ``scratch`` is a name unique to this process.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self.files.make_directory(self.folder, durable=True)
-        # crash here: a folder without a plan; no shard was written, and the next start puts its own plan there.
+        # crash here: a folder without a plan; no shard was written, and the next start writes its own plan.
         self.files.replace(self.folder / COMMAND, f"{command}\n".encode(), scratch=scratch)
         if tokenizer is not None:
-            # crash here: as before, with the command that goes on.
+            # crash here: as before, with the command that resumes.
             self.files.replace(self.tokenizer_path, tokenizer, scratch=scratch)
         # crash here: as before, with the tokenizer beside it.
         self.files.create_once(self.plan_path, sealed_bare(_encoded(_plan_to_json(plan))), scratch=scratch)
 
-    def plan(self) -> Plan | None:
-        """What was begun and is not finished; None if nothing is.
+    def plan(self) -> TokenizePlan | None:
+        """The plan in progress; None if there is none.
 
         Raises:
-            ShardDamaged: the plan does not prove itself, is of another version, or names what leads out of the folders.
-            StorageFailed: the system refused.
+            ShardDamaged: the plan is damaged, of another version, or a name in it leads out of the folders.
+            StorageFailed: an I/O error.
         """
         found = self._read(self.plan_path)
         return None if found is None else _understood(self.plan_path, _plan, found)
 
-    def replace_plan(self, plan: Plan) -> None:
-        """Put another plan in the place of the one there is.
+    def replace_plan(self, plan: TokenizePlan) -> None:
+        """Replace the plan.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self._write(self.plan_path, _plan_to_json(plan), scratch=".writing-plan")
 
     # ---- units ----
 
-    def record(self, plan: Plan, number: int, record: UnitRecord) -> None:
-        """A unit is published: the restart after a kill does not do it again.
+    def record(self, plan: TokenizePlan, number: int, record: UnitRecord) -> None:
+        """Record a finished unit, so that a restart does not do it again.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self.files.make_directory(self.units_path(plan), durable=True)
-        # crash here: shards that no record speaks of; the next start does their unit again.
+        # crash here: shards without a record; the next start does their unit again.
         self._write(self._unit_path(plan, number), _unit_to_json(record), scratch=f".writing-{number}")
 
-    def unit(self, plan: Plan, number: int) -> UnitRecord | None:
-        """What is recorded of a unit; None if it is to be done.
+    def unit(self, plan: TokenizePlan, number: int) -> UnitRecord | None:
+        """The record of a unit; None if it has to be done.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         try:
             path = self._unit_path(plan, number)
@@ -196,37 +196,37 @@ class Workbench:
             # Doing it again gives the same shards.
             return None
 
-    def forget(self, plan: Plan, number: int) -> None:
-        """A unit is to be done again.
+    def forget(self, plan: TokenizePlan, number: int) -> None:
+        """Remove the record of a unit, so that it is done again.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         if self.unit(plan, number) is not None:
             self.files.remove_file(self._unit_path(plan, number))
             self.files.sync_directory(self.units_path(plan))
 
-    def _unit_path(self, plan: Plan, number: int) -> Path:
+    def _unit_path(self, plan: TokenizePlan, number: int) -> Path:
         return self.units_path(plan) / f"{number:06d}.json"
 
     # ---- the dropped engine ----
 
-    def drop_engine(self, plan: Plan, reason: str) -> None:
-        """Nothing of this tokenization may come from the faster engine any more.
+    def drop_engine(self, plan: TokenizePlan, reason: str) -> None:
+        """Record that this tokenization must not use the fast engine any more.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self.files.make_directory(self.units_path(plan), durable=True)
-        # crash here: the engine is tried once more, and differs once more.
+        # crash here: the engine is tried again, and differs again.
         self._write(self.units_path(plan) / _DROPPED, {"reason": reason}, scratch=".writing-dropped")
 
-    def dropped_engine(self, plan: Plan) -> str | None:
-        """Why the faster engine was dropped; None if it was not.
+    def dropped_engine(self, plan: TokenizePlan) -> str | None:
+        """Why the fast engine was dropped; None if it was not.
 
         Raises:
-            ShardDamaged: the record does not prove itself.
-            StorageFailed: the system refused.
+            ShardDamaged: the record is damaged.
+            StorageFailed: an I/O error.
         """
         found = self._read(self.units_path(plan) / _DROPPED)
         return None if found is None else str(found["reason"])
@@ -234,10 +234,10 @@ class Workbench:
     # ---- the end ----
 
     def finish(self, finished: Finished) -> None:
-        """Everything is published and listed: say so, and take the plan away.
+        """Write the final record, and remove the plan.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         body = {
             "options": _options_to_json(finished.options),
@@ -247,14 +247,14 @@ class Workbench:
             "units": dict(finished.units),
         }
         self._write(self.finished_path, body, scratch=".writing-tokenization")
-        # crash here: finished, and a plan of which every unit is done; the next start takes it away.
+        # crash here: finished, and a plan with every unit done; the next start removes it.
         self.clear()
 
     def clear(self) -> None:
-        """Remove what only the work in progress needs, the plan first: without it nothing is in progress.
+        """Remove the work folder, the plan first: without it nothing is in progress.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         if self.files.find(self.folder) is None:
             return
@@ -265,11 +265,11 @@ class Workbench:
         self.files.sync_directory(self.output)
 
     def finished(self) -> Finished | None:
-        """What was finished in this folder; None if nothing was.
+        """The final record of this folder; None if there is none.
 
         Raises:
-            ShardDamaged: the record does not prove itself.
-            StorageFailed: the system refused.
+            ShardDamaged: the record is damaged.
+            StorageFailed: an I/O error.
         """
         found = self._read(self.finished_path)
         return None if found is None else _understood(self.finished_path, _finished, found)
@@ -284,7 +284,7 @@ class Workbench:
             return None
         body = opened_bare(self.files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
         if body is None:
-            raise ShardDamaged(path=path, complaint="its bytes do not match its own digest")
+            raise ShardDamaged(path=path, complaint="its bytes do not match its own checksum")
         found: dict[str, Any] = json.loads(body)
         return found
 
@@ -300,16 +300,16 @@ def _understood(path: Path, make: Callable[[dict[str, Any]], T], found: dict[str
         complaint = f"it is of another version: {' '.join(str(wrong).split())[:120]}"
         raise ShardDamaged(path=path, complaint=complaint) from wrong
     except UnsafeName as refused:
-        complaint = f"the name {refused.name!r} is refused: {refused.reason}"
+        complaint = f"unsafe name {refused.name!r}: {refused.reason}"
         raise ShardDamaged(path=path, complaint=complaint) from refused
 
 
-def _options_to_json(options: Options) -> dict[str, Any]:
-    # Left out where it says nothing: folders that were made before it existed keep their records, byte for byte.
+def _options_to_json(options: TokenizeOptions) -> dict[str, Any]:
+    # Left out if not set, so that the records of older folders keep their bytes.
     return {name: value for name, value in asdict(options).items() if (name, value) != ("overlap_probability", None)}
 
 
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
+def _plan_to_json(plan: TokenizePlan) -> dict[str, Any]:
     return {
         "options": _options_to_json(plan.options),
         "tokenizer": identity_to_json(plan.tokenizer),
@@ -321,7 +321,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def _finished(found: dict[str, Any]) -> Finished:
     return Finished(
-        options=Options(**found["options"]),
+        options=TokenizeOptions(**found["options"]),
         tokenizer=identity_from_json(found["tokenizer"]),
         sources={_inside(name): (size, digest) for name, size, digest in found["sources"]},
         units=found["units"],
@@ -330,18 +330,18 @@ def _finished(found: dict[str, Any]) -> Finished:
 
 
 def _inside(name: object) -> str:
-    """A name that was read back, if it leads to nothing outside the folder it is relative to.
+    """A name from a record, if it stays inside its folder.
 
-    Whoever hands on a folder may have written it: files are read, written and removed under these names.
+    The record may be hostile: files are read, written and removed under these names.
     """
     if not isinstance(name, str) or name.startswith("/") or "\0" in name or ".." in name.split("/"):
         raise UnsafeName(name=str(name)[:200], reason="it leads out of the folder")
     return name
 
 
-def _plan(found: dict[str, Any]) -> Plan:
-    return Plan(
-        options=Options(**found["options"]),
+def _plan(found: dict[str, Any]) -> TokenizePlan:
+    return TokenizePlan(
+        options=TokenizeOptions(**found["options"]),
         tokenizer=identity_from_json(found["tokenizer"]),
         eod_token=found["eod_token"],
         sources=tuple(Source(_inside(name), size) for name, size in found["sources"]),

@@ -1,85 +1,28 @@
-"""What a job says while it trains: what it is at first, then one line every few steps.
+"""The log lines of a training job: a few lines at its start, then one line every few steps.
 
-Speeds are taken over the steps since the line before, evaluation and waiting included: what a person waits is what is
-told. MFU counts six operations for each parameter and token and those of causal attention, against the device's peak.
+Speeds are averaged over the steps since the previous line, including evaluation and waiting.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from unbroken.config import Config
-from unbroken.gpt.device import Place
-from unbroken.gpt.prepare import TrainingData
+from unbroken.gpt.device import RankDevice
+from unbroken.gpt.speed import Speed
+from unbroken.gpt.training_data import TrainingData
 from unbroken.launch.accepted import AcceptedValue
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.records.events import event
 
 _log = logger(__name__)
-# Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.
-PEAKS: Final = (
-    ("B200", 2250e12),
-    ("H200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-    ("A800", 312e12),
-    ("L40S", 362e12),
-    ("A10G", 70e12),
-    ("RTX 4090", 165e12),
-    ("V100", 125e12),
-    ("T4", 65e12),
-)
-
-
-def flops_per_token(config: Config, parameters: int) -> int:
-    """Operations of one forward and backward pass, per token."""
-    model = config.model
-    return 6 * parameters + 6 * model.n_layer * model.n_embd * config.data.max_length
-
-
-def peak_of(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """The device's peak in operations per second; None where it is not known."""
-    if device.type != "cuda" or dtype is None:
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS if part in name), None)
 
 
 @dataclass
-class Speed:
-    """Steps per second since the last look, and what follows from them."""
-
-    tokens_per_step: int
-    flops_per_token: int
-    peak: float | None
-    clock: Callable[[], float] = time.monotonic
-    _step: int = 0
-    _at_s: float = 0.0
-
-    def begin(self, step: int) -> None:
-        """The loop is about to begin."""
-        self._step, self._at_s = step, self.clock()
-
-    def look(self, step: int) -> tuple[float, dict[str, float]]:
-        """Seconds a step since the last look, and the metrics to be logged."""
-        now_s = self.clock()
-        each_s = max(now_s - self._at_s, 1e-9) / max(step - self._step, 1)
-        self._step, self._at_s = step, now_s
-        tokens_per_s = self.tokens_per_step / each_s
-        measured = {"tokens_per_s": tokens_per_s}
-        if self.peak is not None:
-            measured["mfu"] = tokens_per_s * self.flops_per_token / self.peak
-        return each_s, measured
-
-
-@dataclass
-class Progress:
-    """The lines of one job; silent on all ranks but the first."""
+class StepLog:
+    """The step lines of one job; only rank 0 logs."""
 
     max_steps: int
     speed: Speed
@@ -88,7 +31,7 @@ class Progress:
     def line(
         self, step: int, loss: float, rate: float, norm: float | None, left_out: Mapping[str, int] | None = None
     ) -> dict[str, float]:
-        """Say how the training stands after ``step`` steps, ``left_out`` of which moved no weight, by their reason.
+        """Log the line after ``step`` steps; ``left_out`` counts skipped steps by reason.
 
         Returns the measured metrics.
         """
@@ -104,7 +47,7 @@ class Progress:
     def wording(
         self, step: int, loss: float, rate: float, norm: float | None, each_s: float, measured: dict[str, float]
     ) -> str:
-        """One line, every number at its place."""
+        """The text of one line."""
         total = amounts.count(self.max_steps)
         parts = [
             f"step {amounts.count(step):>{len(total)}}/{total}",
@@ -130,13 +73,13 @@ def _short(number: float) -> str:
 def say_first_lines(
     config: Config,
     data: TrainingData,
-    place: Place,
+    place: RankDevice,
     step: int,
     dtype: torch.dtype | None,
     changed: Sequence[AcceptedValue] = (),
     accepted: Sequence[str] = (),
 ) -> None:
-    """What is trained, on what, and what is promised, in the same order at the start of every job."""
+    """Log model, batch, data and exactness at the start of a job."""
     model, training = config.model, config.training
     parameters = _short(model.parameters(data.vocab_size))
     held = "sharded over" if training.sharding == "fsdp2" and place.world.size > 1 else "whole on"
@@ -161,14 +104,14 @@ def say_first_lines(
     _log.info("data %s, at sample %s %s", config.data.path, amounts.count(step * batch), end)
     names = dict.fromkeys((*(change.field for change in changed), *accepted))
     if training.exact and names and step:
-        # What a person accepted may have changed the bits: one long job is no longer what this run can be held to.
+        # An accepted change may have changed the bits: the run is no longer comparable to one long job.
         since = step if accepted else changed[-1].step
-        _log.info("exact from step %s on: accepted by name: %s", amounts.count(since), ", ".join(names))
+        _log.info("exact from step %s on (accepted: %s)", amounts.count(since), ", ".join(names))
     elif training.exact:
         _log.info("exact: the same bits on any number of ranks and over any number of jobs")
     else:
-        _log.info("not exact: torch's own sums, with other bits on another number of ranks")
+        _log.info("not exact: torch's own reductions, bits depend on the number of ranks")
     if training.sharding == "fsdp2" and place.world.size == 1:
-        _log.info("sharding fsdp2 on one rank: it holds the whole model, with the same bits")
+        _log.info("sharding fsdp2 has no effect on one rank")
     if training.wandb_project is not None:
-        _log.warning("training.wandb_project is set and no tracker is connected; metrics are in the run's metrics/")
+        _log.warning("training.wandb_project is set, but no tracker is connected; metrics are in the run's metrics/")

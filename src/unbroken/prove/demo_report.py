@@ -1,6 +1,6 @@
-"""What the demo shows when all jobs have ended: a row for each job, the verdict, and what to try next.
+"""The report of the demo: a row per job, the verdict, and what to try next.
 
-Everything is read from the records of the two runs, so that the table says what happened and not what was planned.
+Everything is read from the records of the two runs: the table shows what happened, not what was planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.errors.tree import quoted
-from unbroken.prove.demo import Played
-from unbroken.prove.demo_setup import CHAIN, Act
+from unbroken.prove.demo import DemoResult
+from unbroken.prove.demo_setup import CHAIN, DemoJob
 from unbroken.quoting import amounts
 from unbroken.records.journal import History, read_history
 from unbroken.records.layout import Layout
@@ -26,7 +26,7 @@ _LABEL: Final = 9
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """One job of the chained run: the steps it computed, on how many ranks, and how it ended."""
 
     job: int
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Proof:
+class DemoVerdict:
     """The comparison of the two runs, and of the steps that the chained one computed twice."""
 
     comparison: Comparison
@@ -46,77 +46,77 @@ class Proof:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both runs are one, bit for bit."""
+        """Whether both runs are equal, bit for bit."""
         return self.comparison.is_equal
 
     @property
     def exit_code(self) -> int:
-        """0, or that of states that differ."""
+        """0, or the exit code for a difference."""
         return 0 if self.is_equal else EXIT_DIFFERS
 
     def text(self, style: Style) -> str:
-        """The verdict, and what it rests on."""
+        """The verdict, and what was compared."""
         verdict = style.good("equal, bit for bit") if self.is_equal else style.bad("NOT EQUAL")
-        lines = [("verdict", f"the run left alone and the chain of jobs are {verdict}")]
+        lines = [("verdict", f"the uninterrupted run and the chain of jobs are {verdict}")]
         lines += [("", line) for line in self.comparison.lines("the run left alone", "the chain")]
         if sentence := self.recomputed.sentence():
             lines.append(("crashes", sentence))
         return labelled(lines, style)
 
 
-def prove(alone: Path, chained: Path) -> Proof:
-    """Compare the run that was left alone with the chained one.
+def prove(alone: Path, chained: Path) -> DemoVerdict:
+    """Compare the uninterrupted run with the chained one.
 
     Raises:
         CheckpointError: a checkpoint of the two is damaged.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
-    return Proof(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
+    return DemoVerdict(compare_runs(alone, chained), read_metrics(Layout(chained)).recomputed)
 
 
-def rows(run: Path, acts: Sequence[Act] = CHAIN) -> list[Row]:
-    """The jobs of the chained run, from its records; how each was ended is known only to who ended it.
+def rows(run: Path, planned_jobs: Sequence[DemoJob] = CHAIN) -> list[JobRow]:
+    """The jobs of the chained run, from its records and the planned endings.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     history, metrics = read_history(Layout(run)), read_metrics(Layout(run))
     ends: dict[int, int] = {}
     for row in (*metrics.lost, *metrics.kept.values()):
         ends[row.job] = max(ends.get(row.job, 0), row.step)
-    return [_row(history, job, act, ends) for job, act in zip(history.jobs, acts, strict=False)]
+    return [_row(history, job, planned, ends) for job, planned in zip(history.jobs, planned_jobs, strict=False)]
 
 
-def _row(history: History, job: int, act: Act, ends: Mapping[int, int]) -> Row:
+def _row(history: History, job: int, planned: DemoJob, ends: Mapping[int, int]) -> JobRow:
     started, resumed = history.last("job-start", job=job), history.last("resume", job=job)
     start = (resumed.whole("step") if resumed is not None else None) or 0
-    ranks = (started.whole("world_size") if started is not None else None) or act.ranks
+    ranks = (started.whole("world_size") if started is not None else None) or planned.ranks
     passed = [str(fact.text("name")) for fact in history.of_kind("checkpoint-skipped") if fact.job == job]
-    ending = f"{act.ending()}, after it passed over the damaged {', '.join(passed)}" if passed else act.ending()
-    return Row(job, ranks, act.workers, start, ends.get(job, start), ending)
+    ending = f"{planned.ending()}, after skipping the damaged {', '.join(passed)}" if passed else planned.ending()
+    return JobRow(job, ranks, planned.workers, start, ends.get(job, start), ending)
 
 
 def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
-    """Lines behind a column of labels."""
+    """Lines with a column of labels."""
     return "\n".join(f"{style.dim(label.ljust(_LABEL))}  {line}".rstrip() for label, line in lines)
 
 
-def facts(played: Played, found: Sequence[Row], proof: Proof) -> dict[str, Any]:
-    """The demo as one document."""
+def facts(result: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
+    """The demo as JSON."""
     return {
-        "folder": played.places.folder,
-        "alone": played.places.alone,
-        "chained": played.places.chained,
-        "seconds": round(played.seconds, 1),
+        "folder": result.places.folder,
+        "alone": result.places.alone,
+        "chained": result.places.chained,
+        "seconds": round(result.seconds, 1),
         "jobs": [asdict(row) for row in found],
-        "torn": asdict(played.torn),
-        "damage": asdict(played.damage),
+        "torn": asdict(result.torn),
+        "damage": asdict(result.damage),
         "comparison": proof.comparison.facts(),
         "recomputed": {"compared": proof.recomputed.compared, "agreeing": proof.recomputed.agreeing},
     }
 
 
-def jobs_table(found: Sequence[Row], style: Style) -> str:
+def jobs_table(found: Sequence[JobRow], style: Style) -> str:
     """The jobs under their headings."""
     columns = [
         Column("job", is_number=True),
@@ -130,21 +130,21 @@ def jobs_table(found: Sequence[Row], style: Style) -> str:
     return table(columns, cells, style=style)
 
 
-def next_steps(played: Played, program: str, style: Style) -> str:
+def next_steps(result: DemoResult, program: str, style: Style) -> str:
     """Commands that work when pasted, each with what it shows."""
-    places = played.places
+    places = result.places
     run = quoted(places.chained.relative_to(places.folder))
     store = Store(Layout(places.chained).checkpoints)
     last, before = newest_first(store, scan(store).committed)[:2]
     commands = [
         (f"ls {run}", "its checkpoints"),
-        (f"verify {run} --full", "every byte of them against its digest"),
+        (f"verify {run} --full", "verify all checksums"),
         (f"replay {run} {before} {last}", "compute its last steps again"),
         (f"generate {run} --prompt 'def ' --seed 1", "what it says after a minute of training"),
         (f"prove --minutes 1 -- {program} train {quoted(places.config.name)}", "chance instead of a plan"),
     ]
     lines = [("try next", f"cd {quoted(places.folder)}")]
     for each, why in commands:
-        # Behind the command it would be torn by a narrow window; above it, both can be read, and pasted.
+        # Above the command: next to it, a narrow terminal would break both.
         lines += [("", style.dim(f"# {why}")), ("", f"{program} {each}")]
     return labelled(lines, style)

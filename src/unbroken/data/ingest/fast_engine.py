@@ -1,8 +1,8 @@
-"""A faster engine for the ids of a tokenizer, trusted only as far as it agrees with the reference.
+"""A faster tokenizer engine, checked against the reference on samples.
 
-Uses ``gigatoken`` where it is installed and can read the tokenizer. The first documents of every shard and a keyed few
-of the others are encoded by both; a document that holds the words of a control token never goes to the engine, which
-would make the token of them. One difference, and the caller drops the engine for everything.
+Uses ``gigatoken`` if it is installed and supports the tokenizer. The first documents of every shard and a keyed sample
+of the others are encoded by both. A document that contains the text of a control token always goes to the reference,
+because the engine would encode it as the token. After one difference the caller drops the engine for everything.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from unbroken.data.ingest.documents import Batch
+from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.data.ingest.encoders import Encoded, Encoder, ReferenceEncoder
 from unbroken.store.digest import digest_bytes
 
@@ -36,8 +36,8 @@ class EnginesDiffer(Exception):
     """The engine and the reference gave different ids for a document; ``str`` says which."""
 
 
-class Accelerator:
-    """The engine, with documents it must not see taken to the reference; ``check`` compares the two."""
+class FastEngine:
+    """The engine; documents with control text go to the reference, and ``check`` compares the two."""
 
     def __init__(self, reference: ReferenceEncoder, content: bytes) -> None:
         import gigatoken
@@ -49,7 +49,7 @@ class Accelerator:
         self._control_ids = np.array(sorted(reference.control), np.uint32)
         self._engine = gigatoken.Tokenizer.from_json(content)
 
-    def encode(self, batch: Batch) -> Encoded:
+    def encode(self, batch: DocumentBatch) -> Encoded:
         """The ids of each document."""
         found = self._by_engine(batch.encoded)
         numbers = sorted(self._with_control_text(batch.encoded) | self._with_control_id(found))
@@ -57,17 +57,17 @@ class Accelerator:
             return found
         return _merged(found, numbers, self._reference.encode_texts([batch.texts[n] for n in numbers]))
 
-    def check(self, batch: Batch, found: Encoded, firsts: "Iterable[int]") -> None:
-        """Pass if the reference gives the same ids for ``firsts`` and for the documents that their own bytes draw.
+    def check(self, batch: DocumentBatch, found: Encoded, firsts: "Iterable[int]") -> None:
+        """Compare with the reference on ``firsts`` and on a sample of the documents, drawn by their bytes.
 
         Raises:
-            EnginesDiffer: it does not.
+            EnginesDiffer: the ids differ.
         """
         drawn = (number for number, document in enumerate(batch.encoded) if _is_drawn(document))
         numbers = sorted({*firsts, *drawn})
         whole = [number for number in numbers if len(batch.texts[number]) <= _SAMPLE_CHARACTERS]
         self._require_same([found.of(number) for number in whole], [batch.texts[number] for number in whole])
-        # Of a long document the beginning is compared, encoded anew by both.
+        # Of a long document only the beginning is compared, encoded again by both.
         heads = [batch.texts[n][:_SAMPLE_CHARACTERS] for n in numbers if len(batch.texts[n]) > _SAMPLE_CHARACTERS]
         heads = [head for head in heads if not any(text.decode() in head for text in self._control_texts)]
         if heads:
@@ -80,7 +80,7 @@ class Accelerator:
         right = self._reference.encode_texts(texts)
         for number, row in enumerate(rows):
             if not np.array_equal(row, right.of(number)):
-                raise EnginesDiffer(f"the text that begins with {texts[number][:40]!r} has other ids by {ENGINE}")
+                raise EnginesDiffer(f"{ENGINE} gives other ids for the text that begins with {texts[number][:40]!r}")
 
     def _by_engine(self, encoded: "Sequence[bytes]") -> Encoded:
         layout: Any = self._engine.encode_batch(list(encoded), parallel=False).layout
@@ -96,13 +96,13 @@ class Accelerator:
         return found
 
     def _with_control_id(self, found: Encoded) -> set[int]:
-        # A tokenizer may find a control token in text that is spelled otherwise, after it brought it to one form.
+        # After normalisation, a tokenizer may find a control token in text that is spelled differently.
         places = np.flatnonzero(np.isin(found.ids, self._control_ids))
         return set((np.searchsorted(found.offsets, places, side="right") - 1).tolist())
 
 
 def _is_drawn(document: bytes) -> bool:
-    # Drawn by its own bytes: the same whatever batch, worker or order it comes in.
+    # Drawn by its own bytes: independent of batch, worker and order.
     return int.from_bytes(digest_bytes(document)[:4], "little") % _ONE_IN == 0
 
 
@@ -119,34 +119,34 @@ def _merged(found: Encoded, numbers: "Sequence[int]", instead: Encoded) -> Encod
     return Encoded(np.concatenate(rows), np.concatenate([[0], np.cumsum(lengths)]))
 
 
-def faster(encoder: Encoder, content: bytes | None) -> Encoder:
-    """The engine over an encoder where there is one, the encoder itself where there is none."""
+def with_fast_engine(encoder: Encoder, content: bytes | None) -> Encoder:
+    """The fast engine for an encoder, or the encoder itself if there is none."""
     if content is None or not isinstance(encoder, ReferenceEncoder):
         return encoder
-    return accelerated(encoder, content).accelerator or encoder
+    return find_fast_engine(encoder, content).accelerator or encoder
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether there is a faster engine for a tokenizer, and why or why not."""
+class EngineChoice:
+    """The fast engine for a tokenizer, or None, and why."""
 
-    accelerator: Accelerator | None
+    accelerator: FastEngine | None
     reason: str
 
 
-def accelerated(reference: ReferenceEncoder, content: bytes) -> Verdict:
-    """The engine for a tokenizer, after it gave the right ids for a few hard texts; or why there is none."""
-    batch = Batch()
+def find_fast_engine(reference: ReferenceEncoder, content: bytes) -> EngineChoice:
+    """Find an engine that gives the reference's ids for a few hard texts."""
+    batch = DocumentBatch()
     for text in _HARD_TEXTS:
         batch.add(text, 0)
     try:
-        engine = Accelerator(reference, content)
+        engine = FastEngine(reference, content)
         engine.check(batch, engine.encode(batch), range(len(_HARD_TEXTS)))
     except ImportError:
-        return Verdict(None, f"{ENGINE} is not installed")
+        return EngineChoice(None, f"{ENGINE} is not installed")
     except EnginesDiffer as difference:
-        return Verdict(None, f"{ENGINE} differs from the reference: {difference}")
-    # What the engine cannot read it refuses with an exception of its own choosing.
+        return EngineChoice(None, f"{ENGINE} differs from the reference: {difference}")
+    # The engine raises exceptions of any type for a tokenizer it does not support.
     except Exception as refusal:  # noqa: BLE001
-        return Verdict(None, f"{ENGINE} cannot read this tokenizer: {' '.join(str(refusal).split())[:120]}")
-    return Verdict(engine, f"{ENGINE} gives the reference's ids")
+        return EngineChoice(None, f"{ENGINE} does not support this tokenizer: {' '.join(str(refusal).split())[:120]}")
+    return EngineChoice(engine, f"{ENGINE} gives the same ids as the reference")

@@ -1,4 +1,8 @@
-"""The shards' tokens as views of bytes, mapped when they are first asked for, a bounded number at a time."""
+"""Rows of a batch from packed windows: tokens, labels and document ids.
+
+``cut_pieces`` lays the windows of each row end to end and pads it, ``Pieces`` copies their bytes out of the
+memory-mapped shards and builds the arrays, and ``TokenMaps`` keeps a bounded number of shards mapped.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from unbroken.data.corpus.shards import map_tokens
 from unbroken.data.packing.bucket_plan import Slots
 
 IGNORED: Final = -100
-PADDING: Final = -1  # the number of the shard that holds nothing but zeros, and of the document that is none
+PADDING: Final = -1  # the shard number of padding (zeros) and the document number of padding
 _slice_of: Final = cast("Callable[[memoryview, slice], memoryview]", getitem)
 _TOKENS: Final[Mapping[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
@@ -33,10 +37,10 @@ class Pieces:
 
     Attributes:
         bounds: the first piece of each row, and the end of the last.
-        shards: where each piece is read.
-        begins: its first byte there.
-        ends: the byte behind its last one there.
-        numbers: which document of its row it is.
+        shards: the shard of each piece.
+        begins: its first byte in the shard.
+        ends: the byte after its last one.
+        numbers: the number of its document in the row.
         lengths: its tokens.
         starts: its first token, counted over all rows.
         veil_bounds: the first of the veils of each row, and the end of the last.
@@ -53,9 +57,9 @@ class Pieces:
     numbers: NDArray[np.int32]
     lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
-    veil_bounds: list[int]
-    veil_starts: list[int]
-    veil_stops: list[int]
+    mask_bounds: list[int]
+    mask_starts: list[int]
+    mask_stops: list[int]
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -63,38 +67,38 @@ class Pieces:
     def raw(self, first: int, last: int, views: Mapping[int, memoryview]) -> bytes:
         """The bytes of the rows ``first`` to ``last``, as the shards hold them."""
         begin, end = self.bounds[first], self.bounds[last]
-        # Slices are made as they are used: thousands of them, kept, would wake the garbage collector again and again.
+        # Slices are created as they are used: keeping thousands of them would trigger the garbage collector repeatedly.
         cuts = map(slice, self.begins[begin:end], self.ends[begin:end])
         return b"".join(map(_slice_of, map(views.__getitem__, self.shards[begin:end]), cuts))
 
     def rows(self, first: int, last: int, raw: bytes) -> Rows:
-        """The rows ``first`` to ``last``, made of their bytes."""
+        """The rows ``first`` to ``last`` from their bytes."""
         begin, end = self.bounds[first], self.bounds[last]
         base, shape = first * self.max_length, (last - first, self.max_length)
         tokens = np.frombuffer(raw, _TOKENS[self.token_bytes]).astype(np.int64)
         labels = tokens.copy()
         labels[self.starts[begin:end] - base] = IGNORED
-        for veil in range(self.veil_bounds[first], self.veil_bounds[last]):
-            labels[self.veil_starts[veil] - base : self.veil_stops[veil] - base] = IGNORED
+        for mask in range(self.mask_bounds[first], self.mask_bounds[last]):
+            labels[self.mask_starts[mask] - base : self.mask_stops[mask] - base] = IGNORED
         doc_ids = np.repeat(self.numbers[begin:end], self.lengths[begin:end])
         return Rows(tokens.reshape(shape), labels.reshape(shape), doc_ids.reshape(shape))
 
 
 def cut_pieces(slots: Slots, *, max_length: int, token_bytes: int) -> Pieces:
-    """Lay windows end to end, and padding behind the last of each row that is not full."""
+    """Lay windows end to end, with padding at the end of each row that is not full."""
     counts = slots.counts
     row = np.repeat(np.arange(len(counts)), counts)
     lacking = max_length - _sums(slots.length, counts)
     is_short = lacking > 0
     last = np.cumsum(counts + is_short)
-    # Every short row before it moves a window one place on, for its padding.
+    # Every earlier short row shifts a window by one piece, for its padding.
     places = np.arange(len(row)) + (np.cumsum(is_short) - is_short)[row]
     padded = _Places(places, last[is_short] - 1, len(row) + int(is_short.sum()))
     lengths = padded.fill(slots.length, lacking[is_short])
     starts = np.cumsum(lengths) - lengths
     offsets = padded.fill(slots.offset, 0) * token_bytes
     masked = padded.fill(slots.masked, lacking[is_short])
-    veiled = np.flatnonzero(masked > 1)
+    masked_pieces = np.flatnonzero(masked > 1)
     bounds = np.concatenate([np.zeros(1, np.int64), last])
     return Pieces(
         max_length=max_length,
@@ -106,22 +110,22 @@ def cut_pieces(slots: Slots, *, max_length: int, token_bytes: int) -> Pieces:
         numbers=padded.fill(np.arange(len(row)) - (np.cumsum(counts) - counts)[row], PADDING).astype(np.int32),
         lengths=lengths,
         starts=starts,
-        veil_bounds=np.searchsorted(veiled, bounds).tolist(),
-        veil_starts=starts[veiled].tolist(),
-        veil_stops=(starts + masked)[veiled].tolist(),
+        mask_bounds=np.searchsorted(masked_pieces, bounds).tolist(),
+        mask_starts=starts[masked_pieces].tolist(),
+        mask_stops=(starts + masked)[masked_pieces].tolist(),
     )
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where windows and padding stand among all pieces."""
+    """The indexes of windows and padding among all pieces."""
 
     windows: NDArray[np.int64]
     padding: NDArray[np.int64]
     total: int
 
     def fill(self, values: NDArray[np.int64], padding: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """One number for every piece."""
+        """One value per piece."""
         filled = np.empty(self.total, np.int64)
         filled[self.windows] = values
         filled[self.padding] = padding
@@ -137,7 +141,7 @@ def _sums(values: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
 
 
 def in_order(parts: list[tuple[NDArray[np.int64], Slots]], rows: int) -> Slots:
-    """Windows that were looked up in parts, row by row; each part says which rows it holds."""
+    """Windows looked up in parts, in the order of rows; each part names its rows."""
     counts = np.empty(rows, np.int64)
     for members, slots in parts:
         counts[members] = slots.counts
@@ -159,9 +163,9 @@ MOST: Final = 256
 
 
 class TokenMaps(dict[int, memoryview]):
-    """A view of each shard's bytes by its number; a missing one is mapped, and the one mapped first goes.
+    """A view of each shard's bytes by number; a missing one is mapped, and the oldest is dropped.
 
-    A hit is the look-up of a plain dict. Whoever holds a slice of a view keeps its map alive.
+    A hit costs a plain dict look-up. A slice of a view keeps its map alive.
     """
 
     def __init__(self, shards: Sequence[Shard], max_length: int) -> None:

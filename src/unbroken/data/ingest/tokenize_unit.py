@@ -1,7 +1,7 @@
-"""One unit of work: read its documents, encode them, write its shards, say what was taken from where.
+"""Tokenize one unit: read its documents, encode them, write its shards, and return its record.
 
-Promises that the shards of a unit depend on its documents, the tokenizer and the options alone, and that a unit with a
-document that cannot be read publishes nothing. Memory is bounded by one shard for each target folder.
+The shards of a unit depend only on its documents, the tokenizer and the options. A unit with a document that cannot be
+read publishes nothing. Memory is bounded by one shard per target folder.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +23,12 @@ from unbroken.data.corpus.shards import (
     token_bytes_for,
     write_shard,
 )
-from unbroken.data.ingest.accelerate import ENGINE, Accelerator
-from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
+from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
 from unbroken.data.ingest.encoders import Encoded, Encoder
+from unbroken.data.ingest.fast_engine import ENGINE, FastEngine
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.workbench import Options, SourceShare, UnitRecord
+from unbroken.data.ingest.work_folder import SourceShare, TokenizeOptions, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
 from unbroken.files import Files, told
@@ -45,67 +45,67 @@ _HASH_RANGE: Final = 1 << 64
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What all units of a tokenization have in common."""
+class UnitContext:
+    """The settings common to all units of a tokenization."""
 
     files: Files
     input_dir: Path
     output_dir: Path
-    options: Options
+    options: TokenizeOptions
     encoder: Encoder
     command: str
     skip_bad: bool = False
 
     def targets(self, folder: str) -> tuple[str, ...]:
-        """The folders below the output that documents of an input folder go to: one, or one for each split."""
+        """The output folders for the documents of an input folder: one, or one per split."""
         if self.options.val_fraction is None:
             return (folder,)
         return tuple(f"{split}/{folder}" if folder else split for split in (TRAIN, VAL))
 
 
-def clear_unit(terms: Terms, unit: Unit) -> None:
-    """Remove what an earlier attempt left of a unit: shards that no record speaks of.
+def clear_unit(context: UnitContext, unit: Unit) -> None:
+    """Remove what an interrupted attempt left of a unit: shards without a record.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
-    for target in terms.targets(unit.folder):
-        directory = terms.output_dir / target
-        if terms.files.find(directory) is None:
+    for target in context.targets(unit.folder):
+        directory = context.output_dir / target
+        if context.files.find(directory) is None:
             continue
-        for node in terms.files.list_directory(directory):
+        for node in context.files.list_directory(directory):
             own = node.name.removeprefix(".writing-")
             if own.startswith(f"{unit.stem}-") and own.endswith((BIN_SUFFIX, IDX_SUFFIX)):
-                # crash here: fewer files of a unit that no record speaks of.
-                terms.files.remove_file(directory / node.name)
+                # crash here: fewer files of a unit without a record.
+                context.files.remove_file(directory / node.name)
 
 
-def do_unit(terms: Terms, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
-    """Tokenize a unit and publish its shards; what is returned is still to be recorded.
+def tokenize_unit(context: UnitContext, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
+    """Tokenize a unit and write its shards; the caller must save the returned record.
 
     Raises:
-        BadDocuments: documents cannot be read and are not to be skipped.
-        SourceBroken: a file ends too early or is not what its suffix says.
+        BadDocuments: documents cannot be read, and ``skip_bad`` is off.
+        SourceBroken: a file is truncated, or not in the format of its suffix.
         SourcesChanged: a file changed while it was read.
-        ControlToken: text became a control token.
-        EnginesDiffer: the faster engine gave other ids than the reference.
+        ControlToken: text was encoded as a control token.
+        EnginesDiffer: the fast engine gave other ids than the reference.
         PackageMissing: a format needs a package that is not installed.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
-    clear_unit(terms, unit)
-    work = _Work(terms, unit)
+    clear_unit(context, unit)
+    work = _Work(context, unit)
     for stretch in unit.stretches:
         work.take(stretch, advance)
     work.require_sound()
-    engine = ENGINE if isinstance(terms.encoder, Accelerator) else REFERENCE
+    engine = ENGINE if isinstance(context.encoder, FastEngine) else REFERENCE
     return UnitRecord(engine, {target: side.close() for target, side in work.sides.items()}, work.shares)
 
 
 @dataclass
 class _Side:
-    """The shards of one unit in one target folder; entries wait until a shard is full."""
+    """The shards of one unit in one target folder; entries are buffered until a shard is full."""
 
-    terms: Terms
+    context: UnitContext
     target: str
     stem: str
     waiting: list[Entries] = field(default_factory=list)
@@ -113,17 +113,17 @@ class _Side:
     records: list[ShardRecord] = field(default_factory=list)
 
     def add(self, entries: Entries) -> Iterator[int]:
-        """Take entries in order; yields the numbers of those that begin a shard."""
+        """Add entries in order; yields the numbers of those that start a shard."""
         ends = np.cumsum(entries.lengths)
         first = 0
         while first < len(ends):
             if not self.waiting:
                 yield from range(first, min(first + _FIRSTS, len(ends)))
             start = int(ends[first] - entries.lengths[first])
-            room = self.terms.options.shard_tokens - self.waiting_tokens
+            room = self.context.options.shard_tokens - self.waiting_tokens
             last = int(np.searchsorted(ends, start + room, side="right"))
             if last == first and not self.waiting:
-                # A document of more tokens than a shard should have is a shard of its own.
+                # A document with more tokens than a shard is a shard of its own.
                 last = first + 1
             if last > first:
                 self._wait(entries, first, last, start, int(ends[last - 1]))
@@ -138,37 +138,37 @@ class _Side:
 
     def _write(self) -> None:
         name = f"{self.stem}-{len(self.records):03d}"
-        directory = self.terms.output_dir / self.target
-        token_bytes = token_bytes_for(self.terms.encoder.identity.vocab_size)
-        # crash here: shards that no record speaks of; the next start does their unit again.
-        self.records.append(write_shard(self.terms.files, directory, name, self.waiting, token_bytes=token_bytes))
+        directory = self.context.output_dir / self.target
+        token_bytes = token_bytes_for(self.context.encoder.identity.vocab_size)
+        # crash here: shards without a record; the next start does their unit again.
+        self.records.append(write_shard(self.context.files, directory, name, self.waiting, token_bytes=token_bytes))
         self.waiting, self.waiting_tokens = [], 0
 
     def close(self) -> list[ShardRecord]:
-        """Write what waits; every shard of this side."""
+        """Write the buffered entries; returns all shards."""
         if self.waiting:
             self._write()
         return self.records
 
 
 class _Work:
-    """A unit while it is being done."""
+    """A unit in progress."""
 
-    def __init__(self, terms: Terms, unit: Unit) -> None:
-        self.terms = terms
-        self.sides = {target: _Side(terms, target, unit.stem) for target in terms.targets(unit.folder)}
+    def __init__(self, context: UnitContext, unit: Unit) -> None:
+        self.context = context
+        self.sides = {target: _Side(context, target, unit.stem) for target in context.targets(unit.folder)}
         self.shares: list[SourceShare] = []
-        self._problems: list[Bad] = []
+        self._problems: list[BadDocument] = []
         self._is_more = False
-        # One place behind the vocabulary stands for every id beyond it: no encoder may give one.
-        self._is_forbidden = np.zeros(terms.encoder.identity.vocab_size + 1, bool)
-        self._is_forbidden[[*terms.encoder.control, -1]] = True
+        # The last element stands for every id beyond the vocabulary: no encoder may give one.
+        self._is_forbidden = np.zeros(context.encoder.identity.vocab_size + 1, bool)
+        self._is_forbidden[[*context.encoder.control, -1]] = True
 
     def take(self, stretch: Stretch, advance: Callable[[int], None]) -> None:
-        """Tokenize one stretch of a file."""
+        """Tokenize one byte range of a file."""
         share = SourceShare(stretch)
         reader = Reader(
-            self.terms.input_dir, self.terms.options.text_field, lambda bad: self._report(share, bad), advance
+            self.context.input_dir, self.context.options.text_field, lambda bad: self._report(share, bad), advance
         )
         digester = BlockDigester()
         before = self._look(stretch)
@@ -178,35 +178,35 @@ class _Work:
             if not self._problems:
                 self._encode(batch, share)
         if self._look(stretch) != before:
-            raise SourcesChanged(output=self.terms.output_dir, changed=(stretch.name,), is_finished=False)
+            raise SourcesChanged(output=self.context.output_dir, changed=(stretch.name,), is_finished=False)
         share.blocks = tuple(block.hex() for block in digester.finish().blocks)
         self.shares.append(share)
 
     def require_sound(self) -> None:
-        """Pass if every document could be read."""
+        """Raise unless every document could be read."""
         if self._problems:
             problems = tuple(str(problem) for problem in self._problems)
-            raise BadDocuments(problems=problems, is_more=self._is_more, command=self.terms.command)
+            raise BadDocuments(problems=problems, is_more=self._is_more, command=self.context.command)
 
     def _look(self, stretch: Stretch) -> tuple[int, int]:
-        path = self.terms.input_dir / stretch.name
-        with told("look at", path):
+        path = self.context.input_dir / stretch.name
+        with told("stat", path):
             found = path.stat()
         return found.st_size, found.st_mtime_ns
 
-    def _report(self, share: SourceShare, bad: Bad) -> None:
-        if self.terms.skip_bad:
+    def _report(self, share: SourceShare, bad: BadDocument) -> None:
+        if self.context.skip_bad:
             share.skipped[bad.cause] = share.skipped.get(bad.cause, 0) + 1
         elif len(self._problems) < _MOST_PROBLEMS:
             self._problems.append(bad)
         else:
             self._is_more = True
 
-    def _encode(self, batch: Batch, share: SourceShare) -> None:
+    def _encode(self, batch: DocumentBatch, share: SourceShare) -> None:
         batch = self._long_enough(batch, share)
         if not batch.texts:
             return
-        encoder = self.terms.encoder
+        encoder = self.context.encoder
         encoded = encoder.encode(batch)
         self._require_no_control(batch, encoded, share.stretch)
         share.skipped |= _counted(share.skipped, EMPTY, int((encoded.lengths == 0).sum()))
@@ -217,14 +217,14 @@ class _Work:
             share.documents[target] = share.documents.get(target, 0) + len(documents)
             share.tokens[target] = share.tokens.get(target, 0) + int(lengths[documents].sum())
             firsts += [int(owners[number]) for number in self.sides[target].add(entries)]
-        if isinstance(encoder, Accelerator):
+        if isinstance(encoder, FastEngine):
             encoder.check(batch, encoded, firsts)
 
-    def _long_enough(self, batch: Batch, share: SourceShare) -> Batch:
-        least = max(1, self.terms.options.min_text_length)
+    def _long_enough(self, batch: DocumentBatch, share: SourceShare) -> DocumentBatch:
+        least = max(1, self.context.options.min_text_length)
         if all(len(text) >= least for text in batch.texts):
             return batch
-        kept = Batch()
+        kept = DocumentBatch()
         for text, line in zip(batch.texts, batch.lines, strict=True):
             if len(text) >= least:
                 kept.add(text, line)
@@ -232,23 +232,23 @@ class _Work:
                 share.skipped |= _counted(share.skipped, SHORT if text else EMPTY, 1)
         return kept
 
-    def _require_no_control(self, batch: Batch, encoded: Encoded, stretch: Stretch) -> None:
+    def _require_no_control(self, batch: DocumentBatch, encoded: Encoded, stretch: Stretch) -> None:
         forbidden = self._is_forbidden[np.minimum(encoded.ids, len(self._is_forbidden) - 1)]
         if forbidden.any():
             place = int(np.argmax(forbidden))
             document = int(np.searchsorted(encoded.offsets, place, side="right")) - 1
-            # Lines are counted from where the stretch begins.
+            # Lines are counted from the start of the range.
             behind = f" from byte {stretch.first:,}" if stretch.first else ""
             raise ControlToken(
                 place=f"{stretch.name}:{batch.lines[document]}{behind}",
                 token=int(encoded.ids[place]),
-                tokenizer=self.terms.encoder.identity.name,
+                tokenizer=self.context.encoder.identity.name,
             )
 
-    def _split(self, batch: Batch, encoded: Encoded) -> Mapping[str, NDArray[np.int64]]:
-        """The documents for each target folder, by number; the same text goes to the same side wherever it stands."""
+    def _split(self, batch: DocumentBatch, encoded: Encoded) -> Mapping[str, NDArray[np.int64]]:
+        """The documents for each target folder, by number; equal texts go to the same split."""
         is_kept = encoded.lengths > 0
-        fraction = self.terms.options.val_fraction
+        fraction = self.context.options.val_fraction
         if fraction is None:
             return {next(iter(self.sides)): np.flatnonzero(is_kept)}
         threshold = int(Fraction(fraction) * _HASH_RANGE)
@@ -257,11 +257,11 @@ class _Work:
         return {train: np.flatnonzero(is_kept & ~is_val), val: np.flatnonzero(is_kept & is_val)}
 
     def _entries(
-        self, batch: Batch, tokens: Tokens, lengths: NDArray[np.int64], documents: NDArray[np.int64]
+        self, batch: DocumentBatch, tokens: Tokens, lengths: NDArray[np.int64], documents: NDArray[np.int64]
     ) -> tuple[Entries, NDArray[np.int64]]:
-        """The entries of some documents, whole or cut into windows, and the document each belongs to."""
+        """The entries of some documents, whole or cut into windows, and the document of each."""
         starts = np.cumsum(lengths) - lengths
-        options = self.terms.options
+        options = self.context.options
         if options.max_length is None:
             if len(documents) == len(lengths):
                 return Entries(tokens, lengths, np.zeros(len(lengths), np.uint16)), documents
@@ -273,14 +273,14 @@ class _Work:
         picked = _gathered(tokens, starts[owners] + windows.start, windows.length)
         return Entries(picked, windows.length, windows.masked.astype(np.uint16)), owners
 
-    def _overlaps(self, batch: Batch, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The overlap of each document's windows; whether it gets one by chance is decided by its text."""
-        options = self.terms.options
-        # One token at least is shared: the first of a window is not trained.
+    def _overlaps(self, batch: DocumentBatch, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The overlap of each document's windows; ``overlap_probability`` is decided by a hash of the text."""
+        options = self.context.options
+        # At least one token is shared: the first of a window is not trained.
         overlaps = np.full(len(documents), options.overlap_size or 1, np.int64)
         if options.overlap_probability is not None:
             threshold, texts = int(Fraction(options.overlap_probability) * _HASH_RANGE), batch.encoded
-            # Another hash than that of the split: a document's side must not tell its overlap.
+            # Another hash than that of the split, so that the two are independent.
             drawn = (xxhash.xxh3_64_intdigest(texts[each], seed=1) for each in documents.tolist())
             overlaps[np.fromiter((hashed >= threshold for hashed in drawn), bool, len(documents))] = 1
         return overlaps
@@ -291,7 +291,7 @@ def _counted(counts: Mapping[str, int], reason: str, number: int) -> dict[str, i
 
 
 def _ended(encoded: Encoded, eod_id: int) -> tuple[Tokens, NDArray[np.int64]]:
-    """The ids with EOD behind each document."""
+    """The ids with EOD after each document."""
     lengths = encoded.lengths + 1
     tokens: NDArray[Any] = np.empty(len(encoded.ids) + len(lengths), np.uint32)
     is_text = np.ones(len(tokens), bool)
@@ -302,7 +302,7 @@ def _ended(encoded: Encoded, eod_id: int) -> tuple[Tokens, NDArray[np.int64]]:
 
 
 def _gathered(tokens: Tokens, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tokens:
-    """Pieces of the tokens laid end to end."""
+    """Slices of the tokens, concatenated."""
     before = np.cumsum(lengths) - lengths
     places = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
     gathered: Tokens = tokens[places]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from unbroken.cli.text_options import write_lines
+from unbroken.cli.model_options import write_lines
 from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points, crash_states

@@ -13,12 +13,12 @@ from unbroken.disk import Disk
 from unbroken.files import Files
 from unbroken.gpt.run_files import IDENTITY, TOKENIZER, keep_config, keep_tokenizer
 from unbroken.launch.accepted import read_accepted
-from unbroken.launch.started import Started
+from unbroken.launch.run_config import RunConfig
 from unbroken.records.layout import Layout
 from unbroken.testing import ERRORS, Kill, MemoryDisk, crash_points, crash_states
 
 LAYOUT = Layout(Path("/run"))
-STARTED = Started(Config(data=DataConfig(path="data")).settled(2))
+STARTED = RunConfig(Config(data=DataConfig(path="data")).settled(2))
 CHANGE = Difference("optimizer.learning_rate", ResumeClass.DECLARED, 3e-4, 1e-4)
 ACCEPTING = replace(STARTED, is_recorded=True, taken=(CHANGE,))
 CONTENT = b'{"model": {}}'

@@ -24,7 +24,7 @@ training: {per_device_batch_size: 2, gradient_accumulation_steps: 2, max_steps: 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data folder with two buckets and a val split, one that another tool wrote, and a config."""
+    """A data directory with two buckets and a val split, one that another tool wrote, and a config."""
     web = [["it rained all day", *texts_of(range(20, 200, 3), 1)], texts_of([300] * 10, 2)]
     write_corpus(tmp_path / "data", {"web": web, "code": [["def f():\n    return 1", *texts_of([90] * 20, 3)]]})
     write_corpus(tmp_path / "data", {"web": [texts_of([50] * 9)]}, split="val")
@@ -68,7 +68,7 @@ def test_inspect_lists_every_bucket_of_every_split(unbroken: Tool, folder: Path)
     assert (ended.returncode, ended.stderr) == (0, "")
     rows = [line.split()[:4] for line in ended.stdout.splitlines() if line.startswith(("train", "val"))]
     assert rows == [["train", "code", "1", "21"], ["train", "web", "2", "71"], ["val", "web", "1", "9"]]
-    assert "bytes, 257 ids, 256 ends a document" in ended.stdout
+    assert "bytes, 257 tokens, end of document: 256" in ended.stdout
     found = document(unbroken, "data", "inspect", "data")
     assert [split["split"] for split in found["splits"]] == ["train", "val"]
     assert found["splits"][0]["buckets"][1]["tokens"] == found["splits"][0]["buckets"][1]["size_bytes"] // 2
@@ -90,7 +90,10 @@ def test_a_flipped_byte_is_seen_by_verify_and_inspect_full_and_not_by_a_quick_lo
 
 def test_verify_names_the_shards_that_have_no_digest_and_seal_gives_them_one(unbroken: Tool, folder: Path) -> None:
     assert document(unbroken, "data", "verify", "foreign")["unproven"] == ["train/web/00000-000"]
-    assert "1 shard without a digest; unbroken data seal foreign" in unbroken("data", "inspect", "foreign").stdout
+    assert (
+        "1 shard without checksums; add them: unbroken data seal foreign"
+        in unbroken("data", "inspect", "foreign").stdout
+    )
     before = (folder / "foreign/train/web/00000-000.bin").read_bytes()
     sealed = document(unbroken, "data", "seal", "foreign", "--tokenizer", "bytes")
     assert sealed["sealed"][0]["documents"] == 9
@@ -113,7 +116,7 @@ def test_stats_tell_how_documents_pack_and_how_long_they_are(unbroken: Tool, fol
     unpacked = document(unbroken, "data", "stats", "data", "--max-length", "64", "--overlap-size", "8", "--no-packing")
     assert unpacked["buckets"][0]["sequences"] == unpacked["buckets"][0]["windows"]
     text = unbroken("data", "stats", "--config", "run.yaml").stdout
-    assert "64 tokens, packed; windows of a document share 8 tokens" in text
+    assert "64 tokens, packed, windows overlap by 8 tokens" in text
     assert "█" in text
 
 

@@ -15,7 +15,7 @@ def test_a_run_with_nothing_but_dumps_says_whose_they_are_and_what_the_next_job_
     unbroken: Tool, tmp_path: Path
 ) -> None:
     acquire(tmp_path / "new", this_holder(), token="x", now_s=0.0)
-    assert unbroken("ls", "new").stdout == "no checkpoint yet\n"
+    assert unbroken("ls", "new").stdout == "no checkpoints yet\n"
     for rank, host in enumerate(("alpha/1", "beta/2")):
         point(tmp_path / "new", Pointer(rank, 2, 5000, "job1", host, f"/scratch/rank-{rank}"))
         [entry] = document(unbroken, "ls", "new")["entries"]
@@ -26,11 +26,11 @@ def test_a_run_with_nothing_but_dumps_says_whose_they_are_and_what_the_next_job_
     shown = unbroken("ls", "new").stdout
     assert "emergency_step_5000" in shown and "alpha, beta" in shown
     status = unbroken("status", "new").stdout
-    assert "from the dumps of step 5,000, if they can be used; no usable checkpoint yet" in status
-    assert "from nothing" not in status
+    assert "from the emergency dumps of step 5,000, if usable; no usable checkpoint" in status
+    assert "starts at step 0" not in status
     # There is a run, and it has no checkpoint: that is another answer than that there is no run.
     assert unbroken("verify", "new").returncode == 5
-    assert unbroken("prune", "new").stdout.endswith("removed 0 entries, 0 bytes\n")
+    assert unbroken("prune", "new").stdout.endswith("deleted 0 entries, 0 bytes\n")
 
 
 def test_dumps_of_some_ranks_alone_promise_nothing(unbroken: Tool, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_bytes_have_no_tokenizer_there_and_that_is_said(unbroken: Tool, tmp_path
     save_run(tmp_path / "run")
     ended = unbroken("export", "run", "--output", "llama")
     assert ended.returncode == 0
-    assert "none is in the folder: the ids are bytes" in ended.stdout
+    assert "none written: the ids are bytes" in ended.stdout
     assert not (tmp_path / "llama" / "tokenizer.json").exists()
     assert json.loads((tmp_path / "llama" / "config.json").read_text())["eos_token_id"] == 256
 
@@ -94,24 +94,26 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
     for words in (("--output", "thesis"), ("-o", "thesis", "--force")):
         refused = unbroken("export", "run", *words)
         assert refused.returncode == 2 and refused.stderr.splitlines() == [
-            "error[would-overwrite]: a folder that no export wrote (it holds chapter.txt) already exists",
+            "error[would-overwrite]: a directory not written by an export (it contains chapter.txt) already exists",
             "  at   thesis",
             "  so   nothing was changed; this is never replaced, even with --force",
-            "  help unbroken export run --output thesis/export   write to a path that is free",
+            "  help unbroken export run --output thesis/export   write to another path",
         ]
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     # A folder and a file do not take each other's place, and what would be refused is refused before a model is read.
     (tmp_path / "empty.pt").mkdir()
     (tmp_path / "export-empty.pt").touch()
     refused = unbroken("export", "nothing", "--output", "empty.pt", "--force")
-    assert "an empty folder, where a file is to be written, already exists" in refused.stderr
+    assert "an empty directory, but the export is a file, already exists" in refused.stderr
     assert "unbroken export nothing --output export-empty-2.pt" in refused.stderr
     (tmp_path / "notes").write_text("mine")
     refused = unbroken("export", "run", "--output", "notes", "--force")
-    assert "a file with this name, where a folder is to be written, already exists" in refused.stderr
+    assert "a file of this name, but the export is a directory, already exists" in refused.stderr
     assert (tmp_path / "notes").read_text() == "mine"
     (tmp_path / "empty").mkdir()
-    assert "error[would-overwrite]: an empty folder already exists" in unbroken("export", "run", "-o", "empty").stderr
+    assert (
+        "error[would-overwrite]: an empty directory already exists" in unbroken("export", "run", "-o", "empty").stderr
+    )
     assert unbroken("export", "run", "-o", "empty", "--force").returncode == 0
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 

@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older
         ended = unbroken(command, "run", *rest)
         assert ended.returncode == 0, ended.stderr
         first, second = ended.stderr.splitlines()
-        assert first.startswith("passed over final: state/") and second == "took checkpoint-1 in place of final"
+        assert first.startswith("skipped final: state/") and second == "took checkpoint-1 in place of final"
     told = json.loads(unbroken("generate", "run", "--prompt", "x", "--json").stdout)
     [over] = told.pop("passed_over")
     assert over["name"] == "final" and "are not the bytes that were written" in over["reason"]
@@ -133,7 +133,7 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, u
     next((newest / "state").glob("*.distcp")).unlink()
     ended = unbroken("generate", "run", "--prompt", "x", "--greedy")
     assert ended.returncode == 0
-    assert ended.stderr.startswith(f"passed over {newest.name}: ")
+    assert ended.stderr.startswith(f"skipped {newest.name}: ")
 
 
 def write(path: Path, *records: object) -> None:
@@ -149,7 +149,7 @@ def test_a_batch_asks_two_models_and_answers_in_the_order_of_the_prompts(
     write(tmp_path / "in.jsonl", {"prompt": "a", "id": "first"}, {"prompt": "def", **own}, {"prompt": "b"})
     words = ("batch-generate", "run", "--input", "in.jsonl", "--max-new-tokens", "5")
     dry = unbroken(*words, "--output", "out.jsonl", "--dry-run")
-    assert dry.stdout == "sound  in.jsonl  3 prompts for 2 models; nothing was loaded\n", dry.stderr
+    assert dry.stdout == "ok  in.jsonl  3 prompts for 2 models; no model loaded\n", dry.stderr
     assert not (tmp_path / "out.jsonl").exists()
     ended = unbroken(*words, "--output", "out.jsonl")
     assert ended.returncode == 0, ended.stderr

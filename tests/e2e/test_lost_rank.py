@@ -70,7 +70,7 @@ def test_launch_starts_again_after_a_rank_was_killed_and_says_which(unbroken: To
     ended = unbroken("launch", "--restart-delay", "0", *TWO, "--", script, "kill")
     assert ended.returncode == 0, ended.stderr
     [line] = [each for each in (ended.stdout + ended.stderr).splitlines() if "restart 1" in each]
-    assert "peer-lost: rank 1 is gone" in line and "rank 1 was ended by SIGKILL" in line
+    assert "peer-lost: rank 1 is gone" in line and "rank 1 was killed by SIGKILL" in line
     [first, _] = read_history(Layout(tmp_path / "runs/a")).of_kind("job-end")
     assert (first.text("class"), first.text("status")) == ("again", "error")
 

@@ -50,7 +50,7 @@ def test_a_config_adds_target_wall_time_and_what_its_own_cadence_would_cost(unbr
     assert told["plan"]["jobs"] == 3
     assert told["as_configured"]["interval_steps"] == 10
     assert told["as_configured"]["total_s"] > told["plan"]["total_s"]
-    assert "as set   every 10 steps" in unbroken("plan", str(config), *options).stdout
+    assert "every 10 steps: " in unbroken("plan", str(config), *options).stdout
 
 
 def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(unbroken: Tool, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_folder_is_sealed_verified_and_still_loads(unbroken: Tool, written: Pa
     assert same(read(folder))
     assert unbroken("verify", "outputs", "--full").returncode == 0
     again = unbroken("seal", folder)
-    assert again.returncode == 0 and "sealed before, every digest right" in again.stdout
+    assert again.returncode == 0 and "sealed before, all checksums verified" in again.stdout
 
 
 @pytest.mark.promise("X6", "M16")
@@ -243,11 +243,11 @@ def test_prune_never_removes_a_run_nor_the_folder_it_names(unbroken: Tool, tmp_p
     before = sorted(tmp_path.rglob("*"))
     ended = unbroken("prune", "run1", "--keep-last-k", "1")
     assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
-    assert "left    run1  (the command names it)" in ended.stdout
-    assert "left    run2  (it holds the records of a run)" in ended.stdout
+    assert "skip    run1  (named on the command line)" in ended.stdout
+    assert "skip    run2  (contains the records of a run)" in ended.stdout
     ended = unbroken("prune", ".", "--keep-last-k", "1")
     assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
-    assert "left    run1  (it is a run with checkpoints of its own, not a checkpoint)" in ended.stdout
+    assert "skip    run1  (it is a run with checkpoints of its own, not a checkpoint)" in ended.stdout
 
 
 def test_what_an_error_proposes_for_unsealed_folders_works(unbroken: Tool, tmp_path: Path) -> None:
@@ -274,10 +274,13 @@ def test_sealing_all_twice_verifies(unbroken: Tool, tmp_path: Path) -> None:
         (tmp_path / f"out/checkpoint-{step}/m.pt").write_bytes(b"1")
     assert unbroken("seal", "out", "--all").returncode == 0
     again = unbroken("seal", "out", "--all")
-    assert (again.returncode, again.stdout) == (0, "sound   out  2 checkpoints sealed before, every digest right\n")
+    assert (again.returncode, again.stdout) == (
+        0,
+        "ok      out  2 checkpoints already sealed, all checksums verified\n",
+    )
     (tmp_path / "out/checkpoint-6/m.pt").write_bytes(b"2")
     assert unbroken("seal", "out", "--all").returncode == 3
     (tmp_path / "none").mkdir()
     nothing = unbroken("seal", "none", "--all")
     assert nothing.returncode == 2
-    assert "every folder in it is sealed already, or names no step" in nothing.stderr
+    assert "no directory in it has a step in its name" in nothing.stderr

@@ -72,7 +72,7 @@ def test_a_torch_free_command_loads_neither_torch_nor_numpy_nor_rich(arguments: 
 
 
 def test_every_command_is_watched_for_what_it_loads() -> None:
-    above_the_line = {name for name, entry in COMMANDS.items() if entry.place.startswith("unbroken.cli.")}
+    above_the_line = {name for name, entry in COMMANDS.items() if entry.target.startswith("unbroken.cli.")}
     assert {arguments[0] for arguments in TORCH_FREE} >= above_the_line
 
 
@@ -127,7 +127,7 @@ MISTAKES = [
     (["--jsno"], "bad-usage", "did you mean --json?"),
     (["explain", "--quite"], "bad-usage", "did you mean --quiet?"),
     (["explain", "one", "two"], "bad-usage", "unexpected extra argument"),
-    (["completion"], "bad-usage", "the argument SHELL is missing"),
+    (["completion"], "bad-usage", "missing argument SHELL"),
     (["completion", "tcsh"], "bad-usage", "'tcsh' is not one of"),
     (["explain", "torn-checkpont"], "unknown-topic", "did you mean torn-checkpoint?"),
     (["explain", "optimizer.lerning_rate"], "unknown-topic", "did you mean optimizer.learning_rate?"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Tool
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 # A step as the loop makes one: it takes the run, waits to be asked, ends in words; or it is killed, or halts.
 STEP = """
@@ -85,11 +85,11 @@ class Site:
 
     def end(self) -> tuple[int, str]:
         assert self.started is not None
-        _, said = self.started.communicate(timeout=PATIENCE_S)
+        _, said = self.started.communicate(timeout=TIMEOUT_S)
         return self.started.returncode, said
 
     def wait_for_step(self) -> None:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while not (self.path / "ready").exists():
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -116,7 +116,7 @@ def test_the_warning_reaches_the_run_through_its_directory_and_the_job_is_queued
     job.send_signal(signal.SIGUSR1)
     code, said = site.end()
     assert code == 0, said
-    assert "the run is asked to save and end" in said and "queued again: stopped" in said
+    assert "requesting the run to save and exit" in said and "requeued: stopped" in said
     assert "(SLURM job 7, SIGUSR1)" in said
     assert not (site.path / "hit").exists(), "no process of the step was signalled"
     assert site.calls == ["squeue -h -j 7 -o %T %r", "scontrol requeue 7"]
@@ -134,10 +134,10 @@ def test_a_job_that_was_killed_is_queued_again_and_three_in_a_row_are_enough(sit
     for _ in range(2):
         site.start("kill")
         code, said = site.end()
-        assert code == 0 and "queued again: crashed" in said
+        assert code == 0 and "requeued: crashed" in said
     site.start("kill", SLURM_RESTART_COUNT="2")
     code, said = site.end()
-    assert code == 137 and "3 jobs in a row have committed nothing" in said
+    assert code == 137 and "3 jobs in a row saved no checkpoint" in said
     assert len([call for call in site.calls if call.startswith("scontrol")]) == 2
 
 
@@ -145,11 +145,11 @@ def test_a_job_that_was_killed_is_queued_again_and_three_in_a_row_are_enough(sit
 def test_a_halted_run_is_left_to_a_person_now_and_by_every_link_behind(site: Site) -> None:
     site.start("halt")
     code, said = site.end()
-    assert code == 4 and "not queued again: a person must look at it: halted" in said
+    assert code == 4 and "not requeued: it needs your attention: halted" in said
     assert site.calls == []
     site.start("wait", "--link")
     code, said = site.end()
-    assert code == 4 and "nothing is started: a person must look at the run" in said
+    assert code == 4 and "not started: the run needs your attention" in said
     site.start("wait", SLURM_RESTART_COUNT="1")
     assert site.end()[0] == 4, "a job that was queued again by somebody has not been looked at either"
     site.start("done")
@@ -162,7 +162,7 @@ def test_a_job_that_slurm_is_ending_itself_is_left_to_slurm(site: Site) -> None:
     site.wait_for_step()
     job.send_signal(signal.SIGTERM)
     code, said = site.end()
-    assert code == 0 and "SLURM is ending this job itself (COMPLETING)" in said
+    assert code == 0 and "not requeued: SLURM is already ending this job (COMPLETING)" in said
     assert site.calls == ["squeue -h -j 7 -o %T %r"]
 
 
@@ -172,7 +172,7 @@ def test_a_job_whose_last_save_outlasts_its_time_limit_is_queued_again(site: Sit
     site.wait_for_step()
     job.send_signal(signal.SIGUSR1)
     code, said = site.end()
-    assert code == 0 and "queued again: stopped" in said
+    assert code == 0 and "requeued: stopped" in said
     assert site.calls[-1] == "scontrol requeue 7"
 
 
@@ -224,11 +224,11 @@ def test_a_run_that_another_job_holds_is_waited_for_and_then_left_alone(site: Si
     site.wait_for_step()
     program = (
         "import time; from pathlib import Path; from unbroken.launch.slurm.job import *;"
-        "around = Surroundings({'SLURM_JOB_ID': '8'}, time.monotonic, time.sleep, print, 0.2);"
-        "print(work(Orders(Path('r'), ('touch', 'began')), around))"
+        "context = JobContext({'SLURM_JOB_ID': '8'}, time.monotonic, time.sleep, print, 0.2);"
+        "print(run_job(JobOptions(Path('r'), ('touch', 'began')), context))"
     )
     said = subprocess.check_output([sys.executable, "-c", program], cwd=site.path, text=True)
-    assert "the run is held by job 1" in said and "nothing is started: another job is at work" in said
+    assert "the run is held by job 1" in said and "not started: another job is at work" in said
     assert said.splitlines()[-1] == "7" and not (site.path / "began").exists()
     job.send_signal(signal.SIGUSR1)
     assert site.end()[0] == 0
@@ -247,7 +247,7 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
     assert (tmp_path / "a.sbatch").read_text().rstrip().endswith("train.py")
     assert "is a directory" in unbroken(*words, "--force", "-o", ".", "--", "train.py").stderr
     for mistake, complaint in (
-        ((), "the argument CONFIG is missing"),
+        ((), "missing argument CONFIG"),
         (("missing.yaml",), "missing.yaml"),
         (("--run-dir", "r", "--", "no.py"), "no.py"),
         (("--run-dir", "r", "--time", "soon", "--", "train.py"), "--time soon"),
@@ -259,7 +259,7 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
         (("--", "train.py"), "train.py is a script, no config; name its run before it: --run-dir RUN"),
         (("--run-dir", "r", "--gpus-per-node", "none", "--", "train.py"), "--gpus-per-node none"),
         (("--run-dir", "r", "--sbatch", "signal=1", "--", "train.py"), "--lead"),
-        (("--walltime", "3", "run.yaml"), "there is no option '--walltime'"),
+        (("--walltime", "3", "run.yaml"), "no such option: --walltime'"),
         (
             ("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"),
             "--run-dir is empty; --time is empty; --partition is empty; --output is empty",
@@ -303,7 +303,7 @@ def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, 
     script = site.path / "a.sbatch"
     words = ("slurm", "init", "--run-dir", "runs/a", "-o", "a.sbatch")
     longer = unbroken(*words, "--time", "3:00", "--sbatch", "time=1:00", "--", "train.py")
-    assert longer.returncode == 2 and "a job of 1 min cannot be warned 1 min before its end" in longer.stderr
+    assert longer.returncode == 2 and "a job of 1 min cannot save 1 min before its walltime limit" in longer.stderr
     assert unbroken(*words, "--time", "3:00", "--", "train.py").returncode == 0
     assert unbroken(*words, "--time", "0", "--force", "--", "train.py").returncode == 0, "0 is no limit"
     assert unbroken(*words, "--time", "3:00", "--force", "--", "train.py").returncode == 0
@@ -311,7 +311,7 @@ def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, 
     (site.path / "runs/a/journal").mkdir(parents=True)
     saved = {"kind": "commit", "at": time.time(), "seconds": 88.0}
     (site.path / "runs/a/journal/job-0001.jsonl").write_text(json.dumps(saved) + "\n")
-    complaint = "a job of 3 min cannot be warned 3 min 1 s before its end"
+    complaint = "a job of 3 min cannot save 3 min 1 s before its end"
     for verb in (("submit", "a.sbatch"), ("chain", "a.sbatch", "--links", "2")):
         refused = unbroken("slurm", *verb, env=site.environ())
         assert refused.returncode == 2 and complaint in refused.stderr, refused.stderr
@@ -322,7 +322,9 @@ def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, 
     # What the script itself says counts too, however it came there.
     script.write_text("#!/bin/bash\n#SBATCH -t 1\n\n#SBATCH --signal=B:USR1@90\ntrue\n#SBATCH --time=60\n")
     refused = unbroken("slurm", "submit", "a.sbatch", env=site.environ())
-    assert refused.returncode == 2 and "a job of 1 min cannot be warned 1 min 30 s before its end" in refused.stderr
+    assert (
+        refused.returncode == 2 and "a job of 1 min cannot save 1 min 30 s before its walltime limit" in refused.stderr
+    )
     assert len(site.calls) == 2
 
 

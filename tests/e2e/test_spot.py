@@ -17,7 +17,7 @@ from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
 from unbroken.errors import BadSpot
 from unbroken.gpt.train import _settings as trainer_settings
-from unbroken.launch.started import Started
+from unbroken.launch.run_config import RunConfig
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.outcome import read_outcome
@@ -86,4 +86,4 @@ def test_a_word_or_an_address_that_is_wrong_ends_the_job_before_it_trains(
 
 def test_the_configs_word_reaches_the_run() -> None:
     config = decode(None, take_apart(["data.path=data", "training.spot=azure"]).overrides, source="a test").config
-    assert trainer_settings(Started(config), (), force=False, has_scaler=False).spot == "azure"
+    assert trainer_settings(RunConfig(config), (), force=False, has_scaler=False).spot == "azure"

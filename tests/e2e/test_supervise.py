@@ -40,7 +40,7 @@ def test_the_outcome_a_job_told_is_the_exit_code(
 ) -> None:
     ended = unbroken("run", "--", write_script(tmp_path, TELLER), status, str(code), kind)
     assert ended.returncode == code
-    after = "; what came after it ended badly: exit code 1" if status == "completed" else ""
+    after = "; but the script failed afterwards: exit code 1" if status == "completed" else ""
     assert ended.stderr == f"unbroken run: {status}: as told{after} (exit code {code})\n"
 
 
@@ -73,7 +73,7 @@ def test_a_script_that_crashes_shows_its_traceback_and_the_verdict_follows(unbro
     *traceback, verdict = ended.stderr.splitlines()
     assert ended.returncode == 1
     assert traceback[0].startswith("Traceback") and traceback[-1] == "RuntimeError: the script broke"
-    assert verdict == "unbroken run: the job told no outcome; its own exit code stands (exit code 1)"
+    assert verdict == "unbroken run: the job exited and reported no outcome (exit code 1)"
 
 
 def test_an_outcome_file_that_is_none_is_said_and_not_believed(unbroken: Tool, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_script_that_a_signal_ends_is_128_and_the_signal(unbroken: Tool, tmp_p
     script = write_script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     ended = unbroken("run", "--", script)
     assert ended.returncode == 137
-    assert ended.stderr == "unbroken run: the job told no outcome; SIGKILL ended it (exit code 137)\n"
+    assert ended.stderr == "unbroken run: the job was killed by SIGKILL and reported no outcome (exit code 137)\n"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_signal_to_the_launcher_reaches_the_script_once(start: Start, tmp_path
     launch.process.send_signal(signal.Signals[name])
     assert launch.end() == 75
     assert (tmp_path / "seen").read_text() == name
-    assert f"{name} is passed on" in launch.said
+    assert f"{name} forwarded" in launch.said
 
 
 def test_a_terminal_that_goes_away_stops_the_job_cleanly(start: Start, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_script_that_ignores_the_signal_is_killed_when_its_time_is_over(start:
     pids = launch.ready()
     launch.process.send_signal(signal.SIGTERM)
     assert launch.end() == 137
-    assert "has not ended 1 s after the signal and is killed" in launch.said
-    assert launch.said.splitlines()[-1].endswith("SIGKILL ended it after its time to save was over (exit code 137)")
+    assert "has not ended 1 s after the signal; killing it" in launch.said
+    assert launch.said.splitlines()[-1].endswith("and reported no outcome (exit code 137)")
     wait_until_gone(pids)
 
 

@@ -49,7 +49,7 @@ def test_a_crashing_job_is_started_again_as_often_as_allowed(unbroken: Tool, tmp
     script = write_script(tmp_path, f"{COUNTING}\nsys.exit(3)")
     ended = unbroken("run", "--max-restarts", "2", "--restart-delay", "0", "--", script)
     assert (ended.returncode, starts_of(tmp_path)) == (3, 3)
-    assert ended.stderr.splitlines()[-1].endswith("2 of 2 restarts are spent (exit code 3)")
+    assert ended.stderr.splitlines()[-1].endswith("all 2 restarts used (exit code 3)")
 
 
 def test_a_restart_that_completes_is_the_outcome(unbroken: Tool, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_run_without_progress_is_given_up(unbroken: Tool, tmp_path: Path) -> N
     script = write_script(tmp_path, f"{COUNTING}\ntell('error', 74, 'again', 'the_run')")
     ended = unbroken("run", "--max-restarts", "50", "--restart-delay", "0", "--", script)
     assert (ended.returncode, starts_of(tmp_path)) == (74, 4)
-    assert "no progress in 3 restarts: the run still has no usable checkpoint" in ended.stderr
+    assert "no progress after 3 restarts: the run still has no usable checkpoint" in ended.stderr
 
 
 def test_a_run_with_progress_is_not_given_up(unbroken: Tool, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ os.kill(os.getpid(), 9)
     options = ["--max-restarts", "5", "--restart-delay", "0", "--run-dir", "the_run"]
     ended = unbroken("run", *options, "--", write_script(tmp_path, text))
     assert (ended.returncode, starts_of(tmp_path)) == (137, 6)
-    assert "5 of 5 restarts are spent" in ended.stderr
+    assert "all 5 restarts used" in ended.stderr
 
 
 def test_a_signal_while_a_restart_is_awaited_ends_the_launch(start: Start, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_signal_while_a_restart_is_awaited_ends_the_launch(start: Start, tmp_p
     launch.wait_for("restart 1 of 5 in 60 s")
     launch.process.send_signal(signal.SIGTERM)
     assert (launch.end(), starts_of(tmp_path)) == (3, 1)
-    assert "asked to stop before the next restart" in launch.said
+    assert "stopped by a signal before the restart" in launch.said
 
 
 def test_a_job_that_is_stopped_by_a_signal_is_not_started_again(start: Start, tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ sys.exit(6)
 @pytest.mark.parametrize(
     ("does", "code", "line"),
     [
-        ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by SIGKILL"),
-        ("os._exit(5)", 5, "rank 1 ended with exit code 5"),
-        ("raise ValueError('the rank says this')", 1, "rank 1 ended with exit code 1"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
+        ("os._exit(5)", 5, "rank 1 exited with code 5"),
+        ("raise ValueError('the rank says this')", 1, "rank 1 exited with code 1"),
     ],
 )
 def test_of_a_rank_that_fails_one_line_tells_and_its_own_traceback_stays(
@@ -163,7 +163,7 @@ def test_ranks_stop_cleanly_whoever_gets_the_signal(start: Start, to: str) -> No
     for pid in receivers[to]:
         os.kill(pid, signal.SIGUSR1 if to == "the launcher" else signal.SIGTERM)
     assert launch.end() == 75, launch.said
-    assert "OMP_NUM_THREADS is set to 1" in launch.said
+    assert "OMP_NUM_THREADS=1" in launch.said
     assert "Traceback" not in launch.said
     wait_until_gone(everybody)
 

@@ -48,10 +48,10 @@ def test_the_report_says_what_was_made_and_the_second_time_that_nothing_is_left(
     first = unbroken(folder, *BYTES, "--num_workers", "2")
     assert first.returncode == 0, first.stderr
     assert "45 documents" in first.stdout and "1 shard" in first.stdout
-    assert "not read   1 file of other kinds: notes.md" in first.stdout
+    assert "ignored    1 file of other types: notes.md" in first.stdout
     assert texts_of(folder / "data/train/web") == [*DOCUMENTS, *DOCUMENTS[:5]]
     again = unbroken(folder, *BYTES)
-    assert again.returncode == 0 and again.stdout.startswith("nothing to do")
+    assert again.returncode == 0 and again.stdout.startswith("up to date")
     facts = document(unbroken(folder, *BYTES, "--json"))
     assert facts["schema"] == "unbroken.tokenize/1" and facts["documents"] == 45 and not facts["is_new"]
 
@@ -80,7 +80,7 @@ def test_a_split_is_made_of_documents_and_both_sides_open(folder: Path) -> None:
 
 def test_windows_are_baked_only_when_that_is_asked_for(folder: Path) -> None:
     refused = unbroken(folder, *BYTES, "--max_length", "16")
-    assert refused.returncode == 2 and "windows are made when training" in refused.stderr
+    assert refused.returncode == 2 and "need --bake-windows" in refused.stderr
     assert unbroken(folder, *BYTES, "--bake-windows").returncode == 2
     assert unbroken(folder, *BYTES, "--bake-windows", "--max-length", "16", "--overlap-size", "9").returncode == 2
     refused = unbroken(folder, *BYTES, "--bake-windows", "--max-length", "16", "--overlap-probability", "0.5")

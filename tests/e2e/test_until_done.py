@@ -66,7 +66,7 @@ def test_a_step_that_kills_every_job_is_named_and_the_run_given_up(unbroken: Too
     ended = unbroken("launch", *QUICK, "--", write_script(tmp_path, training(does)))
     assert ended.returncode == 137, ended.stderr
     last = ended.stderr.splitlines()[-1]
-    assert " restarts in a row ended at step 8, which was never completed; the run resumes from step " in last
+    assert " restarts in a row failed at step 8; the run resumes from step " in last
     assert last.endswith("(exit code 137)")
     assert starts_of(tmp_path) in (4, 5, 6), "three restarts brought nothing"
 
@@ -119,7 +119,7 @@ def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, wa
 @pytest.mark.promise("G23", "U9")
 def test_the_trainer_goes_on_until_it_is_done_and_back_to_a_step_once(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", *SHORT, "--until-done", "--resume", "scratch")
-    assert code == 2 and "with --until-done a restart would ask for 'scratch' again and be refused" in said, said
+    assert code == 2 and "--until-done with --resume scratch needs --force" in said, said
     # All of its time is kept for a last save: each job stops cleanly after one step, and the next one goes on.
     hurried = ("training.max_steps=3", "training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     code, said = folder.call("train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0")

@@ -25,7 +25,7 @@ _FIRST_FAILURE = "tests/distributed/test_first_failure.py::"
 _MANY_RUNS = "tests/distributed/test_many_runs.py::"
 _HYPER = "tests/unit/loop/test_hyperparameters.py::"
 _RESUME = "tests/unit/loop/test_resume.py::"
-_STARTED = "tests/unit/launch/test_started.py::"
+_STARTED = "tests/unit/launch/test_run_config.py::"
 
 HABITS: tuple[Mutation, ...] = (
     # ---- U1 ----
@@ -141,14 +141,14 @@ HABITS: tuple[Mutation, ...] = (
     one("schedule not stepped to where the script's values put it", "state/hyperparameters.py",
          "                        schedule.step()\n", "                        break\n",
          f"{_HYPER}test_the_scripts_values_are_put_in_place_as_if_the_schedule_had_them_from_the_start[5]"),
-    one("accepted values forgotten by the next job", "launch/started.py",
+    one("accepted values forgotten by the next job", "launch/run_config.py",
          " if kept_record is None else kept_record\n", " if kept_record is None else ()\n",
          f"{_STARTED}test_an_accepted_value_is_the_runs_until_another_one_is_accepted"),
-    one("accepted values whose record is missing forgotten", "launch/started.py",
+    one("accepted values whose record is missing forgotten", "launch/run_config.py",
          "history = rebuild_accepted(recorded, journal) if", "history = () if",
          f"{_STARTED}test_accepted_values_whose_record_is_missing_are_rebuilt_from_the_journal"),
-    one("a missing config.json overlooked", "launch/started.py",
-         "not begins_anew and CONFIG not in accept", "False",
+    one("a missing config.json overlooked", "launch/run_config.py",
+         "not starts_over and CONFIG not in accept", "False",
          f"{_STARTED}test_a_run_with_checkpoints_and_no_config_json_is_refused_until_accepted"),
     one("accepted values of the run before kept by a new start", "gpt/run_files.py",
          "    if files.find(layout.accepted) is not None:\n", "    if False:\n",
@@ -254,7 +254,7 @@ HABITS: tuple[Mutation, ...] = (
          "{_literal(program.run)}", "{program.run}",
          "tests/unit/launch/test_kubernetes.py::test_what_a_user_gives_reaches_the_pod_exactly"),
     one("a text from outside that steers the terminal", "cli/output.py",
-         "shown = for_terminal(text)", "shown = text",
+         "else for_terminal(text)", "else text",
          "tests/format/test_hostile_texts.py::test_no_command_lets_a_hostile_text_steer_the_terminal"),
     one("an error whose path forges a line", "errors/tree.py",
          'f"  {label:<4} {printable(text)}"', 'f"  {label:<4} {text}"',

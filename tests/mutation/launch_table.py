@@ -20,6 +20,9 @@ HERE = (
     one("a run that a person must look at started again", "launch/restarts.py",
          '    if outcome.outcome_class != "again":\n        return False\n', "",
          f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+    one("an error of the user's own code restarted", "launch/restarts.py",
+         ' and outcome.outcome_class == "again"\n', "\n",
+         f"{_DECISIONS}test_only_what_another_start_may_mend_is_started_again"),
     one("a job that dies before it names its run started for ever", "launch/restarts.py",
          " and (last.is_run_known or most is None)", " and last.is_run_known",
          f"{_DECISIONS}test_until_done_there_is_no_limit_while_the_run_gets_further"
@@ -44,13 +47,13 @@ HERE = (
 CLUSTERS = (
     # ---- Kubernetes ----
     one("a halted run started again by its cluster", "launch/kubernetes/documents.py",
-         "LEFT_TO_A_PERSON: Final = (2, 3, 4, 5, 6, 8)", "LEFT_TO_A_PERSON: Final = (2, 3, 5, 8)", _POLICY),
+         "NEEDS_ATTENTION: Final = (2, 3, 4, 5, 6, 8)", "NEEDS_ATTENTION: Final = (2, 3, 5, 8)", _POLICY),
     one("a halt forgiven because its machine was drained", "launch/kubernetes/documents.py",
          '"values": sorted(codes)}\n', '"values": sorted(codes)}\n\n\n_rules = lambda rules=_rules: rules()[::-1]\n',
          _POLICY),
     one("a clean stop counted as a crash", "launch/kubernetes/documents.py",
          '{"action": "Ignore", "onExitCodes"', '{"action": "Count", "onExitCodes"', _POLICY),
-    one("a run that would be lost with its pod", "launch/kubernetes/wanted.py",
+    one("a run that would be lost with its pod", "launch/kubernetes/options.py",
          "posixpath.normpath(posixpath.join(mount, run))", "posixpath.join(mount, run)",
          f"{_KUBERNETES}test_a_run_that_would_be_lost_with_its_pod_is_refused"),
     # ---- spot notices ----
@@ -61,7 +64,7 @@ CLUSTERS = (
          'headers={"X-aws-ec2-metadata-token": self._token}', "headers={}",
          f"{_WATCH}test_a_service_that_has_no_notice_gives_none_and_one_that_has_gives_it[aws]"),
     one("a token that has expired kept", "launch/spot/services.py",
-         "            self._token = None\n            answer", "            answer",
+         "            self._token = None\n            response", "            response",
          f"{_WATCH}test_a_token_that_has_expired_is_replaced_and_the_notice_is_heard"),
     one("a neighbour's notice taken for this machine's", "launch/spot/notices.py",
          " and machine in _resources(event)", "", f"{_NOTICES}test_azure_tells_of_neighbours_and_of_pauses_too"

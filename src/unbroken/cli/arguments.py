@@ -1,4 +1,4 @@
-"""What several commands take: runs, numbers, durations, a config with overrides, a file to write."""
+"""Arguments that several commands share: numbers and durations, a run, a config with overrides, an output file."""
 
 import difflib
 import math
@@ -26,18 +26,18 @@ _SECONDS = (86_400, 3_600, 60, 1)
 
 
 class FiniteRange(click.FloatRange):
-    """A range that ``nan`` and ``inf`` are not in; click's own lets ``nan`` pass, which no bound refuses."""
+    """A number in a range, neither ``nan`` nor ``inf``; click's own range accepts ``nan``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 -- click's own signature
-        """The number that a word means."""
+        """Parse the number."""
         found: float = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"must be a finite number, is {value}", param, ctx)
+            self.fail(f"{value} is not a finite number", param, ctx)
         return found
 
 
 def seconds_in(text: str) -> float | None:
-    """The seconds that a duration has: ``90``, ``4h``, ``1h30m``, ``04:00:00``, ``1-12:00:00``; None if it is none."""
+    """A duration in seconds: ``90``, ``4h``, ``1h30m``, ``04:00:00``, ``1-12:00:00``; None if it cannot be parsed."""
     text = text.strip()
     try:
         return float(text)
@@ -50,15 +50,15 @@ def seconds_in(text: str) -> float | None:
 
 
 class Duration(click.types.FloatParamType):
-    """A duration in seconds, or as people and schedulers write it."""
+    """A duration in seconds, with units, or as SLURM writes it."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 -- click's own signature
-        """The seconds that a word means."""
+        """Parse the duration into seconds."""
         found = value if isinstance(value, float) else seconds_in(str(value))
         if found is None:
-            self.fail(f"{value!r} is no duration: give seconds, 4h, 90m, 1h30m, HH:MM:SS or D-HH:MM:SS", param, ctx)
+            self.fail(f"{value!r} is not a duration: use seconds, 4h, 90m, 1h30m, HH:MM:SS or D-HH:MM:SS", param, ctx)
         return found
 
 
@@ -66,10 +66,10 @@ class Duration(click.types.FloatParamType):
 
 
 def run_path(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    """The directory of a run, or where it is to be, as click's callback for it.
+    """A run directory, existing or not, as click's callback.
 
     Raises:
-        BadRunPath: it is a path at which no run can be; an empty one is not taken for the working directory.
+        BadRunPath: no run can be at this path; an empty one is not taken for the working directory.
     """
     del ctx, param
     if value is None:
@@ -79,32 +79,34 @@ def run_path(ctx: click.Context, param: click.Parameter, value: str | None) -> P
 
 
 def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
-    """The store of the run that was named; a run that has not saved yet has an empty one.
+    """The checkpoint store of RUN or ``--output-dir``; empty for a run that has not saved yet.
 
     Raises:
-        BadUsage: none was named, or two different ones.
-        BadRunPath: it is a path at which no run can be.
-        PathMissing: there is nothing at the path.
-        NotAStore: there is, and it is no run.
-        StorageFailed: the system refused to look.
+        BadUsage: neither is given, or both and they differ.
+        BadRunPath: no run can be at this path.
+        PathMissing: the path does not exist.
+        NotAStore: it exists and is not a run.
+        StorageFailed: the path could not be read.
     """
     if run is not None and output_dir is not None and run != output_dir:
-        raise BadUsage(command=f"unbroken {command}", complaint=f"two runs are named: {run} and {output_dir}")
+        raise BadUsage(
+            command=f"unbroken {command}", complaint=f"RUN {run} and --output-dir {output_dir} differ; give one of them"
+        )
     named = output_dir if run is None else run
     if named is None:
-        raise BadUsage(command=f"unbroken {command}", complaint="the argument RUN is missing")
+        raise BadUsage(command=f"unbroken {command}", complaint="missing argument RUN")
     require_reachable(named)
     layout = Layout(Path(named))
     return Store(layout.checkpoints) if is_run(layout) else find_store(layout.run)
 
 
 def named_run(command: str, run: str | None, output_dir: str | None) -> Layout:
-    """The run that was named.
+    """The run named by RUN or ``--output-dir``.
 
     Raises:
-        BadUsage: none was named, or two different ones.
-        PathMissing: there is nothing at the path.
-        NotAStore: there is, and it is no run.
+        BadUsage: neither is given, or both and they differ.
+        PathMissing: the path does not exist.
+        NotAStore: it exists and is not a run.
     """
     return run_of(named_store(command, run, output_dir))
 
@@ -115,9 +117,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def config_arguments(function: _Function) -> _Function:
-    """Give a command its words, among them the config and overrides; or ``--config`` for the config."""
+    """Give a command CONFIG and overrides; ``--config`` is another way to name the config."""
     for option in (
-        click.option("--config", "named", metavar="FILE", help="The config, where it is not the first argument."),
+        click.option("--config", "named", metavar="FILE", help="Config file, instead of CONFIG."),
         click.argument("arguments", metavar="CONFIG [OVERRIDE]...", nargs=-1, type=click.UNPROCESSED),
     ):
         function = option(function)
@@ -125,32 +127,32 @@ def config_arguments(function: _Function) -> _Function:
 
 
 def allowance_options(function: _Function) -> _Function:
-    """Give a command the two options that stand for fields of ``data``; it gets them as ``**allowed: bool``."""
+    """Give a command the two options that set fields of ``data``; its function gets them as ``**allowed: bool``."""
     for name in ("budget-mismatch", "bucket-exhaustion"):
-        help_text = f"As data.allow_{name.replace('-', '_')}=true."
+        help_text = f"Same as data.allow_{name.replace('-', '_')}=true."
         function = click.option(f"--allow-{name}", is_flag=True, help=help_text)(function)
     return function
 
 
 def allowance_overrides(allowed: Mapping[str, bool]) -> list[str]:
-    """The overrides that those options stand for."""
+    """Those options as overrides."""
     return [f"data.{name}=true" for name in sorted(allowed) if allowed[name]]
 
 
 def config_path(command: str, rest: Sequence[str], named: str | None, *, one: str) -> Path:
-    """The config among the words that are no override; ``one`` says why there is only one.
+    """The config file among the arguments that are not overrides; ``one`` is the error if there are several.
 
     Raises:
-        BadUsage: there is none, or more than one, or a word is an option that the command does not have.
+        BadUsage: there is none or more than one, or an option is unknown.
     """
     for word in (each for each in rest if each.startswith("-") and each != "-"):
-        # Unknown options come here, since any of them may be an override.
+        # click lets unknown options pass, since any of them may be an override.
         close = difflib.get_close_matches(word.partition("=")[0], _options(), n=1)
         meant = f"; did you mean {close[0]}?" if close else ""
-        raise BadUsage(command=command, complaint=f"there is no option '{word}'{meant}")
+        raise BadUsage(command=command, complaint=f"no such option: {word}{meant}")
     paths = [*([named] if named is not None else []), *rest]
     if not paths:
-        raise BadUsage(command=command, complaint="the argument CONFIG is missing")
+        raise BadUsage(command=command, complaint="missing argument CONFIG")
     if len(paths) > 1:
         complaint = f"{one}; '{paths[1]}' is neither an option nor section.field=value"
         raise BadUsage(command=command, complaint=complaint)
@@ -158,29 +160,29 @@ def config_path(command: str, rest: Sequence[str], named: str | None, *, one: st
 
 
 def _options() -> list[str]:
-    """The long names of the options that the command at hand shows."""
+    """The long names of the visible options of the current command."""
     context = click.get_current_context()
     shown = [each for each in context.command.get_params(context) if isinstance(each, click.Option) and not each.hidden]
     return [name for each in shown for name in each.opts if name.startswith("--")]
 
 
-# ---- files that a command makes ----
+# ---- output files ----
 
 
 def write_new(command: str, target: Path, text: str, remedy: Help, *, is_replacing: bool) -> None:
-    """Write a file that is not there yet, or in the place of one; ``remedy`` is what helps if it may not be replaced.
+    """Write a new file, or replace one; ``remedy`` is the help of the error if it exists and may not be replaced.
 
     Raises:
         BadUsage: the path is a directory.
-        PathMissing: there is no directory for it.
-        WouldOverwrite: it is there, and is not to be replaced.
-        StorageFailed: the system refused.
+        PathMissing: its directory does not exist.
+        WouldOverwrite: it exists and ``is_replacing`` is not set.
+        StorageFailed: it could not be written.
     """
     if target.is_dir():
-        raise BadUsage(command=command, complaint=f"-o takes a file's name; '{target}' is a directory")
+        raise BadUsage(command=command, complaint=f"-o needs a file; {target} is a directory")
     if not target.parent.is_dir():
         raise PathMissing(path=target.parent, purpose="directory")
-    # The process id keeps two commands beside each other from sharing a scratch file.
+    # With the process id, so that two commands at the same time do not share a scratch file.
     beside = scratch(f"new_{os.getpid()}", target.name)
     if is_replacing:
         LOCAL.replace(target, text.encode(), scratch=beside)

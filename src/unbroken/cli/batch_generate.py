@@ -1,4 +1,4 @@
-"""``unbroken batch-generate``: many prompts from a file, each with a model and options of its own if it wants."""
+"""``unbroken batch-generate``: generates text for a file of prompts, each with its own model and options if given."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import click
 
-from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import (
-    Asked,
+from unbroken.cli.model_options import (
+    ModelArguments,
     json_line,
+    model_options,
     note_passed_over,
     read_text,
     require_writable,
-    text_options,
     write_lines,
 )
+from unbroken.cli.output import Output, as_command
 from unbroken.gpt.batch_prompts import Answer, ModelChoice, PromptBatch, read_batch
 from unbroken.gpt.device import chosen_device
 from unbroken.quoting import amounts
@@ -24,30 +24,38 @@ _COMMAND: Final = "unbroken batch-generate"
 _PATH: Final = click.Path(path_type=Path)
 
 
-@as_command("batch-generate")
-@click.option("--input", "source", required=True, metavar="FILE", type=_PATH, help="One JSON object a line.")
-@click.option("--output", "target", metavar="FILE", type=_PATH, help="The answers; printed where it is left out.")
-@click.option("--dry-run", is_flag=True, help="Check everything and load no model.")
-@text_options(_COMMAND)
-def command(output: Output, asked: Asked, source: Path, target: Path | None, dry_run: bool) -> int | None:
-    """Continue the prompts of a file.
+@as_command(
+    "batch-generate",
+    examples=(
+        ("unbroken batch-generate runs/a --input prompts.jsonl --output out.jsonl", "one model for all"),
+        ("unbroken batch-generate --input prompts.jsonl --dry-run", "check the file, load no model"),
+    ),
+    exit_codes={0: "all prompts succeeded", 2: "the file has problems, or a prompt failed; see its record"},
+)
+@click.option("--input", "source", required=True, metavar="FILE", type=_PATH, help="Prompts, one JSON object per line.")
+@click.option("--output", "target", metavar="FILE", type=_PATH, help="File for the results; default: standard output.")
+@click.option("--dry-run", is_flag=True, help="Check the file without loading a model.")
+@model_options(_COMMAND)
+def command(output: Output, asked: ModelArguments, source: Path, target: Path | None, dry_run: bool) -> int | None:
+    """Generate text for a file of prompts.
 
-    A line is {"prompt": ...} and, if wanted, "id", "model" {checkpoint or output_dir, dtype, tokenizer, ema} and
+    A line is {"prompt": ...} with optional "id", "model" {checkpoint or output_dir, dtype, tokenizer, ema} and
     "generation" {max_new_tokens, temperature, top_k, top_p, greedy, repetition_penalty, seed, return_full_text}; the
-    options are their defaults. Answers come in the order of the prompts, each with text or with its error. Exit code:
-    0, or that of the first record that has an error.
+    options below are their defaults.
+
+    Results keep the order of the prompts; each has a text or an error. The exit code is that of the first error.
     """
     require_writable(_COMMAND, target, source)
     place = chosen_device(asked.device)
-    text = read_text(source, "file of prompts")
+    text = read_text(source, "prompts file")
     model = ModelChoice(asked.reference, asked.dtype, asked.tokenizer, asked.is_averaged)
     batch = read_batch(source, text, model, asked.generation)
     for found in batch.sources.values():
         note_passed_over(output, found.found)
     models = len(batch.groups(place))
     if dry_run:
-        facts = {"input": source, "prompts": len(batch.prompts), "models": models, "is_dry_run": True}
-        output.document("unbroken.batch-generate/1", facts, lambda: _sound(source, batch, models))
+        fields = {"input": source, "prompts": len(batch.prompts), "models": models, "is_dry_run": True}
+        output.document("unbroken.batch-generate/1", fields, lambda: _checked(source, batch, models))
         return None
     with output.progress("generate", len(batch.prompts)) as advance:
         answers = batch.answers(place, advance)
@@ -57,7 +65,7 @@ def command(output: Output, asked: Asked, source: Path, target: Path | None, dry
     if target is not None:
         write_lines(target, records)
     bad = [answer.error for answer in answers if answer.error is not None]
-    facts = {
+    fields = {
         "input": source,
         "output": target,
         "prompts": len(answers),
@@ -66,16 +74,16 @@ def command(output: Output, asked: Asked, source: Path, target: Path | None, dry
         "is_dry_run": False,
         **({"records": records} if target is None else {}),
     }
-    output.document("unbroken.batch-generate/1", facts, lambda: _said(answers, records, target, models))
+    output.document("unbroken.batch-generate/1", fields, lambda: _text(answers, records, target, models))
     return bad[0].exit_code if bad else None
 
 
-def _sound(source: Path, batch: PromptBatch, models: int) -> str:
+def _checked(source: Path, batch: PromptBatch, models: int) -> str:
     asked = amounts.plural(len(batch.prompts), "prompt")
-    return f"sound  {source}  {asked} for {amounts.plural(models, 'model')}; nothing was loaded"
+    return f"ok  {source}  {asked} for {amounts.plural(models, 'model')}; no model loaded"
 
 
-def _said(answers: Sequence[Answer], records: Sequence[dict[str, Any]], target: Path | None, models: int) -> str:
+def _text(answers: Sequence[Answer], records: Sequence[dict[str, Any]], target: Path | None, models: int) -> str:
     if target is None:
         return "\n".join(map(json_line, records))
     asked = f"{amounts.plural(len(answers), 'prompt')}, {amounts.plural(models, 'model')}"

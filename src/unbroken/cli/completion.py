@@ -1,4 +1,4 @@
-"""``unbroken completion``: the script that teaches a shell to complete our commands."""
+"""``unbroken completion``: prints a shell completion script."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -7,18 +7,19 @@ from unbroken.cli.group import PROGRAM, ROOT
 from unbroken.cli.main import COMPLETE_VARIABLE
 from unbroken.cli.output import Output, as_command
 
-EPILOG = """\b
-bash: add to ~/.bashrc     eval "$(unbroken completion bash)"
-zsh:  add to ~/.zshrc      eval "$(unbroken completion zsh)"
-fish: run once             unbroken completion fish > ~/.config/fish/completions/unbroken.fish"""
+EXAMPLES = (
+    ('eval "$(unbroken completion bash)"', "bash: add this line to ~/.bashrc"),
+    ('eval "$(unbroken completion zsh)"', "zsh: add this line to ~/.zshrc"),
+    ("unbroken completion fish > ~/.config/fish/completions/unbroken.fish", "fish: run this once"),
+)
 
 
-@as_command("completion", epilog=EPILOG)
+@as_command("completion", examples=EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(output: Output, shell: str) -> None:
-    """Print a completion script for your shell."""
+    """Print a shell completion script."""
     shell_class = get_completion_class(shell)
     if shell_class is None:  # pragma: no cover -- the three shells are built in
         raise click.BadParameter(f"no completion for {shell}")
     script = shell_class(ROOT, {}, PROGRAM, COMPLETE_VARIABLE).source()
-    output.document("unbroken.completion/1", {"shell": shell, "script": script}, lambda: script)
+    output.document("unbroken.completion/1", {"shell": shell, "script": script}, lambda: script, is_verbatim=True)

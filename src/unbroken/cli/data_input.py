@@ -1,4 +1,4 @@
-"""What the data commands look at: a folder, or the data section of a config."""
+"""The input of the data commands: a data directory, or the data section of a config."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,41 +21,63 @@ BYTE_MAX: Final = 255
 
 @dataclass(frozen=True)
 class Input:
-    """A config, real or made of a folder and options, and the corpus it names."""
+    """A config, read or built from a directory and options, and its corpus."""
 
     config: Config
     corpus: Corpus
     is_config: bool
 
     def stream(self, output: Output) -> Stream:
-        """The samples of a run; plans that are not in the cache yet are made, with a bar."""
+        """The samples of a run; packing plans that are not cached are computed, with a progress bar."""
         documents = sum(bucket.entries for bucket in self.corpus.buckets)
         with output.progress("plan", documents) as advance:
             return stream_of(self.config, self.corpus, phases=phases_of(self.config.data), progress=advance)
 
 
 def window_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of commands that cut documents into sequences."""
+    """Give a command the options on how documents are cut into sequences."""
     for option in (
         click.option(
-            "--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where plans are kept; DIR/.unbroken."
+            "--cache-dir",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="Cache of packing plans; default: DIR/.unbroken.",
         ),
-        click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of the order; 42 if not given."),
-        click.option("--no-packing", is_flag=True, help="One document to a sequence."),
-        click.option("--overlap-size", type=click.IntRange(0), metavar="N", help="Tokens that windows share; 256."),
         click.option(
-            "--max-length", type=click.IntRange(2, MOST_TOKENS), metavar="N", help="Tokens of a sequence; 2,048."
+            "--seed",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Seed of the sample order; default: the config's, or 42.",
         ),
-        click.option("--split", default="train", show_default=True, help="The folder inside the data folder."),
-        click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="A config."),
+        click.option("--no-packing", is_flag=True, help="Put one document into each sequence."),
+        click.option(
+            "--overlap-size",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Tokens shared by two windows; default: the config's, or 256.",
+        ),
+        click.option(
+            "--max-length",
+            type=click.IntRange(2, MOST_TOKENS),
+            metavar="N",
+            help="Tokens per sequence; default: the config's, or 2048.",
+        ),
+        click.option("--split", default="train", help="Subdirectory of the data."),
+        click.option(
+            "--config",
+            "config_path",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Config of a run, instead of DIR.",
+        ),
     ):
         function = option(function)
     return function
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was given on the command line."""
+class DataArguments:
+    """The arguments of a data command."""
 
     command: str
     directory: Path | None
@@ -68,18 +90,18 @@ class Asked:
     cache_dir: Path | None
 
     def open(self) -> Input:
-        """The corpus, and how it is cut.
+        """Open the corpus.
 
         Raises:
-            BadUsage: neither folder nor config is given, or both, or lengths that cannot be.
-            DataError: the data is missing, damaged or unfinished.
+            BadUsage: neither directory nor config is given, or both, or the lengths are impossible.
+            DataError: the data is missing, damaged or incomplete.
         """
         config = self._config()
         return Input(config, corpus_of(config.data, self.split), self.config_path is not None)
 
     def _config(self) -> Config:
         if (self.directory is None) == (self.config_path is None):
-            raise BadUsage(command=self.command, complaint="give either a data folder or --config FILE")
+            raise BadUsage(command=self.command, complaint="give either DIR or --config FILE")
         if self.config_path is not None:
             config = load(self.config_path).config
         else:
@@ -87,10 +109,10 @@ class Asked:
         max_length = self.max_length or config.data.max_length
         overlap = self.overlap_size
         if overlap is None:
-            # A length given alone keeps the overlap where it fits.
+            # With --max-length alone the overlap is kept if it fits.
             overlap = min(config.data.overlap_size, max_length // 8 if self.max_length else max_length // 2)
         if 2 * overlap > max_length:
-            complaint = f"--overlap-size is at most half of --max-length ({max_length}), not {overlap}"
+            complaint = f"--overlap-size {overlap} is more than half of --max-length {max_length}"
             raise BadUsage(command=self.command, complaint=complaint)
         data = replace(
             config.data,
@@ -108,11 +130,11 @@ Decode = Callable[[list[int]], str]
 
 
 def decoder_of(corpus: Corpus, named: str | None) -> Decode | None:
-    """What turns ids back into text; None where nobody says which tokenizer it is.
+    """The function that decodes token ids; None if the tokenizer is unknown.
 
     Raises:
-        TokenizerUnknown: the one that was named is not there.
-        TokenizersDiffer: it is not the one that made the shards.
+        TokenizerUnknown: the named tokenizer does not exist.
+        TokenizersDiffer: the shards were written with another tokenizer.
     """
     from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
 

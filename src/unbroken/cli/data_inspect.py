@@ -1,4 +1,4 @@
-"""``unbroken data inspect``: what a data folder holds."""
+"""``unbroken data inspect``: lists the content of a data directory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +17,20 @@ from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
 
-@as_command("inspect")
+@as_command(
+    "inspect",
+    examples=(
+        ("unbroken data inspect data", "check sizes and indexes"),
+        ("unbroken data inspect data --full", "also verify all checksums"),
+    ),
+    exit_codes={0: "no problem found", 4: "shards are missing or damaged; all of them are listed"},
+)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--full", is_flag=True, help="Read every byte and hold it to its digest.")
+@click.option("--full", is_flag=True, help="Also verify all checksums.")
 def command(output: Output, directory: Path, full: bool) -> None:
-    """List buckets, shards, documents and tokens of a folder.
+    """List buckets, shards, documents and tokens.
 
-    DIR holds train/ and perhaps val/; each folder in them is a bucket. Sizes and indexes are checked, and with --full
-    every byte. Exit code 0: sound as far as asked; 4: something is missing or damaged, and all of it is named.
+    DIR holds train/ and optionally val/; each directory in them is a bucket.
     """
     check: Check = "full" if full else "quick"
     corpora = open_splits(directory, check)
@@ -33,22 +39,22 @@ def command(output: Output, directory: Path, full: bool) -> None:
         {
             "path": str(directory),
             "check": check,
-            "splits": [split_facts(each) for each in corpora],
+            "splits": [split_fields(each) for each in corpora],
         },
         lambda: _text(directory, corpora, is_full=full, style=output.style),
     )
 
 
 def open_splits(directory: Path, check: Check) -> tuple[Corpus, ...]:
-    """Every split of a folder.
+    """All splits of a data directory.
 
     Raises:
-        PathMissing: there is no such folder.
-        DataDamaged: something is wrong; the findings of all splits are in it.
-        DataError: there is no data, or it is unfinished.
+        PathMissing: the directory does not exist.
+        DataDamaged: shards are damaged; lists the findings of all splits.
+        DataError: there is no data, or it is incomplete.
     """
     if not directory.is_dir():
-        raise PathMissing(path=directory, purpose="data folder")
+        raise PathMissing(path=directory, purpose="data directory")
     corpora, findings = [], []
     for split in _splits(directory):
         try:
@@ -61,7 +67,7 @@ def open_splits(directory: Path, check: Check) -> tuple[Corpus, ...]:
 
 
 def _splits(directory: Path) -> list[str]:
-    """The folders that hold shards; ``train`` in any case, for without it there is nothing to train on."""
+    """The directories that hold shards, and ``train`` in any case: its absence is an error."""
     others = sorted(
         path.name
         for path in directory.iterdir()
@@ -70,8 +76,8 @@ def _splits(directory: Path) -> list[str]:
     return ["train", *(name for name in others if walk(directory / name, follows_buckets=True).stems)]
 
 
-def split_facts(corpus: Corpus) -> dict[str, Any]:
-    """A split for ``--json``."""
+def split_fields(corpus: Corpus) -> dict[str, Any]:
+    """A split as JSON fields."""
     tokenizer = corpus.tokenizer
     return {
         "split": corpus.split,
@@ -112,7 +118,7 @@ def _text(directory: Path, corpora: Sequence[Corpus], *, is_full: bool, style: S
     ]
     rows = [_row(corpus, bucket) for corpus in corpora for bucket in corpus.buckets]
     lines = [
-        f"{style.good('sound')}      {printable(str(directory))}",
+        f"{style.good('ok')}         {printable(str(directory))}",
         f"tokenizer  {_tokenizers(corpora)}",
         "",
         table(columns, rows, style=style),
@@ -138,9 +144,9 @@ def _row(corpus: Corpus, bucket: Bucket) -> tuple[str, ...]:
 def _tokenizers(corpora: Sequence[Corpus]) -> str:
     found = {each.tokenizer for each in corpora if each.tokenizer}
     if not found:
-        return "not told by these shards"
+        return "unknown"
     return "; ".join(
-        f"{printable(each.name)}, {amounts.count(each.vocab_size)} ids, {each.eod_id} ends a document"
+        f"{printable(each.name)}, {amounts.count(each.vocab_size)} tokens, end of document: {each.eod_id}"
         for each in sorted(found, key=lambda each: each.name)
     )
 
@@ -148,16 +154,16 @@ def _tokenizers(corpora: Sequence[Corpus]) -> str:
 def _checked(directory: Path, corpora: Sequence[Corpus], *, is_full: bool) -> str:
     unproven = sum(shard.bin_digest is None for corpus in corpora for shard in corpus.shards)
     if is_full:
-        return "checked: every byte"
-    said = "checked: sizes and indexes; --full reads every byte"
+        return "all checksums verified"
+    said = "sizes and indexes checked; --full verifies all checksums"
     if unproven:
         seal = f"unbroken data seal {quoted(_to_seal(directory, corpora))}"
-        said += f"\nnot proven: {amounts.plural(unproven, 'shard')} without a digest; {seal}"
+        said += f"\n{amounts.plural(unproven, 'shard')} without checksums; add them: {seal}"
     return said
 
 
 def _to_seal(directory: Path, corpora: Sequence[Corpus]) -> Path:
-    """What ``seal`` takes: the whole folder, or the first bucket without a list where others have theirs."""
+    """The argument of ``seal``: the whole directory, or the first bucket without checksums if others have them."""
     if all(shard.bin_digest is None for corpus in corpora for shard in corpus.shards):
         return directory
     return next(

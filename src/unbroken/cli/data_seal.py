@@ -1,4 +1,4 @@
-"""``unbroken data seal``: give the shards of another tool a list with digests."""
+"""``unbroken data seal``: adds checksums to the shards of another tool."""
 
 from pathlib import Path
 
@@ -14,23 +14,23 @@ from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 
 
-@as_command("seal")
+@as_command("seal", examples=(("unbroken data seal data --tokenizer gpt2", "also record the tokenizer"),))
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--tokenizer", metavar="NAME|PATH", help="What made the ids; recorded and checked from then on.")
+@click.option("--tokenizer", metavar="NAME|PATH", help="Tokenizer of the shards; recorded, and checked from then on.")
 def command(output: Output, directory: Path, tokenizer: str | None) -> None:
-    """List the shards of another tool with digests.
+    """Add checksums to shards of another tool.
 
-    DIR is a data folder with train/, or the folder of one split or bucket. Every byte is read and no shard is changed;
-    one file shards.json is written into each split, or into DIR itself.
+    DIR is a data directory with train/, or the directory of one split or bucket. Reads all shards and changes none;
+    writes one file shards.json into each split, or into DIR itself.
     """
     if not directory.is_dir():
-        raise PathMissing(path=directory, purpose="data folder")
+        raise PathMissing(path=directory, purpose="data directory")
     identity = load_encoder(find_tokenizer(tokenizer)).identity if tokenizer else None
     folders = _folders(directory)
     total = sum(path.stat().st_size for folder in folders for path in folder.rglob("*.bin"))
     with output.progress("seal", total, is_bytes=True) as advance:
         done = [(folder, seal_shards(folder, identity, progress=advance)) for folder in folders]
-    facts = {
+    fields = {
         "path": str(directory),
         "sealed": [
             {
@@ -52,11 +52,11 @@ def command(output: Output, directory: Path, tokenizer: str | None) -> None:
             lines.append(f"{output.style.good('sealed')}  {where}  ({shards}, {tokens})")
         return "\n".join(lines)
 
-    output.document("unbroken.data-seal/1", facts, text)
+    output.document("unbroken.data-seal/1", fields, text)
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Each split of a data folder that holds shards, or the folder itself."""
+    """The splits that hold shards, or the directory itself."""
     splits = [directory / name for name in ("train", "val") if (directory / name).is_dir()]
     with_shards = [folder for folder in splits if walk(folder, follows_buckets=False).stems]
     return with_shards or [directory]

@@ -1,4 +1,4 @@
-"""``unbroken data show``: decode one sample, and say where each piece of it comes from."""
+"""``unbroken data show``: decodes one sample and shows which documents it is made of."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from unbroken.cli.data_input import Asked, Decode, Input, decoder_of, window_options
+from unbroken.cli.data_input import DataArguments, Decode, Input, decoder_of, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.shards import Index
 from unbroken.data.stream import Stream
@@ -21,7 +21,7 @@ from unbroken.report.style import Style
 
 @dataclass(frozen=True)
 class DescribedWindow:
-    """One window of a sample: ``first`` to ``last`` of a document's tokens, of which the first ``masked`` repeat."""
+    """One window of a sample: tokens ``first`` to ``last`` of a document; the first ``masked`` of them are masked."""
 
     shard: str
     document: int
@@ -33,7 +33,7 @@ class DescribedWindow:
 
 @dataclass(frozen=True)
 class Described:
-    """One sample: where it stands in its bucket, its windows, and their tokens end to end, padding left out."""
+    """One sample: its position in the bucket, its windows, and their tokens without padding."""
 
     sample: int
     bucket: str
@@ -45,12 +45,12 @@ class Described:
 
 
 def describe(stream: Stream, sample: int) -> Described:
-    """Look one sample up.
+    """Describe one sample.
 
     Raises:
-        IndexError: it is negative or lies beyond the end.
-        ShardDamaged: a shard is not in order.
-        StorageFailed: the system refused to read.
+        IndexError: it is negative or beyond the end.
+        ShardDamaged: a shard is damaged.
+        StorageFailed: a shard could not be read.
     """
     asked = np.array([sample], np.int64)
     number, ordinal = (int(each[0]) for each in stream.schedule.locate(asked))
@@ -80,7 +80,7 @@ def _window(stream: Stream, number: int, offset: int, length: int, masked: int) 
 
 
 def _entry_at(index: Index, offset: int) -> int:
-    """The entry that a token belongs to, by bisection over the file: an index may be larger than memory."""
+    """The document of a token, by bisection in the file: an index may be larger than memory."""
     low, high = 0, index.entries - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -94,16 +94,22 @@ def _entry_at(index: Index, offset: int) -> int:
 # ---- the command ----
 
 _COMMAND: Final = "unbroken data show"
-# Five letters stand before each line: together they fill a terminal of 80.
+# With the indentation of five, a line fills a terminal of 80 columns.
 _WIDTH: Final = 75
 _LINES: Final = 4
 
 
-@as_command("show")
+@as_command(
+    "show",
+    examples=(
+        ("unbroken data show 0 data", "the first sample of a data directory"),
+        ("unbroken data show 4096 --config config.yaml", "a sample of a run"),
+    ),
+)
 @click.argument("sample", metavar="K", type=click.IntRange(0))
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--tokenizer", metavar="NAME|PATH", help="What turns ids into text, where the data does not tell.")
-@click.option("--whole", is_flag=True, help="Print whole windows instead of their beginnings.")
+@click.option("--tokenizer", metavar="NAME|PATH", help="Tokenizer, if the data does not name it.")
+@click.option("--whole", is_flag=True, help="Print whole windows, not only the first lines.")
 @window_options
 def command(
     output: Output,
@@ -111,25 +117,24 @@ def command(
     directory: Path | None,
     tokenizer: str | None,
     whole: bool,
-    **options: Any,  # noqa: ANN401 -- see Asked
+    **options: Any,  # noqa: ANN401 -- see DataArguments
 ) -> None:
-    """Decode one sample of a run.
+    """Decode one training sample.
 
-    K counts the samples of a run from 0, whatever the batch: step S of a run with a global batch of B begins with
-    sample S x B. Give DIR, or the run's config for its own order. A sample whose bytes have changed since a training
-    computed their checksums is refused.
+    K is the index of the sample, from 0: step S of a run with global batch size B starts with sample S x B. Give DIR,
+    or --config for the order of that run. Fails if the data changed after training read it.
     """
-    asked = Asked(_COMMAND, directory, **options).open()
+    asked = DataArguments(_COMMAND, directory, **options).open()
     stream = asked.stream(output)
     if stream.end is not None and sample >= stream.end:
-        complaint = f"there is no sample {amounts.count(sample)}; the last is {amounts.count(stream.end - 1)}"
+        complaint = f"no sample {amounts.count(sample)}; the last one is {amounts.count(stream.end - 1)}"
         raise BadUsage(command=_COMMAND, complaint=complaint)
     decode = _decoder(output, asked, tokenizer)
     stream.verify_known(sample)
     described = describe(stream, sample)
     output.document(
         "unbroken.data-show/1",
-        _facts(described, stream, decode),
+        _fields(described, stream, decode),
         lambda: _text(described, asked, stream, decode, is_whole=whole, style=output.style),
     )
 
@@ -143,17 +148,15 @@ def _decoder(output: Output, asked: Input, tokenizer: str | None) -> Decode | No
     try:
         return decoder_of(asked.corpus, asked.config.data.tokenizer)
     except TokenizerUnknown as unknown:
-        output.note(f"{unknown}: ids are shown")
+        output.note(f"{unknown}: showing token ids")
         return None
 
 
 def _without_text(asked: Input) -> str:
     made_by = asked.corpus.tokenizer
     if made_by is None:
-        return "ids are shown: the data does not say what made them; --tokenizer NAME|PATH gives the text"
-    return (
-        f"ids are shown: the path or name of the tokenizer '{printable(made_by.name)}' gives the text, as --tokenizer"
-    )
+        return "showing token ids: the tokenizer of this data is unknown; name it with --tokenizer NAME|PATH"
+    return f"showing token ids: pass --tokenizer with the name or path of '{printable(made_by.name)}' to decode them"
 
 
 def _pieces(described: Described) -> list[tuple[DescribedWindow, list[int]]]:
@@ -165,7 +168,7 @@ def _pieces(described: Described) -> list[tuple[DescribedWindow, list[int]]]:
     return pieces
 
 
-def _facts(described: Described, stream: Stream, decode: Decode | None) -> dict[str, Any]:
+def _fields(described: Described, stream: Stream, decode: Decode | None) -> dict[str, Any]:
     return {
         "sample": described.sample,
         "bucket": described.bucket,
@@ -219,11 +222,10 @@ def _heading(number: int, window: DescribedWindow, style: Style) -> str:
 
 def _body(ids: list[int], decode: Decode | None, *, is_whole: bool, style: Style) -> list[str]:
     text = decode(ids) if decode else " ".join(map(str, ids))
-    # A document's own line breaks stay readable without being obeyed: one line of ours is one line of the terminal.
+    # Line breaks of the document are shown as a symbol, so that one line here is one line of the terminal.
     letters = printable(text.replace("\n", "⏎"))
     cut = [letters[at : at + _WIDTH] for at in range(0, len(letters), _WIDTH)] or [""]
     if len(cut) > _LINES and not is_whole:
         hidden = len(letters) - _LINES * _WIDTH
-        unit = "letter" if decode else "character"
-        cut = [*cut[:_LINES], style.dim(f"… {amounts.plural(hidden, unit)} more")]
+        cut = [*cut[:_LINES], style.dim(f"… {amounts.plural(hidden, 'character')} more")]
     return [f"     {line}" for line in cut]

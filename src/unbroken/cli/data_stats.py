@@ -1,4 +1,4 @@
-"""``unbroken data stats``: how long the documents are, and how they pack."""
+"""``unbroken data stats``: document lengths and packing efficiency."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from unbroken.cli.data_input import Asked, Input, window_options
+from unbroken.cli.data_input import DataArguments, Input, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.catalogue import Corpus
 from unbroken.data.order.bucket_draws import BucketDraws
@@ -24,24 +24,30 @@ _BAR: Final = 40
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
-@as_command("stats")
+@as_command(
+    "stats",
+    examples=(
+        ("unbroken data stats data --max-length 1024", "how a data directory packs"),
+        ("unbroken data stats --config config.yaml", "with the lengths of a run"),
+    ),
+)
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @window_options
-def command(output: Output, directory: Path | None, **options: Any) -> None:  # noqa: ANN401 -- see Asked
-    """Show document lengths and how they pack.
+def command(output: Output, directory: Path | None, **options: Any) -> None:  # noqa: ANN401 -- see DataArguments
+    """Show document lengths and packing.
 
-    Give DIR, or a run's config. Plans are kept in the cache, where a run of the same lengths finds them.
+    Give DIR, or the config of a run. Packing plans are cached; a run with the same lengths reuses them.
     """
-    asked = Asked("unbroken data stats", directory, **options).open()
+    asked = DataArguments("unbroken data stats", directory, **options).open()
     stream = asked.stream(output)
     lengths = document_lengths(asked.corpus)
     output.document(
-        "unbroken.data-stats/1", _facts(asked, stream, lengths), lambda: _text(asked, stream, lengths, output.style)
+        "unbroken.data-stats/1", _fields(asked, stream, lengths), lambda: _text(asked, stream, lengths, output.style)
     )
 
 
 def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
-    """How many documents have 1, 2 to 3, 4 to 7, 8 to 15 ... tokens; what is read is bounded at any time."""
+    """The number of documents with 1, 2-3, 4-7, 8-15 ... tokens; reads in blocks of bounded size."""
     edges = 2 ** np.arange(_BITS, dtype=np.int64)
     found = np.zeros(_BITS + 1, np.int64)
     for shard in corpus.shards:
@@ -51,7 +57,7 @@ def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
     return found[1:]
 
 
-def _bucket_facts(bucket: BucketDraws, stream: Stream) -> dict[str, Any]:
+def _bucket_fields(bucket: BucketDraws, stream: Stream) -> dict[str, Any]:
     plans = [each.plan for each in bucket.planned]
     source = next(each for each in stream.corpus.buckets if each.name == bucket.name)
     fresh, masked = sum(each.fresh_tokens for each in plans), sum(each.masked_tokens for each in plans)
@@ -69,7 +75,7 @@ def _bucket_facts(bucket: BucketDraws, stream: Stream) -> dict[str, Any]:
     }
 
 
-def _facts(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str, Any]:
+def _fields(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str, Any]:
     data = asked.config.data
     return {
         "path": str(asked.corpus.root),
@@ -77,7 +83,7 @@ def _facts(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str
         "max_length": data.max_length,
         "overlap_size": data.overlap_size,
         "packing": data.packing,
-        "buckets": [_bucket_facts(bucket, stream) for bucket in stream.buckets],
+        "buckets": [_bucket_fields(bucket, stream) for bucket in stream.buckets],
         "document_lengths": [
             {"from": 2**bit, "to": 2 ** (bit + 1) - 1, "documents": count}
             for bit, count in enumerate(lengths.tolist())
@@ -88,15 +94,15 @@ def _facts(asked: Input, stream: Stream, lengths: NDArray[np.int64]) -> dict[str
 
 def _text(asked: Input, stream: Stream, lengths: NDArray[np.int64], style: Style) -> str:
     data = asked.config.data
-    how = "packed" if data.packing else "one document each"
+    how = "packed" if data.packing else "one document per sequence"
     names = ("documents", "tokens", "windows", "masked", "sequences", "fill")
     columns = [Column("bucket"), *(Column(name, is_number=True) for name in names)]
-    rows = [_row(_bucket_facts(bucket, stream)) for bucket in stream.buckets]
+    rows = [_row(_bucket_fields(bucket, stream)) for bucket in stream.buckets]
     return "\n".join(
         [
             f"{style.bold('data')}       {printable(str(asked.corpus.root / asked.corpus.split))}",
             (
-                f"sequences  {amounts.count(data.max_length)} tokens, {how}; windows of a document share "
+                f"sequences  {amounts.count(data.max_length)} tokens, {how}, windows overlap by "
                 f"{amounts.plural(data.overlap_size, 'token')}"
             ),
             "",
@@ -107,14 +113,14 @@ def _text(asked: Input, stream: Stream, lengths: NDArray[np.int64], style: Style
     )
 
 
-def _row(facts: dict[str, Any]) -> tuple[str, ...]:
-    inside = facts["fresh_tokens"] + facts["masked_tokens"]
+def _row(fields: dict[str, Any]) -> tuple[str, ...]:
+    inside = fields["fresh_tokens"] + fields["masked_tokens"]
     return (
-        printable(facts["name"]),
-        *(amounts.count(facts[name]) for name in ("documents", "tokens", "windows")),
-        f"{100 * facts['masked_tokens'] / inside:.1f} %" if inside else "-",
-        amounts.count(facts["sequences"]),
-        f"{100 * facts['fill']:.2f} %",
+        printable(fields["name"]),
+        *(amounts.count(fields[name]) for name in ("documents", "tokens", "windows")),
+        f"{100 * fields['masked_tokens'] / inside:.1f} %" if inside else "-",
+        amounts.count(fields["sequences"]),
+        f"{100 * fields['fill']:.2f} %",
     )
 
 
@@ -128,7 +134,7 @@ def _histogram(counts: Sequence[int], style: Style) -> list[str]:
         for count in [counts[bit]]
     ]
     columns = [
-        Column("tokens of a document", is_number=True),
+        Column("tokens per document", is_number=True),
         Column("documents", is_number=True),
         Column("share", is_number=True),
         Column("", paint=style.dim),
@@ -142,7 +148,7 @@ def _span(bit: int) -> str:
 
 
 def _bar(count: int, most: int) -> str:
-    """A bar in eighths of a letter; whoever is there at all is seen."""
+    """A bar in eighths of a character; a count above zero is always visible."""
     eighths = max(count * _BAR * 8 // most, 1) if count else 0
     whole, rest = divmod(eighths, 8)
     return (_EIGHTHS[8] * whole + _EIGHTHS[rest]).rstrip()

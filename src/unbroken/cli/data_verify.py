@@ -1,4 +1,4 @@
-"""``unbroken data verify``: is every byte of the data what was written?"""
+"""``unbroken data verify``: verifies the checksums of all shards."""
 
 from pathlib import Path
 
@@ -10,16 +10,18 @@ from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 
 
-@as_command("verify")
+@as_command(
+    "verify",
+    examples=(("unbroken data verify data", "read and verify all shards"),),
+    exit_codes={0: "all checksums are right", 4: "shards are missing or damaged; all of them are listed"},
+)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 def command(output: Output, directory: Path) -> None:
-    """Read every byte and hold it to its digest.
+    """Verify the checksums of all shards.
 
-    Nothing is changed. Exit code 0: sound; 4: something is missing or damaged, and all of it is named. Shards without a
-    shards.json have no digest to be held to: of those the structure is checked, and whether each id is in the
-    vocabulary.
+    Changes nothing. Shards without a shards.json have no checksums; of those, structure and token ids are checked.
     """
-    # What is listed is seen in the quick check; a second look reads the bytes.
+    # The quick check finds which shards have checksums, the full one verifies them.
     listed = {
         (each.split, shard.bucket, shard.name)
         for each in open_splits(directory, "quick")
@@ -34,7 +36,7 @@ def command(output: Output, directory: Path) -> None:
         if (split, shard.bucket, shard.name) not in listed
     ]
     read_bytes = sum(shard.bin_bytes for _, shard in shards)
-    facts = {
+    fields = {
         "path": str(directory),
         "is_sound": True,
         "shards": len(shards),
@@ -43,8 +45,10 @@ def command(output: Output, directory: Path) -> None:
     }
 
     def text() -> str:
-        proof = "every digest right" if not unproven else f"{amounts.plural(len(unproven), 'shard')} without a digest"
+        proof = (
+            "all checksums verified" if not unproven else f"{amounts.plural(len(unproven), 'shard')} without checksums"
+        )
         counts = f"{amounts.plural(len(shards), 'shard')}, {amounts.size(read_bytes)} read, {proof}"
-        return f"{output.style.good('sound')}  {printable(str(directory))}  ({counts})"
+        return f"{output.style.good('ok')}  {printable(str(directory))}  ({counts})"
 
-    output.document("unbroken.data-verify/1", facts, text)
+    output.document("unbroken.data-verify/1", fields, text)

@@ -1,4 +1,4 @@
-"""``unbroken demo``: see a run survive, on this machine, in a minute or two; needs no data, no network and no GPU."""
+"""``unbroken demo``: a run that is killed and resumed on this machine, without data, network or GPU."""
 
 import importlib.util
 import os
@@ -22,20 +22,23 @@ from unbroken.report.style import Style, wants_color
 from unbroken.store.directory import Store
 
 
-@as_command("demo")
+@as_command(
+    "demo",
+    examples=(("unbroken demo", "in a temporary directory"), ("unbroken demo --dir demo", "keep the runs")),
+    exit_codes={0: "both runs are equal bit for bit", 3: "they differ"},
+)
 @click.option(
     "--dir",
     "folder",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where to keep it; default: a temporary folder.",
+    help="Directory to keep the runs in; default: a temporary one.",
 )
 def command(output: Output, folder: Path | None) -> int:
-    """See a run survive being killed, bit for bit.
+    """Train a tiny GPT, kill it, resume it, compare every bit.
 
-    A tiny GPT is trained twice: left alone, and as a chain of jobs that are killed, stopped, resized and damaged.
-
-    Takes a minute or two on two cores; needs no data, no network and no GPU. Exit code 3: the bits differ.
+    Trains it twice: once without interruption, and once as a chain of jobs that are killed, stopped, resized and
+    damaged. Takes one to two minutes on two CPU cores; needs no data, network or GPU.
     """
     for needed in ("torch", "numpy", "tokenizers"):
         if importlib.util.find_spec(needed) is None:
@@ -43,13 +46,13 @@ def command(output: Output, folder: Path | None) -> int:
     asked = folder if folder is not None else fresh_folder()
     places = prepare(asked, holder=this_holder(), now_s=time.time(), process_of=process_of)
     console = _voice(output)
-    console.line("demo", "a tiny GPT, trained twice: left alone, and in jobs that are killed")
-    console.line("", "a minute or two; no data, no network and no GPU is needed")
-    console.line("folder", str(places.folder))
+    console.line("demo", "training a tiny GPT twice: uninterrupted, and in jobs that are killed")
+    console.line("", "takes 1 to 2 minutes; needs no data, network or GPU")
+    console.line("directory", str(places.folder))
     try:
         result = run_demo(places, console, os.environ)
     except KeyboardInterrupt:
-        output.note(f"interrupted; its jobs have ended. Again: {called()} demo --dir {quoted(places.folder)}")
+        output.note(f"interrupted; all jobs have exited. Run again: {called()} demo --dir {quoted(places.folder)}")
         raise
     return _show(output, result)
 
@@ -69,7 +72,7 @@ def _voice(output: Output) -> Console:
 
 
 def _show(output: Output, result: DemoResult) -> int:
-    # Imported when it is needed: comparing loads what a demo that has just begun can do without.
+    # Imported late: the comparison needs numpy and torch, the start of the demo does not.
     from unbroken.prove import demo_report
 
     places = result.places

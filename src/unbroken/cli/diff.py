@@ -1,4 +1,4 @@
-"""``unbroken diff``: where two checkpoints differ, from their manifests alone."""
+"""``unbroken diff``: compares two checkpoints by the checksums in their manifests."""
 
 import click
 
@@ -12,19 +12,23 @@ from unbroken.store.compare import Difference, compare
 EXIT_DIFFER = 3
 
 
-@as_command("diff")
+@as_command(
+    "diff",
+    examples=(("unbroken diff runs/a@1000 runs/b@1000", "same step of two runs"),),
+    exit_codes={0: "all tensors are equal", 3: "some differ"},
+)
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 def command(output: Output, first: str, second: str) -> int:
-    """Say which tensors of two checkpoints differ.
+    """Compare two checkpoints tensor by tensor.
 
-    A and B are checkpoint directories, RUN@1000, RUN@latest, or RUN for its newest. Where a manifest names no tensors,
-    parts are compared. Exit code 0: the same; 3: they differ.
+    A and B are RUN@STEP, RUN@latest, RUN for its newest, or checkpoint directories. Compares the checksums in the
+    manifests and reads no tensors. A manifest without tensors is compared part by part.
     """
     _, first_name, first_manifest = resolve_checkpoint(first)
     _, second_name, second_manifest = resolve_checkpoint(second)
     found = compare(first_manifest, second_manifest)
-    facts = {
+    fields = {
         "a": {"name": first_name, "id": first_manifest.id, "step": first_manifest.step},
         "b": {"name": second_name, "id": second_manifest.id, "step": second_manifest.step},
         "compared": found.unit,
@@ -34,17 +38,17 @@ def command(output: Output, first: str, second: str) -> int:
         "only_in_a": list(found.only_first),
         "only_in_b": list(found.only_second),
     }
-    output.document("unbroken.diff/1", facts, lambda: _text(found, output.style))
+    output.document("unbroken.diff/1", fields, lambda: _text(found, output.style))
     return 0 if found.is_same else EXIT_DIFFER
 
 
 def _text(found: Difference, style: Style) -> str:
     unit = found.unit
     if found.is_same:
-        return f"{style.good('the same')}: {amounts.plural(found.same, unit)}, every digest equal"
+        return f"{style.good('equal')}  {amounts.plural(found.same, unit)}, all checksums equal"
     lines = [f"{style.bad('differs')}  {printable(name)}: {printable(how)}" for name, how in found.differ]
     lines += [f"{style.warn('only in A')}  {printable(name)}" for name in found.only_first]
     lines += [f"{style.warn('only in B')}  {printable(name)}" for name in found.only_second]
     changed = len(found.differ) + len(found.only_first) + len(found.only_second)
-    lines.append(f"{amounts.plural(changed, unit)} differ, {amounts.count(found.same)} are the same")
+    lines.append(f"{amounts.plural(changed, unit)} differ, {amounts.count(found.same)} are equal")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``unbroken evaluate``: the loss and the perplexity of a checkpoint on val/."""
+"""``unbroken evaluate``: validation loss and perplexity of a checkpoint."""
 
 import math
 from dataclasses import replace
@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from unbroken.cli.model_options import device_option, ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import device_option, ema_option, note_passed_over, passed_over_facts
 from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.device import RankDevice, chosen_device
 from unbroken.gpt.evaluate import Evaluation
@@ -16,11 +16,17 @@ from unbroken.quoting import amounts
 from unbroken.world import World
 
 
-@as_command("evaluate")
+@as_command(
+    "evaluate",
+    examples=(
+        ("unbroken evaluate runs/a", "the newest usable checkpoint"),
+        ("unbroken evaluate runs/a@1000 --max-eval-batches 100", "step 1,000, on 100 batches"),
+    ),
+)
 @click.argument("reference", metavar="RUN[@STEP]")
-@click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
+@click.option("--data-path", metavar="DIR", help="Data directory with val/; default: data.path of the run.")
 @click.option(
-    "--max-eval-batches", type=click.IntRange(1), metavar="N", help="Most batches to evaluate; default: all of val/."
+    "--max-eval-batches", type=click.IntRange(1), metavar="N", help="Maximum number of batches; default: all of val/."
 )
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences per batch; default: as in training.")
 @ema_option
@@ -34,9 +40,9 @@ def command(
     ema: bool,
     device: str | None,
 ) -> None:
-    """Measure a checkpoint's loss on val/.
+    """Compute the validation loss of a checkpoint.
 
-    RUN is a run's directory; its newest usable checkpoint is taken unless a step is named. Nothing is changed.
+    Evaluates on val/ of the run's data. RUN alone is its newest usable checkpoint. Changes nothing.
     """
     chosen = chosen_device(device)
     source = find_model(reference, is_averaged=ema)
@@ -49,13 +55,13 @@ def command(
     lane = batch_size or config.training.per_device_batch_size
     evaluation = Evaluation(validation_stream(config), lane, max_eval_batches, RankDevice(World(0, 1), chosen))
     found = evaluation(loaded.model)
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run": str(loaded.run),
         "checkpoint": loaded.name,
         "step": loaded.step,
         "is_averaged": ema,
-        "skipped_checkpoints": passed_over_facts(loaded.found),
-        # JSON has no word for what is no number.
+        "skipped_checkpoints": passed_over_fields(loaded.found),
+        # JSON has no NaN.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
         "tokens": found.tokens,
@@ -64,11 +70,11 @@ def command(
     def text() -> str:
         return "\n".join(
             [
-                f"checkpoint  {loaded.run}  {loaded.name}{'  averaged weights' if ema else ''}",
+                f"checkpoint  {loaded.run}  {loaded.name}{'  EMA weights' if ema else ''}",
                 f"val_loss    {found.loss:.4f}",
                 f"perplexity  {found.perplexity:.2f}",
-                f"over        {amounts.plural(found.tokens, 'token')}",
+                f"tokens      {amounts.count(found.tokens)}",
             ]
         )
 
-    output.document("unbroken.evaluate/2", facts, text)
+    output.document("unbroken.evaluate/2", fields, text)

@@ -1,4 +1,4 @@
-"""``unbroken explain``: the pages that come with the package, and every config field, without a network."""
+"""``unbroken explain``: documentation of errors, exit codes and config fields, offline."""
 
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -15,12 +15,12 @@ _SUFFIX = ".md"
 
 
 def error_pages() -> dict[str, str]:
-    """Every error kind that has a page, with the page's text."""
+    """The pages of errors, by kind."""
     return _pages("errors")
 
 
 def general_pages() -> dict[str, str]:
-    """The pages that are about no single error."""
+    """The pages on general topics, by name."""
     return _pages("topics")
 
 
@@ -31,10 +31,10 @@ def _pages(folder: str) -> dict[str, str]:
 
 
 def find(topic: str) -> tuple[str, str]:
-    """What a topic is about (``error``, ``page`` or ``config``) and its text.
+    """The type of a topic (``error``, ``page`` or ``config``) and its text.
 
     Raises:
-        UnknownTopic: there is no such topic; the nearest ones are named.
+        UnknownTopic: there is no such topic; similar ones are suggested.
     """
     # An error's headline can be pasted as it is printed: error[torn-checkpoint].
     name = topic.removeprefix("error[").removesuffix(":").removesuffix("]")
@@ -42,7 +42,7 @@ def find(topic: str) -> tuple[str, str]:
         return "error", page
     if (page := general_pages().get(name)) is not None:
         return "page", page
-    # Loaded here: an error's page needs no config.
+    # Imported here: the page of an error does not need it.
     from unbroken.config import guide
 
     if (text := guide.explain(name)) is not None:
@@ -53,7 +53,7 @@ def find(topic: str) -> tuple[str, str]:
 
 
 def all_topics() -> list[str]:
-    """Every topic, errors first."""
+    """All topics, errors first."""
     from unbroken.config import guide
 
     return [*error_pages(), *general_pages(), *guide.topics()]
@@ -63,13 +63,21 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(topic) for topic in all_topics() if topic.startswith(incomplete)]
 
 
-@as_command("explain")
+@as_command(
+    "explain",
+    examples=(
+        ("unbroken explain", "list all topics"),
+        ("unbroken explain torn-checkpoint", "an error"),
+        ("unbroken explain exit-codes", "all exit codes"),
+        ("unbroken explain optimizer.learning_rate", "a config field"),
+    ),
+)
 @click.argument("topic", required=False, shell_complete=_complete_topic)
 def command(output: Output, topic: str | None) -> None:
-    """Explain an error, a config field or a section.
+    """Explain an error, an exit code or a config field.
 
-    TOPIC is an error's kind (torn-checkpoint), a config field (optimizer.learning_rate), a section (optimizer) or a
-    page (exit-codes). Without one, all topics are listed.
+    TOPIC is the kind of an error (torn-checkpoint), a config field (optimizer.learning_rate), a config section
+    (optimizer) or a page (exit-codes). Without TOPIC, lists all topics.
     """
     if topic is None:
         _list_topics(output)
@@ -85,21 +93,21 @@ def command(output: Output, topic: str | None) -> None:
 def _list_topics(output: Output) -> None:
     from unbroken.config import guide
 
-    errors, general, fields = error_pages(), general_pages(), guide.topics()
-    facts = {"errors": list(errors), "pages": list(general), "config": fields}
+    errors, general, names = error_pages(), general_pages(), guide.topics()
+    fields = {"errors": list(errors), "pages": list(general), "config": names}
 
     def text() -> str:
         style = output.style
         columns = [Column("topic"), Column("about")]
         rows = [(name, meaning(page)) for name, page in {**general, **errors}.items()]
-        config_lines = "\n".join(_in_columns(fields))
+        config_lines = "\n".join(_in_columns(names))
         return f"{table(columns, rows, style=style)}\n\n{style.dim('config')}\n{config_lines}"
 
-    output.document("unbroken.topics/1", facts, text)
+    output.document("unbroken.topics/1", fields, text)
 
 
 def meaning(page: str) -> str:
-    """A page's own summary: its first paragraph's first sentence."""
+    """The summary of a page: the first sentence of its first paragraph."""
     paragraph = page.split("\n\n")[1]
     return " ".join(paragraph.split()).split(". ")[0].removesuffix(".")
 
@@ -111,6 +119,6 @@ def _in_columns(names: list[str], *, columns: int = 2) -> list[str]:
 
 
 def _readable(page: str, style: Style) -> str:
-    """A page as a terminal shows it: headings stand out, their marks are gone."""
+    """A page for a terminal: headings in bold, without the marks."""
     lines = page.rstrip().splitlines()
     return "\n".join(style.bold(line.lstrip("#").strip()) if line.startswith("#") else line for line in lines)

@@ -1,4 +1,4 @@
-"""``unbroken export``: a checkpoint's weights as files that other programs read."""
+"""``unbroken export``: writes the weights of a checkpoint in formats of other libraries."""
 
 import itertools
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 import torch
 
+from unbroken.cli.model_options import ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import ema_option, note_passed_over, passed_over_facts
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
@@ -26,11 +26,18 @@ _COMMAND: Final = "unbroken export"
 _SUFFIXES: Final = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
 _SHOWN: Final = 3
 _FORMATS: Final = ("torch", "safetensors", "huggingface")
-# Its file, what its ids mean, and why there is none in the folder; each None where there is no such thing.
+# The content of tokenizer.json, its identity, and why the folder has no tokenizer; each may be None.
 KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 
 
-@as_command("export")
+@as_command(
+    "export",
+    examples=(
+        ("unbroken export runs/a -o model.safetensors", "one safetensors file"),
+        ("unbroken export runs/a@1000 -o llama/ --dtype bf16", "a folder for transformers"),
+        ("unbroken export runs/a -o model.pt --ema", "EMA weights for torch.load"),
+    ),
+)
 @click.argument("reference", metavar="RUN[@STEP]")
 @click.option(
     "-o",
@@ -39,13 +46,15 @@ KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
     required=True,
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="The file or folder to write.",
+    help="File or directory to write.",
 )
-@click.option("--format", "asked", type=click.Choice(_FORMATS), help="Where the name of PATH does not tell it.")
-@click.option("--dtype", type=click.Choice([*DTYPES]), help="Type of the weights; default: as trained, fp32.")
-@click.option("--tokenizer", metavar="TOKENIZER", help="For a folder, where it is not the one that the run kept.")
+@click.option("--format", "asked", type=click.Choice(_FORMATS), help="Format; default: from the name of PATH.")
+@click.option("--dtype", type=click.Choice([*DTYPES]), help="Type of the weights; default: fp32, as trained.")
+@click.option(
+    "--tokenizer", metavar="TOKENIZER", help="Tokenizer for a huggingface export; default: the one saved in the run."
+)
 @ema_option
-@click.option("--force", is_flag=True, help="Replace a file, or a folder that an export wrote.")
+@click.option("--force", is_flag=True, help="Overwrite a file, or a directory written by an earlier export.")
 def command(
     output: Output,
     reference: str,
@@ -56,11 +65,11 @@ def command(
     ema: bool,
     force: bool,
 ) -> None:
-    """Write a checkpoint's weights for other programs.
+    """Export weights to PyTorch, safetensors or Hugging Face.
 
-    PATH ends in .pt: a state for torch.load(PATH, weights_only=True). In .safetensors: one such file. Else it is a
-    folder that transformers loads as a Llama. The newest usable checkpoint is taken unless a step is named; every byte
-    that is read is proven.
+    The name of PATH selects the format: .pt, .pth and .bin for torch.load(PATH, weights_only=True), .safetensors for
+    safetensors, anything else for a directory that transformers loads as a Llama. RUN alone is its newest usable
+    checkpoint. All checksums are verified.
     """
     form = _form(target, asked)
     _require_free(target, reference, is_folder=form == "huggingface", force=force)
@@ -78,10 +87,10 @@ def command(
         write = to_torch if form == "torch" else to_safetensors
         write(loaded.model.state_dict(), target, dtype=kind, is_replacing=force)
     size_bytes = _size(target)
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
-        "skipped_checkpoints": passed_over_facts(found),
+        "skipped_checkpoints": passed_over_fields(found),
         "format": form,
         "is_averaged": ema,
         "path": target,
@@ -93,7 +102,7 @@ def command(
         lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
         return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
 
-    output.document("unbroken.export/2", facts, text)
+    output.document("unbroken.export/2", fields, text)
 
 
 def _form(target: Path, asked: str | None) -> str:
@@ -101,40 +110,43 @@ def _form(target: Path, asked: str | None) -> str:
     if asked is None:
         return told or "huggingface"
     if told is not None and told != asked:
-        complaint = f"--format is {asked} and {target.name} is the name of a {told} file"
+        complaint = f"--format {asked} does not match {target.name}, which is the name of a {told} file"
         raise BadUsage(command=_COMMAND, complaint=complaint)
     return asked
 
 
 def _require_free(target: Path, reference: str, *, is_folder: bool, force: bool) -> None:
-    # Looked at first: what would be refused in the end should not take the time of reading a model.
+    # Checked first, before the time to load a model is spent.
     there = LOCAL.find(target)
     if there is None:
         return
     again = f"{_COMMAND} {quoted(reference)} --output"
     stands_folder = there.kind is NodeKind.DIRECTORY
-    found, is_ours = _looked_into(target) if stands_folder else ("a file with this name", True)
+    found, is_ours = _looked_into(target) if stands_folder else ("a file of this name", True)
     if is_ours and stands_folder == is_folder:
         if not force:
-            remedy = Help(f"{again} {quoted(target)} --force", f"replace this {'folder' if is_folder else 'file'}")
+            remedy = Help(f"{again} {quoted(target)} --force", f"overwrite this {'directory' if is_folder else 'file'}")
             raise WouldOverwrite(path=target, remedy=remedy, found=found)
         return
     if stands_folder != is_folder:
-        found += f", where a {'folder' if is_folder else 'file'} is to be written,"
+        found += f", but the export is a {'directory' if is_folder else 'file'},"
     free = _free_name(target / "export" if stands_folder and is_folder else target.with_name(f"export-{target.name}"))
-    remedy = Help(f"{again} {quoted(free)}", "write to a path that is free")
+    remedy = Help(f"{again} {quoted(free)}", "write to another path")
     raise WouldOverwrite(path=target, remedy=remedy, found=found, is_replaceable=False)
 
 
 def _looked_into(folder: Path) -> tuple[str, bool]:
-    """What a folder holds, in words, and whether it may be replaced, as ``gpt.export`` decides it at the end."""
+    """What a directory holds, as text, and whether it may be overwritten; ``gpt.export`` checks the same again."""
     names = sorted(node.name for node in LOCAL.list_directory(folder))
     if not names:
-        return "an empty folder", True
+        return "an empty directory", True
     if is_export(LOCAL, folder):
-        return "a folder that an export wrote", True
+        return "a directory written by an earlier export", True
     more = f" and {amounts.count(len(names) - _SHOWN)} more" if len(names) > _SHOWN else ""
-    return f"a folder that no export wrote (it holds {', '.join(map(printable, names[:_SHOWN]))}{more})", False
+    return (
+        f"a directory not written by an export (it contains {', '.join(map(printable, names[:_SHOWN]))}{more})",
+        False,
+    )
 
 
 def _free_name(wanted: Path) -> Path:
@@ -159,17 +171,17 @@ def _write_folder(
 
 
 def _tokenizer(found: FoundModel, asked: str | None) -> KeptTokenizer:
-    # Before the weights are read, which takes longer than anything else that can go wrong.
+    # Before the weights are loaded, which takes longest.
     require_expressible(found.config.model)
     try:
         vocabulary = vocabulary_of(found, asked)
     except (TokenizerUnknown, PackageMissing) as unknown:
         if asked is not None:
             raise
-        # The weights are whole without it, and the ids are what they are.
-        return None, None, f"none is in the folder: {unknown.headline()}"
+        # The weights are complete without a tokenizer.
+        return None, None, f"none written: {unknown.headline()}"
     if vocabulary.file.content is None:
-        note = "none is in the folder: the ids are bytes, which transformers has no tokenizer for; 256 ends a text"
+        note = "none written: token ids are bytes, for which transformers has no tokenizer; id 256 ends a text"
         return None, vocabulary.identity, note
     return vocabulary.file.content, vocabulary.identity, None
 

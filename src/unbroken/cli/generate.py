@@ -1,4 +1,4 @@
-"""``unbroken generate``: what a run's model writes after a prompt."""
+"""``unbroken generate``: generates text from a prompt."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import click
 
-from unbroken.cli.output import Output, as_command
-from unbroken.cli.text_options import (
-    Asked,
+from unbroken.cli.model_options import (
+    ModelArguments,
+    model_options,
     note_passed_over,
-    passed_over_facts,
+    passed_over_fields,
     read_text,
     require_writable,
-    text_options,
     write_lines,
 )
+from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, BatchInvalid, GenerationInvalid, SequenceTooLong
 from unbroken.gpt.device import chosen_device, chosen_dtype
 from unbroken.gpt.text import Continued, Generation, TextSource
@@ -25,25 +25,34 @@ _COMMAND: Final = "unbroken generate"
 _PATH: Final = click.Path(path_type=Path)
 
 
-@as_command("generate")
-@click.option("--prompt", metavar="TEXT", help="The text to be continued.")
-@click.option("--prompts-file", metavar="FILE", type=_PATH, help="One prompt a line, each continued by itself.")
-@click.option("--output", "target", metavar="FILE", type=_PATH, help="Write one JSON object a line instead.")
-@text_options(_COMMAND)
-def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path | None, target: Path | None) -> None:
-    """Continue a prompt with a run's model.
+@as_command(
+    "generate",
+    examples=(
+        ('unbroken generate runs/a --prompt "Once upon a time"', "the newest usable checkpoint"),
+        ("unbroken generate runs/a@1000 --prompts-file prompts.txt", "one text per line"),
+    ),
+)
+@click.option("--prompt", metavar="TEXT", help="Prompt.")
+@click.option("--prompts-file", metavar="FILE", type=_PATH, help="File with one prompt per line.")
+@click.option("--output", "target", metavar="FILE", type=_PATH, help="Write one JSON object per prompt to this file.")
+@model_options(_COMMAND)
+def command(
+    output: Output, asked: ModelArguments, prompt: str | None, prompts_file: Path | None, target: Path | None
+) -> None:
+    """Generate text from a prompt.
 
-    RUN is a run's directory or a checkpoint; the newest usable checkpoint is taken unless a step is named. Nothing of
-    the run is changed. The same prompt, options and seed give the same text on the same device.
+    RUN is a run directory or a checkpoint; RUN alone is its newest usable checkpoint. The same prompt, options and seed
+    give the same text on the same device. A pipe or file gets the text unchanged; on a terminal control characters are
+    escaped.
     """
     if asked.reference is None:
-        raise BadUsage(command=_COMMAND, complaint="the argument RUN is missing")
+        raise BadUsage(command=_COMMAND, complaint="missing argument RUN")
     numbered = _prompts(prompt, prompts_file)
     require_writable(_COMMAND, target, prompts_file)
     place = chosen_device(asked.device)
     source = TextSource.find(asked.reference, asked.tokenizer, is_averaged=asked.is_averaged)
     note_passed_over(output, source.found)
-    # Before the weights are read, which takes longer than anything else that can go wrong.
+    # Before the weights are loaded, which takes longest.
     _require_sound(source, numbered, prompts_file, asked.generation)
     prompts = [each for _, each in numbered]
     model = source.load(place, chosen_dtype(asked.dtype, place))
@@ -55,27 +64,27 @@ def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path
             advance(1)
     if target is not None:
         write_lines(target, records)
-    facts = {
+    fields = {
         "checkpoint": model.source.found.path,
         "step": model.source.found.manifest.step,
-        "skipped_checkpoints": passed_over_facts(model.source.found),
+        "skipped_checkpoints": passed_over_fields(model.source.found),
         "output": target,
         "texts": records if target is None else len(records),
     }
-    output.document("unbroken.generate/2", facts, lambda: _text(records, target))
+    output.document("unbroken.generate/2", fields, lambda: _text(records, target), is_verbatim=True)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:
-    """Each prompt with the line it stands in."""
+    """The prompts with their line numbers."""
     if (prompt is None) == (file is None):
-        raise BadUsage(command=_COMMAND, complaint="one of --prompt and --prompts-file is needed, and not both")
+        raise BadUsage(command=_COMMAND, complaint="give either --prompt or --prompts-file")
     if file is None:
         return [(1, prompt or "")]
-    # At line feeds alone: a prompt may hold other characters that end a line for somebody.
-    read = enumerate(read_text(file, "file of prompts").split("\n"), start=1)
+    # Split at line feeds only: a prompt may contain other line separators.
+    read = enumerate(read_text(file, "prompts file").split("\n"), start=1)
     lines = [(number, line.removesuffix("\r")) for number, line in read if line.strip()]
     if not lines:
-        raise BadUsage(command=_COMMAND, complaint=f"--prompts-file holds no prompt: {file}")
+        raise BadUsage(command=_COMMAND, complaint=f"--prompts-file is empty: {file}")
     return lines
 
 
@@ -94,13 +103,13 @@ def _require_sound(
         raise BatchInvalid(path=file, problems=tuple(problems))
 
 
-def _record(prompt: str, said: Continued) -> dict[str, Any]:
+def _record(prompt: str, continued: Continued) -> dict[str, Any]:
     return {
         "prompt": prompt,
-        "text": said.text,
-        "prompt_tokens": said.prompt_tokens,
-        "new_tokens": said.new_tokens,
-        "is_ended": said.is_ended,
+        "text": continued.text,
+        "prompt_tokens": continued.prompt_tokens,
+        "new_tokens": continued.new_tokens,
+        "is_ended": continued.is_ended,
     }
 
 
@@ -108,5 +117,5 @@ def _text(records: Iterable[dict[str, Any]], target: Path | None) -> str:
     texts = [each["text"] for each in records]
     if target is not None:
         return f"wrote  {target}  {amounts.plural(len(texts), 'text')}"
-    # A text may hold lone pieces of characters that no terminal takes.
+    # Generated bytes may be no valid UTF-8.
     return "\n".join(text.encode("utf-8", "replace").decode() for text in texts)

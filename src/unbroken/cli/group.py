@@ -1,15 +1,19 @@
-"""The tool as click sees it: one group whose commands are loaded only when they are called."""
+"""The root command and the groups below it: a command is imported only when it is called.
+
+Also turns what click's parser complains about into ``BadUsage``, so that all errors look the same.
+"""
 
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from unbroken.cli.commands import COMMANDS, Entry
-from unbroken.cli.output import Flags, Output, speaking_options
+from unbroken.cli.output import Flags, Output, output_options, write_examples
 from unbroken.errors import BadUsage, UnknownCommand
 from unbroken.version import VERSION
 
@@ -22,20 +26,26 @@ NEARLY_AS_CLOSE = 0.1
 class LazyGroup(click.Group):
     """A group over a static table; nothing but ``get_command`` imports a command's module."""
 
-    def __init__(self, table: dict[str, Entry], **settings: Any) -> None:  # noqa: ANN401 -- click's, handed through
-        super().__init__(**settings)
-        self.table = table
+    def __init__(
+        self,
+        table: dict[str, Entry],
+        *,
+        examples: Sequence[tuple[str, str]] = (),
+        **settings: Any,  # noqa: ANN401 -- click's own settings
+    ) -> None:
+        super().__init__(subcommand_metavar="COMMAND [ARGS]...", **settings)
+        self.table, self.examples = table, examples
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name, in the table's order."""
+        """The names of all commands, in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load one command; None if the table has no such name."""
+        """Import one command; None if the table has no such name."""
         entry = self.table.get(cmd_name)
         if entry is None:
             return None
-        module, _, attribute = entry.place.partition(":")
+        module, _, attribute = entry.target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
@@ -45,7 +55,7 @@ class LazyGroup(click.Group):
         """Find the command that was called.
 
         Raises:
-            UnknownCommand: there is none of that name; the nearest ones are named.
+            UnknownCommand: there is no such command; similar names are suggested.
         """
         name = as_dashed(args[0])
         if name not in self.table and not name.startswith("-"):
@@ -53,8 +63,18 @@ class LazyGroup(click.Group):
             raise UnknownCommand(name=args[0], nearest=near, group=ctx.command_path)
         return super().resolve_command(ctx, args)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands first, then options: whoever opens the help of a group looks for a command."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, then what click prints last."""
+        write_examples(formatter, self.examples)
+        super().format_epilog(ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help's list of commands under their headings, from the table alone."""
+        """The list of commands by heading, from the table alone."""
         widest = max(map(len, self.table), default=0)
         for heading in dict.fromkeys(entry.heading for entry in self.table.values()):
             with formatter.section(heading):
@@ -63,19 +83,19 @@ class LazyGroup(click.Group):
                 )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and options that begin as typed; no command is loaded for it."""
+        """Names and options that start with ``incomplete``; imports no command."""
         named = [CompletionItem(n, help=e.help) for n, e in self.table.items() if n.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def as_dashed(token: str) -> str:
-    """``--output_dir`` is ``--output-dir``: both spellings of a name are the same name."""
+    """``--output_dir`` as ``--output-dir``: both spellings are accepted."""
     return token.replace("_", "-")
 
 
 def nearest(name: str, known: list[str]) -> tuple[str, ...]:
-    """Known names that a slip of the finger could have meant, the likeliest first; far likelier ones stand alone."""
-    # Imported here: only a slip of the finger needs it.
+    """Known names that a typo could have meant, most similar first; much less similar ones are left out."""
+    # Imported here: only a typo needs it.
     import difflib
 
     likeness = {each: difflib.SequenceMatcher(None, name, each).ratio() for each in known}
@@ -86,7 +106,7 @@ def nearest(name: str, known: list[str]) -> tuple[str, ...]:
 
 
 def _root(json: bool, quiet: bool, verbose: bool, version: bool) -> int | None:
-    """Training runs that survive any kill, bit for bit."""
+    """Fault-tolerant training: kill a run at any time, resume it bit for bit."""
     ctx = click.get_current_context()
     ctx.obj = Flags().joined(json=json, quiet=quiet, verbose=verbose)
     if version:
@@ -99,14 +119,20 @@ def _root(json: bool, quiet: bool, verbose: bool, version: bool) -> int | None:
     return None
 
 
-def command_group(name: str, table: dict[str, Entry], help: str) -> LazyGroup:  # noqa: A002 -- click's word
+def command_group(
+    name: str,
+    table: dict[str, Entry],
+    help: str,  # noqa: A002 -- click's word
+    *,
+    examples: Sequence[tuple[str, str]] = (),
+) -> LazyGroup:
     """A command that is a group of commands, with a table of its own."""
-    settings: dict[str, Any] = {"invoke_without_command": True, "params": speaking_options()}
-    return LazyGroup(table, name=name, callback=_remember, help=help, **settings)
+    settings: dict[str, Any] = {"invoke_without_command": True, "params": output_options()}
+    return LazyGroup(table, name=name, callback=_remember, help=help, examples=examples, **settings)
 
 
 def _remember(json: bool, quiet: bool, verbose: bool) -> None:
-    """Hand what was asked for before the command's name on to the command."""
+    """Pass the options before the subcommand's name on to the subcommand."""
     ctx = click.get_current_context()
     asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
     ctx.obj = asked.joined(json=json, quiet=quiet, verbose=verbose)
@@ -116,13 +142,18 @@ def _remember(json: bool, quiet: bool, verbose: bool) -> None:
 
 
 def version_line(version: str) -> str:
-    """The answer to ``--version``."""
+    """What ``--version`` prints."""
     return f"{PROGRAM} {version}"
 
 
 EPILOG = """\b
-unbroken COMMAND --help       what a command takes
-unbroken explain exit-codes   what each exit code means"""
+RUN is the run directory (training.output_dir). CHECKPOINT is RUN@STEP,
+RUN@latest, RUN for the newest one, or the directory of the checkpoint.
+
+\b
+unbroken COMMAND --help       arguments, examples and exit codes of a command
+unbroken explain exit-codes   what each exit code means
+unbroken explain ERROR        what an error means and how to fix it"""
 
 ROOT = LazyGroup(
     COMMANDS,
@@ -131,19 +162,25 @@ ROOT = LazyGroup(
     help=_root.__doc__,
     invoke_without_command=True,
     params=[
-        *speaking_options(),
+        *output_options(),
         click.Option(["--version"], is_flag=True, help="Print the version."),
     ],
+    examples=(
+        ("unbroken init -o config.yaml", "write a config"),
+        ("unbroken train config.yaml", "start the run; repeat to resume it"),
+        ("unbroken status runs/a", "see how far it is"),
+        ("unbroken stop runs/a", "save and stop"),
+    ),
     epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": as_dashed},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": as_dashed, "show_default": True},
 )
 
 
-# ---- complaints of the parser ----
+# ---- errors of the parser ----
 
 
 def as_bad_usage(complaint: click.ClickException) -> BadUsage:
-    """What click says about a command line, as an error of ours."""
+    """An error of click's parser as ``BadUsage``."""
     ctx = getattr(complaint, "ctx", None)
     command = ctx.command_path if isinstance(ctx, click.Context) else "unbroken"
     return BadUsage(command=command, complaint=_worded(complaint))
@@ -152,13 +189,13 @@ def as_bad_usage(complaint: click.ClickException) -> BadUsage:
 def _worded(complaint: click.ClickException) -> str:
     if isinstance(complaint, click.NoSuchOption):
         meant = f"; did you mean {' or '.join(complaint.possibilities)}?" if complaint.possibilities else ""
-        return f"there is no option '{complaint.option_name}'{meant}"
+        return f"no such option: {complaint.option_name}{meant}"
     if isinstance(complaint, click.MissingParameter) and complaint.param is not None:
         if isinstance(complaint.param, click.Argument):
-            return f"the argument {complaint.param.human_readable_name} is missing"
-        return f"the option {complaint.param.opts[0]} is missing"
+            return f"missing argument {complaint.param.human_readable_name}"
+        return f"missing option {complaint.param.opts[0]}"
     message = " ".join(complaint.format_message().split()).removesuffix(".")
-    # A number's type is named by its bounds, which is no word that a person would use.
-    message = message.replace("is not a valid integer range", "is no whole number")
-    message = message.replace("is not a valid float range", "is no number")
+    # click names the type of a bounded number "integer range".
+    message = message.replace("is not a valid integer range", "is not an integer")
+    message = message.replace("is not a valid float range", "is not a number")
     return message[:1].lower() + message[1:]

@@ -1,4 +1,4 @@
-"""``unbroken init``: a commented config to start from."""
+"""``unbroken init``: writes a commented config."""
 
 from pathlib import Path
 
@@ -12,33 +12,39 @@ from unbroken.errors import Help
 from unbroken.errors.tree import quoted
 
 
-@as_command("init")
+@as_command(
+    "init",
+    examples=(
+        ("unbroken init -o config.yaml", "about 125 million parameters"),
+        ("unbroken init --preset tiny -o tiny.yaml", "trains on a laptop CPU"),
+    ),
+)
 @click.option(
     "--preset",
     "name",
     type=click.Choice(list(PRESETS)),
     default="small",
-    show_default=True,
-    help="The size to start from.",
+    help="Model size.",
 )
 @click.option(
-    "-o", "--output", "target", type=click.Path(path_type=Path), help="Write this file instead of standard output."
+    "-o", "--output", "target", type=click.Path(path_type=Path), help="File to write; default: standard output."
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(output: Output, name: str, target: Path | None, force: bool) -> None:
-    """Write a commented config to start from.
+    """Write a commented config file.
 
-    Without -o the config goes to standard output. A file that exists is replaced only with --force.
+    Every field is listed with its default and what it does. Edit data.path and training.output_dir, then run
+    `unbroken validate`.
     """
     text = commented(preset(name), f"A config for unbroken, preset {name}: {PRESETS[name]}.")
-    facts = {"preset": name, "path": None if target is None else str(target), "text": text}
+    fields = {"preset": name, "path": None if target is None else str(target), "text": text}
     if target is None or str(target) == "-":
-        output.document("unbroken.init/1", facts, lambda: text)
+        output.document("unbroken.init/1", fields, lambda: text, is_verbatim=True)
         return
-    remedy = Help(f"unbroken validate {quoted(target)}", "check the one that is there; --force replaces it")
+    remedy = Help(f"unbroken validate {quoted(target)}", "check the existing file; --force overwrites it")
     write_new("unbroken init", target, text, remedy, is_replacing=force)
 
-    def said() -> str:
+    def written() -> str:
         return f"wrote {target}  (preset {name}: {PRESETS[name]})\nnext: unbroken validate {quoted(target)}"
 
-    output.document("unbroken.init/1", facts, said)
+    output.document("unbroken.init/1", fields, written)

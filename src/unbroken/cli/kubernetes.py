@@ -1,4 +1,4 @@
-"""``unbroken kubernetes``: a manifest that starts a run in a cluster and goes on with it after anything."""
+"""``unbroken kubernetes``: prints a manifest that runs and resumes a training in a cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from unbroken.errors import BadUsage, Help
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.launch.kubernetes.documents import CONFIG_FOLDER, documents
+from unbroken.launch.kubernetes.options import KINDS, Kind, ManifestOptions, Program, grace_of, named_after, require_fit
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.launch.kubernetes.wanted import KINDS, Kind, Program, Wanted, grace_of, named_after, require_fit
 from unbroken.quoting.shell import shell_line
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -27,34 +27,57 @@ _CONFIGS: Final = (".yaml", ".yml", ".json")
 _LIMIT_BYTES: Final = 1 << 20
 
 
-@as_command("kubernetes")
+@as_command(
+    "kubernetes",
+    examples=(
+        ("unbroken kubernetes config.yaml --image IMAGE --gpus 8 --claim runs", "a config"),
+        ("unbroken kubernetes --image IMAGE --run-dir a -- /app/train.py", "a script in the image"),
+        ("unbroken kubernetes config.yaml --image IMAGE --nodes 4 --kind jobset -o job.yaml", "4 nodes"),
+    ),
+)
 @click.argument("words", metavar="CONFIG [OVERRIDE]... | -- SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--image", default="", metavar="IMAGE", help="The image with unbroken, torch and your code. Required.")
 @click.option(
-    "--kind", type=click.Choice(KINDS, case_sensitive=False), default="job", show_default=True, help="What it is."
-)
-@click.option("--name", metavar="NAME", help="Name of the object. Default: the last part of the run directory.")
-@click.option("--namespace", metavar="NAME", help="Namespace. Default: that of the context it is applied in.")
-@click.option("--nodes", type=click.IntRange(1), default=1, metavar="N", help="Pods that train together. Default: 1.")
-@click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs of each, one rank on each GPU.")
-@click.option("--cpu", metavar="QUANTITY", help="Processors of each pod: 8, 1500m.")
-@click.option("--memory", metavar="QUANTITY", help="Memory of each pod: 64Gi.")
-@click.option("--shared-memory", default="8Gi", show_default=True, metavar="QUANTITY", help="Size of /dev/shm.")
-@click.option("--claim", default="", metavar="NAME", help="The volume claim of the run directory. Default: the name.")
-@click.option("--mount", default="/runs", show_default=True, metavar="PATH", help="Where it is mounted.")
-@click.option("--storage", metavar="QUANTITY", help="Make the claim, of this size. Not given: it exists.")
-@click.option("--storage-class", metavar="NAME", help="The class of storage of that claim.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret whose keys become variables.")
-@click.option("--grace-seconds", type=click.IntRange(1), metavar="S", help="Seconds to save in. Default: as measured.")
-@click.option(
-    "--max-restarts", type=click.IntRange(0), default=20, metavar="N", show_default=True, help="Crashes to survive."
+    "--image", default="", metavar="IMAGE", help="Container image with unbroken, torch and your code. Required."
 )
 @click.option(
-    "--user", type=click.IntRange(1), default=1000, metavar="UID", show_default=True, help="User ID in the pod."
+    "--kind",
+    type=click.Choice(KINDS, case_sensitive=False),
+    default="job",
+    help="Kind of the workload.",
 )
-@click.option("--run-dir", metavar="RUN", help="A script's run directory; a config names its own.")
-@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write this file.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--name", metavar="NAME", help="Name; default: the last part of the run directory.")
+@click.option("--namespace", metavar="NAME", help="Namespace; default: that of the kubectl context.")
+@click.option("--nodes", type=click.IntRange(1), default=1, metavar="N", help="Number of pods.")
+@click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs per pod, one rank per GPU.")
+@click.option("--cpu", metavar="QUANTITY", help="CPUs per pod: 8, 1500m.")
+@click.option("--memory", metavar="QUANTITY", help="Memory per pod: 64Gi.")
+@click.option("--shared-memory", default="8Gi", metavar="QUANTITY", help="Size of /dev/shm.")
+@click.option("--claim", default="", metavar="NAME", help="PersistentVolumeClaim of the run directory; default: NAME.")
+@click.option("--mount", default="/runs", metavar="PATH", help="Mount path of the claim.")
+@click.option("--storage", metavar="QUANTITY", help="Also create the claim, of this size.")
+@click.option("--storage-class", metavar="NAME", help="Storage class of the created claim.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME", help="Secret to import as environment variables; repeatable."
+)
+@click.option(
+    "--grace-seconds",
+    type=click.IntRange(1),
+    metavar="S",
+    help="Termination grace period in seconds; default: from measured saves.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=20,
+    metavar="N",
+    help="Maximum number of restarts after a crash.",
+)
+@click.option("--user", type=click.IntRange(1), default=1000, metavar="UID", help="User ID in the pod.")
+@click.option("--run-dir", metavar="RUN", help="Run directory of a script; a config has training.output_dir.")
+@click.option(
+    "-o", "--output", "target", type=click.Path(path_type=Path), help="File to write; default: standard output."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(
     output: Output,
     words: tuple[str, ...],
@@ -81,11 +104,11 @@ def command(
 ) -> None:
     """Print a Kubernetes manifest for a run.
 
-    A CONFIG (.yaml, .yml, .json) is trained by unbroken train and travels in the manifest; a SCRIPT is in the image and
-    started by unbroken run. Where the run's records can be read from here, the time to save is the one measured.
+    A CONFIG (.yaml, .yml, .json) is embedded in the manifest and run by `unbroken train`; a SCRIPT is part of the image
+    and run by `unbroken run`. If the run directory can be read from here, the grace period follows from its saves.
     """
     program = _program(words, run_dir)
-    wanted = Wanted(
+    options = ManifestOptions(
         kind=kind,
         name=named_after(program.run) if name is None else name,
         image=image,
@@ -105,52 +128,52 @@ def command(
         restarts=max_restarts,
         user=user,
     )
-    require_fit(wanted)
-    _say(output, wanted, target, is_replacing=force)
+    require_fit(options)
+    _print(output, options, target, is_replacing=force)
 
 
-def _say(output: Output, wanted: Wanted, target: Path | None, *, is_replacing: bool) -> None:
-    text = manifest(wanted, _made_by(sys.argv[1:]))
+def _print(output: Output, options: ManifestOptions, target: Path | None, *, is_replacing: bool) -> None:
+    text = manifest(options, _made_by(sys.argv[1:]))
     is_file = target is not None and str(target) != "-"
-    facts = {
-        "kind": wanted.kind,
-        "name": wanted.name,
-        "grace_s": wanted.grace.seconds,
-        "grace_because": wanted.grace.because,
+    fields = {
+        "kind": options.kind,
+        "name": options.name,
+        "grace_s": options.grace.seconds,
+        "grace_because": options.grace.because,
         "path": str(target) if is_file else None,
-        "documents": documents(wanted),
+        "documents": documents(options),
         "text": text,
     }
     if target is not None and is_file:
         look = f"kubectl diff -f {quoted(target)}"
-        remedy = Help(look, "see what the one that is there would change; --force replaces it")
+        remedy = Help(look, "compare the existing file with the cluster; --force overwrites it")
         write_new(PROGRAM, target, text, remedy, is_replacing=is_replacing)
-        output.document("unbroken.kubernetes/1", facts, lambda: _wrote(wanted, target))
+        output.document("unbroken.kubernetes/1", fields, lambda: _wrote(options, target))
         return
-    output.document("unbroken.kubernetes/1", facts, lambda: text)
+    output.document("unbroken.kubernetes/1", fields, lambda: text, is_verbatim=True)
 
 
-def _wrote(wanted: Wanted, target: Path) -> str:
-    said = f"a {wanted.kind} of {wanted.nodes} x {wanted.gpus} GPUs" if wanted.gpus else f"a {wanted.kind}"
-    grace = f"{wanted.grace.seconds} s to save: {wanted.grace.because}"
+def _wrote(options: ManifestOptions, target: Path) -> str:
+    said = f"{options.kind}, {options.nodes} x {options.gpus} GPUs" if options.gpus else options.kind
+    grace = f"grace period {options.grace.seconds} s: {options.grace.because}"
     return f"wrote {target}  ({said}; {grace})\nnext: kubectl apply -f {quoted(target)}"
 
 
 def _made_by(arguments: Sequence[str]) -> str:
-    """The command as it was given, on one line, whatever is in it."""
+    """The command line, quoted, on one line."""
     return shell_line(["unbroken", *arguments])
 
 
 def _program(words: Sequence[str], run_dir: str | None) -> Program:
     if not words:
-        raise BadUsage(command=PROGRAM, complaint="the argument CONFIG or -- SCRIPT is missing")
+        raise BadUsage(command=PROGRAM, complaint="missing argument CONFIG or -- SCRIPT")
     if Path(words[0]).suffix not in _CONFIGS:
         return Program(verb="run", words=tuple(words), run=run_dir or "")
     if run_dir is not None:
-        raise BadUsage(command=PROGRAM, complaint="--run-dir is for a script; a config has training.output_dir")
+        raise BadUsage(command=PROGRAM, complaint="--run-dir needs a SCRIPT; a config has training.output_dir")
     taken = take_apart(words[1:])
     if taken.rest:
-        complaint = f"a run has one config; '{taken.rest[0]}' is not section.field=value"
+        complaint = f"'{taken.rest[0]}' is not an override section.field=value"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     path = Path(words[0])
     config = decode(read(path), taken.overrides, source=str(path)).config

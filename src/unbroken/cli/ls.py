@@ -1,10 +1,10 @@
-"""``unbroken ls``: what is in a store, and which of it could be resumed from."""
+"""``unbroken ls``: lists the checkpoints of a run."""
 
 import time
 
 import click
 
-from unbroken.cli.facts import line_facts
+from unbroken.cli.json_fields import listing_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
 from unbroken.quoting import amounts
@@ -17,29 +17,29 @@ from unbroken.report.table import Column, table
 _MISSING = "-"
 
 
-@as_command("ls")
+@as_command("ls", examples=(("unbroken ls runs/a", "newest first"), ("unbroken ls runs/a --json", "for scripts")))
 @click.argument("run", metavar="RUN")
 def command(output: Output, run: str) -> None:
     """List the checkpoints of a run.
 
-    RUN is a run directory, its checkpoints directory, or a folder with sealed checkpoints. Only names, sizes and
-    manifests are looked at; `unbroken verify` reads the bytes.
+    RUN is a run directory, its checkpoints directory, or a directory of sealed checkpoints. Reads only names, sizes and
+    manifests; `unbroken verify --full` verifies checksums.
     """
     store = resolve(run).store
     lines = checkpoint_lines(store, quiet_policies_of(store))
-    facts = {"store": str(store.root), "entries": [line_facts(line) for line in lines]}
-    output.document("unbroken.ls/1", facts, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
+    fields = {"store": str(store.root), "entries": [listing_fields(line) for line in lines]}
+    output.document("unbroken.ls/1", fields, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
 
 
 def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
     if not lines:
-        return "no checkpoint yet"
+        return "no checkpoints yet"
     warnings = dict.fromkeys(("torn", "quarantined", "emergency", "newer-format", "unreadable"), style.warn)
     paint = {"committed": style.good, "damaged": style.bad, **warnings}
     columns = [
         Column("step", is_number=True),
         Column("name"),
-        Column("written"),
+        Column("saved"),
         Column("size", is_number=True),
         Column("parts", is_number=True),
         Column("state"),

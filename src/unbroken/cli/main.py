@@ -1,7 +1,7 @@
-"""The tool's front door: runs one command and turns every ending into an exit code.
+"""Entry point of ``unbroken``: runs one command and turns however it ends into an exit code.
 
-Owns the last line of defence: a user's mistake is told in the house's form, our bug is told as such, and a traceback
-is shown only when ``UNBROKEN_TRACEBACK`` asks for one. ``--version`` is answered before click is loaded.
+Errors are printed in one form, unexpected exceptions as a bug of ours; a traceback only with ``UNBROKEN_TRACEBACK=1``.
+``--version`` is answered before click is imported.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 COMPLETE_VARIABLE = "_UNBROKEN_COMPLETE"
-# The packages of the extra `train`: a base install has none of them.
+# Packages of the extra `train`, which a base install lacks.
 TRAIN_PACKAGES = frozenset({"numpy", "pyarrow", "tokenizers", "torch", "zstandard"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool on these arguments, the process's own by default; returns the exit code."""
+    """Run ``unbroken`` with these arguments, ``sys.argv`` by default; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     _make_streams_safe()
     try:
@@ -36,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _close(sys.stdout, sys.stderr)
         return EXIT_BROKEN_PIPE
-    except OSError as refusal:
-        # Standard output takes nothing, not even the error: what is left is standard error.
-        return _told_beside(refusal)
+    except OSError as failure:
+        # Standard output cannot be written, so the error goes to standard error even with --json.
+        return _print_on_stderr(failure)
 
 
 def _version() -> int:
@@ -48,23 +48,23 @@ def _version() -> int:
 
 
 def _close(*streams: TextIO) -> None:
-    # Closing meets the refusal once more, here and not in the interpreter's last breath, where it would be printed.
+    # Closing fails once more: here, and not at interpreter shutdown, which would print a traceback.
     for stream in streams:
         with contextlib.suppress(OSError):
             stream.close()
 
 
-def _told_beside(refusal: OSError) -> int:
+def _print_on_stderr(failure: OSError) -> int:
     from pathlib import Path
 
     from unbroken.cli.output import Output
     from unbroken.errors import StorageFailed, UnbrokenError
 
     error: UnbrokenError = StorageFailed(
-        operation="write", path=Path("standard output"), cause=refusal.strerror or str(refusal)
+        operation="write", path=Path("standard output"), cause=failure.strerror or str(failure)
     )
-    if isinstance(refusal, UnbrokenError):
-        error = refusal
+    if isinstance(failure, UnbrokenError):
+        error = failure
     _close(sys.stdout)
     with contextlib.suppress(OSError):
         Output(json=False, quiet=False, stdout=sys.stderr, stderr=sys.stderr, environ=os.environ).error(error)
@@ -72,11 +72,11 @@ def _told_beside(refusal: OSError) -> int:
 
 
 def _make_streams_safe() -> None:
-    # A file name that is no UTF-8, or a terminal that is not, must not turn a message into a crash.
+    # A file name or a terminal that is not UTF-8 must not turn a message into a crash.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # Closed by the one who called us (`>&-`): say it to nobody.
+    # None where the caller closed them (`>&-`).
     sys.stdout = sys.stdout or io.StringIO()
     sys.stderr = sys.stderr or io.StringIO()
 
@@ -95,19 +95,19 @@ def _run(args: list[str]) -> int:
     try:
         with ROOT.make_context(PROGRAM, list(args)) as ctx:
             return ROOT.invoke(ctx) or 0
-    except Exit as ending:
-        return ending.exit_code
+    except Exit as leaving:
+        return leaving.exit_code
     except UnbrokenError as error:
-        return _told(error, args)
+        return _print_error(error, args)
     except ClickException as complaint:
-        return _told(_as_bad_usage(complaint), args)
+        return _print_error(_as_bad_usage(complaint), args)
     except BrokenPipeError:
         raise
     except Exception as surprise:  # noqa: BLE001 -- the one place where anything unexpected becomes our bug
-        return _told(_as_missing(surprise, args) or _as_bug(surprise), args)
+        return _print_error(_as_missing(surprise, args) or _as_bug(surprise), args)
 
 
-def _told(error: "UnbrokenError", args: list[str]) -> int:
+def _print_error(error: "UnbrokenError", args: list[str]) -> int:
     from unbroken.cli.output import Output
 
     if os.environ.get("UNBROKEN_TRACEBACK"):
@@ -123,7 +123,7 @@ def _told(error: "UnbrokenError", args: list[str]) -> int:
 
 
 def _as_missing(surprise: Exception, args: list[str]) -> "UnbrokenError | None":
-    """The error for a base install in which a command needs more; None where it is something else."""
+    """The error for a package of the extra `train` that is not installed; None for any other exception."""
     package = (surprise.name or "").partition(".")[0] if isinstance(surprise, ModuleNotFoundError) else ""
     if package not in TRAIN_PACKAGES:
         return None
@@ -139,8 +139,8 @@ def _as_missing(surprise: Exception, args: list[str]) -> "UnbrokenError | None":
 def _as_bug(surprise: Exception) -> "UnbrokenError":
     from unbroken.errors import Bug
 
-    said = " ".join(str(surprise).split())
-    bug = Bug(cause=f"{type(surprise).__name__}: {said}" if said else type(surprise).__name__)
+    message = " ".join(str(surprise).split())
+    bug = Bug(cause=f"{type(surprise).__name__}: {message}" if message else type(surprise).__name__)
     bug.__cause__ = surprise
     return bug
 

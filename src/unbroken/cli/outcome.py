@@ -1,4 +1,4 @@
-"""``unbroken outcome``: how the last job of a run ended, as text, as JSON, and as this command's own exit code."""
+"""``unbroken outcome``: how the last job of a run ended, as text, as JSON and as exit code."""
 
 import time
 
@@ -15,29 +15,41 @@ from unbroken.records.process import process_of
 from unbroken.records.takeover import LeaseWatch
 from unbroken.report.style import Style
 
-_TODO = {
-    "done": "the target is reached",
-    "again": "start the same command again",
-    "look": "a person must look before it is started again",
-    "held": "a job is at work; wait for it",
+_NEXT = {
+    "done": "target reached",
+    "again": "run the same command again",
+    "look": "needs your attention before it is restarted",
+    "held": "a job is running; wait for it",
 }
 
 
-@as_command("outcome")
+@as_command(
+    "outcome",
+    examples=(
+        ("unbroken outcome runs/a", "after a job"),
+        ("unbroken outcome runs/a --stopped-exit-code 75 -q", "in a requeue loop"),
+    ),
+    exit_codes={
+        0: "done, or stopped cleanly (see --stopped-exit-code)",
+        2: "no job has run yet, or the command is wrong",
+        7: "a job is running",
+    },
+)
 @click.argument("run", metavar="RUN", required=False)
-@click.option("--output-dir", metavar="RUN", help="The same as RUN.")
+@click.option("--output-dir", metavar="RUN", help="Same as RUN.")
 @click.option(
     "--stopped-exit-code",
     type=click.IntRange(0, 255),
     default=0,
     metavar="N",
-    help="The exit code of a clean stop before the target, 75 for requeue loops. Default: 0.",
+    help="Exit code of a clean stop before the target; 75 lets a requeue loop tell it from done.",
 )
 def command(output: Output, run: str | None, output_dir: str | None, stopped_exit_code: int) -> int:
-    """Tell how the last job of a run ended, and exit with its exit code.
+    """Show how the last job of a run ended.
 
-    Its class says what to do: done, again, look or held. A job that wrote no outcome and cannot be seen from here is
-    watched until it renews its lease or the lease has expired, at most a minute.
+    Exits with the exit code of that job; any other code is listed by `unbroken explain exit-codes`. The class says what
+    to do: done, again (run it again), look (needs your attention) or held (a job is running). If the last job wrote no
+    outcome and is not visible from here, its lease is watched for up to a minute.
     """
     layout = named_run("outcome", run, output_dir)
     watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
@@ -45,7 +57,7 @@ def command(output: Output, run: str | None, output_dir: str | None, stopped_exi
     if found is None:
         raise NoOutcome(path=layout.run)
     outcome = with_exit_code(found, stopped_exit_code)
-    facts = {
+    fields = {
         "run": str(layout.run),
         "class": outcome.verdict,
         "status": outcome.status,
@@ -54,7 +66,7 @@ def command(output: Output, run: str | None, output_dir: str | None, stopped_exi
         "step": outcome.step,
         "job": outcome.job,
     }
-    output.document("unbroken.outcome/1", facts, lambda: _text(outcome, output.style))
+    output.document("unbroken.outcome/1", fields, lambda: _text(outcome, output.style))
     return outcome.exit_code
 
 
@@ -65,6 +77,6 @@ def _text(outcome: Outcome, style: Style) -> str:
     lines = [("status", f"{paint(outcome.status)}: {job}{at}")]
     if outcome.reason:
         lines.append(("reason", outcome.reason))
-    lines.append(("class", f"{outcome.verdict}: {_TODO[outcome.verdict]}"))
+    lines.append(("class", f"{outcome.verdict}: {_NEXT[outcome.verdict]}"))
     lines.append(("exit", str(outcome.exit_code)))
     return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)

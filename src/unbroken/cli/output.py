@@ -1,16 +1,15 @@
-"""The one way commands speak.
+"""How all commands print: text or JSON, notes, errors, progress, help.
 
-Owns the choice between text and JSON, what ``--quiet`` silences, where colour goes and when a progress bar is drawn.
-Promises that ``--json`` puts exactly one document on standard output and nothing on standard error, and that text
-which nobody will see is never made; ``--verbose`` adds the library's log lines on standard error. ``as_command`` gives
-every command the same three options.
+``--json`` prints exactly one document on standard output and nothing on standard error; text that is not printed is
+not built either. ``--quiet`` drops notes and progress, ``--verbose`` adds the library's log on standard error.
+``as_command`` gives every command these three options and a help with examples and exit codes.
 """
 
 import contextlib
 import json as json_format
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,7 +26,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Output:
-    """What a command says things through; made once per call and handed to it as ``output``."""
+    """Where a command prints; created once per call and passed to it as ``output``."""
 
     json: bool
     quiet: bool
@@ -41,30 +40,37 @@ class Output:
         """Styles for text on standard output."""
         return Style(not self.json and wants_color(self.stdout, self.environ))
 
-    def document(self, schema: str, facts: Mapping[str, Any], text: Callable[[], str]) -> None:
-        """Say the command's result: ``facts`` as one JSON document, or what ``text`` makes of them.
+    def document(
+        self, schema: str, fields: Mapping[str, Any], text: Callable[[], str], *, is_verbatim: bool = False
+    ) -> None:
+        """Print the result of the command: ``fields`` as one JSON document, or ``text``, even with ``--quiet``.
 
-        ``schema`` is a name and a version, ``unbroken.status/2``. A result is said even with ``--quiet``.
-
-        Raises:
-            StorageFailed: standard output took no more.
-            ValueError: a fact is NaN or infinite; those are no JSON, so the command decides how to say them.
-        """
-        self._say(self.stdout, encoded(schema, facts) if self.json else text())
-
-    def line(self, schema: str, facts: Mapping[str, Any]) -> None:
-        """Say one of many documents: a single line of JSON.
+        Args:
+            schema: name and version of the document, ``unbroken.status/2``.
+            fields: the document.
+            text: builds the text; not called with ``--json``.
+            is_verbatim: the text is a product (generated text, a script): a pipe or a file gets it unchanged. On a
+                terminal control characters are escaped all the same.
 
         Raises:
-            StorageFailed: standard output took no more.
-            ValueError: a fact is NaN or infinite.
+            StorageFailed: standard output could not be written.
+            ValueError: a field is NaN or infinite, which JSON cannot express; the command replaces it before.
         """
-        self._say(self.stdout, encoded(schema, facts, indent=None))
+        self._write(self.stdout, encoded(schema, fields) if self.json else text(), is_verbatim=is_verbatim)
+
+    def line(self, schema: str, fields: Mapping[str, Any]) -> None:
+        """Print one of many documents: a single line of JSON.
+
+        Raises:
+            StorageFailed: standard output could not be written.
+            ValueError: a field is NaN or infinite.
+        """
+        self._write(self.stdout, encoded(schema, fields, indent=None))
 
     def note(self, message: str) -> None:
-        """Say something by the way, on standard error; silent with ``--quiet`` and ``--json``."""
+        """Print a note on standard error; nothing with ``--quiet`` or ``--json``."""
         if not (self.json or self.quiet):
-            self._say(self.stderr, message)
+            self._write(self.stderr, message)
 
     def error(self, error: UnbrokenError, *, is_event: bool = False) -> None:
         """Print an error: on standard error, or with ``--json`` as a document on standard output.
@@ -75,16 +81,16 @@ class Output:
             with self._writing(self.stderr):
                 print_error(error, self.stderr, self.environ)
             return
-        facts = as_json(error)
-        schema = facts.pop("schema")
+        fields = as_json(error)
+        schema = fields.pop("schema")
         if is_event:
-            self.line(schema, {"event": "error", **facts})
+            self.line(schema, {"event": "error", **fields})
         else:
-            self._say(self.stdout, encoded(schema, facts))
+            self._write(self.stdout, encoded(schema, fields))
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int, *, is_bytes: bool = False) -> Iterator[Advance]:
-        """A progress bar while the block runs; yields what advances it, which any thread may call.
+        """Show a progress bar while the block runs; yields the function that advances it, from any thread.
 
         Drawn on standard error, only on a terminal, never with ``--quiet`` or ``--json``.
         """
@@ -97,11 +103,11 @@ class Output:
         with bar(title, total, is_bytes=is_bytes, stream=self.stderr) as advance:
             yield advance
 
-    def _say(self, stream: TextIO, text: str) -> None:
+    def _write(self, stream: TextIO, text: str, *, is_verbatim: bool = False) -> None:
         with self._writing(stream):
-            shown = for_terminal(text)
+            shown = text if is_verbatim and not stream.isatty() else for_terminal(text)
             stream.write(shown if shown.endswith("\n") else shown + "\n")
-            # Flushed at once: a full disk behind a redirect is met here, where it can still be reported.
+            # Flushed at once: a full disk behind a redirect must fail here, where it can still be reported.
             stream.flush()
 
     @contextlib.contextmanager
@@ -117,16 +123,16 @@ class Output:
 
 
 def _unseen(amount: int) -> None:
-    """Nobody is looking."""
+    """Advance a bar that is not drawn."""
 
 
-def encoded(schema: str, facts: Mapping[str, Any], *, indent: int | None = 2) -> str:
-    """One JSON document: the schema first, then every key in order, ASCII only, so that any pipe carries it.
+def encoded(schema: str, fields: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """One JSON document: the schema first, then all keys sorted; ASCII, so that any pipe can carry it.
 
     Raises:
-        ValueError: a fact is NaN or infinite.
+        ValueError: a field is NaN or infinite.
     """
-    ordered = {"schema": schema, **_in_order(facts)}
+    ordered = {"schema": schema, **_in_order(fields)}
     return json_format.dumps(ordered, indent=indent, allow_nan=False, default=_plain)
 
 
@@ -141,47 +147,70 @@ def _in_order(value: Any) -> Any:  # noqa: ANN401 -- JSON is any
 def _plain(value: object) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"a {type(value).__name__} has no place in a JSON document")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What was asked for before the command's name."""
+    """The output options, before or after the command's name."""
 
     json: bool = False
     quiet: bool = False
     verbose: bool = False
 
     def joined(self, *, json: bool, quiet: bool, verbose: bool) -> "Flags":
-        """These and what was asked for after the command's name.
+        """These flags and those after the command's name.
 
         Raises:
-            BadUsage: less and more were asked for at once.
+            BadUsage: both ``--quiet`` and ``--verbose`` are set.
         """
         flags = Flags(json or self.json, quiet or self.quiet, verbose or self.verbose)
         if flags.quiet and flags.verbose:
-            raise BadUsage(command="unbroken", complaint="--quiet and --verbose contradict each other; give one")
+            raise BadUsage(command="unbroken", complaint="--quiet and --verbose exclude each other")
         return flags
 
 
-def speaking_options() -> list[click.Parameter]:
-    """The options that the tool and each of its commands take."""
+def output_options() -> list[click.Parameter]:
+    """The options of ``unbroken`` itself and of every command."""
     return [
-        click.Option(["--json"], is_flag=True, help="Print one JSON document instead of text."),
-        click.Option(["-q", "--quiet"], is_flag=True, help="Print the result alone: no notes, no progress."),
-        click.Option(["-v", "--verbose"], is_flag=True, help="Print log messages too, on standard error."),
+        click.Option(["--json"], is_flag=True, help="Print JSON instead of text."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print only the result: no notes, no progress."),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Also print log messages, on standard error."),
     ]
 
 
 class Command(click.Command):
-    """A command with ``--json``, ``--quiet`` and ``--verbose``; its function gets them as one ``output``."""
+    """A command with ``--json``, ``--quiet`` and ``--verbose``; its function gets them as one ``output``.
 
-    def __init__(self, name: str, **settings: Any) -> None:  # noqa: ANN401 -- click's own settings, handed through
-        settings["params"] = [*(settings.get("params") or []), *speaking_options()]
+    Args:
+        name: what it is called.
+        examples: command lines and what each does, shown at the end of the help.
+        exit_codes: the exit codes that are special to this command, and what each means.
+        settings: click's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        examples: Sequence[tuple[str, str]] = (),
+        exit_codes: Mapping[int, str] | None = None,
+        **settings: Any,  # noqa: ANN401 -- click's own settings
+    ) -> None:
+        settings["params"] = [*(settings.get("params") or []), *output_options()]
         super().__init__(name, **settings)
+        self.examples, self.exit_codes = examples, exit_codes or {}
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples and exit codes, then what click prints last."""
+        write_examples(formatter, self.examples)
+        if self.exit_codes:
+            with formatter.section("Exit codes"):
+                formatter.write_dl([(str(code), meaning) for code, meaning in self.exit_codes.items()])
+        super().format_epilog(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 -- click's signature
-        """Run the command; what its function returns is the exit code, and None is 0."""
+        """Run the command; its function returns the exit code, None for 0."""
         asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
         flags = asked.joined(**{name: ctx.params.pop(name) for name in ("json", "quiet", "verbose")})
         ctx.params["output"] = Output(
@@ -197,9 +226,21 @@ class Command(click.Command):
         return super().invoke(ctx)
 
 
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
+    """Examples as they can be pasted, each with its meaning beside it, or above it where the line gets too long."""
+    if not examples:
+        return
+    wide = max(len(line) for line, _ in examples)
+    is_beside = all(wide + len(meaning) + 6 <= formatter.width for _, meaning in examples)
+    with formatter.section("Examples"):
+        for line, meaning in examples:
+            shown = f"  {line:<{wide}}   {meaning}" if is_beside else f"  # {meaning}\n  {line}"
+            formatter.write(f"{shown}\n")
+
+
 def _show_log() -> None:
-    """Let what the library logs reach standard error."""
-    # Imported here: few calls ask for it.
+    """Print the library's log on standard error."""
+    # Imported here: only --verbose needs it.
     import logging
 
     handler = logging.StreamHandler(sys.stderr)
@@ -212,7 +253,7 @@ def _show_log() -> None:
 def as_command(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Command]:  # noqa: ANN401
     """Make a function a command: it takes ``output: Output`` beside its own parameters and returns its exit code.
 
-    The first line of its docstring is its line in ``unbroken --help``. Further ``settings`` are click's.
+    The first line of its docstring is its summary in ``unbroken --help``. ``settings`` are those of ``Command``.
     """
 
     def decorate(function: Callable[..., int | None]) -> Command:

@@ -1,4 +1,7 @@
-"""``unbroken plan``: how often to save, how much failures will cost, how many jobs, and when it will be done."""
+"""``unbroken plan``: estimates checkpoint interval, time lost to failures, number of jobs and the end of a run.
+
+First the estimates for a run that has not started, then the command.
+"""
 
 import importlib
 import os
@@ -12,7 +15,7 @@ from typing import Any, Final
 import click
 
 from unbroken.cli.arguments import Duration, named_store
-from unbroken.cli.facts import instant
+from unbroken.cli.json_fields import iso_time
 from unbroken.cli.output import Output, as_command
 from unbroken.config import Config
 from unbroken.config.decode import decode
@@ -28,9 +31,9 @@ from unbroken.report.style import Style
 from unbroken.store.capacity import SIZE_BYTES, write_speed
 from unbroken.store.directory import Store
 
-# ---- before a run exists ----
+# ---- estimates before a run has measured anything ----
 
-# Loaded by name: it needs torch, and a plan from given numbers does not.
+# Imported by name: it needs torch, which a plan from given numbers does not.
 _SPEED: Final = "unbroken.gpt.speed"
 _ASSUMED_DISK: Final = 200e6
 _COPIED_PER_S: Final = 4e9
@@ -40,35 +43,35 @@ _WORD_BYTES: Final = 4
 
 
 def with_estimates(numbers: Numbers, config: Config) -> tuple[Numbers, list[str]]:
-    """The numbers with a step and a save filled in where they are missing, and how each was found."""
+    """The numbers with step time and save time estimated where they are missing, and how each was estimated."""
     said: list[str] = []
     if numbers.step_s is not None and numbers.save_s is not None:
         return numbers, said
     ids = _BYTES_TOKENIZER if config.data.tokenizer == "bytes" else _USUAL_VOCABULARY
     rows = config.model.rows(ids) or ids
     if config.model.vocab_size is None:
-        said.append(f"a vocabulary of {amounts.count(rows)} tokens, since model.vocab_size is null")
+        said.append(f"vocabulary of {amounts.count(rows)} tokens (model.vocab_size is null)")
     parameters = config.model.parameters(rows)
     if numbers.step_s is None and (found := _step(config, parameters)) is not None:
         numbers = replace(numbers, step_s=found[0])
-        said.append(f"a step takes {_short(found[0])}: {found[1]}; --step-time takes a measured one")
+        said.append(f"step time {_short(found[0])}: {found[1]} (set with --step-time)")
     if numbers.save_s is None:
         size = state_bytes(config, parameters)
         speed, where = _disk_speed(Path(config.training.output_dir))
         numbers = replace(numbers, save_s=size / speed, paused_s=min(size / _COPIED_PER_S, size / speed))
         held = f"{amounts.size(size)} at {amounts.size(int(speed))}/s, {where}"
-        said.append(f"a save takes {_short(size / speed)}: {held}; --save-time takes a measured one")
+        said.append(f"save time {_short(size / speed)}: {held} (set with --save-time)")
     return numbers, said
 
 
 def state_bytes(config: Config, parameters: int) -> int:
-    """The size of a checkpoint: weights and two moments, and the average where there is one."""
+    """The size of a checkpoint: weights, two optimizer moments, and the EMA weights if there are any."""
     copies = 3 if config.training.ema_decay is None else 4
     return copies * _WORD_BYTES * parameters
 
 
 def _step(config: Config, parameters: int) -> tuple[float, str] | None:
-    """Seconds of a step and how they were estimated; None where nothing here can compute one."""
+    """Step time in seconds and how it was estimated; None without torch."""
     try:
         estimate: Callable[[Config, int], tuple[float, str]] = importlib.import_module(_SPEED).step_seconds
     except ModuleNotFoundError:
@@ -77,15 +80,15 @@ def _step(config: Config, parameters: int) -> tuple[float, str] | None:
 
 
 def _disk_speed(run: Path) -> tuple[float, str]:
-    """Bytes per second where the run will be, and how that is known."""
+    """Write speed at the run directory in bytes per second, and how it is known."""
     place = next(each for each in (run, *run.absolute().parents) if each.is_dir())
     try:
         if LOCAL.space(place).free_bytes < 8 * SIZE_BYTES:
-            return _ASSUMED_DISK, f"assumed: {place} has too little room to measure"
+            return _ASSUMED_DISK, f"assumed: too little free space in {place} to measure"
         token = secrets.token_hex(8)
         speed = write_speed(place, clock=time.monotonic, token=token, content=os.urandom)
     except StorageFailed as refused:
-        return _ASSUMED_DISK, f"assumed: {place} could not be measured ({refused.cause})"
+        return _ASSUMED_DISK, f"assumed: could not measure {place} ({refused.cause})"
     return speed, f"measured in {place}"
 
 
@@ -100,15 +103,22 @@ def _seconds(option: str, meaning: str) -> Callable[[Any], Any]:
     return click.option(option, type=Duration(), metavar="DURATION", help=meaning)
 
 
-@as_command("plan")
+@as_command(
+    "plan",
+    examples=(
+        ("unbroken plan config.yaml", "before a run, with estimates"),
+        ("unbroken plan runs/a", "from what the run has measured"),
+        ("unbroken plan --steps 100000 --step-time 1.2 --save-time 40 --mtbf 12h", "by numbers"),
+    ),
+)
 @click.argument("place", metavar="CONFIG|RUN", required=False)
-@click.option("--steps", type=int, metavar="N", help="Steps still to be done.")
-@_seconds("--step-time", "What a step takes.")
-@_seconds("--save-time", "What a save takes, and how long the loop stands still for it.")
+@click.option("--steps", type=int, metavar="N", help="Remaining steps.")
+@_seconds("--step-time", "Time per step.")
+@_seconds("--save-time", "Time per save; counts as a pause of training.")
 @_seconds("--mtbf", "Mean time between failures.")
-@_seconds("--max-runtime", "What one job gets.")
-@_seconds("--walltime-reserve", "What a job keeps of it for its last save.")
-@_seconds("--restart-time", "From a failure until training goes on.")
+@_seconds("--max-runtime", "Walltime limit of one job.")
+@_seconds("--walltime-reserve", "Part of the walltime reserved for the last save.")
+@_seconds("--restart-time", "Time from a failure until training resumes.")
 def command(
     output: Output,
     place: str | None,
@@ -120,12 +130,13 @@ def command(
     walltime_reserve: float | None,
     restart_time: float | None,
 ) -> None:
-    """Say how often to save, and when a run will be done: what failures cost, how many jobs it takes.
+    """Estimate save interval, lost time and end of a run.
 
-    What a run has measured is taken from its journal. For a CONFIG whose run has not started, step and save are
-    estimated from the parameters, this machine's devices and a short write to its disk. Options win over both, and with
-    enough of them neither CONFIG nor RUN is needed. What is neither measured nor given is said as an assumption. A
-    DURATION is seconds, 4h, 1h30m, HH:MM:SS or D-HH:MM:SS.
+    Step time, save time and failure rate of a RUN come from its journal. For a CONFIG that has not started, step and
+    save time are estimated from the model size, this machine's devices and a short write test. Options override both;
+    with enough of them neither CONFIG nor RUN is needed. All assumptions are listed.
+
+    A DURATION is seconds, 4h, 1h30m, HH:MM:SS or D-HH:MM:SS.
     """
     numbers, assumed, config = _known(place)
     given = {
@@ -146,17 +157,17 @@ def command(
     plan = make_plan(numbers, now_s=now_s)
     as_set = _as_set(numbers, config, now_s)
     said = [*estimated, *([] if mtbf is not None else assumed), *_assumptions(numbers)]
-    facts = {
+    fields = {
         "given": asdict(numbers),
-        "plan": _plan_facts(plan),
-        "as_configured": None if as_set is None else _plan_facts(as_set),
+        "plan": _plan_fields(plan),
+        "as_configured": None if as_set is None else _plan_fields(as_set),
         "assumptions": said,
     }
-    output.document("unbroken.plan/2", facts, lambda: _text(numbers, plan, as_set, said, output.style))
+    output.document("unbroken.plan/2", fields, lambda: _text(numbers, plan, as_set, said, output.style))
 
 
 def _known(place: str | None) -> tuple[Numbers, list[str], Config | None]:
-    """What a config and the run it belongs to say; nothing where none is named."""
+    """The numbers known from a config and its run; none without CONFIG or RUN."""
     if place is None:
         return Numbers(), [], None
     require_reachable(place)
@@ -190,7 +201,7 @@ def _of_run(store: Store, config: Config | None) -> tuple[Numbers, list[str]]:
 
 
 def _as_set(numbers: Numbers, config: Config | None, now_s: float) -> Plan | None:
-    """The plan with the cadence that a config sets, where it sets one."""
+    """The plan with ``training.save_steps`` of the config, if it is a number."""
     save_steps = None if config is None else config.training.save_steps
     if not isinstance(save_steps, int) or numbers.step_s is None:
         return None
@@ -200,48 +211,49 @@ def _as_set(numbers: Numbers, config: Config | None, now_s: float) -> Plan | Non
 def _assumptions(numbers: Numbers) -> list[str]:
     found = []
     if numbers.mtbf_s is None:
-        found.append(
-            f"mean time between failures: {amounts.duration(UNMEASURED_MTBF_S)}, as for a run that never failed"
-        )
+        found.append(f"mean time between failures {amounts.duration(UNMEASURED_MTBF_S)} (set with --mtbf)")
     if numbers.restart_s == 0:
-        found.append("a failed job is started again at once, and goes on at once")
+        found.append("no time between a failure and the restart (set with --restart-time)")
     if numbers.walltime_s is None:
-        found.append("a job may run as long as it likes")
+        found.append("no walltime limit (set with --walltime)")
     else:
-        found.append("no job waits in a queue")
+        found.append("no queue time between jobs")
         if numbers.reserve_s is None:
-            found.append("kept for a last save: twice what one takes, a step, and 5 s")
+            found.append("reserve for the last save: 2 saves, 1 step and 5 s (set with --reserve)")
     return found
 
 
-def _plan_facts(plan: Plan) -> dict[str, Any]:
-    facts = asdict(plan)
-    ends_at_s = facts.pop("ends_at_s")
-    return {**facts, "lost_share": plan.lost_share, "ends_at": instant(int(ends_at_s * 1e9))}
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    fields = asdict(plan)
+    ends_at_s = fields.pop("ends_at_s")
+    return {**fields, "lost_share": plan.lost_share, "ends_at": iso_time(int(ends_at_s * 1e9))}
 
 
 def _text(numbers: Numbers, plan: Plan, as_set: Plan | None, said: list[str], style: Style) -> str:
     each = amounts.duration(plan.interval_s)
     lines = [
-        ("save", f"every {each}, {amounts.plural(plan.interval_steps, 'step')}"),
-        ("lost", f"{amounts.duration(plan.lost_per_failure_s)} a failure, {_failures(plan)}"),
-        ("time", f"{amounts.duration(plan.total_s)} for {amounts.plural(numbers.steps or 0, 'step')}, {_shares(plan)}"),
+        ("interval", f"save every {each} ({amounts.plural(plan.interval_steps, 'step')})"),
+        ("failures", f"{_failures(plan)}, {amounts.duration(plan.lost_per_failure_s)} lost per failure"),
+        (
+            "duration",
+            f"{amounts.duration(plan.total_s)} for {amounts.plural(numbers.steps or 0, 'step')}, {_shares(plan)}",
+        ),
     ]
     if plan.usable_s is not None:
-        job = f"of {amounts.duration(numbers.walltime_s or 0)}, {amounts.duration(plan.usable_s)} of them for steps"
+        job = f"of {amounts.duration(numbers.walltime_s or 0)} ({amounts.duration(plan.usable_s)} for training)"
         lines.append(("jobs", f"{amounts.plural(plan.jobs, 'job')} {job}"))
-    lines.append(("done", instant(int(plan.ends_at_s * 1e9)) or ""))
+    lines.append(("ends", iso_time(int(plan.ends_at_s * 1e9)) or ""))
     if as_set is not None:
         steps = amounts.plural(as_set.interval_steps, "step")
-        lines.append(("as set", f"every {steps}: {amounts.duration(as_set.total_s)}, {_shares(as_set)}"))
+        lines.append(("as set", f"save every {steps}: {amounts.duration(as_set.total_s)}, {_shares(as_set)}"))
     lines += [("assumed", sentence) for sentence in said]
-    return "\n".join(f"{style.dim(label.ljust(7))}  {value}" for label, value in lines)
+    return "\n".join(f"{style.dim(label.ljust(8))}  {value}" for label, value in lines)
 
 
 def _failures(plan: Plan) -> str:
     times = f"{plan.failures:.1f}" if plan.failures < 10 else f"{plan.failures:,.0f}"
-    return f"{times} of them expected, {amounts.duration(plan.losing_s)} in all"
+    return f"{times} expected, {amounts.duration(plan.losing_s)} lost in total"
 
 
 def _shares(plan: Plan) -> str:
-    return f"{100 * plan.lost_share:.1f} % of it not for training ({amounts.duration(plan.saving_s)} for saves)"
+    return f"{100 * plan.lost_share:.1f} % overhead ({amounts.duration(plan.saving_s)} saving)"

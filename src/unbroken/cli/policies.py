@@ -1,4 +1,4 @@
-"""Which keep policies hold for a run: those of the config that started it, or those its last job had."""
+"""The keep policies of a run: those of its config, or those of its last job."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,12 +13,12 @@ _CONFIG_LIMIT_BYTES: Final = 16 << 20
 
 
 def policies_of(store: Store) -> Sequence[Policy]:
-    """The policies of the config that started a run, else those of its last job; none where nobody ever said any.
+    """The policies of the run's ``config.json``, else those its last job recorded, else none.
 
     Raises:
-        RunRecordDamaged: the run's config was changed since it was written.
-        ConfigInvalid: its values do not fit.
-        StorageFailed: the system refused to read it.
+        RunRecordDamaged: the config was changed after it was written.
+        ConfigInvalid: its values are invalid.
+        StorageFailed: it could not be read.
     """
     path = run_of(store).config
     if store.files.find(path) is None:
@@ -28,7 +28,7 @@ def policies_of(store: Store) -> Sequence[Policy]:
 
     text = store.files.read_bytes(path, limit_bytes=_CONFIG_LIMIT_BYTES).decode(errors="replace")
     if SCHEMA not in text:
-        # A folder with sealed checkpoints may hold another tool's config.json, which says nothing to us.
+        # A directory with sealed checkpoints may contain another tool's config.json.
         return _of_last_job(store)
     training = from_json(text, str(path)).config.training
     return compose(training.keep_last_k, training.keep_milestone_every, training.keep_every_seconds, training.keep_best)
@@ -43,7 +43,7 @@ def _of_last_job(store: Store) -> Sequence[Policy]:
 
 
 def quiet_policies_of(store: Store) -> Sequence[Policy]:
-    """The same for a command that only shows: a config it cannot read is as good as none."""
+    """The same for commands that only display: no policies if the config cannot be read."""
     try:
         return policies_of(store)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The progress bar, drawn with rich. Loaded only when a bar is really drawn."""
+"""The progress bar, drawn with rich; imported only when a bar is drawn."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from unbroken.quoting.terminal import printable
 
 @contextlib.contextmanager
 def bar(title: str, total: int, *, is_bytes: bool, stream: TextIO) -> Iterator[Callable[[int], None]]:
-    """Draw a bar while the block runs; it is wiped when the block ends, so that only the result stays."""
+    """Draw a bar while the block runs; it is erased when the block ends."""
     amounts: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if is_bytes else [MofNCompleteColumn()]
     columns = [TextColumn("{task.description}", markup=False), BarColumn(), *amounts, TimeRemainingColumn()]
     with Progress(*columns, console=Console(file=stream), transient=True) as progress:

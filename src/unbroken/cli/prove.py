@@ -1,4 +1,4 @@
-"""``unbroken prove``: a user's own training command, killed, stopped, resized and damaged, and compared bit for bit."""
+"""``unbroken prove``: kills, stops, resizes and damages a training command and compares the results bit for bit."""
 
 import os
 import secrets
@@ -23,27 +23,38 @@ PROGRAM: Final = "unbroken prove"
 EXIT_DIFFERS: Final = 3
 _MINUTES: Final = 5.0
 _MOST_RANKS: Final = 64
-# Short of time is the proof, not the machine that loads torch.
+# --minutes limits the proof, not how long a machine takes to import torch.
 _LEAST_UNINTERRUPTED_S: Final = 120.0
 
 
-@as_command("prove", context_settings={"allow_interspersed_args": False})
+@as_command(
+    "prove",
+    examples=(
+        ("unbroken prove -- python train.py", "5 minutes of faults"),
+        ("unbroken prove --ranks 1,2,4 -- torchrun --nproc-per-node {ranks} train.py", "also resize"),
+        ("unbroken prove --seed 7 --chain 3 -- python train.py", "repeat one chain"),
+    ),
+    exit_codes={0: "all chains equal the uninterrupted run", 3: "some bits differ; what differs is shown"},
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
-    "--minutes", type=FiniteRange(0, min_open=True), default=_MINUTES, show_default=True, metavar="M",
-    help="Begin no further chain after M minutes; one is always made. An uninterrupted run has as long, 2 at least.",
+    "--minutes", type=FiniteRange(0, min_open=True), default=_MINUTES, metavar="M",
+    help="Start no further chain after M minutes. Also the limit of the uninterrupted run, at least 2.",
 )  # fmt: skip
-@click.option("--faults", metavar="LIST", help=f"Only these, by commas: {', '.join(FAULTS)}.")
-@click.option("--seed", type=click.IntRange(0), metavar="S", help="What the schedule follows from; random if not said.")
-@click.option("--chain", type=click.IntRange(1), metavar="N", help="Make chain N of the seed, and no other.")
+@click.option("--faults", metavar="LIST", help=f"Comma-separated faults; default: all of {', '.join(FAULTS)}.")
+@click.option("--seed", type=click.IntRange(0), metavar="S", help="Seed of the fault schedule; default: random.")
+@click.option("--chain", type=click.IntRange(1), metavar="N", help="Run only chain N of the seed.")
 @click.option(
-    "--ranks", metavar="LIST", help="Numbers of ranks to try, by commas; the first for the uninterrupted run."
+    "--ranks",
+    metavar="LIST",
+    help="Comma-separated world sizes to resize to; the first is that of the uninterrupted run.",
 )
 @click.option(
     "--dir",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where the runs are made, and stay.",
+    help="Directory for the runs, kept; default: a temporary one.",
 )
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -56,12 +67,11 @@ def command(
     folder: Path | None,
     words: tuple[str, ...],
 ) -> int:
-    """Break your own training on purpose; compare every bit.
+    """Break your training on purpose and compare every bit.
 
-    COMMAND is any command whose training loop is an unbroken.Run. It is run twice without interruption, then as chains
-    of short jobs, each of which meets a fault. Its run is sent to a folder of the proof's own: the real one is never
-    touched. {run} and {ranks} in COMMAND are replaced by the directory and the number of ranks. Exit code 3: the bits
-    differ.
+    COMMAND is any command whose training loop is an unbroken.Run. It runs twice without interruption, then as chains of
+    short jobs, each with a fault: a kill, a stop, another world size, a damaged file. All runs use their own directory;
+    your real run is not touched. {run} and {ranks} in COMMAND are replaced by the run directory and the world size.
     """
     given = _require_command(words)
     numbers = _numbers(ranks, given)
@@ -86,13 +96,13 @@ def _exit_code(proof: Proof) -> int:
 
 def _require_command(words: tuple[str, ...]) -> Command:
     if not words:
-        complaint = "the command is missing; it stands last: unbroken prove -- python train.py"
+        complaint = "missing COMMAND; it comes last: unbroken prove -- python train.py"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     given = understood(words)
     program = given.words[0]
     if not given.is_startable:
         meant = f"; did you mean `python {program}`?" if program.endswith(".py") else ""
-        raise BadUsage(command=PROGRAM, complaint=f"there is no program '{program}' that could be started{meant}")
+        raise BadUsage(command=PROGRAM, complaint=f"no program '{program}' to run{meant}")
     return given
 
 
@@ -102,8 +112,8 @@ def _chosen(told: str | None) -> tuple[str, ...]:
     names = [name.strip() for name in told.split(",") if name.strip()]
     unknown = [name for name in names if name not in FAULTS]
     if unknown or not names:
-        what = f"no fault is called {', '.join(map(repr, unknown))}" if unknown else "--faults names none"
-        raise BadUsage(command=PROGRAM, complaint=f"{what}; there are {', '.join(FAULTS)}")
+        what = f"unknown fault {', '.join(map(repr, unknown))}" if unknown else "--faults is empty"
+        raise BadUsage(command=PROGRAM, complaint=f"{what}; known faults: {', '.join(FAULTS)}")
     return tuple(name for name in FAULTS if name in names)
 
 
@@ -112,17 +122,17 @@ def _numbers(told: str | None, given: Command) -> tuple[int, ...]:
         return ()
     pieces = [piece.strip() for piece in told.split(",")]
     if not all(piece.isdecimal() and 1 <= int(piece) <= _MOST_RANKS for piece in pieces):
-        complaint = f"--ranks is a list such as 1,2,3, of numbers from 1 to {_MOST_RANKS}, not '{told}'"
+        complaint = f"--ranks must be a list of numbers from 1 to {_MOST_RANKS}, such as 1,2,4, not '{told}'"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     if not given.sets_ranks:
-        complaint = f"--ranks: the command does not say where; write {RANKS} in it, or use torchrun or `unbroken run`"
+        complaint = f"--ranks needs {RANKS} in COMMAND, or torchrun or `unbroken run`"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     return tuple(dict.fromkeys(map(int, pieces)))
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the proof as Ctrl-C does: with its jobs, and with what it mounted."""
+    """Treat SIGTERM like Ctrl-C: stop all jobs and unmount what was mounted."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt

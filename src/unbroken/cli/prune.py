@@ -1,4 +1,4 @@
-"""``unbroken prune``: remove what no keep policy holds and what crashes left; nothing else, ever."""
+"""``unbroken prune``: deletes checkpoints that no keep policy retains, and leftovers of crashes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,14 +29,20 @@ from unbroken.store.scan import scan
 from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
 
 
-@as_command("prune")
+@as_command(
+    "prune",
+    examples=(
+        ("unbroken prune runs/a --dry-run", "show what would be deleted"),
+        ("unbroken prune runs/a --keep-last-k 3 --keep-milestone-every 1000", "with these policies"),
+    ),
+)
 @click.argument("run", metavar="RUN")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, delete nothing.")
 @click.option("--keep-last-k", type=click.IntRange(1), metavar="K", help="Keep the newest K steps.")
 @click.option("--keep-milestone-every", type=click.IntRange(1), metavar="N", help="Keep steps that are multiples of N.")
 @click.option("--keep-every-seconds", type=FiniteRange(1), metavar="T", help="Keep one checkpoint for every T seconds.")
-@click.option("--keep-best", metavar="METRIC[:min|max]", help="Keep the best by a metric.")
-@click.option("--include-torn", is_flag=True, help="Remove torn drafts of a run that no job ever leased.")
+@click.option("--keep-best", metavar="METRIC[:min|max]", help="Keep the best checkpoint by a metric.")
+@click.option("--include-torn", is_flag=True, help="Also delete torn checkpoints of a run without a lease.")
 def command(
     output: Output,
     run: str,
@@ -47,29 +53,31 @@ def command(
     keep_best: str | None,
     include_torn: bool,
 ) -> None:
-    """Remove checkpoints that no policy keeps, and leftovers.
+    """Delete checkpoints that no keep policy retains.
 
-    Without a --keep option the policies of the run's own config hold; without such a config no checkpoint is released.
-    The newest usable checkpoint, pinned ones, damaged ones and files that are not ours are never removed. Every byte of
-    the newest is read before anything is removed: one that merely looks whole must not outlive the last good one.
+    Also deletes leftovers of crashed jobs. Without a --keep option the policies of the run's config apply; a run
+    without a config keeps all checkpoints.
+
+    Never deletes the newest usable checkpoint, pinned or damaged ones, or foreign files. Verifies all checksums of the
+    newest checkpoint first, so that the last good one is not deleted in favour of a damaged one.
     """
     found = resolve(run)
     store = found.store
     flags = (keep_last_k, keep_milestone_every, keep_every_seconds, keep_best)
-    # Given alone, `--keep-milestone-every 1000` keeps those and the newest, not all checkpoints.
+    # `--keep-milestone-every 1000` alone must not keep all other checkpoints too, as no limit on the last k would.
     chosen = _composed(keep_last_k or 1, *flags[1:]) if any(flags) else policies_of(store)
     _require_measured(store, keep_best)
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
     is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run)
     plan = plan_sweep(store, decision.released, is_live=is_live, spared=_spared(found, decision.released))
     left = left_scratch(run_of(store), is_live=lambda job: is_live(DraftName(job, 0, 0)), now_s=time.time())
-    # A store that stands alone is its own run, and its plan has them already.
+    # For a store without a run directory the plan has them already.
     scratch = [path for path in left if path.parent != store.root]
     if not dry_run:
         carry_out(store, plan)
         for path in scratch:
             store.files.remove_file(path)
-    facts = {
+    fields = {
         "store": str(store.root),
         "dry_run": dry_run,
         "removed": list(plan.names),
@@ -80,7 +88,7 @@ def command(
     }
     names = (*plan.names, *(str(path) for path in scratch))
     output.document(
-        "unbroken.prune/2", facts, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
+        "unbroken.prune/2", fields, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
     )
 
 
@@ -92,13 +100,13 @@ def _composed(last_k: int, every_n: int | None, every_s: float | None, best: str
 
 
 def _require_measured(store: Store, best: str | None) -> None:
-    """Refuse a metric that no checkpoint has: a slip of the pen would release the best one with all the others."""
+    """Reject a metric that no checkpoint has: a typo would delete the best one with all the others."""
     if best is None:
         return
     known = candidates(store, scan(store).committed)
     metric, measured = best_by(best).metric, sorted({name for each in known for name in each.metrics})
     if known and metric not in measured:
-        told = f"they have {', '.join(measured)}" if measured else "they have none at all"
+        told = f"known metrics: {', '.join(measured)}" if measured else "they have no metrics"
         raise BadUsage(command="unbroken prune", complaint=f"no checkpoint has a metric '{metric}'; {told}")
 
 
@@ -112,15 +120,15 @@ def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_
             verdict = verify(store, decision.newest, Level.FULL, progress=advance)
         if verdict.is_sound:
             return decision
-        output.note(f"{decision.newest} is damaged and does not count: {verdict.findings[0]}")
+        output.note(f"{decision.newest} is damaged, keeping an older one: {verdict.findings[0]}")
         known = [replace(each, is_usable=False) if each.name == decision.newest else each for each in known]
 
 
 def _spared(named: Reference, released: Sequence[str]) -> dict[str, str]:
-    """Never the folder that the command line names, and never a run, even one that was sealed like a checkpoint."""
+    """Never the directory named on the command line, and never a run, even one sealed like a checkpoint."""
     runs = [name for name in released if is_run(Layout(named.store.path(name)))]
-    spared = dict.fromkeys(runs, "it holds the records of a run")
-    return spared if named.name is None else {**spared, named.name: "the command names it"}
+    spared = dict.fromkeys(runs, "contains the records of a run")
+    return spared if named.name is None else {**spared, named.name: "named on the command line"}
 
 
 def _judge(store: Store, output: Output, *, include_torn: bool, watches: bool) -> Callable[[DraftName], bool]:
@@ -132,7 +140,7 @@ def _judge(store: Store, output: Output, *, include_torn: bool, watches: bool) -
 
 
 def _is_live(run: Path, lease: Lease, output: Output, *, watches: bool) -> bool:
-    """Whether the holder may still be writing; what cannot be seen is watched before anything of it is removed."""
+    """Whether the holder may still be writing; the lease of an invisible one is watched before anything is deleted."""
     watch = LeaseWatch(run, monotonic=time.monotonic, process_of=process_of)
     if not watches:
         return lease.standing(process_of) is not Standing.GONE
@@ -140,12 +148,12 @@ def _is_live(run: Path, lease: Lease, output: Output, *, watches: bool) -> bool:
 
 
 def _text(decision: Decision, plan: Plan, names: Sequence[str], *, dry_run: bool, style: Style) -> str:
-    verb = "would remove" if dry_run else "removed"
+    verb = "would delete" if dry_run else "deleted"
     lines = [
         f"{style.good('keep')}    {printable(name)}  ({', '.join(reasons)})" for name, reasons in decision.kept.items()
     ]
-    lines += [f"{style.warn('left')}    {printable(name)}  ({printable(reason)})" for name, reason in plan.left]
-    lines += [f"{style.bad('remove')}  {printable(name)}" for name in names]
-    what = amounts.plural(len(names), "entry").replace("entrys", "entries")
+    lines += [f"{style.warn('skip')}    {printable(name)}  ({printable(reason)})" for name, reason in plan.left]
+    lines += [f"{style.bad('delete')}  {printable(name)}" for name in names]
+    what = amounts.plural(len(names), "entry", "entries")
     lines.append(f"{verb} {what}, {amounts.size(plan.freed_bytes)}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``unbroken release``: free a run whose holder is gone, after watching that nobody renews its lease."""
+"""``unbroken release``: releases a run whose job is gone, after waiting that its lease is not renewed."""
 
 import os
 import time
@@ -13,15 +13,18 @@ from unbroken.records.process import process_of
 from unbroken.records.takeover import LeaseWatch
 
 
-@as_command("release")
+@as_command(
+    "release",
+    examples=(("unbroken release runs/a", "takes up to a minute"),),
+    exit_codes={0: "released, or no job holds the run", 7: "the job is alive"},
+)
 @click.argument("run", metavar="RUN", required=False)
-@click.option("--output-dir", metavar="RUN", help="The same as RUN.")
+@click.option("--output-dir", metavar="RUN", help="Same as RUN.")
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
-    """Release a run whose job is gone, after watching its lease.
+    """Release the lease of a job that is gone.
 
-    A new job watches by itself and needs no release. This is for a lease that was damaged, rewritten or left by a job
-    on another machine: it is watched for its time to live, a minute, and released if nobody renews it meanwhile. While
-    its job is alive it is refused with exit code 7.
+    Rarely needed: a new job waits for the lease of a dead one by itself. Use it for a lease that is damaged, or was
+    left by a job on another machine. It is released if it is not renewed within its time to live, one minute.
     """
     layout = named_run("release", run, output_dir)
     watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
@@ -32,19 +35,19 @@ def command(output: Output, run: str | None, output_dir: str | None) -> None:
     was_held = lease is not None and not lease.is_released
     if lease is not None and was_held:
         release_expired(layout.run, lease, by=f"cli{os.getpid()}")
-    facts = {
+    fields = {
         "run": str(layout.run),
         "job": lease.number if lease else None,
         "holder": lease.describe() if lease else None,
         "was_held": was_held,
         "watched_s": round(watch.watched_s, 1),
     }
-    output.document("unbroken.release/1", facts, lambda: _text(lease, watch.watched_s))
+    output.document("unbroken.release/1", fields, lambda: _text(lease, watch.watched_s))
 
 
 def _text(lease: Lease | None, watched_s: float) -> str:
     if lease is None or lease.is_released:
-        return "no job holds this run; there is nothing to release"
+        return "no job holds this run; nothing to release"
     if watched_s < lease.ttl_s:
-        return f"released: the process of {lease.describe()} is gone"
+        return f"released: {lease.describe()} is no longer running"
     return f"released: {lease.describe()} did not renew its lease for {amounts.duration(watched_s)}"

@@ -1,4 +1,4 @@
-"""``unbroken replay``: recompute a part of a run's history and show that it leads where the run says it did."""
+"""``unbroken replay``: recomputes the steps between two checkpoints and compares the result bit for bit."""
 
 import os
 import secrets
@@ -29,17 +29,32 @@ from unbroken.report.style import Style
 EXIT_DIFFER = 3
 
 
-@as_command("replay")
+@as_command(
+    "replay",
+    examples=(
+        ("unbroken replay runs/a 1000 2000", "a run of unbroken train"),
+        ("unbroken replay runs/a 1000 latest -- train.py --lr 3e-4", "a run of your script"),
+    ),
+    exit_codes={0: "every bit is equal", 3: "the results differ, or a checkpoint is damaged"},
+)
 @click.argument("run", metavar="RUN")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-@click.option("--nproc-per-node", type=click.IntRange(1), metavar="N", help="Ranks that recompute; any number will do.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), metavar="DIR", help="Recompute here, and keep it.")
+@click.option(
+    "--nproc-per-node", type=click.IntRange(1), metavar="N", help="Number of ranks; any number gives the same bits."
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory for the recomputation, kept; default: a temporary one.",
+)
 @click.option(
     "--data-path",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The data of an `unbroken train` run, where it is not where its config says.",
+    help="Data directory; default: data.path of the run.",
 )
 @click.argument("words", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -52,11 +67,11 @@ def command(
     data_path: Path | None,
     words: tuple[str, ...],
 ) -> int:
-    """Recompute from one checkpoint to another; compare every bit.
+    """Recompute between two checkpoints, compare every bit.
 
-    A and B are checkpoints of RUN: a step, a name, latest. A run of `unbroken train` tells its command itself; of any
-    other script, COMMAND is what made it: train.py, python train.py, torchrun --nproc-per-node {ranks} train.py.
-    Nothing of RUN is changed. Exit code 0: A leads to B; 3: it does not, or one of them is damaged.
+    A and B are checkpoints of RUN: a step, a name, or latest. A run of `unbroken train` records its command; for any
+    other run give its COMMAND: train.py, python train.py, torchrun --nproc-per-node {ranks} train.py. RUN is not
+    changed.
     """
     span = span_of(named_store("replay", run, None), first, second)
     place = _place(directory)
@@ -77,13 +92,13 @@ def command(
         if not is_kept:
             LOCAL.remove_tree(place.root)
     kept = place.root if is_kept else None
-    facts = {**found.facts(), "directory": str(kept) if kept else None}
-    output.document("unbroken.replay/2", facts, lambda: _text(found, kept, output.style))
+    fields = {**found.facts(), "directory": str(kept) if kept else None}
+    output.document("unbroken.replay/2", fields, lambda: _text(found, kept, output.style))
     return 0 if found.is_equal else EXIT_DIFFER
 
 
 def _place(directory: Path | None) -> ReplayFolder:
-    """A directory of the replay's own: the one that was asked for, or one among the temporary ones."""
+    """The directory of the recomputation: ``--dir`` or a temporary one."""
     if directory is None:
         root = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108
         return ReplayFolder(job_files.make_outcome_path(root, f"replay-{secrets.token_hex(8)}"))
@@ -96,5 +111,5 @@ def _text(found: ReplayResult, kept: Path | None, style: Style) -> str:
     verdict = style.good("equal") if found.is_equal else style.bad("differs")
     lines = [f"{verdict}  {printable(found.headline())}", *(f"       {printable(line)}" for line in found.lines())]
     if kept is not None:
-        lines.append(f"       the recomputation is in {printable(str(kept))}")
+        lines.append(f"       recomputation kept in {printable(str(kept))}")
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""``unbroken run``: a parent for a training script or torchrun that passes signals on and owns the exit code."""
+"""``unbroken run``: runs a training script, forwards signals to it and exits with its outcome."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from unbroken.cli.launching import Asked, launch_options, launched, script_arguments
+from unbroken.cli.launch_options import LaunchArguments, launch_options, launched, script_arguments
 from unbroken.cli.output import Output, as_command
 from unbroken.launch.command import require_target, target_of
 from unbroken.records.layout import require_directory
@@ -12,37 +12,60 @@ from unbroken.records.layout import require_directory
 PROGRAM: Final = "unbroken run"
 
 
-@as_command("run", context_settings={"allow_interspersed_args": False})
+EXIT_CODES: Final = {
+    0: "target reached, or stopped cleanly (see --stopped-exit-code)",
+    2: "the command is wrong, or the script rejected its arguments",
+    7: "another job holds the run",
+    74: "storage failed; the last checkpoint is intact",
+}
+
+
+@as_command(
+    "run",
+    examples=(
+        ("unbroken run -- train.py --lr 3e-4", "one process"),
+        ("unbroken run --nproc-per-node 8 -- train.py", "8 processes under torchrun"),
+        ("unbroken run --max-restarts 3 -- train.py", "restart after a crash"),
+    ),
+    exit_codes=EXIT_CODES,
+    context_settings={"allow_interspersed_args": False},
+)
 @launch_options(PROGRAM)
 @script_arguments
-def command(output: Output, asked: Asked, run_dir: Path | None, module: str | None, words: tuple[str, ...]) -> int:
-    """Start a training script, pass signals on, own its exit code."""
+def command(
+    output: Output, asked: LaunchArguments, run_dir: Path | None, module: str | None, words: tuple[str, ...]
+) -> int:
+    """Run a training script and forward signals to it.
+
+    SCRIPT is a Python script whose loop is an unbroken.Run. A signal makes it save and exit. Unlike torchrun, the exit
+    code tells how the run ended; `unbroken explain exit-codes` lists all codes.
+    """
     return launch_script(output, PROGRAM, asked, run_dir, module, words)
 
 
 def launch_script(
     output: Output,
     program: str,
-    asked: Asked,
+    asked: LaunchArguments,
     run_dir: Path | None,
     module: str | None,
     words: Sequence[str],
     *,
     until_done: bool = False,
 ) -> int:
-    """Start what the words name, once or until its run is done; returns the exit code.
+    """Run a script or module, once or until its run is done; returns the exit code.
 
     Raises:
-        BadUsage: nothing is named, or no script.
-        PathMissing: there is no such script.
-        ModuleMissing: there is no such module.
-        BadRunPath: the run's directory is a path at which no run can be.
-        NotAStore: there is a file where the run's directory is to be.
-        TorchMissing: several processes were asked for and there is no torch.
+        BadUsage: no script is given, or it is not one.
+        PathMissing: the script does not exist.
+        ModuleMissing: the module does not exist.
+        BadRunPath: no run can be at the path of the run directory.
+        NotAStore: the run directory is a file.
+        TorchMissing: several processes need torch, which is not installed.
     """
     target = target_of(program, module, words)
     require_target(program, target, Path.cwd())
     if run_dir is not None:
         require_directory(run_dir)
     schema = f"{program.replace(' ', '.')}/1"
-    return launched(output, program, schema, asked.orders(target, run=run_dir, until_done=until_done))
+    return launched(output, program, schema, asked.options(target, run=run_dir, until_done=until_done))

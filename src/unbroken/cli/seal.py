@@ -1,11 +1,11 @@
-"""``unbroken seal``: make a folder that any tool wrote a checkpoint like ours."""
+"""``unbroken seal``: adds a manifest to a checkpoint directory of another tool."""
 
 import time
 from pathlib import Path
 
 import click
 
-from unbroken.cli.facts import manifest_facts
+from unbroken.cli.json_fields import manifest_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CannotSeal, Help, PathMissing
 from unbroken.errors.tree import quoted
@@ -19,22 +19,30 @@ from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import Sealed, folders_to_seal, seal
 
 
-@as_command("seal")
+@as_command(
+    "seal",
+    examples=(
+        ("unbroken seal out/checkpoint-500", "one checkpoint"),
+        ("unbroken seal out --all", "all checkpoints in a directory"),
+        ("unbroken seal last/ --step 500 --metric val_loss=2.31", "step and metric by hand"),
+    ),
+)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(0), metavar="N", help="The step, where the folder does not name it.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A metric to keep the best by.")
-@click.option("--all", "is_parent", is_flag=True, help="Seal every folder in DIR that names its step.")
-@click.option("--num-workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Step; default: from the name of the directory.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="Metric for --keep-best; repeatable.")
+@click.option("--all", "is_parent", is_flag=True, help="Seal all checkpoint directories in DIR.")
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, help="Number of reader threads.")
 def command(
     output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, num_workers: int
 ) -> None:
-    """Add a manifest to a folder, so that it can be verified, kept and pruned.
+    """Add a manifest to a checkpoint of another tool.
 
-    Transformers, Accelerate, Lightning, DeepSpeed, torch DCP or plain .pt files: the folder's own files are read, made
-    durable and never changed, and nothing in them is executed. Sealing twice verifies.
+    Then `unbroken ls`, `verify`, `pin` and `prune` work on it. DIR is a checkpoint of Transformers, Accelerate,
+    Lightning, DeepSpeed, torch DCP, or a directory of .pt files. Its files are read and synced to disk, never changed
+    or executed. Sealing again verifies all checksums.
     """
     if is_parent and (step is not None or metrics):
-        raise BadUsage(command="unbroken seal", complaint="--step and --metric speak of one folder, --all of many")
+        raise BadUsage(command="unbroken seal", complaint="--step and --metric cannot be used with --all")
     store, names = _targets(directory, is_parent=is_parent)
     values = dict(map(_metric, metrics))
     total = sum(size or 0 for name in names for _, size in walk_files(LOCAL, store.path(name)))
@@ -43,38 +51,38 @@ def command(
             seal(store, name, at_ns=time.time_ns(), step=step, metrics=values, workers=num_workers, progress=advance)
             for name in names
         ]
-    facts = {
+    fields = {
         "store": str(store.root),
-        "sealed": [{"is_new": each.is_new, **manifest_facts(each.name, each.manifest)} for each in done],
+        "sealed": [{"is_new": each.is_new, **manifest_fields(each.name, each.manifest)} for each in done],
     }
-    output.document("unbroken.seal/2", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
+    output.document("unbroken.seal/2", fields, lambda: _text(store, done, output.style, is_parent=is_parent))
 
 
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
-    # "." has no name of its own; the folder it stands for has.
+    # "." has no name; the directory it stands for has.
     path = directory if directory.name not in ("", "..") else directory.resolve()
     if not path.exists():
-        raise PathMissing(path=directory, purpose="folder")
+        raise PathMissing(path=directory, purpose="directory")
     if not path.is_dir():
-        raise CannotSeal(path=path, reason="it is a file, and a checkpoint is a folder", remedy=_of_a_file(path))
+        raise CannotSeal(path=path, reason="it is a file; a checkpoint is a directory", remedy=_of_a_file(path))
     if not is_parent:
         return Store(path.parent), [path.name]
     store = Store(path)
-    # Sealing twice verifies, also with --all.
+    # Sealing again verifies, also with --all.
     names = list(folders_to_seal(store)) or newest_first(store, scan(store).committed)
     if not names:
-        raise CannotSeal(path=path, reason="every folder in it is sealed already, or names no step")
+        raise CannotSeal(path=path, reason="no directory in it has a step in its name")
     return store, names
 
 
 def _of_a_file(path: Path) -> Help:
-    """What seals a single file: its folder, if that is named as a checkpoint; else a folder of its own."""
+    """How to seal a single file: its directory if that has a step in its name, else a new directory."""
     if step_in_name(path.absolute().parent.name) is not None:
-        return Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
+        return Help(f"unbroken seal {quoted(path.parent)}", "seal the directory that contains it")
     told = step_in_name(path.name)
     folder = quoted(path.parent / f"step-{1000 if told is None else told}")
     command = f"mkdir {folder} && mv {quoted(path)} {folder} && unbroken seal {folder}"
-    return Help(command, "give it a folder of its own that names its step")
+    return Help(command, "move it to a directory with the step in its name")
 
 
 def _metric(text: str) -> tuple[str, float]:
@@ -84,22 +92,22 @@ def _metric(text: str) -> tuple[str, float]:
     except ValueError:
         name = ""
     if not name:
-        raise BadUsage(command="unbroken seal", complaint=f"'{text}' is not NAME=VALUE with a number")
+        raise BadUsage(command="unbroken seal", complaint=f"--metric {text} is not NAME=NUMBER")
     return name, number
 
 
 def _text(store: Store, done: list[Sealed], style: Style, *, is_parent: bool) -> str:
     if is_parent and not any(each.is_new for each in done):
         many = amounts.plural(len(done), "checkpoint")
-        return f"{style.good('sound ')}  {store.root}  {many} sealed before, every digest right"
+        return f"{style.good('ok    ')}  {store.root}  {many} already sealed, all checksums verified"
     return "\n".join(_line(store, each, style) for each in done)
 
 
 def _line(store: Store, sealed: Sealed, style: Style) -> str:
     manifest = sealed.manifest
-    word = style.good("sealed") if sealed.is_new else style.good("sound ")
+    word = style.good("sealed") if sealed.is_new else style.good("ok    ")
     parts = amounts.plural(len(manifest.parts), "part")
-    note = "" if sealed.is_new else ", sealed before, every digest right"
+    note = "" if sealed.is_new else ", already sealed, all checksums verified"
     return (
         f"{word}  {store.path(sealed.name)}  step {amounts.count(manifest.step)}, {parts}, "
         f"{amounts.size(manifest.size_bytes)}, by {manifest.origin}{note}"

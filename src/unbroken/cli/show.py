@@ -1,10 +1,10 @@
-"""``unbroken show``: what one checkpoint says of itself."""
+"""``unbroken show``: shows the manifest of a checkpoint."""
 
 import time
 
 import click
 
-from unbroken.cli.facts import instant, manifest_facts
+from unbroken.cli.json_fields import iso_time, manifest_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
@@ -14,19 +14,25 @@ from unbroken.report.table import Column, table
 from unbroken.store.manifest import Manifest
 
 
-@as_command("show")
+@as_command(
+    "show",
+    examples=(
+        ("unbroken show runs/a", "the newest checkpoint"),
+        ("unbroken show runs/a@1000 --tensors", "step 1,000 with all tensors"),
+    ),
+)
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--tensors", is_flag=True, help="List the tensors, where the manifest names them.")
+@click.option("--tensors", is_flag=True, help="Also list the tensors.")
 def command(output: Output, checkpoint: str, tensors: bool) -> None:
-    """Show the manifest of one checkpoint.
+    """Show the manifest of a checkpoint.
 
-    CHECKPOINT is its directory, RUN@1000, RUN@latest, or RUN for the newest. The manifest is proven against its own
-    digest first; the parts are not read.
+    CHECKPOINT is RUN@STEP, RUN@latest, RUN for the newest, or a checkpoint directory. Verifies the checksum of the
+    manifest, but does not read the parts.
     """
     store, name, manifest = resolve_checkpoint(checkpoint)
-    facts = {"path": str(store.path(name)), **manifest_facts(name, manifest)}
+    fields = {"path": str(store.path(name)), **manifest_fields(name, manifest)}
     output.document(
-        "unbroken.show/2", facts, lambda: _text(str(store.path(name)), manifest, tensors=tensors, style=output.style)
+        "unbroken.show/2", fields, lambda: _text(str(store.path(name)), manifest, tensors=tensors, style=output.style)
     )
 
 
@@ -35,7 +41,7 @@ def _text(path: str, manifest: Manifest, *, tensors: bool, style: Style) -> str:
     head = [
         ("checkpoint", path),
         ("step", f"{amounts.count(manifest.step)} ({manifest.kind})"),
-        ("written", f"{instant(manifest.saved_at_ns)} ({age}) by {manifest.origin}, job {manifest.job}"),
+        ("saved", f"{iso_time(manifest.saved_at_ns)} ({age}) by {manifest.origin}, job {manifest.job}"),
         ("size", f"{amounts.size(manifest.size_bytes)} in {amounts.plural(len(manifest.parts), 'part')}"),
         ("id", manifest.id),
     ]
@@ -53,5 +59,5 @@ def _text(path: str, manifest: Manifest, *, tensors: bool, style: Style) -> str:
             for name, tensor in sorted(manifest.tensors.items())
         ]
         columns = [Column("tensor"), Column("type"), Column("shape"), Column("digest")]
-        lines += ["", table(columns, named, style=style) if named else "the manifest names no tensors"]
+        lines += ["", table(columns, named, style=style) if named else "no tensors in the manifest"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``unbroken slurm``: jobs of SLURM that go on by themselves, one file per command."""
+"""``unbroken slurm``: the group of commands for SLURM, one file per command."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ _HEADING: Final = "Commands"
 _IN_JOB: Final = "Inside a job"
 
 TABLE: Final = {
-    "init": Entry("unbroken.cli.slurm_init:command", "Write a batch script for a config or a script.", _HEADING),
-    "submit": Entry("unbroken.cli.slurm_submit:command", "Submit it; its jobs queue themselves again.", _HEADING),
+    "init": Entry("unbroken.cli.slurm_init:command", "Write a batch script.", _HEADING),
+    "submit": Entry("unbroken.cli.slurm_submit:command", "Submit a batch script that requeues itself.", _HEADING),
     "chain": Entry(
-        "unbroken.cli.slurm_submit:chain_command", "Submit several, one after the other, without requeue.", _HEADING
+        "unbroken.cli.slurm_submit:chain_command", "Submit a chain of jobs, for sites without requeue.", _HEADING
     ),
-    "job": Entry("unbroken.cli.slurm_job:command", "What the batch script calls.", _IN_JOB),
+    "job": Entry("unbroken.cli.slurm_job:command", "Run one job; called by the batch script.", _IN_JOB),
 }
 
-command = command_group("slurm", TABLE, "Jobs of SLURM that go on by themselves.")
+command = command_group("slurm", TABLE, "Run as SLURM jobs that requeue themselves.")

@@ -1,4 +1,4 @@
-"""``unbroken slurm init``: a batch script for a config, for several as an array, or for any training script."""
+"""``unbroken slurm init``: writes a batch script for a config, several configs as an array, or a training script."""
 
 import sys
 from pathlib import Path
@@ -18,30 +18,50 @@ from unbroken.launch.slurm.script import COMMAND, MOST_LEAD_S, Request, Work, fu
 from unbroken.launch.slurm.submit import lead_s, require_lead
 from unbroken.quoting import amounts
 
-# Its script and its log are named after the job, and a file's name has 255 bytes at most.
+# Script and log are named after the job, and a file name has at most 255 bytes.
 _MOST_NAME: Final = 200
 _RANKS: Final = ("gpu", "cpu", "auto")
 
 
-@as_command("init", context_settings={"ignore_unknown_options": True})
+@as_command(
+    "init",
+    examples=(
+        ("unbroken slurm init config.yaml --time 04:00:00 --gpus-per-node 8", "a config"),
+        ("unbroken slurm init --run-dir runs/a --time 4:00:00 -- train.py", "a script"),
+        ("unbroken slurm init a.yaml b.yaml --time 12:00:00", "an array of two runs"),
+    ),
+    context_settings={"ignore_unknown_options": True},
+)
 @click.argument("words", metavar="CONFIG... | -- SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("-o", "--script", "target", type=click.Path(path_type=Path), metavar="FILE", help="Where it is written.")
-@click.option("--force", is_flag=True, help="Replace a script that is there.")
-@click.option("--run-dir", metavar="RUN", help="The run of a training script; the words after -- start it.")
-@click.option("--time", metavar="LIMIT", help="How long a job may take, as sbatch has it: 04:00:00, 1-12.")
-@click.option("--nodes", default="1", metavar="N", help="Nodes, or least and most: 1-4.")
-@click.option("--nproc-per-node", metavar="N", help="Ranks on each node; as many as GPUs if those are given.")
-@click.option("--gpus-per-node", metavar="N", help="GPUs on each node.")
-@click.option("--cpus-per-task", type=click.IntRange(1), metavar="N", help="CPU cores on each node.")
-@click.option("--partition", metavar="NAME", help="Where the job is to run.")
-@click.option("--account", metavar="NAME", help="Who pays.")
-@click.option("--output", "log", metavar="FILE", help="Where the job's output goes; %j is its number.")
-@click.option("--name", metavar="NAME", help="The job's name; the run's by default.")
-@click.option("--array", metavar="RANGE", help="With --run-dir: one run for each number, which replaces %a.")
-@click.option("--lead", type=click.IntRange(1, MOST_LEAD_S), metavar="S", help="Warn S seconds before the end.")
-@click.option("--master-addr", metavar="HOST", help="Where nodes meet; the first node's name by default.")
-@click.option("--no-requeue", is_flag=True, help="The site lets no job be queued again: followers are submitted.")
-@click.option("--sbatch", "options", multiple=True, metavar="KEY=VALUE", help="One more option of sbatch; repeatable.")
+@click.option(
+    "-o",
+    "--script",
+    "target",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to write; default: NAME.sbatch.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--run-dir", metavar="RUN", help="Run directory of SCRIPT.")
+@click.option("--time", metavar="LIMIT", help="Walltime limit of a job, as for sbatch: 04:00:00, 1-12.")
+@click.option("--nodes", default="1", metavar="N", help="Number of nodes, or a range: 1-4.")
+@click.option("--nproc-per-node", metavar="N", help="Ranks per node; default: --gpus-per-node.")
+@click.option("--gpus-per-node", metavar="N", help="GPUs per node.")
+@click.option("--cpus-per-task", type=click.IntRange(1), metavar="N", help="CPU cores per node.")
+@click.option("--partition", metavar="NAME", help="Partition.")
+@click.option("--account", metavar="NAME", help="Account to charge.")
+@click.option("--output", "log", metavar="FILE", help="Log file of the job; %j is the job id.")
+@click.option("--name", metavar="NAME", help="Job name; default: the last part of the run directory.")
+@click.option("--array", metavar="RANGE", help="With --run-dir: an array of runs; %a is the task id.")
+@click.option(
+    "--lead",
+    type=click.IntRange(1, MOST_LEAD_S),
+    metavar="S",
+    help="Seconds before the walltime limit at which the job saves; default: from measured saves.",
+)
+@click.option("--master-addr", metavar="HOST", help="Address of node 0; default: the first host of the job.")
+@click.option("--no-requeue", is_flag=True, help="For sites without requeue: submit a new job instead.")
+@click.option("--sbatch", "options", multiple=True, metavar="KEY=VALUE", help="More options for sbatch; repeatable.")
 def command(
     output: Output,
     words: tuple[str, ...],
@@ -52,12 +72,11 @@ def command(
     name: str | None,
     **asked: Any,  # noqa: ANN401 -- click's values, each checked where it is used
 ) -> None:
-    """Write a batch script for a config or a script.
+    """Write a batch script.
 
-    Its job saves before its time is over, and queues itself again until the run is complete.
-
-    CONFIG is what `unbroken train` takes; several are an array of runs. With --run-dir the words after -- are a
-    training script for `unbroken run`. Nothing is submitted: that is `unbroken slurm submit`.
+    Its job saves before the walltime limit and requeues itself until the run is done. CONFIG is a config of `unbroken
+    train`; several configs become a job array. SCRIPT is run by `unbroken run` and needs --run-dir. The script is not
+    submitted: use `unbroken slurm submit`.
     """
     work = _script_work(words, run_dir, array) if run_dir is not None else _config_work(words, array)
     called = name or _name(work)
@@ -65,45 +84,41 @@ def command(
     path = (target or Path(f"{called}.sbatch")).absolute()
     request = _request(work, called, array, asked)
     text = script_text(work, request, path)
-    remedy = Help(f"unbroken slurm submit {quoted(path)}", "submit the one that is there; --force replaces it")
+    remedy = Help(f"unbroken slurm submit {quoted(path)}", "submit the existing script; --force overwrites it")
     write_new(COMMAND, path, text, remedy, is_replacing=force)
-    facts = {"path": str(path), "runs": list(work.runs), "lead_s": request.lead_s, "text": text}
-    output.document("unbroken.slurm-init/1", facts, lambda: _said(path, request))
+    fields = {"path": str(path), "runs": list(work.runs), "lead_s": request.lead_s, "text": text}
+    output.document("unbroken.slurm-init/1", fields, lambda: _text(path, request))
 
 
 def _config_work(words: tuple[str, ...], array: str | None) -> Work:
     if array is not None:
-        raise BadUsage(
-            command=COMMAND, complaint="--array belongs to --run-dir; several configs are an array by themselves"
-        )
+        raise BadUsage(command=COMMAND, complaint="--array needs --run-dir; several configs are an array without it")
     taken = take_apart(words)
     for option in (word for word in taken.rest if word.startswith("-")):
-        raise BadUsage(command=COMMAND, complaint=f"there is no option '{option}'")
+        raise BadUsage(command=COMMAND, complaint=f"no such option: {option}")
     if not taken.rest:
-        raise BadUsage(
-            command=COMMAND, complaint="the argument CONFIG is missing; a script needs --run-dir RUN -- SCRIPT"
-        )
+        raise BadUsage(command=COMMAND, complaint="missing argument CONFIG; for a script: --run-dir RUN -- SCRIPT")
     for path in (word for word in taken.rest if word.endswith(".py")):
-        complaint = f"{path} is a script, no config; name its run before it: --run-dir RUN -- {path}"
+        complaint = f"{path} is a script, not a config; use --run-dir RUN -- {path}"
         raise BadUsage(command=COMMAND, complaint=complaint)
     decoded = [decode(read(Path(path)), taken.overrides, source=path).config for path in taken.rest]
     runs = tuple(config.training.output_dir for config in decoded)
     if twice := sorted({run for run in runs if runs.count(run) > 1}):
-        complaint = f"two configs have the same training.output_dir: {twice[0]}; each run needs one of its own"
+        complaint = f"two configs have the same training.output_dir: {twice[0]}"
         raise BadUsage(command=COMMAND, complaint=complaint)
     return Work(runs, taken.rest, taken.written)
 
 
 def _script_work(words: tuple[str, ...], run_dir: str, array: str | None) -> Work:
     target = target_of(COMMAND, None, words)
-    # With an array the name may hold the task's number, which is known only then.
+    # In an array the name may contain the task id, which is not known yet.
     if "%a" not in target.name:
         require_target(COMMAND, target, Path.cwd())
     if array is not None and "%a" not in run_dir:
-        complaint = f"--array needs a run for each number: --run-dir {run_dir} has no %a in it"
+        complaint = f"--array needs %a in --run-dir {run_dir}: each task needs its own run"
         raise BadUsage(command=COMMAND, complaint=complaint)
     if array is None and any("%a" in word for word in (run_dir, *words)):
-        complaint = "%a is the number of an array's task, and there is no array: --array 0-4 makes one"
+        complaint = "%a is the task id of an array; add --array, for example --array 0-4"
         raise BadUsage(command=COMMAND, complaint=complaint)
     return Work((run_dir,), (), words)
 
@@ -113,22 +128,24 @@ def _name(work: Work) -> str:
 
 
 def _require_sound(name: str, asked: dict[str, Any]) -> None:
-    """Refuse what SLURM would refuse only at submission, or what would make the job fail as it starts."""
+    """Reject what SLURM would reject at submission, or what would make the job fail at its start."""
     empty = ["output" if key == "log" else key.replace("_", "-") for key, value in asked.items() if value == ""]
     complaints = [f"--{option} is empty" for option in empty]
     least, _, most = asked["nodes"].partition("-")
     if asked["nodes"] and not all(part.isdecimal() and int(part) > 0 for part in (least, most or least)):
-        complaints.append(f"--nodes {asked['nodes']} is not a number of nodes, nor a range: 2, 1-4")
+        complaints.append(f"--nodes {asked['nodes']} is neither a number of nodes nor a range such as 1-4")
     elif most and int(least) > int(most):
-        complaints.append(f"--nodes {asked['nodes']} is a range from more to fewer nodes; write {most}-{least}")
-    # A mark like %j is filled in by SLURM, so what folder it makes cannot be known here.
+        complaints.append(f"--nodes {asked['nodes']} is an empty range; use {most}-{least}")
+    # %j and the like are filled in by SLURM, so the directory is not known here.
     folder = Path(dict(further_options(asked["options"])).get("chdir", "."), log := asked["log"] or ".").parent
     if log != "." and "%" not in str(folder) and not folder.is_dir():
-        complaints.append(f"--output {log} is in a folder that does not exist, and SLURM does not create it: {folder}")
+        complaints.append(f"--output {log}: the directory {folder} does not exist, and SLURM does not create it")
     if "/" in name:
         complaints.append(f"the job name '{name}' contains a slash")
     if len(name) > _MOST_NAME:
-        complaints.append(f"the job name has {len(name)} characters, more than {_MOST_NAME}; --name sets a shorter one")
+        complaints.append(
+            f"the job name has {len(name)} characters, more than {_MOST_NAME}; set a shorter one with --name"
+        )
     if complaints:
         raise BadUsage(command=COMMAND, complaint="; ".join(complaints))
 
@@ -140,7 +157,7 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
         complaint = f"{option} {ranks} is neither a number of ranks nor one of {', '.join(_RANKS)}"
         raise BadUsage(command=COMMAND, complaint=complaint)
     further = further_options(asked["options"])
-    # An option of sbatch replaces ours in the script.
+    # --sbatch options replace ours in the script.
     time = dict(further).get("time", asked["time"])
     limit_s = time_limit_s(time) if time else None
     lead = asked["lead"] or lead_s([Path(run) for run in work.runs], limit_s)
@@ -166,8 +183,8 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
     )
 
 
-def _said(path: Path, request: Request) -> str:
+def _text(path: Path, request: Request) -> str:
     return (
-        f"wrote {path}  (SLURM warns the job {amounts.duration(request.lead_s)} before its end)\n"
+        f"wrote {path}  (the job saves {amounts.duration(request.lead_s)} before its walltime limit)\n"
         f"next: unbroken slurm submit {quoted(path)}"
     )

@@ -1,4 +1,4 @@
-"""``unbroken slurm job``: what a batch script becomes: the step's parent, which decides whether it is queued again."""
+"""``unbroken slurm job``: the last command of a batch script; runs the step and decides whether to requeue the job."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import click
 from unbroken.cli.arguments import run_path
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, StorageFailed
-from unbroken.launch.slurm.job import Orders, Surroundings, work
+from unbroken.launch.slurm.job import JobContext, JobOptions, run_job
 
 PROGRAM: Final = "unbroken slurm job"
 
@@ -19,29 +19,38 @@ PROGRAM: Final = "unbroken slurm job"
 @as_command("job", context_settings={"allow_interspersed_args": True})
 @click.argument("run", metavar="RUN", callback=run_path)
 @click.argument("words", metavar="-- SRUN...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--script", type=click.Path(path_type=Path), metavar="FILE", help="What a follower is submitted from.")
-@click.option("--link", is_flag=True, help="Start nothing if the run is done, held, or for a person to look at.")
-@click.option("--chained", is_flag=True, help="Queue nothing again: another job of the chain follows.")
-@click.option("--in-vain", type=click.IntRange(0), default=0, metavar="N", help="Jobs before it never took their run.")
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Batch script to submit if SLURM does not allow requeue.",
+)
+@click.option("--link", is_flag=True, help="Exit at once if the run is done, held, or needs attention.")
+@click.option("--chained", is_flag=True, help="Do not requeue: the next job of the chain is submitted already.")
+@click.option(
+    "--in-vain",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Number of earlier jobs in a row that never opened their run.",
+)
 def command(
     output: Output, run: Path, words: tuple[str, ...], script: Path | None, link: bool, chained: bool, in_vain: int
 ) -> int:
-    """What the batch script calls.
+    """Run one job; called by the batch script.
 
-    It starts the step of a SLURM job, passes SLURM's warning on to RUN, and queues the job again if RUN is to go on.
-    `unbroken slurm init` writes a script that ends in it.
+    Starts the step of a SLURM job, forwards SLURM's signal to RUN, and requeues the job if the run is not done. The
+    scripts of `unbroken slurm init` end in this command.
     """
     if not words:
-        raise BadUsage(
-            command=PROGRAM, complaint="the step is missing; it stands last: -- srun unbroken train run.yaml"
-        )
+        raise BadUsage(command=PROGRAM, complaint="missing SRUN; it comes last: -- srun unbroken train config.yaml")
     if not os.environ.get("SLURM_JOB_ID"):
-        raise BadUsage(command=PROGRAM, complaint="this is no job of SLURM: SLURM_JOB_ID is not set")
+        raise BadUsage(command=PROGRAM, complaint="not inside a SLURM job: SLURM_JOB_ID is not set")
 
     def say(message: str) -> None:
-        # The log may be on a full disk; the decision stands all the same.
+        # The log may be on a full disk; that must not change the decision.
         with contextlib.suppress(StorageFailed, BrokenPipeError):
             output.note(f"{PROGRAM}: {message}")
 
-    around = Surroundings(os.environ, time.monotonic, time.sleep, say)
-    return work(Orders(run, words, script, link, chained, in_vain), around)
+    context = JobContext(os.environ, time.monotonic, time.sleep, say)
+    return run_job(JobOptions(run, words, script, link, chained, in_vain), context)

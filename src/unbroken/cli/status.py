@@ -1,4 +1,4 @@
-"""``unbroken status``: how a run stands, in milliseconds, from any machine that sees its directory."""
+"""``unbroken status``: the state of a run, from any machine that can read its directory."""
 
 import math
 import time
@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from unbroken.cli.arguments import named_store
-from unbroken.cli.facts import instant
+from unbroken.cli.json_fields import iso_time
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
@@ -24,16 +24,27 @@ MOST_MISMATCHES: Final = 10
 MOST_LINKS: Final = 5
 
 
-@as_command("status")
+@as_command(
+    "status",
+    examples=(
+        ("unbroken status runs/a", "once"),
+        ("watch -n 5 unbroken status runs/a", "refresh every 5 seconds"),
+        ("unbroken status runs/a --json", "for scripts"),
+    ),
+)
 @click.argument("run", metavar="RUN", required=False)
-@click.option("--output-dir", metavar="RUN", help="The same as RUN.")
+@click.option("--output-dir", metavar="RUN", help="Same as RUN.")
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
-    """Show how a run stands: who holds it, how far it is, what it can resume from."""
+    """Show the state of a run.
+
+    Prints its status, its job, the last step and loss, and the checkpoint it would resume from. Reads only the run
+    directory, so it works on a login node without torch.
+    """
     summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
-    output.document("unbroken.status/2", _facts(summary), lambda: summary_text(summary, output.style))
+    output.document("unbroken.status/2", _fields(summary), lambda: summary_text(summary, output.style))
 
 
-def _facts(summary: RunSummary) -> dict[str, Any]:
+def _fields(summary: RunSummary) -> dict[str, Any]:
     lease, state, newest = summary.lease, summary.state, summary.newest_usable
     records, outcome = summary.records, summary.outcome
     return {
@@ -45,7 +56,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "number": lease.number,
             "host": lease.holder.host,
             "pid": lease.holder.pid,
-            "renewed_at": instant(int(lease.renewed_at_s * 1e9)),
+            "renewed_at": iso_time(int(lease.renewed_at_s * 1e9)),
             "is_released": lease.is_released,
             "liveness": summary.standing.value if summary.standing else None,
         },
@@ -60,7 +71,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "reason": outcome.reason if outcome else None,
         "jobs": records.jobs,
         "crashed_jobs": records.crashed,
-        "last_commit": _commit_facts(records.last_commit),
+        "last_commit": _commit_fields(records.last_commit),
         "recomputed": {
             "compared": records.recomputed.compared,
             "agreeing": records.recomputed.agreeing,
@@ -68,7 +79,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         },
         "data": asdict(summary.account) if summary.account is not None else None,
         "placements": [{"job": job, **placed.facts()} for job, placed in records.placements],
-        "deadline": instant(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
+        "deadline": iso_time(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
         "is_stop_requested": records.is_stop_requested,
         "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
@@ -82,19 +93,19 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
     }
 
 
-def _commit_facts(commit: Fact | None) -> dict[str, Any] | None:
+def _commit_fields(commit: Fact | None) -> dict[str, Any] | None:
     if commit is None:
         return None
     return {
         "step": commit.whole("step"),
         "name": commit.text("name"),
         "seconds": commit.number("seconds"),
-        "at": instant(None if commit.at_s is None else int(commit.at_s * 1e9)),
+        "at": iso_time(None if commit.at_s is None else int(commit.at_s * 1e9)),
     }
 
 
 def summary_text(summary: RunSummary, style: Style) -> str:
-    """A run at one moment, for people."""
+    """The state of a run as text."""
     paint = {"running": style.good, "completed": style.good, "crashed": style.bad, "error": style.bad}
     lines = [("run", f"{summary.run}  {paint.get(summary.status, style.warn)(summary.status)}")]
     state, newest = summary.state, summary.newest_usable
@@ -106,26 +117,26 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     if newest:
         age = amounts.ago((time.time_ns() - newest.saved_at_ns) / 1e9)
         size = amounts.size(newest.size_bytes)
-        where = f"step {amounts.count(newest.step)}  ({summary.newest_usable_name}, {size}, {age})"
-        lines.append(("resumes", where))
+        where = f"from step {amounts.count(newest.step)}  ({summary.newest_usable_name}, {size}, {age})"
+        lines.append(("resume", where))
     else:
-        lines.append(("resumes", _without_checkpoint(summary)))
-    lines += [("dumped", f"step {amounts.count(each.step)}  ({each.sentence()})") for each in summary.emergencies]
-    lines += [("passed", f"{name}: {reason}") for name, reason in summary.passed_over]
+        lines.append(("resume", _without_checkpoint(summary)))
+    lines += [("emergency", f"step {amounts.count(each.step)}  ({each.sentence()})") for each in summary.emergencies]
+    lines += [("skipped", f"{name}: {reason}") for name, reason in summary.passed_over]
     if (account := summary.account) is not None:
         lines.append(("data", account.sentence() if account.agrees else style.bad(account.sentence())))
     lines += _recorded(summary, style)
     found = summary.inventory
     counts = [amounts.plural(len(found.committed), "checkpoint")]
     counts += [f"{len(many)} {word}" for many, word in _others(summary) if many]
-    lines.append(("store", ", ".join(counts)))
+    lines.append(("stored", ", ".join(counts)))
     if state and state.error:
         lines.append(("error", state.error))
-    return "\n".join(f"{style.dim(label.ljust(7))}  {printable(value)}" for label, value in lines)
+    return "\n".join(f"{style.dim(label.ljust(10))}  {printable(value)}" for label, value in lines)
 
 
 def _loss(state: RunState) -> str:
-    """The newest loss; metrics are read from the device every few steps, so it may belong to an earlier step."""
+    """The newest loss; metrics are copied from the device every few steps, so it may be that of an earlier step."""
     if state.loss is None:
         return ""
     older = state.loss_step is not None and state.loss_step != state.step
@@ -134,20 +145,20 @@ def _loss(state: RunState) -> str:
 
 def _job(lease: Lease, standing: Standing | None) -> str:
     age_s = time.time() - lease.renewed_at_s
-    renewed = f"last renewed {amounts.ago(age_s)}"
+    renewed = f"lease renewed {amounts.ago(age_s)}"
     if standing is Standing.UNKNOWN:
         if age_s < -TOLERATED_S:
-            renewed = f"last renewed {amounts.duration(-age_s)} in the future"
-        renewed += " by its own clock; its process cannot be seen from here"
+            renewed = f"lease renewed {amounts.duration(-age_s)} in the future"
+        renewed += " by the clock of that machine; its process is not visible from here"
     return f"{lease.describe()}, {renewed}"
 
 
 def _without_checkpoint(summary: RunSummary) -> str:
-    """What a run goes on from that has no usable checkpoint; ranks that have dumped may have left one all the same."""
+    """What a run without a usable checkpoint resumes from: emergency dumps of all ranks, or nothing."""
     complete = next((each for each in summary.emergencies if each.is_complete), None)
     if complete is None:
-        return "from nothing: no usable checkpoint"
-    return f"from the dumps of step {amounts.count(complete.step)}, if they can be used; no usable checkpoint yet"
+        return "no usable checkpoint; the next job starts at step 0"
+    return f"from the emergency dumps of step {amounts.count(complete.step)}, if usable; no usable checkpoint"
 
 
 def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
@@ -156,25 +167,25 @@ def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
         crashed = f", {amounts.count(records.crashed)} crashed" if records.crashed else ""
         lines.append(("jobs", f"{amounts.count(records.jobs)}{crashed}"))
     if records.placements:
-        lines.append(("chain", _chain(summary)))
+        lines.append(("scheduler", _chain(summary)))
     if (commit := records.last_commit) is not None and (seconds := commit.number("seconds")) is not None:
         step = commit.whole("step")
-        lines.append(("saved", f"step {amounts.count(step or 0)} in {amounts.duration(seconds)}"))
+        lines.append(("last save", f"step {amounts.count(step or 0)} in {amounts.duration(seconds)}"))
     if sentence := records.recomputed.sentence():
-        lines.append(("proof", style.bad(sentence) if records.recomputed.mismatches else sentence))
+        lines.append(("recomputed", style.bad(sentence) if records.recomputed.mismatches else sentence))
     if records.deadline_s is not None:
-        lines.append(("until", f"its time is over in {amounts.duration(max(0.0, records.deadline_s - time.time()))}"))
+        lines.append(("walltime", f"limit in {amounts.duration(max(0.0, records.deadline_s - time.time()))}"))
     if records.is_stop_requested:
-        lines.append(("asked", "to save and end at its next step"))
+        lines.append(("stop", "requested; the job saves and exits after its current step"))
     if summary.outcome is not None and summary.outcome.status != "running" and summary.outcome.reason:
-        lines.append(("ended", summary.outcome.reason))
+        lines.append(("reason", summary.outcome.reason))
     return lines
 
 
 def _chain(summary: RunSummary) -> str:
     shown = [placed.sentence() for _, placed in summary.records.placements[-MOST_LINKS:]]
     older = len(summary.records.placements) - len(shown)
-    before = f"{amounts.plural(older, 'job')} before, then " if older else ""
+    before = f"{amounts.plural(older, 'earlier job')}, then " if older else ""
     return f"{summary.records.placements[-1][1].scheduler} {before}{' -> '.join(shown)}"
 
 

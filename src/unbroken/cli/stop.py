@@ -1,4 +1,4 @@
-"""``unbroken stop``: ask the job of a run to save and end, from any machine; or kill it, where it runs."""
+"""``unbroken stop``: requests a clean stop through the run directory, or kills the job on this machine."""
 
 import os
 import signal
@@ -22,27 +22,38 @@ from unbroken.records.takeover import LeaseWatch
 from unbroken.store.names import scratch
 
 POLL_S = 0.1
-# A killed process is gone in milliseconds; one that waits for storage in the kernel is not, and is said to be there.
+# A killed process is gone in milliseconds, unless it waits for storage in the kernel; then it is reported as running.
 KILL_WAIT_S = 10.0
 
 
-@as_command("stop")
+@as_command(
+    "stop",
+    examples=(
+        ("unbroken stop runs/a", "request a stop and return"),
+        ("unbroken stop runs/a --wait 600", "wait until the job has saved and exited"),
+        ("unbroken stop runs/a --force", "kill it now"),
+    ),
+    exit_codes={
+        0: "stop requested, or no job is running",
+        7: "the job still runs after --wait, or cannot be killed here",
+    },
+)
 @click.argument("run", metavar="RUN", required=False)
-@click.option("--output-dir", metavar="RUN", help="The same as RUN.")
-@click.option("--force", is_flag=True, help="Kill the job at once, on this machine; what is not committed is lost.")
-@click.option("--wait", type=FiniteRange(0), metavar="S", help="Wait up to S seconds until it has ended.")
+@click.option("--output-dir", metavar="RUN", help="Same as RUN.")
+@click.option("--force", is_flag=True, help="Kill the job now; work since the last checkpoint is lost.")
+@click.option("--wait", type=FiniteRange(0), metavar="S", help="Wait up to S seconds for the job to exit.")
 def command(output: Output, run: str | None, output_dir: str | None, force: bool, wait: float | None) -> None:
-    """Ask the job of a run to save and end, or kill it.
+    """Stop a run after a last save, or kill it.
 
-    It ends at its next step. The request goes through the run directory, so it works from every machine that sees it.
-    With --force the job's processes are killed instead, which works only where they run.
+    The job saves and exits after its current step. The request is a file in the run directory, so it works from any
+    machine that can write there. --force kills the processes instead and works only on the machine they run on.
     """
     layout = named_run("stop", run, output_dir)
     watch = LeaseWatch(layout.run, monotonic=time.monotonic, process_of=process_of)
     standing, lease = watch.look(), watch.lease
     if lease is None or standing is Standing.GONE:
-        facts = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
-        output.document("unbroken.stop/1", facts, lambda: _nothing_to_stop(layout))
+        fields = {"run": str(layout.run), "was_running": False, "has_ended": True, "job": None, "killed": []}
+        output.document("unbroken.stop/1", fields, lambda: _nothing_to_stop(layout))
         return
     killed: list[int] = []
     if force:
@@ -53,34 +64,34 @@ def command(output: Output, run: str | None, output_dir: str | None, force: bool
     has_ended = _await(lambda: _holds(watch, lease), wait or 0.0)
     if wait and not has_ended:
         raise StillRunning(path=layout.run, holder=lease.describe(), waited_s=wait)
-    facts = {
+    fields = {
         "run": str(layout.run),
         "was_running": True,
         "has_ended": has_ended,
         "job": lease.number,
         "killed": killed,
     }
-    output.document("unbroken.stop/1", facts, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
+    output.document("unbroken.stop/1", fields, lambda: printable(_text(layout, watch, killed, has_ended=has_ended)))
 
 
 def _text(layout: Layout, watch: LeaseWatch, killed: list[int], *, has_ended: bool) -> str:
     holder = watch.lease.describe() if watch.lease else ""
     if killed:
-        return f"killed {holder}, {amounts.plural(len(killed), 'process').replace('processs', 'processes')}"
+        return f"killed {holder} ({amounts.plural(len(killed), 'process', 'processes')})"
     if has_ended:
-        return f"{holder}: it has ended"
-    said = f"{holder}: it will save and end at its next step"
+        return f"stopped: {holder} has exited"
+    said = f"stop requested: {holder} saves and exits after its current step"
     if watch.look() is not Standing.UNKNOWN:
         return said
     check = f"unbroken release {for_shell(layout.run)}"
-    return f"{said}; whether it is alive cannot be seen from here, `{check}` finds out"
+    return f"{said}; if it may be dead, run `{check}`: its process is not visible from here"
 
 
 def _nothing_to_stop(layout: Layout) -> str:
-    said = "no job is at work here; there is nothing to stop"
+    said = "no job is running; nothing to stop"
     placed = placements(read_history(layout).facts)
-    # Between two jobs there is nobody to ask but the scheduler.
-    return f"{said}; if SLURM has it queued again: scancel {for_shell(placed[-1][1].id)}" if placed else said
+    # A requeued job that waits in the queue can only be cancelled.
+    return f"{said}; to remove a requeued job: scancel {for_shell(placed[-1][1].id)}" if placed else said
 
 
 def _holds(watch: LeaseWatch, lease: Lease) -> bool:
@@ -101,12 +112,12 @@ def _kill(layout: Layout, lease: Lease) -> list[int]:
     if process_of(lease.holder) is None:
         reason = f"it runs on {lease.holder.host}, and this is {host_name()}"
         if lease.holder.host == host_name():
-            reason = "it runs in another container or PID namespace of this machine, or a clone of it"
+            reason = "it runs in another container or PID namespace on this machine, or on a clone of it"
         raise RunsElsewhere(path=layout.run, holder=lease.describe(), reason=reason)
     killed: list[int] = []
-    # The launcher first: it would start the ranks again.
+    # The launcher first: it would restart the ranks.
     for each in [*recorded_processes(layout, lease.number), lease.holder]:
-        # Process numbers are used again; only the very process that wrote its start is ours to kill.
+        # Process ids are reused: kill only the process whose start time is the recorded one.
         if each.pid not in killed and each.pid > 1 and process_of(each) == each.process_started:
             try:
                 os.kill(each.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""``unbroken tokenize``: from a folder of text to shards."""
+"""``unbroken tokenize``: tokenizes a directory of text into shards."""
 
 import os
 import time
@@ -19,49 +19,66 @@ _COMMAND = "unbroken tokenize"
 _DEFAULTS = TokenizeOptions()
 
 
-@as_command("tokenize")
-@click.option("--input-dir", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The text.")
-@click.option("--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path), help="The shards.")
+@as_command(
+    "tokenize",
+    examples=(
+        ("unbroken tokenize --input-dir text --output-dir data", "GPT-2 tokenizer, all cores"),
+        ("unbroken tokenize --input-dir text --output-dir data --val-fraction 0.01", "with a val/ split"),
+        ("unbroken tokenize --input-dir text --output-dir data --add", "only files that are new"),
+    ),
+    exit_codes={0: "all shards are written", 4: "a document cannot be read; --skip-bad counts it instead"},
+)
+@click.option(
+    "--input-dir", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory of text files."
+)
+@click.option(
+    "--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory for the shards."
+)
 @click.option(
     "--tokenizer-path",
     default="gpt2",
-    show_default=True,
     metavar="TOKENIZER",
-    help="A tokenizer.json, a folder that holds one, a name of the hub, or 'bytes'.",
+    help="A tokenizer.json, a directory with one, a Hugging Face Hub name, or 'bytes'.",
 )
-@click.option("--num-workers", type=click.IntRange(1), metavar="N", help="Processes; as many as cores by default.")
+@click.option(
+    "--num-workers", type=click.IntRange(1), metavar="N", help="Worker processes; default: number of CPU cores."
+)
 @click.option(
     "--shard-tokens",
     type=click.IntRange(1, 1 << 40),
     default=_DEFAULTS.shard_tokens,
-    show_default=True,
     metavar="N",
-    help="The most tokens of a shard.",
+    help="Maximum number of tokens per shard.",
 )
-@click.option("--text-field", default=_DEFAULTS.text_field, show_default=True, help="The field or column of the text.")
+@click.option("--text-field", default=_DEFAULTS.text_field, help="JSON field or Parquet column with the text.")
 @click.option(
     "--min-text-length",
     type=click.IntRange(0),
     default=_DEFAULTS.min_text_length,
-    show_default=True,
     metavar="N",
-    help="Leave out documents of fewer characters.",
+    help="Skip documents with fewer characters.",
 )
-@click.option("--skip-bad", is_flag=True, help="Count documents that cannot be read instead of refusing them.")
-@click.option("--val-fraction", metavar="F", help="The share of documents for val/, chosen by their text.")
-@click.option("--bake-windows", is_flag=True, help="Cut documents into windows now, not when training.")
-@click.option("--max-length", type=click.IntRange(2), metavar="N", help="Tokens of a baked window.")
-@click.option("--overlap-size", type=click.IntRange(0), metavar="N", help="Tokens two baked windows share; at least 1.")
-@click.option("--probabilistic-overlap", is_flag=True, help="Give that overlap to some documents only, by their text.")
-@click.option("--overlap-probability", metavar="P", help="The share of documents that get it; 0.7 by default.")
-@click.option("--eod-token", metavar="TOKEN", help="The token that ends a document, where it is not found by itself.")
-@click.option("--add", is_flag=True, help="Tokenize files that came after the shards were finished.")
+@click.option("--skip-bad", is_flag=True, help="Skip and count unreadable documents instead of failing.")
+@click.option("--val-fraction", metavar="F", help="Fraction of documents for val/, chosen by a hash of the text.")
+@click.option("--bake-windows", is_flag=True, help="Cut documents into windows now instead of during training.")
+@click.option("--max-length", type=click.IntRange(2), metavar="N", help="Tokens per window, with --bake-windows.")
+@click.option(
+    "--overlap-size",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Tokens shared by two windows, with --bake-windows; at least 1.",
+)
+@click.option(
+    "--probabilistic-overlap", is_flag=True, help="Overlap only some documents, chosen by a hash of the text."
+)
+@click.option("--overlap-probability", metavar="P", help="Fraction of documents that overlap; default: 0.7.")
+@click.option("--eod-token", metavar="TOKEN", help="End-of-document token; default: detected from the tokenizer.")
+@click.option("--add", is_flag=True, help="Tokenize files added since the shards were finished.")
 @click.option(
     "--accelerator",
     type=click.Choice(["auto", "off"]),
     default="auto",
-    show_default=True,
-    help="A faster engine, compared with the reference on samples of every shard.",
+    help="Use a faster tokenizer engine, checked against the reference on samples of each shard.",
 )
 def command(
     output: Output,
@@ -83,13 +100,13 @@ def command(
     add: bool,
     accelerator: str,
 ) -> None:
-    """Tokenize text into shards; killed, the same command goes on.
+    """Tokenize text into shards (resumable).
 
-    Reads .jsonl, .jsonl.gz, .jsonl.zst, .parquet and .txt (one document a file) and keeps the folders they lie in.
-    Documents are kept whole: windows are made when training.
+    Reads .jsonl, .jsonl.gz, .jsonl.zst, .parquet and .txt (one document per file). Subdirectories become buckets.
+    Documents are stored whole; training cuts them into windows. If the command is killed, run it again to resume.
     """
     if output_dir.exists() and not output_dir.is_dir():
-        raise BadUsage(command=_COMMAND, complaint=f"--output-dir is a file and not a folder: {output_dir}")
+        raise BadUsage(command=_COMMAND, complaint=f"--output-dir is a file, not a directory: {output_dir}")
     _require_windows(bake_windows=bake_windows, max_length=max_length, overlap_size=overlap_size)
     options = TokenizeOptions(
         text_field=text_field,
@@ -119,10 +136,10 @@ def command(
     try:
         report = tokenize(request, progress=progress)
     except KeyboardInterrupt:
-        output.note("interrupted; what was finished stays, and the same command goes on")
+        output.note("interrupted; run the same command again to resume")
         raise
     took_s = time.monotonic() - started
-    output.document("unbroken.tokenize/1", _facts(request, report, took_s), lambda: _text(request, report, took_s))
+    output.document("unbroken.tokenize/1", _fields(request, report, took_s), lambda: _text(request, report, took_s))
 
 
 def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size: int | None) -> None:
@@ -135,16 +152,16 @@ def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size
             raise BadUsage(command=_COMMAND, complaint=str(wrong)) from wrong
     elif max_length is not None or overlap_size is not None:
         complaint = (
-            "--max-length and --overlap-size are for --bake-windows; documents are kept whole, and windows are "
-            "made when training, as data.max_length and data.overlap_size of the config say"
+            "--max-length and --overlap-size need --bake-windows; without it, training cuts windows by "
+            "data.max_length and data.overlap_size of the config"
         )
         raise BadUsage(command=_COMMAND, complaint=complaint)
 
 
 def _overlap_share(probability: str | None, is_asked: bool, bake_windows: bool) -> str | None:
-    """The share of documents whose windows overlap; None: all of them."""
+    """The fraction of documents whose windows overlap; None for all."""
     if is_asked and not bake_windows:
-        complaint = "--probabilistic-overlap is for --bake-windows; when training, all documents overlap alike"
+        complaint = "--probabilistic-overlap needs --bake-windows; training overlaps all documents"
         raise BadUsage(command=_COMMAND, complaint=complaint)
     if probability is not None and not is_asked:
         raise BadUsage(command=_COMMAND, complaint="--overlap-probability needs --probabilistic-overlap")
@@ -152,7 +169,7 @@ def _overlap_share(probability: str | None, is_asked: bool, bake_windows: bool) 
 
 
 def _fraction(option: str, text: str | None) -> str | None:
-    """A share in one spelling, so that 0.1 and 0.10 are the same option."""
+    """A fraction in one spelling, so that 0.1 and 0.10 are the same option."""
     if text is None:
         return None
     try:
@@ -160,11 +177,11 @@ def _fraction(option: str, text: str | None) -> str | None:
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 < share < 1:
-        raise BadUsage(command=_COMMAND, complaint=f"{option} is '{text}'; it lies between 0 and 1")
+        raise BadUsage(command=_COMMAND, complaint=f"{option} must be between 0 and 1, not '{text}'")
     return str(share)
 
 
-def _facts(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> dict[str, object]:
+def _fields(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> dict[str, object]:
     totals = report.totals
     return {
         "output_dir": request.output_dir,
@@ -189,7 +206,7 @@ def _text(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> st
         f"{amounts.plural(totals.shards, 'shard')}"
     )
     if not report.is_new:
-        return f"nothing to do  {request.output_dir}  {held}"
+        return f"up to date  {request.output_dir}  {held}"
     lines = [f"tokenized  {request.output_dir}  {held}"]
     if totals.skipped:
         read = totals.documents + sum(totals.skipped.values())
@@ -197,9 +214,11 @@ def _text(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> st
         lines.append(f"skipped    {why} of {amounts.plural(read, 'document')}")
     if report.unknown:
         shown = ", ".join(report.unknown[:5]) + (" and more" if len(report.unknown) > 5 else "")
-        lines.append(f"not read   {amounts.plural(len(report.unknown), 'file')} of other kinds: {shown}")
+        lines.append(f"ignored    {amounts.plural(len(report.unknown), 'file')} of other types: {shown}")
     if report.kept_units:
-        lines.append(f"went on    {report.kept_units} of {report.kept_units + report.new_units} units were done before")
+        lines.append(
+            f"resumed    {report.kept_units} of {report.kept_units + report.new_units} units were already done"
+        )
     speed = amounts.count(round(report.new_tokens / took_s)) if took_s > 0 else "-"
     lines.append(f"took       {amounts.duration(took_s)}, {speed} tokens/s")
     lines.append(f"engine     {report.engine}")

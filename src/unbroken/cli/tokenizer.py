@@ -1,4 +1,4 @@
-"""``unbroken tokenizer``: tokenizers of one's own."""
+"""``unbroken tokenizer``: trains tokenizers."""
 
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from unbroken.data.ingest.train_tokenizer import LEAST_VOCABULARY, train_tokeniz
 from unbroken.quoting import amounts
 
 
-@as_command("train")
+@as_command("train", examples=(("unbroken tokenizer train text -o tokenizer.json", "4,096 tokens"),))
 @click.argument("input_dir", metavar="INPUT_DIR", type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -21,24 +21,24 @@ from unbroken.quoting import amounts
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The tokenizer.json to write.",
+    help="tokenizer.json to write.",
 )
 @click.option(
     "--vocab-size",
     type=click.IntRange(LEAST_VOCABULARY, 1 << 20),
     default=4096,
-    show_default=True,
     metavar="N",
-    help="How many ids it has at most.",
+    help="Maximum vocabulary size.",
 )
-@click.option("--text-field", default="text", show_default=True, help="The field or column of the text.")
+@click.option("--text-field", default="text", help="JSON field or Parquet column with the text.")
 def train(output: Output, input_dir: Path, target: Path, vocab_size: int, text_field: str) -> None:
-    """Learn a byte-level BPE from the documents of a folder.
+    """Train a byte-level BPE tokenizer.
 
-    The same documents give the same file. The end of a document is <|endoftext|>.
+    INPUT_DIR holds the same file types as for `unbroken tokenize`. The same documents always give the same file. The
+    end-of-document token is <|endoftext|>.
     """
     trained = train_tokenizer(input_dir, target, vocab_size=vocab_size, text_field=text_field)
-    facts = {
+    fields = {
         "path": trained.path,
         "vocab_size": trained.vocab_size,
         "documents": trained.documents,
@@ -46,18 +46,16 @@ def train(output: Output, input_dir: Path, target: Path, vocab_size: int, text_f
     }
     output.document(
         "unbroken.tokenizer.train/1",
-        facts,
+        fields,
         lambda: (
-            f"trained  {trained.path}  {amounts.count(trained.vocab_size)} ids, from "
+            f"trained  {trained.path}  {amounts.count(trained.vocab_size)} tokens, from "
             f"{amounts.plural(trained.documents, 'document')}, {amounts.size(trained.text_bytes)}"
         ),
     )
 
 
 TABLE: Final = {
-    "train": Entry(
-        "unbroken.cli.tokenizer:train", "Learn a byte-level BPE from the documents of a folder.", "Commands"
-    ),
+    "train": Entry("unbroken.cli.tokenizer:train", "Train a byte-level BPE tokenizer.", "Commands"),
 }
 
-command = command_group("tokenizer", TABLE, "Make a tokenizer of your own text.")
+command = command_group("tokenizer", TABLE, "Train a tokenizer on your own text.")

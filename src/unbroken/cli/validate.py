@@ -1,4 +1,7 @@
-"""``unbroken validate``: is this config sound, and where does each value come from."""
+"""``unbroken validate``: checks a config before a run starts: values, data, memory, walltime.
+
+One section for each of these, then the command. Needs no torch; the data is checked where numpy is installed.
+"""
 
 import importlib
 import math
@@ -20,7 +23,7 @@ from unbroken.config.memory_need import compute_bytes, estimate
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
 from unbroken.errors import DataMissing
-from unbroken.launch.started import require_own
+from unbroken.launch.run_config import require_own
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.records.deadline import learned_reserve
@@ -32,7 +35,7 @@ from unbroken.report.table import Column, table
 
 
 def derived(config: Config) -> dict[str, Any]:
-    """What each null field amounts to, as far as the config alone can tell."""
+    """The values derived for fields that are null, as far as they follow from the config alone."""
     model = config.model
     candidates: dict[str, Any] = {
         "model.n_kv_head": model.kv_heads,
@@ -51,17 +54,17 @@ NEEDED: Final = "numpy"
 _FORECAST: Final = "unbroken.data.forecast"
 
 
-def data_facts(config: Config, world: int, output: Output, *, is_strict: bool) -> dict[str, Any] | None:
-    """The forecast as plain facts; None where nothing here can look at data.
+def data_fields(config: Config, world: int, output: Output, *, is_strict: bool) -> dict[str, Any] | None:
+    """The forecast of the data as JSON fields; None if numpy is not installed.
 
     Raises:
-        DataMissing: there is no folder at ``data.path``.
-        DataUnfit: data and config do not go together; every problem is in it.
-        DataError: the data is damaged or unfinished.
+        DataMissing: ``data.path`` does not exist.
+        DataUnfit: data and config do not match; lists every problem.
+        DataError: the data is damaged or incomplete.
     """
     path = Path(config.data.path)
     if not path.is_dir():
-        raise DataMissing(path=path, lacks="the folder that data.path names does not exist")
+        raise DataMissing(path=path, lacks="the directory of data.path does not exist")
     try:
         importlib.import_module(NEEDED)
     except ModuleNotFoundError:
@@ -98,34 +101,34 @@ def data_facts(config: Config, world: int, output: Output, *, is_strict: bool) -
 
 
 def _documents(config: Config) -> int:
-    """How many documents a plan has to look at, by the size of the indexes: 10 bytes each."""
+    """The number of documents, estimated from the size of the index files: 10 bytes each."""
     return sum(path.stat().st_size for path in Path(config.data.path, "train").rglob("*.idx")) // 10
 
 
-def data_text(facts: Mapping[str, Any], style: Style) -> str:
-    """The same for a person."""
-    buckets: Sequence[Mapping[str, Any]] = facts["buckets"]
+def data_text(fields: Mapping[str, Any], style: Style) -> str:
+    """The same as text."""
+    buckets: Sequence[Mapping[str, Any]] = fields["buckets"]
     sequences, tokens = (sum(each[name] for each in buckets) for name in ("sequences", "tokens"))
     counts = f"{amounts.plural(len(buckets), 'bucket')}, {amounts.plural(tokens, 'token')}"
     lines = [
-        f"data     {printable(facts['path'])}  ({counts} in {amounts.plural(sequences, 'sequence')})",
-        f"reach    {_reach(facts)}",
-        *(f"{style.warn('warning')}  {printable(warning)}" for warning in facts["warnings"]),
+        f"data     {printable(fields['path'])}  ({counts} in {amounts.plural(sequences, 'sequence')})",
+        f"steps    {_steps(fields)}",
+        *(f"{style.warn('warning')}  {printable(warning)}" for warning in fields["warnings"]),
         "",
         _table(buckets, style),
     ]
     return "\n".join(lines)
 
 
-def _reach(facts: Mapping[str, Any]) -> str:
-    asked, available = facts["steps_asked"], facts["steps_available"]
+def _steps(fields: Mapping[str, Any]) -> str:
+    wanted, available = fields["steps_asked"], fields["steps_available"]
     if available is None:
-        return f"without end; {amounts.plural(asked, 'step')} are asked for"
-    return f"{amounts.plural(available, 'step')}; {amounts.count(asked)} are asked for"
+        return f"{amounts.count(wanted)} requested; the data repeats without end"
+    return f"{amounts.count(wanted)} requested, {amounts.count(available)} available"
 
 
 def _table(buckets: Sequence[Mapping[str, Any]], style: Style) -> str:
-    names = ("documents", "tokens", "sequences", "fill", "drawn", "passes", "dry at step")
+    names = ("documents", "tokens", "sequences", "fill", "drawn", "passes", "exhausted at")
     columns = [Column("bucket"), *(Column(name, is_number=True) for name in names)]
     rows = [
         (
@@ -147,13 +150,13 @@ SPEED: Final = "tokens_per_s"
 _RECENT: Final = 50
 
 
-def memory_facts(config: Config, world: int, vocabulary: int | None) -> dict[str, Any] | None:
-    """Bytes on one rank; None where nobody says how many ids there are.
+def memory_fields(config: Config, world: int, vocabulary: int | None) -> dict[str, Any] | None:
+    """Memory of one rank in bytes; None if the vocabulary size is unknown.
 
     Args:
-        config: what is trained.
+        config: the config.
         world: the number of ranks.
-        vocabulary: the ids of the tokenizer that made the data, where that is known.
+        vocabulary: the vocabulary size of the data's tokenizer, if known.
     """
     rows = config.model.rows(vocabulary)
     if rows is None:
@@ -169,33 +172,35 @@ def memory_facts(config: Config, world: int, vocabulary: int | None) -> dict[str
     }
 
 
-def memory_text(facts: Mapping[str, Any] | None, config: Config) -> str:
-    """The same for a person."""
-    if facts is None:
-        return "memory   not estimated: model.vocab_size is null, and no data says how many ids there are"
-    size = {name.removesuffix("_bytes"): amounts.size(facts[name]) for name in facts if name.endswith("_bytes")}
-    ranks = amounts.plural(facts["world_size"], "rank")
-    held = f"sharded over {ranks}" if facts["sharding"] == "fsdp2" and facts["world_size"] > 1 else f"whole on {ranks}"
-    assumed = ", as on a GPU" if config.training.mixed_precision is None else ""
+def memory_text(fields: Mapping[str, Any] | None, config: Config) -> str:
+    """The same as text."""
+    if fields is None:
+        return "memory   not estimated: model.vocab_size is null and the data does not name its vocabulary size"
+    size = {name.removesuffix("_bytes"): amounts.size(fields[name]) for name in fields if name.endswith("_bytes")}
+    ranks = amounts.plural(fields["world_size"], "rank")
+    held = (
+        f"sharded over {ranks}" if fields["sharding"] == "fsdp2" and fields["world_size"] > 1 else f"whole on {ranks}"
+    )
+    assumed = " (assuming a GPU)" if config.training.mixed_precision is None else ""
     checkpointed = config.training.gradient_checkpointing
-    every = "" if checkpointed is True or not checkpointed else f" (one block in {checkpointed} recomputed)"
-    kept = ("weights", "gradients", "optimizer", *(("average",) if facts["average_bytes"] else ()), "logits")
+    every = "" if checkpointed is True or not checkpointed else f" (1 of {checkpointed} blocks recomputed)"
+    kept = ("weights", "gradients", "optimizer", *(("average",) if fields["average_bytes"] else ()), "logits")
     states = ", ".join(f"{name} {size[name]}" for name in kept)
     both = f"{size['activations_recomputed']} with gradient_checkpointing, {size['activations_kept']} without"
     return "\n".join(
         [
-            f"memory   {size['total']} a rank, {held}, computed in {facts['compute_bits']} bits{assumed}",
+            f"memory   {size['total']} per rank, {held}, {fields['compute_bits']}-bit compute{assumed}",
             f"         {states}",
             f"         activations {size['activations']}{every}; {both}",
         ]
     )
 
 
-def walltime_facts(config: Config, world: int) -> dict[str, Any] | None:
-    """How many jobs the run takes; None where no wall time is set.
+def walltime_fields(config: Config, world: int) -> dict[str, Any] | None:
+    """The number of jobs the run needs; None if ``training.max_runtime_seconds`` is not set.
 
     Raises:
-        StorageFailed: the system refused to read the records of the run.
+        StorageFailed: the records of the run could not be read.
     """
     limit_s = config.training.max_runtime_seconds
     if limit_s is None:
@@ -226,24 +231,22 @@ def _step_s(measured: Stitched, tokens_per_step: int) -> float | None:
     return tokens_per_step / statistics.median(speeds) if speeds else None
 
 
-def walltime_text(facts: Mapping[str, Any]) -> str:
-    """The same for a person."""
-    job, reserve = amounts.duration(facts["job_s"]), amounts.duration(facts["reserve_s"])
-    lines = [f"walltime {job} a job, which stops {reserve} before its end"]
-    left = facts["steps_left"]
+def walltime_text(fields: Mapping[str, Any]) -> str:
+    """The same as text."""
+    job, reserve = amounts.duration(fields["job_s"]), amounts.duration(fields["reserve_s"])
+    lines = [f"walltime {job} per job, of which {reserve} are reserved for the last save"]
+    left = fields["steps_left"]
     if not left:
-        return "\n".join([*lines, "         no step is left"])
-    if facts["step_s"] is None:
-        needed = _seconds(facts["step_s_for_one_job"])
-        lines.append(
-            f"         {amounts.plural(left, 'step')} in one job if a step takes {needed}, in two if twice as long"
-        )
-    elif not facts["steps_per_job"]:
-        lines.append(f"         a step took {_seconds(facts['step_s'])}: no job would finish one")
+        return "\n".join([*lines, "         no steps left"])
+    if fields["step_s"] is None:
+        needed = _seconds(fields["step_s_for_one_job"])
+        lines.append(f"         {amounts.plural(left, 'step')} fit into one job if a step takes at most {needed}")
+    elif not fields["steps_per_job"]:
+        lines.append(f"         a step took {_seconds(fields['step_s'])}: no job is long enough for one step")
     else:
-        per_job = f"{amounts.plural(facts['steps_per_job'], 'step')} a job"
-        jobs = f"{amounts.plural(facts['jobs'], 'job')} for the {amounts.count(left)} left"
-        lines.append(f"         a step took {_seconds(facts['step_s'])}: {per_job}, {jobs}")
+        per_job = f"{amounts.plural(fields['steps_per_job'], 'step')} per job"
+        jobs = f"{amounts.plural(fields['jobs'], 'job')} for the remaining {amounts.count(left)}"
+        lines.append(f"         a step took {_seconds(fields['step_s'])}: {per_job}, {jobs}")
     return "\n".join(lines)
 
 
@@ -254,12 +257,25 @@ def _seconds(seconds: float) -> str:
 # ---- the command ----
 
 
-@as_command("validate", context_settings={"ignore_unknown_options": True})
+@as_command(
+    "validate",
+    examples=(
+        ("unbroken validate config.yaml", "check config and data"),
+        ("unbroken validate config.yaml --world-size 8", "for a first job on 8 ranks"),
+        ("unbroken validate config.yaml data.path=/data/c4", "with an override"),
+    ),
+    exit_codes={
+        0: "the config is valid",
+        2: "the config has problems; all of them are listed",
+        4: "the data is missing, damaged or does not match the config",
+    },
+    context_settings={"ignore_unknown_options": True},
+)
 @config_arguments
-@click.option("--print-config", is_flag=True, help="Print every value and where it came from.")
-@click.option("--world-size", type=click.IntRange(1), default=1, metavar="N", help="Ranks of the first job; 1.")
-@click.option("--no-data", is_flag=True, help="Check the config alone.")
-@click.option("--strict", is_flag=True, help="Take every warning about the data for a problem.")
+@click.option("--print-config", is_flag=True, help="Also print every value and where it comes from.")
+@click.option("--world-size", type=click.IntRange(1), default=1, metavar="N", help="Number of ranks of the first job.")
+@click.option("--no-data", is_flag=True, help="Check only the config, not the data.")
+@click.option("--strict", is_flag=True, help="Treat warnings about the data as errors.")
 @allowance_options
 def command(
     output: Output,
@@ -271,40 +287,40 @@ def command(
     strict: bool,
     **allowed: bool,
 ) -> None:
-    """Check a config and name every problem in it.
+    """Check a config, its data, memory and walltime.
 
-    CONFIG is a YAML or JSON file. OVERRIDE is --section.field value, --section.field=value or section.field=value.
-    Then the data is looked at: how far it reaches, and what does not fit. The memory of a rank is counted, devices are
-    not looked at; where a wall time is set, the number of jobs is. Exit code 0: sound; 2: the config has problems; 4:
-    the data is missing, damaged or does not fit.
+    CONFIG is a YAML or JSON file. OVERRIDE is section.field=value, --section.field=value or --section.field value.
+
+    Lists all problems at once. Reports for how many steps the data lasts, estimates the memory of one rank, and, with
+    training.max_runtime_seconds, the number of jobs. GPUs and disk space are not checked.
     """
     taken = take_apart((*arguments, *allowance_overrides(allowed)))
-    path = config_path("unbroken validate", taken.rest, named, one="one config is checked at a time")
+    path = config_path("unbroken validate", taken.rest, named, one="only one config can be checked at a time")
     resolved = decode(read(path), taken.overrides, source=str(path))
     require_own(Layout(Path(resolved.config.training.output_dir)))
-    data = None if no_data else data_facts(resolved.config, world_size, output, is_strict=strict)
-    memory = memory_facts(resolved.config, world_size, data["vocabulary"] if data else None)
-    walltime = walltime_facts(resolved.config, world_size)
-    facts = {**_facts(path, resolved), "data": data, "memory": memory, "walltime": walltime}
+    data = None if no_data else data_fields(resolved.config, world_size, output, is_strict=strict)
+    memory = memory_fields(resolved.config, world_size, data["vocabulary"] if data else None)
+    walltime = walltime_fields(resolved.config, world_size)
+    fields = {**_fields(path, resolved), "data": data, "memory": memory, "walltime": walltime}
 
     def text() -> str:
         said = [_values(resolved, output.style) + "\n"] if print_config else []
-        said += [_said(path, resolved, world_size, output.style), memory_text(memory, resolved.config)]
+        said += [_summary(path, resolved, world_size, output.style), memory_text(memory, resolved.config)]
         said += [walltime_text(walltime)] if walltime else []
         said += [data_text(data, output.style), ""] if data else []
-        return "\n".join([*said, output.style.dim(_looked_at(data, no_data=no_data))])
+        return "\n".join([*said, output.style.dim(_scope(data, no_data=no_data))])
 
-    output.document("unbroken.validate/2", facts, text)
+    output.document("unbroken.validate/2", fields, text)
 
 
-def _looked_at(data: dict[str, Any] | None, *, no_data: bool) -> str:
+def _scope(data: dict[str, Any] | None, *, no_data: bool) -> str:
     if data:
-        return "checked: the config file; the data's sizes, indexes and order; not looked at: devices, disk"
+        return "checked: config, data sizes, indexes and order; not checked: data checksums, GPUs, disk space"
     why = "" if no_data else f" ({NEEDED} is not installed)"
-    return f"checked: the config file; not looked at: data{why}, devices, disk"
+    return f"checked: config; not checked: data{why}, GPUs, disk space"
 
 
-def _facts(path: Path, resolved: Resolved) -> dict[str, Any]:
+def _fields(path: Path, resolved: Resolved) -> dict[str, Any]:
     config = resolved.config
     values = config.values()
     return {
@@ -332,7 +348,7 @@ def _parameters(config: Config) -> int | None:
     return None if vocab_size is None else config.model.parameters(vocab_size)
 
 
-def _said(path: Path, resolved: Resolved, world: int, style: Style) -> str:
+def _summary(path: Path, resolved: Resolved, world: int, style: Style) -> str:
     config = resolved.config
     changed = sum(place.source != "default" for place in resolved.origins.values())
     sequences = config.global_batch_size(world)
@@ -340,13 +356,13 @@ def _said(path: Path, resolved: Resolved, world: int, style: Style) -> str:
     ranks = (
         "on any number of ranks"
         if config.training.global_batch_size
-        else f"for a run started on {amounts.plural(world, 'rank')}"
+        else f"for a first job on {amounts.plural(world, 'rank')}"
     )
     steps = config.training.max_steps
     lines = [
-        f"{style.good('sound')}    {path}  ({changed} of {amounts.plural(len(resolved.origins), 'field')} set)",
+        f"{style.good('valid')}    {path}  ({changed} of {amounts.plural(len(resolved.origins), 'field')} set)",
         f"model    {_model_line(config)}",
-        f"batch    {amounts.plural(sequences, 'sequence')}, {amounts.plural(tokens, 'token')} a step {ranks}",
+        f"batch    {amounts.plural(sequences, 'sequence')}, {amounts.plural(tokens, 'token')} per step {ranks}",
         f"length   {amounts.plural(steps, 'step')}, {_short(steps * tokens)} tokens",
         f"digest   {config.digest()}",
     ]
@@ -360,11 +376,11 @@ def _model_line(config: Config) -> str:
         short, exact = _short(parameters), amounts.count(parameters)
         return f"{exact} parameters" if short == exact else f"{short} parameters ({exact})"
     blocks, per_row = model.block_parameters(), model.embedding_parameters(1)
-    return f"{_short(blocks)} parameters + {amounts.count(per_row)} for each token of the vocabulary"
+    return f"{_short(blocks)} parameters + {amounts.count(per_row)} per token of the vocabulary"
 
 
 def _short(number: int) -> str:
-    """A large number with three digits and a word: ``125 M``."""
+    """A large number with three digits and a unit: ``125 M``."""
     for unit, power in (("T", 12), ("B", 9), ("M", 6)):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {unit}"

@@ -1,10 +1,10 @@
-"""``unbroken verify``: are the bytes on disk the bytes that were written?"""
+"""``unbroken verify``: verifies checkpoints against the checksums in their manifests."""
 
 import time
 
 import click
 
-from unbroken.cli.facts import verdict_facts
+from unbroken.cli.json_fields import verification_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
 from unbroken.quoting import amounts
@@ -18,17 +18,28 @@ from unbroken.store.scan import newest_first, read_quietly, scan, without_manife
 EXIT_DAMAGED = 3
 
 
-@as_command("verify")
+@as_command(
+    "verify",
+    examples=(
+        ("unbroken verify runs/a", "names and sizes of all checkpoints"),
+        ("unbroken verify runs/a --full", "all checksums of all checkpoints"),
+        ("unbroken verify runs/a@1000 --full", "one checkpoint"),
+    ),
+    exit_codes={
+        0: "no damage found",
+        3: "a checkpoint is damaged or has lost its manifest; byte ranges are shown",
+        5: "there is no checkpoint",
+    },
+)
 @click.argument("what", metavar="RUN|CHECKPOINT")
-@click.option("--full", "level", flag_value=Level.FULL.value, help="Read every byte.")
-@click.option("--sampled", "level", flag_value=Level.SAMPLED.value, help="Read two blocks of each part.")
-@click.option("--quick", "level", flag_value=Level.QUICK.value, help="Names, sizes and manifests only (the default).")
-@click.option("--num-workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
+@click.option("--full", "level", flag_value=Level.FULL.value, help="Verify all checksums.")
+@click.option("--sampled", "level", flag_value=Level.SAMPLED.value, help="Verify two random blocks of each part.")
+@click.option("--quick", "level", flag_value=Level.QUICK.value, help="Check only names, sizes and manifests (default).")
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, help="Number of reader threads.")
 def command(output: Output, what: str, level: str | None, num_workers: int) -> int:
-    """Verify one checkpoint, or every checkpoint of a run.
+    """Verify the checksums of checkpoints.
 
-    Nothing is changed. Exit code 0: sound as far as asked; 3: something is damaged, each place named with its byte
-    range, or a checkpoint has lost its manifest; 5: there is no checkpoint.
+    RUN verifies all its checkpoints, CHECKPOINT (RUN@STEP, RUN@latest or a directory) only one. Changes nothing.
     """
     found = resolve(what)
     asked = Level(level or Level.QUICK.value)
@@ -41,13 +52,13 @@ def command(output: Output, what: str, level: str | None, num_workers: int) -> i
             for name in names
         ]
     is_sound = all(verdict.is_sound for verdict in verdicts)
-    facts = {
+    fields = {
         "store": str(found.store.root),
         "level": asked.value,
         "is_sound": is_sound,
-        "checkpoints": [verdict_facts(verdict) for verdict in verdicts],
+        "checkpoints": [verification_fields(verdict) for verdict in verdicts],
     }
-    output.document("unbroken.verify/1", facts, lambda: _text(verdicts, output.style))
+    output.document("unbroken.verify/1", fields, lambda: _text(verdicts, output.style))
     return 0 if is_sound else EXIT_DAMAGED
 
 
@@ -66,17 +77,17 @@ def _text(verdicts: list[Verdict], style: Style) -> str:
     lines = []
     for verdict in verdicts:
         if verdict.is_sound:
-            lines.append(f"{style.good('sound')}    {verdict.name}  ({_how_far(verdict)})")
+            lines.append(f"{style.good('ok')}       {verdict.name}  ({_scope(verdict)})")
         else:
             word = style.bad("damaged") if verdict.is_damaged else style.warn("unknown")
             lines.append(f"{word}  {verdict.name}  ({amounts.plural(len(verdict.findings), 'finding')})")
-            lines += [f"           {finding}" for finding in verdict.findings]
-        lines += [f"           {printable(name)}: not in the manifest, not checked" for name in verdict.foreign]
+            lines += [f"         {finding}" for finding in verdict.findings]
+        lines += [f"         {printable(name)}: not in the manifest, not checked" for name in verdict.foreign]
     return "\n".join(lines)
 
 
-def _how_far(verdict: Verdict) -> str:
+def _scope(verdict: Verdict) -> str:
     parts = amounts.plural(len(verdict.manifest.parts), "part") if verdict.manifest else ""
     if verdict.level is Level.QUICK:
-        return f"{parts}: names and sizes; use --full to read every byte"
-    return f"{parts}, {amounts.size(verdict.checked_bytes)} read, every digest right"
+        return f"{parts}, names and sizes checked; --full verifies all checksums"
+    return f"{parts}, {amounts.size(verdict.checked_bytes)} read, all checksums verified"

@@ -18,7 +18,7 @@ from unbroken.data.ingest.encoders import FILE_NAME, TokenizerFile
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Appender, Files
 from unbroken.launch.accepted import write_accepted
-from unbroken.launch.started import Started
+from unbroken.launch.run_config import RunConfig
 from unbroken.records.layout import Layout
 from unbroken.store.names import scratch
 
@@ -27,7 +27,7 @@ IDENTITY: Final = "identity.json"
 LOGS: Final = "logs"
 
 
-def keep_config(layout: Layout, started: Started, files: Files = LOCAL, *, job: int = 1, step: int = 0) -> None:
+def keep_config(layout: Layout, started: RunConfig, files: Files = LOCAL, *, job: int = 1, step: int = 0) -> None:
     """Write the config that started the run, unless it exists, and the values that this job changes.
 
     Raises:

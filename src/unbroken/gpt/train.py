@@ -37,7 +37,7 @@ from unbroken.gpt.speed import Speed, flops_per_token, peak_of
 from unbroken.gpt.training_data import TrainingData, make_loader, open_data
 from unbroken.gpt.training_log import StepLog, say_first_lines
 from unbroken.launch.accepted import CONFIG, require_known
-from unbroken.launch.started import Started, settle
+from unbroken.launch.run_config import RunConfig, resolve_run_config
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
@@ -100,7 +100,7 @@ def train(
 
 def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: bool) -> Trained:
     # The config: as given, checked against the one that started the run. The global batch size is fixed from here on.
-    started = place.world.from_first(lambda: settle(asked, place.world.size, accept=accept, force=force))
+    started = place.world.from_first(lambda: resolve_run_config(asked, place.world.size, accept=accept, force=force))
     config = started.config
     training = config.training
 
@@ -330,7 +330,7 @@ def _are_finite(*numbers: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(number)) for number in numbers)
 
 
-def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
+def _settings(started: RunConfig, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
     training = started.config.training
     # A job that replaces the config of a run without checkpoints computes other losses for the same steps.
     items = accepted_items((*accept, *started.unsaved))
@@ -360,7 +360,7 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
     )
 
 
-def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
+def _keep_records(run: Run, started: RunConfig, data: TrainingData) -> None:
     """Write the records next to the checkpoints, before the first step; changes are logged and journalled."""
     layout = Layout(run.directory)
     keep_config(layout, started, job=run.job, step=run.step)
@@ -374,7 +374,7 @@ def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
         run.fact("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
 
 
-def _say_changes(started: Started, changes: Sequence[Difference]) -> None:
+def _say_changes(started: RunConfig, changes: Sequence[Difference]) -> None:
     """Log each value that differs from the config file, or from the start of the run."""
     by_field = {change.field: change for change in started.accepted}
     if started.is_rewritten:

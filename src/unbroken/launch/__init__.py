@@ -1,1 +1,1 @@
-"""Starting jobs: a parent of torchrun that owns the exit code."""
+"""Launching jobs: the parent process of a training, under SLURM, Kubernetes or alone."""

@@ -1,7 +1,7 @@
-"""Which names a person may accept for a run of the trainer, and which were accepted and not yet saved.
+"""Changes accepted with ``--accept``: which names are valid, which are still unsaved, and the record of all of them.
 
-A name that means nothing is refused before anything is started: whoever mistypes one would else learn it from the
-difference that is still refused, or, where nothing differs today, never.
+An unknown name is an error before anything is started: a typo would otherwise show only when the change is rejected,
+or never, if nothing has changed yet. ``accepted.json`` in the run directory records each accepted value.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from unbroken.store.envelope import opened, sealed
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.names import scratch
 
-# What the record of the arithmetic holds, on a CPU or on a GPU.
+# Fields of the numerics record of a checkpoint, on a CPU or on a GPU.
 ARITHMETIC: Final = (
     *("lanes", "seed", "compute_dtype", "reduction"),
     *("torch", "torch_build", "device", "machine", "deterministic", "default_dtype", "inductor_deterministic"),
@@ -29,24 +29,24 @@ ARITHMETIC: Final = (
     *("gpu", "capability", "cuda", "hip", "cudnn", "cublas_workspace", "tf32_override", "matmul_fp32", "conv_fp32"),
     *("matmul_bf16_reduced", "matmul_fp16_reduced", "cudnn_benchmark", "cudnn_deterministic", "attention"),
 )
-# What a checkpoint is made of; a name may also stand below these, for a tensor.
+# Items of a checkpoint; names below these are tensors.
 ITEMS: Final = ("model", "optimizer", "ema", "scaler", "arithmetic", "data", "rng_state")
 GROW: Final = "data.grow"
-# A run whose record of its config is missing continues with the config of the job.
+# Accepted if config.json is missing: the run continues with the config of the job.
 CONFIG: Final = "config.json"
 _TENSORS: Final = ("model.", "optimizer.", "ema.")
 _NEAREST: Final = 3
 
 
 def require_known(accept: Collection[str], tensors: Iterable[str] | None = None) -> None:
-    """Pass if every accepted name is one that could differ.
+    """Pass if every name is one that can change.
 
     Args:
         accept: the names.
-        tensors: those of the state, by name; None where they are not known yet, and any name may be one's.
+        tensors: the names of all tensors; None if not known yet, then any tensor name passes.
 
     Raises:
-        AcceptUnknown: some are not; the nearest names are told.
+        AcceptUnknown: some are unknown; similar names are suggested.
     """
     known = {*all_fields(), *ARITHMETIC, *ITEMS, GROW, CONFIG}
     if tensors is not None:
@@ -57,15 +57,16 @@ def require_known(accept: Collection[str], tensors: Iterable[str] | None = None)
         if name not in known and not (tensors is None and name.startswith(_TENSORS))
     ]
     if unknown:
-        told = sorted(known)
-        nearest = ((name, tuple(difflib.get_close_matches(name, told, n=_NEAREST))) for name in unknown)
+        names = sorted(known)
+        nearest = ((name, tuple(difflib.get_close_matches(name, names, n=_NEAREST))) for name in unknown)
         raise AcceptUnknown(names=tuple(nearest))
 
 
 def still_accepted(facts: Sequence[Fact]) -> tuple[str, ...]:
-    """The names that earlier jobs accepted since the last commit, after which a checkpoint holds the new state itself.
+    """The names that earlier jobs accepted since the last commit.
 
-    A job that is killed before it saves leaves the checkpoint as it was; what was accepted about it stays accepted.
+    A job that is killed before it saves leaves the checkpoint unchanged, so its accepted changes stay accepted. From
+    the next commit on the checkpoint holds the new state.
     """
     names: dict[str, None] = {}
     for fact in facts:
@@ -78,7 +79,7 @@ def still_accepted(facts: Sequence[Fact]) -> tuple[str, ...]:
 
 
 def _above(name: str) -> list[str]:
-    """A tensor's name, and every name that stands for all below it."""
+    """The name of a tensor and of all its parents."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
@@ -91,7 +92,7 @@ _LIMIT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class AcceptedValue:
-    """One field that was changed: both values in plain JSON form, and the job and step from which the new one holds."""
+    """One changed field: old and new value as JSON, and the job and step from which the new one applies."""
 
     field: str
     was: Any
@@ -101,23 +102,25 @@ class AcceptedValue:
 
 
 def values_of(history: Iterable[AcceptedValue]) -> dict[str, Any]:
-    """The value of each field that was ever changed, as it is now."""
+    """The current value of each field that was ever changed."""
     return {change.field: change.now for change in history}
 
 
 def read_accepted(layout: Layout, files: Files = LOCAL) -> tuple[AcceptedValue, ...] | None:
-    """All changes, oldest first; None where there is no record.
+    """All changes, oldest first; None if there is no record.
 
     Raises:
         RunRecordDamaged: the record is damaged, or was changed after it was written.
-        StorageFailed: the system refused.
+        StorageFailed: it could not be read.
     """
     path = layout.accepted
     if files.find(path) is None:
         return None
     found = opened(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
     if found is None or not found.is_verified or found.form != _FORMAT:
-        raise RunRecordDamaged(path=path, complaint=f"it is no {_FORMAT} record, or was changed after it was written")
+        raise RunRecordDamaged(
+            path=path, complaint=f"it is not a {_FORMAT} record, or was changed after it was written"
+        )
     try:
         rows = Table(json.loads(found.body), path.name).rows("changes")
         return tuple(_decoded(row) for row in rows)
@@ -126,15 +129,15 @@ def read_accepted(layout: Layout, files: Files = LOCAL) -> tuple[AcceptedValue, 
 
 
 def rebuild_accepted(started: Config, history: History) -> tuple[AcceptedValue, ...]:
-    """The same changes as the journal tells them, for a run whose record is missing; ``started`` is its config.
+    """The same changes rebuilt from the journal, for a run without ``accepted.json``; ``started`` is its config.
 
-    Each job that differs from ``config.json`` journals all fields in which it does. A declared field can only be
-    among them because somebody accepted it, and one that is no longer among them is back at its first value.
+    Each job journals all fields in which it differs from ``config.json``. A declared field is among them only if it
+    was accepted; one that is no longer among them is back at its first value.
     """
     values, found = started.values(), list[AcceptedValue]()
     for fact in history.of_kind("config"):
         if fact.values.get("is_replaced"):
-            # A new start with a config of its own.
+            # A start from scratch with a new config.
             found.clear()
             continue
         resumed = history.last("resume", job=fact.job)
@@ -150,7 +153,7 @@ def rebuild_accepted(started: Config, history: History) -> tuple[AcceptedValue, 
 
 
 def _declared(fact: Fact, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The declared fields that a job had with another value than ``config.json``, which has these values."""
+    """The declared fields of a job whose values differ from ``values``, those of ``config.json``."""
     told, fields = fact.values.get("changes"), all_fields()
     found: dict[str, Any] = {}
     for name, pair in told.items() if isinstance(told, dict) else ():
@@ -166,9 +169,9 @@ def write_accepted(layout: Layout, history: Sequence[AcceptedValue], files: File
     """Replace the record.
 
     Raises:
-        StorageFailed: the system refused; the old record is intact.
+        StorageFailed: it could not be written; the old record is intact.
     """
-    # ASCII, as in config.json: a path that is no UTF-8 is made of lone surrogates.
+    # ASCII, as config.json: a path that is not UTF-8 contains lone surrogates.
     body = json.dumps({"changes": [asdict(change) for change in history]}, sort_keys=True, allow_nan=False).encode()
     # crash here: the old record or the new one; no step has been computed with the new values yet.
     files.replace(layout.accepted, sealed(body, _FORMAT), scratch=scratch("trainer", "accepted"))

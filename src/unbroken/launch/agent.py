@@ -1,8 +1,8 @@
-"""``python -m unbroken.launch.agent``: torchrun that ends in one line and in the exit code of the rank that failed.
+"""``python -m unbroken.launch.agent``: torchrun, but with the exit code of the rank that failed first, and one line.
 
-torchrun itself ends in a traceback of its own functions and in 1, whatever its workers died of. This module runs the
-same program in its own process, so that signals, workers and rendezvous are torchrun's, and words its end. Tracebacks
-of the ranks are theirs and stay as they are. torch is loaded by name, in this process and never in the launcher.
+torchrun itself exits with 1 and a traceback of its own functions, whatever its workers died of. This module runs it
+unchanged (signals, workers, rendezvous) and replaces only how it ends; tracebacks of the ranks are kept. torch is
+imported by name, in this process and never in the launcher.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from unbroken.errors import UnbrokenError
 from unbroken.launch import job_files, torchrun
-from unbroken.launch.verdict import SIGNALLED, signal_name
+from unbroken.launch.exit_code import SIGNALLED, signal_name
 from unbroken.quoting.terminal import printable
 
 MODULE: Final = "unbroken.launch.agent"
@@ -29,7 +29,7 @@ _ERRORS: Final = "torch.distributed.elastic.multiprocessing.errors"
 _SIGNALS: Final = "torch.distributed.elastic.multiprocessing.api"
 _MEETING: Final = "torch.distributed.elastic.rendezvous.api"
 _CPP_LOG: Final = "TORCH_CPP_LOG_LEVEL"
-# torchrun notes failures by the second; what it ends itself, after its time to shut down, comes later.
+# torchrun notes the time of a failure in seconds; workers that it kills itself, after the shutdown timeout, come later.
 _AT_ONCE_S: Final = 1
 # The store goes with the first node's agent, which may have ended too.
 _TELLING_S: Final = 5
@@ -37,7 +37,7 @@ _TELLING_S: Final = 5
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank that ended badly; ``code`` is negative for a signal, ``at_s`` when torchrun noticed."""
+    """One rank that failed; ``code`` is negative for a signal, ``at_s`` is when torchrun noticed."""
 
     rank: int
     code: int
@@ -49,22 +49,22 @@ class Failure:
         return self.code < 0 and self.code != -signal.SIGTERM
 
     def in_words(self) -> str:
-        """How it ended."""
+        """How it ended, as text."""
         if self.code < 0:
-            return f"rank {self.rank} was ended by {signal_name(-self.code)}"
-        return f"rank {self.rank} ended with exit code {self.code}"
+            return f"rank {self.rank} was killed by {signal_name(-self.code)}"
+        return f"rank {self.rank} exited with code {self.code}"
 
     @property
     def exit_code(self) -> int:
-        """As a shell tells it."""
+        """As a shell reports it: 128 + N for a signal."""
         return SIGNALLED - self.code if self.code < 0 else self.code
 
 
 def first_of(failures: Iterable[Failure]) -> Failure:
-    """The failure that the others follow from.
+    """The failure that caused the others.
 
-    A rank that is killed makes its peers fail with errors of their own, which may be noticed in the same instant; and
-    torchrun ends those that are left by SIGTERM. So a signal that torchrun did not send explains most, SIGTERM least.
+    A rank that is killed makes its peers fail, which may be noticed in the same second, and torchrun ends the rest
+    with SIGTERM. So a signal other than SIGTERM is the most likely cause, SIGTERM the least likely.
     """
     noticed = list(failures)
     began_s = min(each.at_s for each in noticed)
@@ -85,33 +85,33 @@ def main(arguments: Sequence[str], environ: MutableMapping[str, str]) -> int:
     unmet: Any = importlib.import_module(_MEETING).RendezvousError
     unreachable: Any = importlib.import_module("torch").distributed.DistError
     if torchrun.ENDPOINT not in arguments:
-        # It says of each rank what is said below in one line. Where torchrun restarts by itself these lines are all
-        # that tells of it, and stay.
+        # It logs about each rank what is printed below in one line. With a rendezvous torchrun restarts by itself, and
+        # its log is the only trace of that: then it stays.
         logging.getLogger(_SIGNALS).setLevel(logging.CRITICAL)
     try:
         program.main(list(arguments))
     except failed as ended:
         first = first_of(_failures(ended))
         _tell_other_nodes(first, program.get_args_parser().parse_args(list(arguments)))
-        return _told_failure(first, environ)
+        return _report_failure(first, environ)
     except signalled as ended:
         number = signal.Signals(int(ended.sigval))
-        _say(f"torchrun was ended by {number.name}")
+        _say(f"torchrun was killed by {number.name}")
         return SIGNALLED + number
     except (unmet, unreachable) as ended:
         said = str(ended).strip().splitlines() or [type(ended).__name__]
-        _say(f"the nodes did not meet, or lost each other: {said[0]}")
+        _say(f"rendezvous failed or was lost: {said[0]}")
         return 1
     return 0
 
 
 def _torchrun(environ: MutableMapping[str, str]) -> Any:  # noqa: ANN401 -- a module, loaded by name
-    """The module of torchrun; its C++ half is not to trace every store that closes before another."""
+    """The module of torchrun, imported so that its C++ part does not log every store that closes early."""
     if _CPP_LOG in environ:
         return importlib.import_module(torchrun.MODULE)
     environ[_CPP_LOG] = "ERROR"
     program = importlib.import_module(torchrun.MODULE)
-    # It is read when torch is loaded; the ranks keep their own.
+    # Read once, when torch is imported; the ranks must not inherit it.
     del environ[_CPP_LOG]
     return program
 
@@ -121,34 +121,34 @@ def _failures(ended: Any) -> list[Failure]:  # noqa: ANN401 -- torchrun's own er
 
 
 def _tell_other_nodes(failure: Failure, asked: Any) -> None:  # noqa: ANN401 -- torchrun's own arguments
-    """Tell the ranks of other nodes who was killed here: they see a closed connection, and none of our processes."""
+    """Tell the ranks of other nodes which rank was killed here: they see only a closed connection."""
     if not failure.is_killed or asked.rdzv_endpoint or int(asked.node_rank) == 0:
         return
     connect: Any = importlib.import_module("torch.distributed").TCPStore
     timeout = datetime.timedelta(seconds=_TELLING_S)
-    # Where the store has gone with the first node, nobody is left to tell.
+    # The store is gone if the first node is gone; then no rank is left to tell.
     with contextlib.suppress(RuntimeError):
         connect(asked.master_addr, asked.master_port, timeout=timeout).compare_set(KILLED, "", str(failure.rank))
 
 
-def _told_failure(failure: Failure, environ: Mapping[str, str]) -> int:
-    # Where the run itself told why it ended, a rank's exit code adds nothing; a signal is what the run cannot know.
-    place = environ.get(job_files.ENVIRONMENT)
-    has_told = place is not None and _completed_by(failure, Path(place))
-    if failure.code < 0 or not has_told:
+def _report_failure(failure: Failure, environ: Mapping[str, str]) -> int:
+    # If the run reported why it ended, the exit code of a rank adds nothing; a signal does: the run cannot know it.
+    path = environ.get(job_files.ENVIRONMENT)
+    is_reported = path is not None and _add_signal(failure, Path(path))
+    if failure.code < 0 or not is_reported:
         _say(failure.in_words())
     return failure.exit_code
 
 
-def _completed_by(failure: Failure, place: Path) -> bool:
-    """Whether the run told how it ended; where it lost a rank to a signal, the signal is added to its words."""
+def _add_signal(failure: Failure, path: Path) -> bool:
+    """Whether the run reported its outcome; if it lost a rank to a signal, the signal is added to the reason."""
     try:
-        told = job_files.read_outcome(place)
-        if told is None or not told.has_ended:
+        outcome = job_files.read_outcome(path)
+        if outcome is None or not outcome.has_ended:
             return False
-        is_loss = told.status == "error" and told.outcome_class == "again"
+        is_loss = outcome.status == "error" and outcome.outcome_class == "again"
         if is_loss and failure.is_killed:
-            job_files.write_outcome(place, replace(told, reason=f"{told.reason}; {failure.in_words()}"))
+            job_files.write_outcome(path, replace(outcome, reason=f"{outcome.reason}; {failure.in_words()}"))
     except UnbrokenError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What is started: the command line and the environment of one job, as pure functions of what was asked for."""
+"""The command line and the environment of one job, as pure functions of the launch options."""
 
 import importlib.machinery
 import importlib.util
@@ -9,7 +9,7 @@ from typing import Final
 
 from unbroken.errors import BadUsage, ModuleMissing, PathMissing
 from unbroken.launch import agent, job_files, torchrun
-from unbroken.launch.torchrun import OWN_STORE, Meeting, Nodes
+from unbroken.launch.torchrun import OWN_STORE, Nodes, Rendezvous
 
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
@@ -25,9 +25,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many processes, and where; ``processes`` is None for one plain process, or a word torchrun counts by.
+    """Processes and nodes; ``processes`` is None for one process without torchrun, or ``gpu``, ``cpu``, ``auto``.
 
-    Nodes either have numbers and meet at the first of them, or have none, meet at an endpoint and may come and go.
+    Nodes either have ranks and the address of node 0, or no ranks and a rendezvous endpoint (elastic).
     """
 
     processes: int | str | None = None
@@ -35,39 +35,39 @@ class Shape:
     node_rank: int | None = None
     master_address: str | None = None
     master_port: int | None = None
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
     @property
     def needs_torchrun(self) -> bool:
-        """Whether more than one process takes part, here or on other nodes."""
+        """Whether there is more than one process, here or on other nodes."""
         names_other_nodes = self.nodes.most > 1 or self.node_rank is not None or self.master_address is not None
-        return self.processes not in (None, 1) or names_other_nodes or self.meeting is not None
+        return self.processes not in (None, 1) or names_other_nodes or self.rendezvous is not None
 
 
 def target_of(program: str, module: str | None, words: Sequence[str]) -> Target:
-    """What the words of a command line name: ``script.py ARGS``, ``-m module ARGS``; ``program`` is who was called.
+    """The script or module of a command line: ``script.py ARGS``, ``-m module ARGS``; ``program`` is the command.
 
     Raises:
-        BadUsage: nothing is named.
+        BadUsage: neither is given.
     """
     if module is not None:
         return Target(module, tuple(words), is_module=True)
     if words[:1] == ["-m"] or words[:1] == ("-m",):
         if len(words) == 1:
-            raise BadUsage(command=program, complaint="-m needs the name of a module")
+            raise BadUsage(command=program, complaint="-m needs a module name")
         return Target(words[1], tuple(words[2:]), is_module=True)
     if not words:
-        raise BadUsage(command=program, complaint=f"the script is missing; it stands last: {program} -- train.py")
+        raise BadUsage(command=program, complaint=f"missing SCRIPT; it comes last: {program} -- train.py")
     return Target(words[0], tuple(words[1:]))
 
 
 def require_target(program: str, target: Target, folder: Path) -> None:
-    """Pass if the program exists; ``folder`` is where the job will be started.
+    """Pass if the script or module exists; ``folder`` is the working directory of the job.
 
     Raises:
-        PathMissing: there is no such script.
-        ModuleMissing: there is no such module.
-        BadUsage: the script is a folder without a ``__main__.py``.
+        PathMissing: the script does not exist.
+        ModuleMissing: the module does not exist.
+        BadUsage: the script is a directory without a ``__main__.py``.
     """
     if target.is_module:
         if not _module_exists(target.name, folder):
@@ -77,12 +77,12 @@ def require_target(program: str, target: Target, folder: Path) -> None:
     if not script.exists():
         raise PathMissing(path=Path(target.name), purpose="script")
     if script.is_dir() and not (script / "__main__.py").exists():
-        raise BadUsage(command=program, complaint=f"{target.name} is a folder without a __main__.py, not a script")
+        raise BadUsage(command=program, complaint=f"{target.name} is a directory without a __main__.py, not a script")
 
 
 def _module_exists(name: str, folder: Path) -> bool:
-    # Only the first name is asked of the import system: looking for a module inside a package imports the package,
-    # and a training package imports torch.
+    # Only the top-level name goes through the import system: looking up a submodule imports its package, and a training
+    # package imports torch.
     first, *rest = name.split(".")
     found = importlib.machinery.PathFinder.find_spec(first, [str(folder)])
     try:
@@ -99,12 +99,12 @@ def _module_exists(name: str, folder: Path) -> bool:
 
 
 def require_shape(program: str, shape: Shape) -> None:
-    """Pass if the options about nodes fit together.
+    """Pass if the options on nodes are consistent.
 
     Raises:
-        BadUsage: one of them is missing or leads nowhere.
+        BadUsage: one is missing, out of range, or contradicts another.
     """
-    complaint = _endpoint_complaint(shape) if shape.meeting is not None else _numbers_complaint(shape)
+    complaint = _endpoint_complaint(shape) if shape.rendezvous is not None else _numbers_complaint(shape)
     if complaint is not None:
         raise BadUsage(command=program, complaint=complaint)
 
@@ -120,14 +120,14 @@ def _endpoint_complaint(shape: Shape) -> str | None:
         if value is not None
     ]
     if numbered:
-        return f"nodes that meet at {torchrun.ENDPOINT} have no numbers: {' and '.join(numbered)} cannot be given"
+        return f"{' and '.join(numbered)} cannot be used with {torchrun.ENDPOINT}"
     return None
 
 
 def _numbers_complaint(shape: Shape) -> str | None:
     nodes = shape.nodes
     if nodes.least != nodes.most:
-        return f"--nnodes {nodes} needs {torchrun.ENDPOINT} HOST:PORT, the same on each node"
+        return f"--nnodes {nodes} needs {torchrun.ENDPOINT} HOST:PORT, the same on all nodes"
     if nodes.most == 1 and shape.node_rank in (None, 0):
         return None
     lacking = [
@@ -136,9 +136,9 @@ def _numbers_complaint(shape: Shape) -> str | None:
         if value is None
     ]
     if lacking:
-        return f"--nnodes {nodes} needs {' and '.join(lacking)} on each node, or {torchrun.ENDPOINT} HOST:PORT"
+        return f"--nnodes {nodes} needs {' and '.join(lacking)} on every node, or {torchrun.ENDPOINT} HOST:PORT"
     if shape.node_rank is not None and shape.node_rank >= nodes.most:
-        return f"--node-rank {shape.node_rank} is not among 0 to {nodes.most - 1} of --nnodes {nodes}"
+        return f"--node-rank {shape.node_rank} is out of range: --nnodes {nodes} has ranks 0 to {nodes.most - 1}"
     return None
 
 
@@ -147,21 +147,21 @@ def command_of(
 ) -> list[str]:
     """The command line of one job.
 
-    Restarts are the launcher's own: it starts everything anew, so no rank can meet a key of the store before. Only
-    agents that meet again after a loss do it by themselves, ``torchrun_restarts`` times.
+    The launcher restarts the whole job itself, so that no rank finds keys of an earlier rendezvous store. Only with a
+    rendezvous endpoint torchrun restarts by itself, ``torchrun_restarts`` times.
     """
     program = [*(["-m"] if target.is_module else []), target.name, *target.arguments]
     if not shape.needs_torchrun:
-        # Unbuffered, as torchrun starts its workers: what was printed before a kill has been seen.
+        # Unbuffered, as torchrun starts its workers: output before a kill is not lost.
         return [python, "-u", *program]
-    restarts = torchrun_restarts if shape.meeting is not None else 0
+    restarts = torchrun_restarts if shape.rendezvous is not None else 0
     options = ["--nproc-per-node", str(shape.processes or 1), "--max-restarts", str(restarts), *torchrun_options]
-    return [python, "-m", agent.MODULE, *options, *_meeting_options(shape), *program]
+    return [python, "-m", agent.MODULE, *options, *_rendezvous_options(shape), *program]
 
 
-def _meeting_options(shape: Shape) -> list[str]:
-    if shape.meeting is not None:
-        return shape.meeting.options(shape.nodes)
+def _rendezvous_options(shape: Shape) -> list[str]:
+    if shape.rendezvous is not None:
+        return shape.rendezvous.options(shape.nodes)
     if shape.nodes.most == 1 and shape.master_address is None and shape.master_port is None:
         return ["--standalone"]
     options = ["--nnodes", str(shape.nodes), "--node-rank", str(shape.node_rank or 0)]
@@ -175,17 +175,17 @@ def _meeting_options(shape: Shape) -> list[str]:
 def environment_of(
     before: Mapping[str, str], shape: Shape, *, outcome_path: Path, shutdown_timeout_s: int, free_port: int
 ) -> dict[str, str]:
-    """The environment of one job: the launcher's own, and where to tell the outcome.
+    """The environment of one job: the launcher's own, and the path of the outcome file.
 
-    A single process that was asked for by number finds the variables torchrun sets, so that a script written for
-    torchrun runs unchanged; one that was not asked for by number is as plain as ``python script.py``.
+    With ``--nproc-per-node 1`` the variables of torchrun are set, so that a script written for torchrun runs unchanged;
+    without the option the process is as plain as ``python script.py``.
     """
     environment = {**before, job_files.ENVIRONMENT: str(outcome_path)}
     if shape.needs_torchrun:
         environment[torchrun.SHUTDOWN_VARIABLE] = str(shutdown_timeout_s)
         if sets_threads(before, shape):
             environment[THREADS_VARIABLE] = "1"
-        if shape.meeting is not None:
+        if shape.rendezvous is not None:
             environment[OWN_STORE] = "1"
     elif shape.processes == 1:
         ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
@@ -196,5 +196,5 @@ def environment_of(
 
 
 def sets_threads(before: Mapping[str, str], shape: Shape) -> bool:
-    """Whether each of several processes gets one thread, since nobody said how many."""
+    """Whether to set one thread per process: there are several, and the user has not set a number."""
     return isinstance(shape.processes, int) and shape.processes > 1 and THREADS_VARIABLE not in before

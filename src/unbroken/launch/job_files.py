@@ -1,8 +1,8 @@
-"""The small files by which a job tells its launcher how it ended, and which steps it has completed.
+"""Two small files from a job to its launcher: the outcome of the job, and the steps it has completed.
 
-The launcher names the first one in the environment. The second stands beside it: metrics are read from the device now
-and then and the live snapshot is written once a second, so after a kill neither says which step was being computed. A
-line of some bytes in the launcher's own temporary directory does, for microseconds.
+The launcher passes the path of the outcome file in the environment; the steps file is beside it. After a kill neither
+metrics (copied from the device every few steps) nor the snapshot (written once a second) tell which step was being
+computed; the steps file does, one short line per step in the launcher's temporary directory.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _EXIT_CODES: Final = 256
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended, in its own words; a job that has only begun says ``running``, so that its run is known."""
+    """How a job ended, as it reports itself; ``running`` at its start, so that the launcher knows its run."""
 
     run: str
     status: str
@@ -40,17 +40,17 @@ class JobOutcome:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job came as far as saying how it ended."""
+        """Whether the job reported how it ended."""
         return self.status != "running"
 
 
 def write_outcome(path: Path, outcome: JobOutcome, *, files: Files = LOCAL) -> None:
-    """Tell the launcher how the job stands, in one instant; the last word counts.
+    """Write the outcome file, atomically; a later call replaces it.
 
     Raises:
-        StorageFailed: the system refused; what was told before still stands.
+        StorageFailed: it could not be written; the file before is intact.
     """
-    # A run directory may have any bytes in its name, so the text stays ASCII with escapes.
+    # ASCII with escapes: the name of a run directory may be any bytes.
     facts = {
         "schema": SCHEMA,
         "run": outcome.run,
@@ -63,11 +63,11 @@ def write_outcome(path: Path, outcome: JobOutcome, *, files: Files = LOCAL) -> N
 
 
 def read_outcome(path: Path, *, files: Files = LOCAL) -> JobOutcome | None:
-    """What the job told, or None if it told nothing.
+    """The outcome that the job reported, None if it reported none.
 
     Raises:
-        RecordDamaged: something stands there that is no outcome.
-        StorageFailed: the system refused.
+        RecordDamaged: the file is not an outcome.
+        StorageFailed: it could not be read.
     """
     found = files.find(path)
     if found is None:
@@ -78,7 +78,7 @@ def read_outcome(path: Path, *, files: Files = LOCAL) -> JobOutcome | None:
         content: Any = parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
         return _decoded(Table(content, "the outcome"))
     except ValueError as complaint:
-        raise RecordDamaged(path=path, complaint="it is no JSON") from complaint
+        raise RecordDamaged(path=path, complaint="it is not JSON") from complaint
     except Malformed as complaint:
         raise RecordDamaged(path=path, complaint=str(complaint)) from complaint
 
@@ -95,16 +95,16 @@ def _decoded(table: Table) -> JobOutcome:
 
 
 def make_outcome_path(root: Path, token: str, *, files: Files = LOCAL) -> Path:
-    """A directory of the launcher's own below ``root``; ``token`` is what nobody can guess.
+    """A private directory of the launcher below ``root``; ``token`` must be unguessable.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: it could not be created.
     """
     place = root / f"unbroken-{token}"
-    # Others on this machine may look at a temporary directory; only this user may write into ours.
+    # The parent may be writable by everyone; only this user may write here.
     before = os.umask(0o077)
     try:
-        # crash here: an empty directory among the temporary ones, which nobody looks at again.
+        # crash here: an empty temporary directory, never used again.
         files.make_directory(place)
     finally:
         os.umask(before)
@@ -117,40 +117,40 @@ _TAIL_BYTES: Final = 256
 
 
 def steps_path(outcome: Path) -> Path:
-    """Where the steps stand: beside the outcome of the same job."""
+    """The path of the steps file: beside the outcome of the same job."""
     return outcome.with_name(f"{outcome.name}.steps")
 
 
 class StepsWriter:
-    """Tells each completed step; what storage refuses is not told."""
+    """Appends each completed step; stops at the first storage error."""
 
     def __init__(self, path: Path, files: Files = LOCAL) -> None:
         self._appender = files.appending(path)
-        self._is_refused = False
-        # Another job of the same launcher may have been killed inside its last line.
+        self._is_closed = False
+        # An earlier job of the same launcher may have been killed in the middle of a line.
         self._before = "\n"
 
     def write(self, step: int) -> None:
-        """Tell one step."""
-        if self._is_refused:
+        """Append one step."""
+        if self._is_closed:
             return
         try:
-            # crash here: the last line may be cut, and a reader passes it by.
+            # crash here: the last line may be cut; the reader skips it.
             self._appender.append(f"{self._before}{step}\n".encode())
             self._before = ""
         except StorageFailed:
-            # A full temporary directory costs the name of a step, never the training, and is not asked again.
-            self._is_refused = True
+            # A full temporary directory loses the step number, never the training; it is not tried again.
+            self._is_closed = True
 
     def close(self) -> None:
-        """Give the file back."""
-        self._is_refused = True
+        """Close the file."""
+        self._is_closed = True
         with contextlib.suppress(StorageFailed):
             self._appender.close()
 
 
 def last_step(path: Path, *, files: Files = LOCAL) -> int | None:
-    """The last step that was told whole; None where none was, or nothing can be read."""
+    """The last complete step number; None if there is none or the file cannot be read."""
     try:
         found = files.find(path)
         if found is None:

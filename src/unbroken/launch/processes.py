@@ -1,7 +1,7 @@
-"""The processes below the launcher: started so that none outlives it unseen, found and signalled by their ids.
+"""The processes below the launcher: started, found in ``/proc`` and signalled by id, so that none is left behind.
 
-Reads ``/proc``. torchrun gives each worker a session of its own, so neither a process group nor a terminal's Ctrl-C
-reaches all of them; being the reaper of orphans keeps every one of them below the launcher.
+torchrun gives each worker its own session, so neither a process group nor Ctrl-C reaches all of them. The launcher is
+a subreaper: orphans become its children and stay visible.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-# From <sys/prctl.h>; Python has no name for them.
+# From <sys/prctl.h>; Python has no constants for them.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LIBC: Final = ctypes.CDLL(None)
@@ -26,7 +26,7 @@ _KILL_ROUNDS: Final = 250
 
 @dataclass(frozen=True)
 class Process:
-    """One living process, as the kernel tells of it."""
+    """One running process, from ``/proc``."""
 
     pid: int
     parent: int
@@ -34,7 +34,7 @@ class Process:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever loses its own below this process, so that it can still be found."""
+    """Make this process the subreaper of its descendants, so that orphans can still be found."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -46,17 +46,17 @@ def start(
     stderr: IO[str] | None = None,
     cwd: Path | None = None,
 ) -> "subprocess.Popen[str]":
-    """Start a job in a process group of its own, so that a terminal's Ctrl-C reaches the launcher alone.
+    """Start a job in its own process group, so that Ctrl-C in a terminal reaches only the launcher.
 
-    Signals that the launcher holds back are let through in the child. If the launcher is killed, the child gets
-    SIGTERM, as if it had been passed on: it saves and ends instead of training on with nobody to answer for it.
+    Signals that the launcher blocks are unblocked in the child. If the launcher is killed, the child gets SIGTERM: it
+    saves and exits instead of training on without a parent.
     """
     launcher = os.getpid()
 
     def begin() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        # The launcher may have died before the line above took effect; then nobody would tell.
+        # The launcher may have died before the line above took effect.
         if os.getppid() != launcher:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -73,7 +73,7 @@ def start(
 
 
 def living() -> dict[int, Process]:
-    """Every process of this machine that has not ended."""
+    """All running processes of this machine."""
     found: dict[int, Process] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 -- names alone, thousands of them
         if not name.isdecimal():
@@ -82,7 +82,7 @@ def living() -> dict[int, Process]:
             stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
         except OSError:
             continue
-        # The second field is the program's name in parentheses and may hold anything, so count from behind it.
+        # The second field is the program name in parentheses and may contain anything, so split after it.
         state, parent, _, session, *_ = stat.rpartition(")")[2].split()
         if state not in ("Z", "X"):
             found[int(name)] = Process(int(name), int(parent), int(session))
@@ -90,7 +90,7 @@ def living() -> dict[int, Process]:
 
 
 def below(pid: int, among: Mapping[int, Process]) -> list[int]:
-    """The ids of all that descend from a process, parents before children."""
+    """The ids of all descendants of a process, parents before children."""
     children: dict[int, list[int]] = {}
     for process in among.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -101,23 +101,23 @@ def below(pid: int, among: Mapping[int, Process]) -> list[int]:
 
 
 def workers_of(torchrun: int, among: Mapping[int, Process]) -> list[int]:
-    """The workers of torchrun: those of its children that lead a session; its service processes do not."""
+    """The workers of torchrun: its children that lead a session; its helper processes do not."""
     return [each.pid for each in among.values() if each.parent == torchrun and each.session == each.pid]
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal processes by id; one that has just ended is no error."""
+    """Send a signal to processes by id; one that has just exited is not an error."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def kill_below(pid: int) -> None:
-    """Kill everything that descends from a process, also what is being started meanwhile."""
+    """Kill all descendants of a process, including those started meanwhile."""
     for _ in range(_KILL_ROUNDS):
         victims = below(pid, living())
         if not victims:
             return
         send(victims, signal.SIGKILL)
-        # A process in an uninterruptible system call dies when it returns; after some seconds it is left to that.
+        # A process in an uninterruptible system call dies when the call returns; it is not waited for longer than that.
         time.sleep(_KILL_ROUND_S)

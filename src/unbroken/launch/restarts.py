@@ -1,4 +1,4 @@
-"""Whether a job that ended is started again here, and after how long: pure decisions."""
+"""Whether a job is restarted by the launcher, and after what delay: pure decisions."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,22 +7,21 @@ from unbroken.launch.job_files import JobOutcome
 
 NO_PROGRESS_RESTARTS: Final = 3
 LONGEST_DELAY_S: Final = 60.0
-# A clean stop for these reasons is the end of a job, not of a run: its time was over, or the loop itself stopped it.
-# A signal, a request and a machine that goes away are somebody's word, and starting again would undo it.
+# With --until-done, a clean stop for these reasons is followed by another job: the walltime limit, or `run.stop()`. A
+# signal, `unbroken stop` and a spot notice are requests to stop, which a restart would undo.
 FOLLOWED: Final = frozenset({"walltime", "asked"})
 _WALLTIME: Final = "walltime"
-_EXIT_UNKNOWN: Final = 1
 _EXIT_USAGE: Final = 2
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a launch was asked for.
+    """The restart policy of a launch.
 
     Attributes:
-        max_restarts: None for as many as bring the run further.
-        until_done: goes on after a clean stop too, and decides by the class of the outcome alone.
-        is_in_allocation: a scheduler gave the time, and starts the next job when it is over.
+        max_restarts: None for unlimited while the run makes progress.
+        until_done: also restart after a clean stop; the class of the outcome decides.
+        is_in_allocation: inside a SLURM job, where the scheduler starts the next job after the walltime limit.
     """
 
     max_restarts: int | None = 0
@@ -35,11 +34,10 @@ class Policy:
 class Attempt:
     """One job of this launcher that has ended.
 
-    Of a job that was killed before it named its run nothing is known; then nobody can tell whether it got further.
-
     Attributes:
-        resumable_step: what its run can resume from now, if anything.
-        reached: the last step it completed, as far as it told.
+        resumable_step: the step its run can resume from now, if any.
+        is_run_known: whether the job reported its run directory; a job killed before that shows no progress.
+        reached: the last step it completed, if known.
         stopped_by: the kind of the reason of a clean stop.
     """
 
@@ -53,45 +51,40 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Again:
-    """Start once more after a while."""
+class Restart:
+    """Restart after a delay."""
 
     delay_s: float
 
 
 @dataclass(frozen=True)
-class Enough:
-    """Do not; ``reason`` is None where nobody would expect a restart."""
+class NoRestart:
+    """Do not restart; ``reason`` is None if no restart was to be expected."""
 
     reason: str | None = None
 
 
-def decide(attempts: tuple[Attempt, ...], policy: Policy) -> Again | Enough:
-    """What follows the last of these attempts.
-
-    A job that was asked to stop is never started again here: a person's word would be undone.
-    """
+def decide(attempts: tuple[Attempt, ...], policy: Policy) -> Restart | NoRestart:
+    """Whether the last of these attempts is followed by a restart; never after a signal or a request to stop."""
     last, most = attempts[-1], policy.max_restarts
     may_help = _is_followed(last, policy) if policy.until_done else _may_help(last)
     if most == 0 or last.was_asked or not may_help:
-        return Enough()
+        return NoRestart()
     if most is not None and len(attempts) > most:
-        return Enough(f"{most} of {most} restarts are spent")
+        return NoRestart(f"all {most} restarts used")
     stalled = stalled_restarts(attempts)
-    # Without a limit nothing else would ever end a script that dies before it has named its run.
+    # Without a limit, a script that dies before it opens its run would be restarted for ever.
     if stalled >= NO_PROGRESS_RESTARTS and (last.is_run_known or most is None):
-        return Enough(_stuck(attempts[-1 - stalled :]))
-    return Again(min(policy.first_delay_s * 2**stalled, LONGEST_DELAY_S))
+        return NoRestart(_stuck(attempts[-1 - stalled :]))
+    return Restart(min(policy.first_delay_s * 2**stalled, LONGEST_DELAY_S))
 
 
 def _may_help(attempt: Attempt) -> bool:
     outcome = attempt.outcome
     if outcome is None or not outcome.has_ended:
-        # Nothing was told: a crash, unless it ended well or does not take its command line.
+        # No outcome: a crash, unless the exit code is that of success or of a wrong command line.
         return attempt.code not in (0, _EXIT_USAGE)
-    # An exception that nobody diagnosed may be the death of another rank, seen from here.
-    is_undiagnosed = outcome.status == "error" and outcome.exit_code == _EXIT_UNKNOWN
-    return outcome.status != "stopped" and (outcome.outcome_class == "again" or is_undiagnosed)
+    return outcome.status != "stopped" and outcome.outcome_class == "again"
 
 
 def _is_followed(attempt: Attempt, policy: Policy) -> bool:
@@ -107,7 +100,7 @@ def _is_followed(attempt: Attempt, policy: Policy) -> bool:
 
 
 def stalled_restarts(attempts: tuple[Attempt, ...]) -> int:
-    """How many restarts in a row brought the run no further, counted from the last."""
+    """The number of restarts in a row without progress, counted from the last."""
     count = 0
     for before, after in zip(attempts[-2::-1], attempts[:0:-1], strict=True):
         if _is_further(before, after):
@@ -123,20 +116,17 @@ def _is_further(before: Attempt, after: Attempt) -> bool:
 
 
 def _stuck(attempts: tuple[Attempt, ...]) -> str:
-    """Why there are no more restarts; a step that every one of these jobs died in is named."""
+    """Why there are no more restarts; names the step in which all these jobs died, if it is the same."""
     last, restarts = attempts[-1], len(attempts) - 1
     if not last.is_run_known:
-        return f"no progress in {restarts} restarts: no job came as far as naming its run"
+        return f"no progress after {restarts} restarts: no job opened its run"
     step = last.resumable_step
     stands = "has no usable checkpoint" if step is None else f"resumes from step {step:,}"
     reached = [each.reached for each in attempts if each.reached is not None and each.stopped_by is None]
     if len(reached) == len(attempts) and len(set(reached)) == 1:
-        return (
-            f"{restarts} restarts in a row ended at step {reached[0] + 1:,}, which was never completed; "
-            f"the run {stands}"
-        )
-    ended = f"; the jobs completed step {_listed(reached)}" if reached else ""
-    return f"no progress in {restarts} restarts: the run still {stands}{ended}"
+        return f"{restarts} restarts in a row failed at step {reached[0] + 1:,}; the run {stands}"
+    ended = f"; last completed steps: {_listed(reached)}" if reached else ""
+    return f"no progress after {restarts} restarts: the run still {stands}{ended}"
 
 
 def _listed(steps: list[int]) -> str:

@@ -1,7 +1,7 @@
-"""Which options this installation's torchrun takes, learned from its text: the launcher itself never imports torch.
+"""The options passed to torchrun: signals, shutdown timeout, number of nodes, rendezvous.
 
-torchrun's launcher module is looked at as a file. An option that a version lacks is left out; the launcher signals the
-workers itself and keeps its own clock, so it stays right without them.
+The launcher never imports torch; which options this version of torchrun knows is read from its source file. Unknown
+ones are left out: the launcher signals the workers and keeps the timeout itself.
 """
 
 import importlib.util
@@ -15,17 +15,17 @@ from unbroken.errors import TorchMissing
 
 MODULE: Final = "torch.distributed.run"
 ENDPOINT: Final = "--rdzv-endpoint"
-# SIGINT is not among them: interrupted at the keyboard, torchrun ends its workers by SIGTERM, while a passed-on
-# interrupt would reach a worker twice and count as the second one, which leaves at once.
+# Without SIGINT: after Ctrl-C torchrun ends its workers with SIGTERM, while a forwarded SIGINT would reach a worker
+# twice and count as the second one, which kills it.
 SIGNALS: Final = "SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 SHUTDOWN_VARIABLE: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def launcher_text() -> str:
-    """The source of torchrun.
+    """The source code of torchrun.
 
     Raises:
-        TorchMissing: torch is not installed for this interpreter.
+        TorchMissing: torch is not installed.
     """
     found = importlib.util.find_spec("torch")
     for place in (found.submodule_search_locations or ()) if found else ():
@@ -36,7 +36,7 @@ def launcher_text() -> str:
 
 
 def stopping_options(text: str, shutdown_timeout_s: int) -> list[str]:
-    """The options that give workers their signals and the time a save needs, as far as this torchrun knows them."""
+    """The options on signals and shutdown timeout, as far as this version of torchrun has them."""
     options: list[str] = []
     if '"--signals-to-handle"' in text:
         options += ["--signals-to-handle", SIGNALS]
@@ -45,10 +45,9 @@ def stopping_options(text: str, shutdown_timeout_s: int) -> list[str]:
     return options
 
 
-# ---- nodes that come and go ----
+# ---- nodes and rendezvous ----
 
-# Workers must not look for each other in the store in which the agents met: what an earlier world left there under the
-# same names would be taken for an answer.
+# Workers must not use the rendezvous store of the agents: keys of an earlier world there would be taken for current.
 OWN_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 DEFAULT_ID: Final = "unbroken"
 _NODES: Final = re.compile(r"(?P<least>[0-9]{1,6})(?::(?P<most>[0-9]{1,6}))?")
@@ -58,7 +57,7 @@ _PORTS: Final = range(1, 65536)
 
 @dataclass(frozen=True)
 class Nodes:
-    """How many nodes take part: at least, and at most."""
+    """The number of nodes: minimum and maximum."""
 
     least: int = 1
     most: int = 1
@@ -68,27 +67,27 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where agents find each other: ``endpoint`` is HOST:PORT, the same on each node, as is ``id``."""
+class Rendezvous:
+    """The rendezvous of the agents: ``endpoint`` is HOST:PORT, the same on all nodes, as is ``id``."""
 
     endpoint: str
     id: str = DEFAULT_ID
     settings: str | None = None
 
     def options(self, nodes: Nodes) -> list[str]:
-        """The options that torchrun takes for it."""
+        """The options for torchrun."""
         options = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", ENDPOINT, self.endpoint]
         options += ["--rdzv-id", self.id]
         if self.settings:
             options += ["--rdzv-conf", self.settings]
         if _is_loopback(self.endpoint):
-            # All agents are on this machine, whose own name may lead nowhere.
+            # All agents are on this machine, whose host name may not resolve.
             options += ["--local-addr", "127.0.0.1"]
         return options
 
 
 def parse_nodes(text: str) -> Nodes | None:
-    """``N`` or ``MIN:MAX``; None if it is neither."""
+    """Parse ``N`` or ``MIN:MAX``; None if it is neither."""
     match = _NODES.fullmatch(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Text from outside on its way into something that interprets it: a shell, a YAML reader, a terminal.
+"""Escaping of untrusted text for a shell, YAML, a terminal and log files, and the formatting of amounts.
 
-One module for each reader, and no other place in the tree quotes for it. Nothing here knows what a text means.
+One module per target; nothing else in the package escapes for it.
 """

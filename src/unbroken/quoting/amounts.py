@@ -1,23 +1,23 @@
-"""Amounts as people read them: counts, sizes, durations. Owns the wording of numbers, nothing else."""
+"""Counts, sizes and durations as text."""
 
 _SIZE_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def count(number: int) -> str:
-    """A whole number with thousands separated: ``24,750``."""
+    """An integer with thousands separators: ``24,750``."""
     return f"{number:,}"
 
 
-def plural(number: int, noun: str) -> str:
-    """A count with its noun: ``1 part``, ``3 parts``."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """A count with its noun: ``1 part``, ``3 parts``; ``nouns`` is a plural that is not made by an s."""
+    return f"{count(number)} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def size(number_bytes: int) -> str:
-    """A size in decimal units, as disks are sold and ``df -H`` prints: ``6.1 GB``."""
+    """A size in decimal units, as ``df -H`` prints it: ``6.1 GB``."""
     value = float(number_bytes)
     for unit in _SIZE_UNITS:
-        # 999.95 would print as 1000.0: step to the next unit before that.
+        # 999.95 would print as 1000.0: use the next unit from there.
         if abs(value) < 999.95 or unit == _SIZE_UNITS[-1]:
             break
         value /= 1000
@@ -28,13 +28,13 @@ def duration(seconds: float) -> str:
     """A duration with its two largest units: ``25 h 10 min``, ``4 min``, ``0.4 s``."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
-    # 9.95 would print as 10.0: from there on whole seconds.
+    # 9.95 would print as 10.0: whole seconds from there.
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    # Up to two days people count hours.
+    # Below two days, hours are easier to read.
     days, rest = divmod(whole, 86_400) if whole >= 2 * 86_400 else (0, whole)
     hours, rest = divmod(rest, 3_600)
     minutes, secs = divmod(rest, 60)
@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, in one unit: ``4 min ago``, ``13 h ago``; a clock behind ours reads ``just now``."""
+    """How long ago, in one unit: ``4 min ago``, ``13 h ago``; ``just now`` for less than a second or the future."""
     for limit, unit in ((86_400 * 2, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         if seconds >= limit:
             per_unit = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}[unit]

@@ -1,4 +1,4 @@
-"""Loggers whose messages cannot steer a terminal, whoever's handler they go to, and the variable that silences them."""
+"""Loggers that escape control characters in their messages, and the variable that silences them."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ QUIET: Final = "UNBROKEN_QUIET"
 
 
 class _SafeMessages(logging.Filter):
-    """Makes every message one line that is fit for a terminal, whoever's handler it goes to."""
+    """Makes every message one line without control characters, for any handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = for_terminal(record.getMessage()).replace("\n", "\\n"), None
@@ -21,7 +21,7 @@ _SAFE_MESSAGES: Final = _SafeMessages()
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module; what is logged through it cannot steer a terminal."""
+    """The logger of a module, with control characters escaped."""
     found = logging.getLogger(name)
     found.addFilter(_SAFE_MESSAGES)
     return found

@@ -1,7 +1,7 @@
-"""Words as a shell takes them: one line, printable, and exactly the word that was given.
+"""Quoting for a shell: one printable line that the shell reads back as exactly the same word.
 
-A word with a line break or a control character is written as ``$'...'``, which bash, zsh, ksh and POSIX 2024 read: it
-stays one line of a script and steers no terminal. So a quoted word can also stand in a comment.
+A word with a line break or a control character is written as ``$'...'``, which bash, zsh, ksh and POSIX 2024 read. So
+a quoted word is safe in a comment and on a terminal too.
 """
 
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def for_shell(word: str | Path) -> str:
-    """One word as a shell takes it."""
+    """One word, quoted for a shell."""
     text = str(word)
     if text.isprintable():
-        # Imported here: help lines are made only when an error is being shown.
+        # Imported here: only needed when an error is printed.
         import shlex
 
         return shlex.quote(text)
@@ -21,7 +21,7 @@ def for_shell(word: str | Path) -> str:
 
 
 def shell_line(words: Iterable[str | Path]) -> str:
-    """A command as it can be pasted, on one line."""
+    """A command line that can be pasted into a shell."""
     return " ".join(map(for_shell, words))
 
 
@@ -30,5 +30,5 @@ def _escaped(character: str) -> str:
         return f"\\{character}"
     if character.isprintable():
         return character
-    # Always three octal digits, so that a digit behind them is not taken for one of theirs.
+    # Always three octal digits, so that a following digit is not read as part of them.
     return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))

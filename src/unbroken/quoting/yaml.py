@@ -1,4 +1,4 @@
-"""Text as YAML takes it: single values on one line, comments, and whole documents."""
+"""Writing YAML: single values on one line, comments, and whole documents."""
 
 import io
 import re
@@ -10,14 +10,14 @@ import yaml
 from unbroken.quoting.terminal import printable
 
 _SAFE_TEXT: Final = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")
-# Words that YAML readers take for something else than text.
+# Words that YAML parsers do not read as text.
 _TAKEN: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
 
 def scalar(text: str) -> str:
-    """A text on one line: as it is where that is safe, in double quotes otherwise."""
+    """A text on one line, in double quotes where needed."""
     is_safe = _SAFE_TEXT.fullmatch(text) and text.lower() not in _TAKEN
-    # YAML takes JSON's escapes, but not its pairs of them for characters beyond 16 bits.
+    # YAML reads the escapes of JSON, except surrogate pairs.
     return text if is_safe else f'"{"".join(map(_escaped, text))}"'
 
 
@@ -36,10 +36,10 @@ def _escaped(character: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists indented below their key; texts of several lines as blocks, as a person would write them."""
+    """Lists indented below their key; multi-line texts as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
-        # The workers' command is the master's: said twice, not by a mark that leads back to it.
+        # Repeated values are written out, not as an alias.
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
@@ -56,6 +56,6 @@ _Dumper.add_representer(str, _as_text)
 def dumped(document: Mapping[str, Any]) -> str:
     """A document in the order of its keys; characters that are not plain ASCII are escaped."""
     stream = io.StringIO()
-    # No line is broken: a command's word that is folded reads like two.
+    # No line folding: a folded word of a command is hard to read.
     yaml.dump(document, stream, Dumper=_Dumper, sort_keys=False, width=1 << 16, default_flow_style=False)
     return stream.getvalue()

@@ -1,1 +1,1 @@
-"""What a person sees: tables and styles for a terminal, without a dependency."""
+"""Tables and styles for a terminal, without dependencies."""

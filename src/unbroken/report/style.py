@@ -1,4 +1,4 @@
-"""A few terminal styles. Owns the choice of when a stream gets colour; promises plain text everywhere else."""
+"""A few terminal styles, and when a stream gets colour; plain text otherwise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from unbroken.quoting.terminal import styled
 
 
 class Stream(Protocol):
-    """What is asked of a stream before it is coloured."""
+    """A stream that may be a terminal."""
 
     def isatty(self) -> bool:
-        """Whether a person is looking."""
+        """Whether it is a terminal."""
 
 
 def wants_color(stream: Stream, environ: Mapping[str, str]) -> bool:
-    """Colour goes to a terminal that can show it, unless ``NO_COLOR`` is set to anything."""
+    """Whether to use colour: on a terminal that is not dumb, unless ``NO_COLOR`` is set."""
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and stream.isatty()
 
 
 @dataclass(frozen=True)
 class Style:
-    """Marks text for a terminal; gives it back untouched where colour is off."""
+    """Styles text; returns it unchanged if colour is off."""
 
     color: bool
 
@@ -29,21 +29,21 @@ class Style:
         return styled(code, text) if self.color and text else text
 
     def bold(self, text: str) -> str:
-        """What to look at first."""
+        """Emphasis."""
         return self._marked("1", text)
 
     def dim(self, text: str) -> str:
-        """What may be skipped."""
+        """Labels and remarks."""
         return self._marked("2", text)
 
     def good(self, text: str) -> str:
-        """What is well."""
+        """Success."""
         return self._marked("32", text)
 
     def warn(self, text: str) -> str:
-        """What deserves a look."""
+        """A warning."""
         return self._marked("33", text)
 
     def bad(self, text: str) -> str:
-        """What is wrong."""
+        """An error."""
         return self._marked("1;31", text)

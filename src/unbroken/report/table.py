@@ -1,4 +1,4 @@
-"""Aligned tables in plain text. Owns columns, widths and alignment; knows nothing of what the cells mean."""
+"""Aligned plain-text tables."""
 
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, and whether its cells are numbers, which stand to the right."""
+    """One column: its heading, and whether its cells are numbers, which are right-aligned."""
 
     heading: str
     is_number: bool = False
@@ -22,7 +22,7 @@ class Column:
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, style: Style) -> str:
     """Rows under their headings, every column as wide as its widest cell; no line ends in spaces.
 
-    A cell takes one line, whatever is in it. It may carry styles of its own; they take no room.
+    A cell is always one line. It may contain styles, which take no width.
 
     Raises:
         ValueError: a row has more or fewer cells than there are columns.
@@ -43,14 +43,14 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, style: St
 
 
 def _padded(cell: str, wide: int, is_number: bool, paint: Callable[[str], str] | None) -> str:
-    # The room is made outside the paint, so that a painted last column still ends without spaces.
+    # Padding is outside the style, so that a styled last column does not end in spaces.
     room = " " * (wide - width(cell))
     painted = paint(cell) if paint else cell
     return room + painted if is_number else painted + room
 
 
 def width(text: str) -> int:
-    """How many terminal columns a text takes: styles none, wide letters two, combining marks none."""
+    """The width of a text in terminal columns: wide characters two, combining marks and styles none."""
     bare = unstyled(text)
     if bare.isascii():
         return len(bare)

@@ -55,7 +55,7 @@ class Cluster:
                 break
             # A busy controller lets a question fall now and then.
             time.sleep(1)
-        assert ended.returncode == 0, f"scontrol ended with {ended.returncode}: {ended.stdout}{ended.stderr}"
+        assert ended.returncode == 0, f"scontrol exited with {ended.returncode}: {ended.stdout}{ended.stderr}"
         return dict(word.split("=", 1) for word in ended.stdout.split() if "=" in word)
 
     def state(self, job: str) -> str:

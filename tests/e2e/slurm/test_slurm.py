@@ -125,7 +125,7 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_on
         (job, number) for number in range(len(status["placements"]))
     ]
     assert f"{job} on n1 -> {job} on n1, requeued once" in place.slurm.tool(place.path, "status", "runs/a")
-    assert place.told().count("queued again: stopped") == len(stops)
+    assert place.told().count("requeued: stopped") == len(stops)
 
 
 def test_a_job_that_an_administrator_requeues_goes_on_with_the_same_bits(
@@ -185,7 +185,7 @@ def test_a_halted_run_is_not_queued_again(place: Place) -> None:
     job = place.submit()
     assert place.slurm.wait_for_end(job, place.told) == "FAILED"
     assert place.slurm.facts(job)["Restarts"] == "0"
-    assert "not queued again: a person must look at it: halted" in place.told()
+    assert "not requeued: it needs your attention: halted" in place.told()
 
 
 def test_a_run_that_a_person_stops_is_not_queued_again(place: Place) -> None:
@@ -212,7 +212,7 @@ def test_a_chain_of_links_completes_the_run_and_the_rest_of_it_does_nothing(
     assert place.slurm.wait_for_end(third, place.told) == "COMPLETED", place.told()
     assert bits(place.run) == undisturbed
     assert [start["placement"]["id"] for start in place.facts("job-start")] == [first, second]
-    assert "nothing is started: the run is complete" in place.told()
+    assert "not started: the run is complete" in place.told()
 
 
 def test_where_no_job_may_be_queued_again_a_follower_is_submitted(place: Place, undisturbed: dict[str, Any]) -> None:

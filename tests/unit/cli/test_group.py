@@ -15,7 +15,7 @@ from unbroken.cli.output import Command
 
 def load(entry: Entry) -> click.Command:
     """The command that an entry of a table names."""
-    module, _, attribute = entry.place.partition(":")
+    module, _, attribute = entry.target.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
     return command
 
@@ -74,7 +74,7 @@ def test_every_file_with_a_command_is_in_the_table() -> None:
             for node in ast.parse(path.read_text()).body
         )
     }
-    places = {entry.place.partition(":")[0] for entry in EVERY.values() if not isinstance(load(entry), LazyGroup)}
+    places = {entry.target.partition(":")[0] for entry in EVERY.values() if not isinstance(load(entry), LazyGroup)}
     assert with_command == places
 
 

@@ -13,7 +13,7 @@ def test_what_cannot_be_counted_to_is_refused(word: str) -> None:
 
 
 def test_nan_is_said_to_be_no_finite_number() -> None:
-    with pytest.raises(click.BadParameter, match="must be a finite number, is nan"):
+    with pytest.raises(click.BadParameter, match="nan"):
         FiniteRange(0).convert("nan", None, None)
 
 

@@ -85,7 +85,7 @@ def test_what_is_no_json_is_refused(value: float) -> None:
 
 
 def test_what_is_no_plain_fact_is_refused() -> None:
-    with pytest.raises(TypeError, match="a set has no place"):
+    with pytest.raises(TypeError, match="a set cannot be written"):
         encoded("unbroken.x/1", {"names": {1, 2}})
 
 

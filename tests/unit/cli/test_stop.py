@@ -16,4 +16,4 @@ def test_between_two_jobs_of_slurm_the_one_that_waits_is_named(tmp_path: Path) -
     journal.close()
     said = CliRunner().invoke(ROOT, ["stop", str(tmp_path)])
     assert said.exit_code == 0
-    assert said.output.endswith("nothing to stop; if SLURM has it queued again: scancel 4711\n")
+    assert said.output.endswith("nothing to stop; to remove a requeued job: scancel 4711\n")

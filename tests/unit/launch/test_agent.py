@@ -8,11 +8,11 @@ from unbroken.launch.agent import Failure, first_of
 @pytest.mark.parametrize(
     ("noticed", "rank", "code", "words"),
     [
-        ([Failure(0, -15, 7), Failure(1, 3, 7)], 1, 3, "rank 1 ended with exit code 3"),
-        ([Failure(0, 1, 7), Failure(1, -9, 7), Failure(2, -15, 8)], 1, 137, "rank 1 was ended by SIGKILL"),
-        ([Failure(0, 1, 7), Failure(1, -9, 600)], 0, 1, "rank 0 ended with exit code 1"),
-        ([Failure(0, -15, 7), Failure(1, -15, 7)], 0, 143, "rank 0 was ended by SIGTERM"),
-        ([Failure(2, 5, 7), Failure(0, 6, 7)], 2, 5, "rank 2 ended with exit code 5"),
+        ([Failure(0, -15, 7), Failure(1, 3, 7)], 1, 3, "rank 1 exited with code 3"),
+        ([Failure(0, 1, 7), Failure(1, -9, 7), Failure(2, -15, 8)], 1, 137, "rank 1 was killed by SIGKILL"),
+        ([Failure(0, 1, 7), Failure(1, -9, 600)], 0, 1, "rank 0 exited with code 1"),
+        ([Failure(0, -15, 7), Failure(1, -15, 7)], 0, 143, "rank 0 was killed by SIGTERM"),
+        ([Failure(2, 5, 7), Failure(0, 6, 7)], 2, 5, "rank 2 exited with code 5"),
     ],
 )
 def test_what_torchrun_did_itself_is_never_the_cause(noticed: list[Failure], rank: int, code: int, words: str) -> None:

@@ -15,10 +15,10 @@ from unbroken.launch.command import (
     sets_threads,
     target_of,
 )
-from unbroken.launch.torchrun import Meeting, Nodes, is_endpoint, launcher_text, parse_nodes, stopping_options
+from unbroken.launch.torchrun import Nodes, Rendezvous, is_endpoint, launcher_text, parse_nodes, stopping_options
 
 ONE, TWO = Nodes(1, 1), Nodes(2, 2)
-MEETING = Meeting("n0:29500")
+MEETING = Rendezvous("n0:29500")
 SCRIPT = Target("train.py", ("--lr", "1"))
 
 
@@ -53,8 +53,8 @@ def test_several_processes_are_started_by_torchrun_without_its_restarts() -> Non
 
 
 def test_other_nodes_are_named_to_torchrun() -> None:
-    meeting = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "n0", "--master-port", "29500"]
-    assert command(Shape(None, TWO, 1, "n0", 29500))[-len(meeting) - 3 : -3] == meeting
+    rendezvous = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "n0", "--master-port", "29500"]
+    assert command(Shape(None, TWO, 1, "n0", 29500))[-len(rendezvous) - 3 : -3] == rendezvous
     assert "1" in command(Shape(None, TWO, 1, "n0"))[4:5]
 
 
@@ -72,7 +72,7 @@ def test_a_word_is_left_to_torchrun_to_count(word: str) -> None:
         (Shape(1, TWO, 2, "n0"), "0 to 1"),
         (Shape(1, ONE, 1, "n0"), "0 to 0"),
         (Shape(1, Nodes(1, 2)), "--rdzv-endpoint HOST:PORT"),
-        (Shape(1, TWO, 1, None, 80, MEETING), "--node-rank and --master-port cannot be given"),
+        (Shape(1, TWO, 1, None, 80, MEETING), "--node-rank and --master-port cannot be used with"),
     ],
 )
 def test_options_about_nodes_that_do_not_fit_are_refused(shape: Shape, said: str) -> None:
@@ -83,7 +83,7 @@ def test_options_about_nodes_that_do_not_fit_are_refused(shape: Shape, said: str
 def test_options_about_nodes_that_fit_pass() -> None:
     require_shape("unbroken run", Shape())
     require_shape("unbroken run", Shape(8, TWO, 1, "n0"))
-    require_shape("unbroken run", Shape(8, Nodes(1, 2), meeting=MEETING))
+    require_shape("unbroken run", Shape(8, Nodes(1, 2), rendezvous=MEETING))
 
 
 def test_a_plain_process_gets_no_rank_and_a_counted_one_gets_torchruns_variables() -> None:
@@ -102,11 +102,11 @@ def test_each_of_several_processes_gets_one_thread_unless_somebody_said_otherwis
 
 
 def test_agents_that_meet_restart_by_themselves_and_look_for_no_key_of_an_earlier_world() -> None:
-    shape = Shape(4, Nodes(1, 2), meeting=Meeting("n0:29500", "mine", "last_call_timeout=5"))
+    shape = Shape(4, Nodes(1, 2), rendezvous=Rendezvous("n0:29500", "mine", "last_call_timeout=5"))
     words = command_of(SCRIPT, shape, python="py", torchrun_options=[], torchrun_restarts=7)
     assert words[3:7] == ["--nproc-per-node", "4", "--max-restarts", "7"]
-    meeting = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n0:29500", "--rdzv-id", "mine"]
-    assert words[7:] == [*meeting, "--rdzv-conf", "last_call_timeout=5", "train.py", "--lr", "1"]
+    rendezvous = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n0:29500", "--rdzv-id", "mine"]
+    assert words[7:] == [*rendezvous, "--rdzv-conf", "last_call_timeout=5", "train.py", "--lr", "1"]
     assert environment(shape)["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in environment(Shape(4))
     assert command_of(SCRIPT, Shape(4), python="py", torchrun_options=[], torchrun_restarts=7)[6] == "0"
@@ -114,7 +114,7 @@ def test_agents_that_meet_restart_by_themselves_and_look_for_no_key_of_an_earlie
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_agents_of_one_machine_do_not_need_its_name(host: str) -> None:
-    assert Meeting(f"{host}:80").options(TWO)[-2:] == ["--local-addr", "127.0.0.1"]
+    assert Rendezvous(f"{host}:80").options(TWO)[-2:] == ["--local-addr", "127.0.0.1"]
 
 
 def test_numbers_of_nodes_and_endpoints_are_read_or_refused() -> None:

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
+from unbroken.launch.exit_code import JobExit, exit_report
 from unbroken.launch.job_files import JobOutcome
-from unbroken.launch.restarts import LONGEST_DELAY_S, Again, Attempt, Enough, Policy, decide
-from unbroken.launch.verdict import Ended, judge
+from unbroken.launch.restarts import LONGEST_DELAY_S, Attempt, NoRestart, Policy, Restart, decide
 
 STORAGE = JobOutcome("runs/a", "error", 74, "again", "storage failed")
 
@@ -15,7 +15,7 @@ def crash(step: int | None, code: int = 1, outcome: JobOutcome | None = None, *,
     return Attempt(code, outcome, was_asked=False, resumable_step=step, is_run_known=True, reached=reached)
 
 
-def after(*attempts: Attempt, max_restarts: int = 9) -> Again | Enough:
+def after(*attempts: Attempt, max_restarts: int = 9) -> Restart | NoRestart:
     return decide(attempts, Policy(max_restarts))
 
 
@@ -25,7 +25,7 @@ def stopped(by: str | None, step: int = 5) -> Attempt:
     return Attempt(0, outcome, was_asked=False, resumable_step=step, is_run_known=True, stopped_by=by)
 
 
-def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocation: bool = False) -> Again | Enough:
+def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocation: bool = False) -> Restart | NoRestart:
     return decide(attempts, Policy(max_restarts, until_done=True, is_in_allocation=in_allocation))
 
 
@@ -38,7 +38,7 @@ def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocatio
         (None, 2, False),
         (JobOutcome("r", "running", 1, "again", ""), 137, True),
         (STORAGE, 74, True),
-        (JobOutcome("r", "error", 1, "look", "RuntimeError: connection reset by peer"), 1, True),
+        (JobOutcome("r", "error", 1, "look", "rank-raised: ValueError: the label is 1001 of 1000"), 1, False),
         (JobOutcome("r", "error", 3, "look", "damaged"), 3, False),
         (JobOutcome("r", "stopped", 130, "again", "interrupted"), 130, False),
         (JobOutcome("r", "stopped", 0, "again", "walltime"), 0, False),
@@ -50,57 +50,59 @@ def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocatio
 def test_only_what_another_start_may_mend_is_started_again(
     outcome: JobOutcome | None, code: int, restarts: bool
 ) -> None:
-    assert isinstance(after(crash(3, code, outcome)), Again) == restarts
+    assert isinstance(after(crash(3, code, outcome)), Restart) == restarts
 
 
 def test_a_job_that_was_asked_to_stop_is_not_started_again() -> None:
-    assert after(Attempt(143, None, was_asked=True, resumable_step=3, is_run_known=True)) == Enough()
+    assert after(Attempt(143, None, was_asked=True, resumable_step=3, is_run_known=True)) == NoRestart()
 
 
 def test_restarts_are_bounded() -> None:
-    assert after(crash(1), max_restarts=0) == Enough()
-    assert after(crash(1), crash(2), max_restarts=2) == Again(1.0)
-    assert after(crash(1), crash(2), crash(3), max_restarts=2) == Enough("2 of 2 restarts are spent")
+    assert after(crash(1), max_restarts=0) == NoRestart()
+    assert after(crash(1), crash(2), max_restarts=2) == Restart(1.0)
+    assert after(crash(1), crash(2), crash(3), max_restarts=2) == NoRestart("all 2 restarts used")
 
 
 def test_a_run_that_gets_no_further_is_given_up_after_three_restarts() -> None:
-    assert after(crash(5), crash(7), crash(7), crash(7)) == Again(4.0)
+    assert after(crash(5), crash(7), crash(7), crash(7)) == Restart(4.0)
     stuck = after(crash(5), crash(7), crash(7), crash(7), crash(7))
-    assert stuck == Enough("no progress in 3 restarts: the run still resumes from step 7")
+    assert stuck == NoRestart("no progress after 3 restarts: the run still resumes from step 7")
     empty = after(*[crash(None)] * 4)
-    assert empty == Enough("no progress in 3 restarts: the run still has no usable checkpoint")
+    assert empty == NoRestart("no progress after 3 restarts: the run still has no usable checkpoint")
 
 
 def test_a_run_that_falls_back_makes_no_progress() -> None:
-    assert isinstance(after(crash(9), crash(8), crash(8), crash(8)), Enough)
+    assert isinstance(after(crash(9), crash(8), crash(8), crash(8)), NoRestart)
 
 
 def test_of_an_unknown_run_nobody_says_that_it_is_stuck() -> None:
     unknown = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
-    assert isinstance(after(*[unknown] * 9), Again)
+    assert isinstance(after(*[unknown] * 9), Restart)
 
 
 def test_the_delay_doubles_while_nothing_is_gained_and_starts_anew_with_progress() -> None:
     unknown = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
     delays = [after(*[unknown] * n, max_restarts=20) for n in range(1, 10)]
-    assert delays[:4] == [Again(1.0), Again(2.0), Again(4.0), Again(8.0)] and delays[-1] == Again(LONGEST_DELAY_S)
-    assert after(crash(5), crash(5), crash(6)) == Again(1.0)
+    assert delays[:4] == [Restart(1.0), Restart(2.0), Restart(4.0), Restart(8.0)] and delays[-1] == Restart(
+        LONGEST_DELAY_S
+    )
+    assert after(crash(5), crash(5), crash(6)) == Restart(1.0)
 
 
 @pytest.mark.parametrize("reached", [12, 1_203])
 def test_a_step_that_every_job_died_in_is_named(reached: int) -> None:
     stuck = after(*[crash(5, 137, reached=reached)] * 4)
-    assert isinstance(stuck, Enough) and stuck.reason is not None
-    assert stuck.reason.startswith(f"3 restarts in a row ended at step {reached + 1:,}, which was never completed")
+    assert isinstance(stuck, NoRestart) and stuck.reason is not None
+    assert stuck.reason.startswith(f"3 restarts in a row failed at step {reached + 1:,};")
     assert stuck.reason.endswith("the run resumes from step 5")
 
 
 def test_jobs_that_died_in_different_steps_blame_none() -> None:
     stuck = after(*[crash(5, 137, reached=reached) for reached in (9, 8, 9, 6)])
-    said = "no progress in 3 restarts: the run still resumes from step 5; the jobs completed step 9, 8, 9 and 6"
-    assert stuck == Enough(said)
+    said = "no progress after 3 restarts: the run still resumes from step 5; last completed steps: 9, 8, 9 and 6"
+    assert stuck == NoRestart(said)
     one_unknown = after(crash(5), *[crash(5, 137, reached=9)] * 3)
-    assert isinstance(one_unknown, Enough) and "never completed" not in str(one_unknown.reason)
+    assert isinstance(one_unknown, NoRestart) and "failed at" not in str(one_unknown.reason)
 
 
 @pytest.mark.parametrize(
@@ -126,65 +128,69 @@ def test_jobs_that_died_in_different_steps_blame_none() -> None:
 def test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one(
     attempt: Attempt, goes_on: bool
 ) -> None:
-    assert isinstance(until_done(attempt), Again) == goes_on
+    assert isinstance(until_done(attempt), Restart) == goes_on
 
 
 def test_inside_an_allocation_a_job_whose_time_is_over_is_left_to_the_scheduler() -> None:
-    assert until_done(stopped("walltime"), in_allocation=True) == Enough()
-    assert until_done(crash(5, 137), in_allocation=True) == Again(1.0)
+    assert until_done(stopped("walltime"), in_allocation=True) == NoRestart()
+    assert until_done(crash(5, 137), in_allocation=True) == Restart(1.0)
 
 
 def test_until_done_there_is_no_limit_while_the_run_gets_further_and_no_endless_loop_while_it_does_not() -> None:
-    assert until_done(*[stopped("walltime", step) for step in range(50)]) == Again(1.0)
-    assert isinstance(until_done(*[stopped("walltime", 7)] * 4), Enough)
+    assert until_done(*[stopped("walltime", step) for step in range(50)]) == Restart(1.0)
+    assert isinstance(until_done(*[stopped("walltime", 7)] * 4), NoRestart)
     nameless = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
-    assert until_done(*[nameless] * 4) == Enough("no progress in 3 restarts: no job came as far as naming its run")
-    assert until_done(*[stopped("walltime", step) for step in range(3)], max_restarts=2) == Enough(
-        "2 of 2 restarts are spent"
+    assert until_done(*[nameless] * 4) == NoRestart("no progress after 3 restarts: no job opened its run")
+    assert until_done(*[stopped("walltime", step) for step in range(3)], max_restarts=2) == NoRestart(
+        "all 2 restarts used"
     )
 
 
-def code_of(ended: Ended, outcome: JobOutcome | None = None, *, stopped: int = 0) -> int:
-    return judge(ended, outcome, stopped_exit_code=stopped).exit_code
+def code_of(ended: JobExit, outcome: JobOutcome | None = None, *, stopped: int = 0) -> int:
+    return exit_report(ended, outcome, stopped_exit_code=stopped).exit_code
 
 
 def test_the_outcome_decides_whatever_the_process_says() -> None:
-    assert code_of(Ended(1), STORAGE) == 74
-    assert code_of(Ended(-9), JobOutcome("r", "completed", 0, "done", "")) == 0
+    assert code_of(JobExit(1), STORAGE) == 74
+    assert code_of(JobExit(-9), JobOutcome("r", "completed", 0, "done", "")) == 0
 
 
 def test_what_broke_after_a_run_was_complete_is_said() -> None:
     completed = JobOutcome("r", "completed", 0, "done", "")
     for returncode, said in ((3, "exit code 3"), (-11, "SIGSEGV")):
-        verdict = judge(Ended(returncode), completed, stopped_exit_code=0)
-        assert verdict.line == f"completed; what came after it ended badly: {said}"
-    assert judge(Ended(0), completed, stopped_exit_code=0).line == "completed"
+        report = exit_report(JobExit(returncode), completed, stopped_exit_code=0)
+        assert report.line == f"completed; but the script failed afterwards: {said}"
+    assert exit_report(JobExit(0), completed, stopped_exit_code=0).line == "completed"
 
 
 def test_a_clean_stop_and_nothing_else_gets_the_code_asked_for() -> None:
-    assert code_of(Ended(0), JobOutcome("r", "stopped", 0, "again", ""), stopped=75) == 75
-    assert code_of(Ended(0), JobOutcome("r", "completed", 0, "done", ""), stopped=75) == 0
-    assert code_of(Ended(1), STORAGE, stopped=75) == 74
-    assert code_of(Ended(0), stopped=75) == 0
+    assert code_of(JobExit(0), JobOutcome("r", "stopped", 0, "again", ""), stopped=75) == 75
+    assert code_of(JobExit(0), JobOutcome("r", "completed", 0, "done", ""), stopped=75) == 0
+    assert code_of(JobExit(1), STORAGE, stopped=75) == 74
+    assert code_of(JobExit(0), stopped=75) == 0
 
 
 def test_without_an_outcome_the_process_decides() -> None:
     begun = JobOutcome("runs/a", "running", 0, "again", "")
     for outcome in (None, begun):
-        assert code_of(Ended(5), outcome) == 5
-        assert code_of(Ended(-9), outcome) == 137
-        assert code_of(Ended(-64), outcome) == 192
-    assert judge(Ended(5), begun, stopped_exit_code=0).run == "runs/a"
+        assert code_of(JobExit(5), outcome) == 5
+        assert code_of(JobExit(-9), outcome) == 137
+        assert code_of(JobExit(-64), outcome) == 192
+    assert exit_report(JobExit(5), begun, stopped_exit_code=0).run == "runs/a"
 
 
 def test_a_code_above_128_is_told_as_the_signal_it_stands_for() -> None:
     begun = JobOutcome("runs/a", "running", 0, "held", "")
-    assert judge(Ended(137), begun, stopped_exit_code=0).line.endswith("SIGKILL ended it")
-    assert judge(Ended(250), begun, stopped_exit_code=0).line.endswith("its own exit code stands")
-    assert code_of(Ended(1), begun) == 1, "nobody guesses what a rank that says 1 died of"
-    assert code_of(Ended(1, signal.SIGUSR1)) == 1
+    assert exit_report(JobExit(137), begun, stopped_exit_code=0).line.endswith(
+        "was killed by SIGKILL after it opened its run and reported no outcome"
+    )
+    assert exit_report(JobExit(250), begun, stopped_exit_code=0).line.endswith(
+        "exited after it opened its run and reported no outcome"
+    )
+    assert code_of(JobExit(1), begun) == 1, "nobody guesses what a rank that says 1 died of"
+    assert code_of(JobExit(1, signal.SIGUSR1)) == 1
 
 
 def test_two_interrupts_are_130_whatever_was_told() -> None:
-    ended = Ended(-9, signal.SIGINT, was_interrupted_twice=True)
+    ended = JobExit(-9, signal.SIGINT, was_interrupted_twice=True)
     assert code_of(ended, JobOutcome("r", "stopped", 0, "again", "")) == 130

@@ -14,9 +14,18 @@ from tests.unit.launch.kubernetes_schema import Refused, check
 from unbroken.cli import run as run_command
 from unbroken.cli import train as train_command
 from unbroken.errors import ManifestUnfit, PeerLost
-from unbroken.launch.kubernetes.documents import LEFT_TO_A_PERSON, documents
+from unbroken.launch.kubernetes.documents import NEEDS_ATTENTION, documents
+from unbroken.launch.kubernetes.options import (
+    KINDS,
+    Grace,
+    Kind,
+    ManifestOptions,
+    Program,
+    grace_of,
+    named_after,
+    require_fit,
+)
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.launch.kubernetes.wanted import KINDS, Grace, Kind, Program, Wanted, grace_of, named_after, require_fit
 from unbroken.records.journal import Fact
 
 TRAIN = Program(
@@ -24,10 +33,10 @@ TRAIN = Program(
 )
 SCRIPT = Program(verb="run", words=("/app/train.py", "--lr", "1e-3"), run="/runs/a")
 GRACE = Grace(140, 0.0, "no save was measured yet")
-ONE = Wanted(kind="job", name="a", image="registry.example.org/team/train:1.4", program=SCRIPT, grace=GRACE)
+ONE = ManifestOptions(kind="job", name="a", image="registry.example.org/team/train:1.4", program=SCRIPT, grace=GRACE)
 
 
-def _every_shape() -> Iterator[Wanted]:
+def _every_shape() -> Iterator[ManifestOptions]:
     for kind in KINDS:
         for program in (TRAIN, SCRIPT):
             one = replace(ONE, kind=kind, program=program)
@@ -49,16 +58,16 @@ def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [each["template"] for each in spec["pytorchReplicaSpecs"].values()]
 
 
-def container(wanted: Wanted) -> dict[str, Any]:
-    found: dict[str, Any] = pods(documents(wanted)[-1])[0]["spec"]["containers"][0]
+def container(options: ManifestOptions) -> dict[str, Any]:
+    found: dict[str, Any] = pods(documents(options)[-1])[0]["spec"]["containers"][0]
     return found
 
 
 @pytest.mark.promise("G23")
-@pytest.mark.parametrize("wanted", EVERY_SHAPE, ids=lambda w: f"{w.kind}-{w.program.verb}-{w.nodes}x{w.gpus}")
-def test_the_api_takes_every_manifest(wanted: Wanted) -> None:
-    require_fit(wanted)
-    for document in documents(wanted):
+@pytest.mark.parametrize("options", EVERY_SHAPE, ids=lambda w: f"{w.kind}-{w.program.verb}-{w.nodes}x{w.gpus}")
+def test_the_api_takes_every_manifest(options: ManifestOptions) -> None:
+    require_fit(options)
+    for document in documents(options):
         check(document)
 
 
@@ -102,12 +111,12 @@ def test_the_check_itself_refuses_what_the_api_would(change: Callable[[dict[str,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_text_is_the_documents_with_remarks_and_always_the_same(kind: str) -> None:
-    wanted = replace(ONE, kind=kind, program=TRAIN, nodes=2, gpus=8, storage="1Ti")  # type: ignore[arg-type]
-    text = manifest(wanted, "unbroken kubernetes")
-    assert list(yaml.safe_load_all(text)) == documents(wanted)
-    assert text == manifest(wanted, "unbroken kubernetes")
+    options = replace(ONE, kind=kind, program=TRAIN, nodes=2, gpus=8, storage="1Ti")  # type: ignore[arg-type]
+    text = manifest(options, "unbroken kubernetes")
+    assert list(yaml.safe_load_all(text)) == documents(options)
+    assert text == manifest(options, "unbroken kubernetes")
     assert "&id" not in text and "*id" not in text
-    assert "kubectl delete -f FILE would delete it too" in text
+    assert "kubectl delete -f FILE deletes it too" in text
     assert text.count("  # From SIGTERM to SIGKILL: no save was measured yet") == 1
     assert f"kubectl patch {kind} a --type merge" in text and max(map(len, text.splitlines())) <= 120
 
@@ -150,31 +159,31 @@ def test_a_jobset_starts_all_nodes_again_after_a_crash_and_none_after_a_halt() -
 
 
 def test_a_pytorchjob_is_told_a_code_that_its_operator_starts_again() -> None:
-    wanted = replace(ONE, kind="pytorchjob", nodes=3)
-    groups = documents(wanted)[-1]["spec"]["pytorchReplicaSpecs"]
+    options = replace(ONE, kind="pytorchjob", nodes=3)
+    groups = documents(options)[-1]["spec"]["pytorchReplicaSpecs"]
     assert {name: (each["replicas"], each["restartPolicy"]) for name, each in groups.items()} == {
         "Master": (1, "ExitCode"),
         "Worker": (2, "ExitCode"),
     }
-    (code,) = [word for word in container(wanted)["command"] if word.startswith("--stopped-exit-code=")]
+    (code,) = [word for word in container(options)["command"] if word.startswith("--stopped-exit-code=")]
     assert int(code.partition("=")[2]) >= 128
-    assert "--max-restarts=20" in container(wanted)["command"]
+    assert "--max-restarts=20" in container(options)["command"]
 
 
 # ---- the pod ----
 
 
-@pytest.mark.parametrize("wanted", EVERY_SHAPE, ids=lambda w: f"{w.kind}-{w.program.verb}-{w.nodes}x{w.gpus}")
-def test_the_command_of_a_pod_is_one_that_the_tool_takes(wanted: Wanted) -> None:
-    first, verb, *words = container(wanted)["command"]
-    assert (first, verb) == ("unbroken", wanted.program.verb)
+@pytest.mark.parametrize("options", EVERY_SHAPE, ids=lambda w: f"{w.kind}-{w.program.verb}-{w.nodes}x{w.gpus}")
+def test_the_command_of_a_pod_is_one_that_the_tool_takes(options: ManifestOptions) -> None:
+    first, verb, *words = container(options)["command"]
+    assert (first, verb) == ("unbroken", options.program.verb)
     told = {"$(NODE_RANK)": "1", "$(RANK)": "1", "$(MASTER_ADDR)": "h", "$(MASTER_PORT)": "29500"}
     for variable, value in told.items():
         words = [word.replace(variable, value) for word in words]
     taker: click.Command = {"train": train_command.command, "run": run_command.command}[verb]
     taken = taker.make_context(verb, list(words)).params
-    assert taken["stopped_exit_code"] in (75, 143) and taken["shutdown_timeout"] < wanted.grace.seconds
-    assert [str(taken["nnodes"]), taken["node_rank"]] == ([str(wanted.nodes), 1] if wanted.nodes > 1 else ["1", None])
+    assert taken["stopped_exit_code"] in (75, 143) and taken["shutdown_timeout"] < options.grace.seconds
+    assert [str(taken["nnodes"]), taken["node_rank"]] == ([str(options.nodes), 1] if options.nodes > 1 else ["1", None])
 
 
 def test_several_nodes_meet_at_the_first_pod_by_a_name_that_the_service_gives() -> None:
@@ -282,7 +291,7 @@ def test_the_time_to_save_is_learned_from_the_saves_of_the_run() -> None:
 def test_a_time_that_a_person_gives_is_taken_unless_a_save_does_not_fit() -> None:
     assert grace_of(commits(10.0), 600).seconds == 600
     short = replace(ONE, grace=grace_of(commits(90.0), 60))
-    with pytest.raises(ManifestUnfit, match="--grace-seconds 60 is too short: 185 s are needed"):
+    with pytest.raises(ManifestUnfit, match="--grace-seconds 60 is too short: a save needs 185 s"):
         require_fit(short)
 
 
@@ -290,7 +299,7 @@ def test_a_time_that_a_person_gives_is_taken_unless_a_save_does_not_fit() -> Non
 
 
 def test_every_problem_is_named_at_once() -> None:
-    wrong = Wanted(
+    wrong = ManifestOptions(
         kind="job",
         name="A_b",
         image="",
@@ -308,7 +317,7 @@ def test_every_problem_is_named_at_once() -> None:
     with pytest.raises(ManifestUnfit) as refused:
         require_fit(wrong)
     said = refused.value.problems
-    assert [each.split()[0] for each in said] == [
+    assert [each.removeprefix("missing option ").split()[0].rstrip(":") for each in said] == [
         *("--name", "--namespace", "--claim", "--secret", "--image", "--memory", "--shared-memory", "--cpu"),
         *("--storage-class", "--grace-seconds", "--mount", "--run-dir", "the"),
     ]
@@ -316,7 +325,7 @@ def test_every_problem_is_named_at_once() -> None:
 
 @pytest.mark.parametrize("run", ["/elsewhere/a", "../a", "runs/../../a", "/runs-other/a"])
 def test_a_run_that_would_be_lost_with_its_pod_is_refused(run: str) -> None:
-    with pytest.raises(ManifestUnfit, match="does not lie on the volume at /runs"):
+    with pytest.raises(ManifestUnfit, match="is not on the volume at /runs"):
         require_fit(replace(ONE, program=replace(SCRIPT, run=run)))
 
 
@@ -332,21 +341,21 @@ QUANTITIES = [("64Gi", True), ("1.5Ti", True), ("500M", True), ("1e9", True), ("
     ("text", "is_good"), [*QUANTITIES, ("0", False), ("64 Gi", False), ("-1Gi", False), ("", False)]
 )
 def test_quantities_are_those_of_kubernetes(text: str, is_good: bool) -> None:
-    wanted = replace(ONE, memory=text)
+    options = replace(ONE, memory=text)
     if is_good:
-        require_fit(wanted)
+        require_fit(options)
         return
     with pytest.raises(ManifestUnfit, match="--memory"):
-        require_fit(wanted)
+        require_fit(options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_name_that_is_taken_gives_pods_that_fit(kind: str) -> None:
-    wanted = replace(ONE, kind=kind, nodes=100)  # type: ignore[arg-type]
+    options = replace(ONE, kind=kind, nodes=100)  # type: ignore[arg-type]
     suffix = {"job": "-99", "jobset": "-node-0-99", "pytorchjob": "-worker-99"}[kind]
-    longest = replace(wanted, name="a" * (63 - len(suffix)))
+    longest = replace(options, name="a" * (63 - len(suffix)))
     require_fit(longest)
-    with pytest.raises(ManifestUnfit, match="is too long: a pod's name would have 64 characters, 63 fit"):
+    with pytest.raises(ManifestUnfit, match="is too long: pod names would have 64 characters, 63 fit"):
         require_fit(replace(longest, name=f"{longest.name}a"))
 
 
@@ -365,4 +374,4 @@ def test_the_documents_are_plain_json() -> None:
 
 @pytest.mark.promise("U5")
 def test_a_pod_that_lost_another_rank_is_started_again() -> None:
-    assert PeerLost.exit_code not in LEFT_TO_A_PERSON
+    assert PeerLost.exit_code not in NEEDS_ATTENTION

@@ -9,7 +9,7 @@ from tests.e2e.clouds import azure_events
 from unbroken.errors import BadSpot
 from unbroken.launch.spot.notices import GCP_WINDOW_S, Notice, Unreadable, read_aws, read_azure, read_gcp
 from unbroken.launch.spot.services import Address, find_address
-from unbroken.launch.spot.watch import choose, detect, listens
+from unbroken.launch.spot.watch import choose, detect, polls_here
 from unbroken.loop.settings import Settings
 
 AT_S = 1_505_722_920.0
@@ -107,19 +107,19 @@ def test_auto_knows_a_cloud_by_the_names_its_firmware_gives(
 
 
 def test_a_word_that_is_none_is_refused_with_the_words_there_are(tmp_path: Path) -> None:
-    with pytest.raises(BadSpot, match="none of aws, gcp, azure, auto, off"):
+    with pytest.raises(BadSpot, match="one of aws, gcp, azure, auto, off"):
         choose(None, {"UNBROKEN_SPOT": "asw"}, tmp_path)
     with pytest.raises(ValueError, match=r"Settings\.spot is 'asw', not one of aws"):
         Settings(spot="asw")  # type: ignore[arg-type]
 
 
 def test_the_first_process_of_each_node_listens_and_its_neighbours_do_not() -> None:
-    assert listens({"LOCAL_RANK": "0", "RANK": "8"})
-    assert not listens({"LOCAL_RANK": "1", "RANK": "9"})
-    assert not listens({"SLURM_LOCALID": "3"})
+    assert polls_here({"LOCAL_RANK": "0", "RANK": "8"})
+    assert not polls_here({"LOCAL_RANK": "1", "RANK": "9"})
+    assert not polls_here({"SLURM_LOCALID": "3"})
     # torchrun inside one task of SLURM: the nearer launcher knows.
-    assert not listens({"LOCAL_RANK": "1", "SLURM_LOCALID": "0"})
-    assert listens({})
+    assert not polls_here({"LOCAL_RANK": "1", "SLURM_LOCALID": "0"})
+    assert polls_here({})
 
 
 # ---- where ----

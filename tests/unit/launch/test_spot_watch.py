@@ -11,7 +11,7 @@ from tests.e2e.clouds import MACHINE, Cloud, azure_events, loopback_only, servin
 from unbroken.errors import BadSpot
 from unbroken.launch.spot import services
 from unbroken.launch.spot.notices import Unreadable
-from unbroken.launch.spot.services import Service, Silent, ask, find_address, service_of
+from unbroken.launch.spot.services import Service, Unreachable, find_address, request, service_of
 from unbroken.launch.spot.watch import SpotWatch, watch
 from unbroken.records.layout import Layout
 from unbroken.records.stop import StopReason, StopSources
@@ -50,10 +50,10 @@ def after(condition: Callable[[], bool]) -> None:
 def test_a_service_that_has_no_notice_gives_none_and_one_that_has_gives_it(kind: str) -> None:
     with serving(kind) as cloud:
         asking = service(cloud)
-        assert asking.ask() is None
-        assert asking.ask() is None
+        assert asking.poll() is None
+        assert asking.poll() is None
         cloud.announce(in_s=100)
-        found = asking.ask()
+        found = asking.poll()
         assert found is not None and found.cloud == kind and found.at_s is not None
         assert 10 < found.at_s - time.time() < 110
 
@@ -62,17 +62,17 @@ def test_aws_is_asked_with_a_token_that_is_asked_for_once() -> None:
     with serving("aws") as cloud:
         asking = service(cloud)
         for _ in range(3):
-            assert asking.ask() is None
+            assert asking.poll() is None
         assert cloud.asked == ["PUT /latest/api/token", *["GET /latest/meta-data/spot/instance-action"] * 3]
 
 
 def test_a_token_that_has_expired_is_replaced_and_the_notice_is_heard() -> None:
     with serving("aws") as cloud:
         asking = service(cloud)
-        assert asking.ask() is None
+        assert asking.poll() is None
         cloud.expire()
         cloud.announce()
-        assert asking.ask() is not None
+        assert asking.poll() is not None
         assert cloud.asked.count("PUT /latest/api/token") == 2
 
 
@@ -81,24 +81,24 @@ def test_google_counts_its_seconds_from_the_first_answer() -> None:
     with serving("gcp") as cloud:
         asking = service(cloud, lambda: now[0])
         cloud.announce()
-        first = asking.ask()
+        first = asking.poll()
         now[0] = 120.0
-        assert asking.ask() == first
+        assert asking.poll() == first
         assert first is not None and first.at_s == 130.0
 
 
 def test_an_answer_that_does_not_say_it_is_googles_is_not_believed() -> None:
-    with serving("azure") as impostor, pytest.raises(Unreadable, match="does not say that it is Google's"):
-        service_of("gcp", find_address(impostor.environment), time.time).ask()
+    with serving("azure") as impostor, pytest.raises(Unreadable, match="lacks the header"):
+        service_of("gcp", find_address(impostor.environment), time.time).poll()
 
 
 def test_azure_is_asked_for_the_machines_own_name_and_neighbours_are_passed_over() -> None:
     with serving("azure") as cloud:
         asking = service(cloud)
         cloud.notice = azure_events("Preempt", "a-neighbour")
-        assert asking.ask() is None
+        assert asking.poll() is None
         cloud.notice = azure_events("Preempt", MACHINE)
-        assert asking.ask() is not None
+        assert asking.poll() is not None
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
@@ -115,9 +115,9 @@ def test_a_notice_that_cannot_be_read_is_told_once_and_listening_goes_on(
         assert heard(watching).kind == "spot"
         told = [record.message for record in caplog.records]
         assert [line.split(":")[0] for line in told] == [
-            "spot notices cannot be read",
+            "cannot read spot notices",
             "spot notices can be read again",
-            "this machine will be taken away",
+            "preemption notice",
         ]
 
 
@@ -131,14 +131,14 @@ def test_a_service_that_is_gone_is_told_once_and_nothing_is_raised(kind: str, ca
     time.sleep(10 * SHORT_S)
     assert watching.look() is None and watching.deadline_s is None
     watching.end()
-    assert len(caplog.records) == 1 and "spot notices cannot be read" in caplog.records[0].message
+    assert len(caplog.records) == 1 and "cannot read spot notices" in caplog.records[0].message
 
 
 def test_a_service_that_hangs_makes_nobody_wait() -> None:
     with serving("aws") as cloud:
         cloud.is_hanging = True
-        with pytest.raises(Silent, match="timed out"):
-            ask(find_address(cloud.environment), "/latest/api/token", method="PUT", timeout_s=0.1)
+        with pytest.raises(Unreachable, match="timed out"):
+            request(find_address(cloud.environment), "/latest/api/token", method="PUT", timeout_s=0.1)
         watching = SpotWatch(service(cloud), SHORT_S).start()
         after(lambda: len(cloud.asked) > 1)
         # The thread is inside its question; look and end return all the same.
@@ -159,15 +159,15 @@ def test_neither_a_proxy_nor_a_redirect_leads_elsewhere(monkeypatch: pytest.Monk
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://10.1.2.3:3128")
     monkeypatch.setattr("tests.e2e.clouds._reply", lambda *_: (302, b""))
-    with serving("aws") as cloud, pytest.raises(Silent, match="answered 302"):
-        service(cloud).ask()
+    with serving("aws") as cloud, pytest.raises(Unreachable, match="answered 302"):
+        service(cloud).poll()
 
 
 def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_LIMIT_BYTES", 100)
     with serving("gcp") as cloud:
         monkeypatch.setattr("tests.e2e.clouds._reply", lambda *_: (200, b"x" * 100_000))
-        assert len(ask(find_address(cloud.environment), "/").body) == 100
+        assert len(request(find_address(cloud.environment), "/").body) == 100
 
 
 def test_a_job_stops_by_a_notice_and_knows_when_the_machine_goes(tmp_path: os.PathLike[str]) -> None:

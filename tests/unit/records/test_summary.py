@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.store.saving import save, store_with
-from unbroken.cli.facts import instant, number
+from unbroken.cli.json_fields import iso_time, number
 from unbroken.disk import LocalDisk
 from unbroken.files import Files
 from unbroken.records.journal import History
@@ -169,8 +169,8 @@ def test_the_names_of_a_run_are_those_of_the_layout(tmp_path: Path) -> None:
 
 
 def test_an_instant_beyond_every_calendar_is_none() -> None:
-    assert instant(None) is None and instant(10**40) is None
-    assert instant(1_000_000_000) == "1970-01-01T00:00:01+00:00"
+    assert iso_time(None) is None and iso_time(10**40) is None
+    assert iso_time(1_000_000_000) == "1970-01-01T00:00:01+00:00"
     assert [number(value) for value in (0.5, float("nan"), float("-inf"))] == [0.5, "nan", "-inf"]
 
 

@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes: from what is wanted to the documents a cluster takes, as pure functions."""
+"""Kubernetes manifests: options, documents, text, as pure functions."""

@@ -1,1 +1,1 @@
-"""SLURM: a script whose warning reaches the ranks, jobs that queue themselves again, chains where they may not."""
+"""SLURM: batch scripts, submission, and jobs that save before their walltime limit and requeue themselves."""

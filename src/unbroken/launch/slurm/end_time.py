@@ -1,8 +1,7 @@
-"""The deadline of a job whose environment does not tell it, or whose limit is moved while it runs.
+"""The walltime limit of a SLURM job, polled from ``squeue`` in a thread.
 
-A thread of its own asks ``squeue``, so that a slow controller never holds up a step: an answer that comes late sets the
-deadline late, none at all leaves the job to SLURM's warning. SLURM before 23.02 does not set ``SLURM_JOB_END_TIME``,
-and no version tells a job that an administrator has given it more time.
+SLURM before 23.02 does not set ``SLURM_JOB_END_TIME``, and no version notifies a job of a changed limit. The thread
+keeps a slow controller from delaying a step; without an answer the job relies on SLURM's signal before the limit.
 """
 
 import threading
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from unbroken.launch.slurm import ask
+from unbroken.launch.slurm import commands
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.records.deadline import runtime_variable
@@ -21,23 +20,23 @@ SHORTEST_S: Final = 15.0
 _log = logger(__name__)
 
 
-def is_asked(max_runtime_s: float | None, environ: Mapping[str, str]) -> bool:
-    """Whether squeue is to be asked: inside a job of SLURM whose limit nobody set otherwise."""
+def is_polled(max_runtime_s: float | None, environ: Mapping[str, str]) -> bool:
+    """Whether to poll squeue: inside a SLURM job without another runtime limit."""
     return max_runtime_s is None and bool(environ.get("SLURM_JOB_ID")) and runtime_variable(environ) is None
 
 
 def pause_s(left_s: float | None) -> float:
-    """How long until the next question: half of what is left, so that time that was added is noticed before the end."""
+    """The pause before the next poll: half of the time left, so that an extension is noticed before the end."""
     return LONGEST_S if left_s is None else min(LONGEST_S, max(SHORTEST_S, left_s / 2))
 
 
 class EndTime:
-    """Asks until it is told to end; ``told`` is called, in its thread, whenever the answer is another than before.
+    """Polls until ``end``; calls ``told`` in its thread whenever the end time changes.
 
     Args:
-        question: gives the end in seconds since 1970, None for never, or a text that says why there is no answer.
-        told: takes the new deadline; None takes one back.
-        known_s: the deadline that the environment told, if it did; then the first question can wait.
+        question: returns the end in seconds since 1970, None for never, or a text with the error.
+        told: gets the new deadline; None removes it.
+        known_s: the deadline from the environment, if any; then the first poll can wait.
         clock: seconds since 1970.
     """
 
@@ -54,14 +53,14 @@ class EndTime:
         self._known_s = known_s
         self._complaint: str | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on, name="unbroken-end-time", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="unbroken-end-time", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Ask no more; a question that is out is not waited for."""
+        """RunCommand no more; a question that is out is not waited for."""
         self._over.set()
 
-    def _ask_on(self) -> None:
+    def _poll(self) -> None:
         if self._known_s is not None:
             self._over.wait(self._pause(self._known_s - self._clock()))
         while not self._over.is_set():
@@ -74,13 +73,13 @@ class EndTime:
 
     def _take(self, answer: float | str | None) -> None:
         if isinstance(answer, str):
-            self._complain(f"the end of this job is not known: {answer}; it is asked again")
+            self._complain(f"walltime limit unknown: {answer}; trying again")
             return
         if answer is not None and (late_s := self._clock() - answer) >= 0:
-            # SLURM has not ended the job, so it is the clocks that differ: its warning still comes.
+            # The job still runs, so the clocks differ; SLURM's signal still comes in time.
             self._complain(
-                f"by this machine's clock the job was to end {amounts.duration(late_s)} ago, and it runs: the clock"
-                " differs from SLURM's; the job goes by SLURM's warning alone"
+                f"by the clock of this machine the walltime limit was {amounts.duration(late_s)} ago, but the job runs:"
+                " the clock differs from SLURM's; relying on SLURM's signal"
             )
             answer = None
         else:
@@ -90,32 +89,32 @@ class EndTime:
             self._told(answer)
 
     def _complain(self, complaint: str) -> None:
-        # Once, until an answer comes: a controller that is down for a day fills no log.
+        # Once until the next answer: a controller that is down for a day must not fill the log.
         if self._complaint is None:
             _log.warning("%s", complaint)
         self._complaint = complaint
 
 
 class Record(Protocol):
-    """How a fact is written into the journal."""
+    """Writes one event to the journal."""
 
     def __call__(self, kind: str, /, **facts: object) -> None:
-        """Write one fact."""
+        """Write one event."""
 
 
 def follow_end_time(
     max_runtime_s: float | None, environ: Mapping[str, str], stops: StopSources, record: Record
 ) -> EndTime | None:
-    """Keep the deadline of a job of SLURM what SLURM says, until ``stops`` end; None where it is told otherwise."""
-    if not is_asked(max_runtime_s, environ):
+    """Keep the deadline of a SLURM job current until ``stops`` end; None if another runtime limit is set."""
+    if not is_polled(max_runtime_s, environ):
         return None
 
     def told(at_s: float | None) -> None:
         stops.move_deadline(at_s)
         record("deadline", at_s=at_s, source="squeue")
-        left = "never" if at_s is None else f"in {amounts.duration(at_s - time.time())}"
-        _log.info("squeue says that SLURM ends this job %s", left)
+        left = "none" if at_s is None else f"in {amounts.duration(at_s - time.time())}"
+        _log.info("walltime limit %s (from squeue)", left)
 
-    watch = EndTime(lambda: ask.end_time(environ), told, known_s=stops.deadline_s, clock=time.time)
+    watch = EndTime(lambda: commands.end_time(environ), told, known_s=stops.deadline_s, clock=time.time)
     stops.end_with(watch.end)
     return watch

@@ -1,7 +1,7 @@
-"""Inside a job of SLURM: start the step, pass SLURM's warning on, and queue the job again where the run is to go on.
+"""Inside a SLURM job: start the step, forward SLURM's signal to the run, and requeue the job if the run is not done.
 
-The batch script becomes this process. The warning is passed on through the run's directory: it reaches every rank on
-every node and nobody else. Only while no rank has taken the run is the signal sent through ``srun``.
+The batch script execs into this process. The signal is forwarded as a stop request in the run directory: it reaches
+the ranks on all nodes and no other process. Only before a rank has opened the run it is sent through ``srun``.
 """
 
 import os
@@ -14,9 +14,9 @@ from typing import Final
 
 from unbroken.errors import BadUsage, SlurmMissing, SlurmRefused, StorageFailed
 from unbroken.launch import processes
-from unbroken.launch.last_job import last_job
-from unbroken.launch.slurm import ask
-from unbroken.launch.slurm.decide import Leave, Requeue, Step, after_end, before_start, starts_in_vain
+from unbroken.launch.run_records import last_job
+from unbroken.launch.slurm import commands
+from unbroken.launch.slurm.decide import NoRequeue, Requeue, Step, after_end, before_start, starts_in_vain
 from unbroken.launch.slurm.submit import submit
 from unbroken.launch.supervise import Say, hold_signals, next_signal
 from unbroken.records.journal import read_history
@@ -29,21 +29,21 @@ from unbroken.records.takeover import LeaseWatch
 from unbroken.store.names import scratch
 
 EXIT_UNKNOWN: Final = 1
-# A job whose machine was lost is found out by watching its lease that long, and a little more.
-HELD_PATIENCE_S: Final = 1.5 * DEFAULT_TTL_S
+# A lost machine is detected by watching its lease for its time to live, and a little more.
+HELD_TIMEOUT_S: Final = 1.5 * DEFAULT_TTL_S
 _LOOK_S: Final = 1.0
-# SLURM's word for a job whose last save took longer than the warning left: it ends it, and does not queue it again.
+# SLURM's reason for a job whose last save exceeded the limit: SLURM ends it and does not requeue it.
 _OUT_OF_TIME: Final = "TimeLimit"
 _WARNINGS: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What a job is to do.
+class JobOptions:
+    """What a job runs.
 
     Attributes:
-        script: what a follower is submitted from where SLURM lets no job be queued again.
-        in_vain: how many jobs in a row, up to the one that this one follows, never took their run.
+        script: the batch script to submit if SLURM does not allow requeue.
+        in_vain: the number of earlier jobs in a row that never opened their run.
     """
 
     run: Path
@@ -55,72 +55,72 @@ class Orders:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a job takes from the machine."""
+class JobContext:
+    """What a job needs from the machine."""
 
     environ: Mapping[str, str]
     clock: Callable[[], float]
     sleep: Callable[[float], None]
     say: Say
-    held_patience_s: float = HELD_PATIENCE_S
+    held_timeout_s: float = HELD_TIMEOUT_S
 
 
-def work(orders: Orders, around: Surroundings) -> int:
-    """Do one job from its start to what follows it; returns its exit code.
+def run_job(options: JobOptions, context: JobContext) -> int:
+    """Run one job and decide what follows; returns its exit code.
 
     Raises:
-        StorageFailed: the run's records could not be read.
+        StorageFailed: the records of the run could not be read.
     """
-    is_requeued = around.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    is_requeued = context.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
     waited = hold_signals()
-    outcome = _settled(orders.run, around)
-    leave = before_start(outcome, is_link=orders.is_link or is_requeued)
-    if leave is not None:
-        around.say(f"nothing is started: {leave.reason}")
-        return leave.exit_code
-    job_before = last_job(orders.run) or 0
-    step = _Watch(orders, around, job_before, waited).until_end()
-    history = read_history(Layout(orders.run))
-    in_vain = starts_in_vain(history, placement(around.environ), orders.in_vain)
-    ended = _settled(orders.run, around)
+    outcome = _settled(options.run, context)
+    refused = before_start(outcome, is_link=options.is_link or is_requeued)
+    if refused is not None:
+        context.say(f"not started: {refused.reason}")
+        return refused.exit_code
+    job_before = last_job(options.run) or 0
+    step = _Watch(options, context, job_before, waited).until_end()
+    history = read_history(Layout(options.run))
+    in_vain = starts_in_vain(history, placement(context.environ), options.in_vain)
+    ended = _settled(options.run, context)
     following = after_end(ended, step, job_before=job_before, history=history, in_vain=in_vain)
-    if isinstance(following, Leave):
-        around.say(f"not queued again: {following.reason}")
+    if isinstance(following, NoRequeue):
+        context.say(f"not requeued: {following.reason}")
         return following.exit_code
-    return _follow(following, orders, around, step)
+    return _follow(following, options, context, step)
 
 
-def _settled(run: Path, around: Surroundings) -> Outcome | None:
-    """How the last job of a run ended; one that seems to run is given the time in which a dead one is found out."""
-    end_s = around.clock() + around.held_patience_s
+def _settled(run: Path, context: JobContext) -> Outcome | None:
+    """How the last job of a run ended; waits for one that seems to run until a dead one would be detected."""
+    end_s = context.clock() + context.held_timeout_s
     is_told = False
-    watch = LeaseWatch(run, monotonic=around.clock, process_of=process_of)
+    watch = LeaseWatch(run, monotonic=context.clock, process_of=process_of)
     while True:
         found = judge_outcome(Layout(run), is_live=lambda _: watch.look() is not Standing.GONE)
-        if found is None or found.verdict != "held" or around.clock() >= end_s:
+        if found is None or found.verdict != "held" or context.clock() >= end_s:
             return found
         if not is_told:
-            around.say(f"the run is held by {found.reason}; watching its lease for up to {DEFAULT_TTL_S:g} s")
+            context.say(f"the run is held by {found.reason}; watching its lease for up to {DEFAULT_TTL_S:g} s")
         is_told = True
-        around.sleep(_LOOK_S)
+        context.sleep(_LOOK_S)
 
 
 @dataclass
 class _Watch:
-    """The step under supervision."""
+    """The step of the job under supervision."""
 
-    orders: Orders
-    around: Surroundings
+    options: JobOptions
+    context: JobContext
     job_before: int
     waited: frozenset[signal.Signals]
     was_warned: bool = False
 
     def until_end(self) -> Step:
-        """Start the step and wait for its end, passing warnings on."""
+        """Start the step and wait for its end, forwarding signals."""
         try:
-            child = processes.start(self.orders.command, self.around.environ, stdout=None)
+            child = processes.start(self.options.command, self.context.environ, stdout=None)
         except OSError as refusal:
-            self.around.say(f"{self.orders.command[0]} could not be started: {refusal.strerror or refusal}")
+            self.context.say(f"could not start {self.options.command[0]}: {refusal.strerror or refusal}")
             return Step(127, was_warned=False)
         while (code := child.poll()) is None:
             number = next_signal(self.waited, _LOOK_S)
@@ -132,20 +132,20 @@ class _Watch:
         return Step(code if code >= 0 else 128 - code, self.was_warned)
 
     def _warn(self, child: "subprocess.Popen[str]", number: signal.Signals) -> None:
-        layout, name = Layout(self.orders.run), number.name
-        by = f"SLURM job {_job_name(self.around.environ)}, {name}"
-        why = "SLURM ends this job" if number == signal.SIGTERM else "the time SLURM gives is nearly over"
+        layout, name = Layout(self.options.run), number.name
+        by = f"SLURM job {_job_name(self.context.environ)}, {name}"
+        why = "SLURM ends this job" if number == signal.SIGTERM else "walltime limit is near"
         why = f"{name}: {why}"
         try:
             lease = read_current(layout.run)
             if lease is not None and lease.number > self.job_before and not lease.is_released:
                 request_stop(layout, job=lease.number, by=by, scratch=scratch(f"warning_{os.getpid()}", "request"))
-                self.around.say(f"{why}; the run is asked to save and end")
+                self.context.say(f"{why}; requesting the run to save and exit")
                 return
         except StorageFailed as refusal:
-            self.around.say(f"the run's directory cannot be written: {refusal}")
-        self.around.say(f"{why}; it is sent to every process of the step")
-        # To srun, which hands it to its tasks; SIGTERM it would take for its own end.
+            self.context.say(f"could not write to the run directory: {refusal}")
+        self.context.say(f"{why}; forwarding the signal to all processes of the step")
+        # srun forwards SIGUSR1 to its tasks; on SIGTERM it would exit itself.
         processes.send([child.pid], signal.SIGUSR1)
 
 
@@ -154,35 +154,35 @@ def _job_name(environ: Mapping[str, str]) -> str:
     return placed.id if placed is not None else ""
 
 
-def _follow(following: Requeue, orders: Orders, around: Surroundings, step: Step) -> int:
-    job = _job_name(around.environ)
-    if orders.is_chained:
-        around.say(f"the next link of the chain goes on, if there is one: {following.reason}")
+def _follow(following: Requeue, options: JobOptions, context: JobContext, step: Step) -> int:
+    job = _job_name(context.environ)
+    if options.is_chained:
+        context.say(f"left to the next job of the chain: {following.reason}")
         return 0
-    state, reason = ask.job_state(job)
+    state, reason = commands.job_state(job)
     if state not in ("RUNNING", "") and reason != _OUT_OF_TIME:
-        # Cancelled: then a person has decided. Preempted, or its node is gone: then SLURM queues it again by itself.
-        around.say(f"SLURM is ending this job itself ({state}), so it is not queued again from here")
+        # Cancelled by the user, or preempted or without its node: then SLURM requeues it itself.
+        context.say(f"not requeued: SLURM is already ending this job ({state})")
         return step.code
-    words = ask.requeue(job)
+    words = commands.requeue(job)
     if words is None:
-        around.say(f"queued again: {following.reason}")
+        context.say(f"requeued: {following.reason}")
         return 0
-    around.say(f"SLURM does not queue it again: {words}")
-    return _successor(following, orders, around)
+    context.say(f"requeue failed: {words}")
+    return _submit_next(following, options, context)
 
 
-def _successor(following: Requeue, orders: Orders, around: Surroundings) -> int:
-    if orders.script is None:
-        around.say("and no --script is known to submit instead; submit it again by hand")
+def _submit_next(following: Requeue, options: JobOptions, context: JobContext) -> int:
+    if options.script is None:
+        context.say("no --script to submit instead; submit the job again by hand")
         return EXIT_UNKNOWN
-    task = around.environ.get("SLURM_ARRAY_TASK_ID")
-    options = [f"array={task}"] if task else []
-    after = around.environ.get("SLURM_JOB_ID")
+    task = context.environ.get("SLURM_ARRAY_TASK_ID")
+    array = [f"array={task}"] if task else []
+    after = context.environ.get("SLURM_JOB_ID")
     try:
-        found = submit(orders.script, after=after, is_link=True, in_vain=following.in_vain, options=options)
+        found = submit(options.script, after=after, is_link=True, in_vain=following.in_vain, options=array)
     except (SlurmRefused, SlurmMissing, BadUsage) as refusal:
-        around.say(f"and takes no follower: {' '.join(refusal.details()) or refusal.headline()}")
+        context.say(f"could not submit a new job: {' '.join(refusal.details()) or refusal.headline()}")
         return EXIT_UNKNOWN
-    around.say(f"job {found.job} follows: {following.reason}")
+    context.say(f"submitted job {found.job}: {following.reason}")
     return 0

@@ -1,4 +1,4 @@
-"""The text of a batch script: pure, from what was asked for. What it does at run time is ``unbroken slurm job``."""
+"""The text of a batch script, as a pure function of its options. At run time it execs ``unbroken slurm job``."""
 
 import itertools
 import math
@@ -12,10 +12,10 @@ from unbroken.errors import BadUsage
 from unbroken.quoting.shell import for_shell, shell_line
 
 COMMAND: Final = "unbroken slurm init"
-# A line by which `submit` and `chain` know whose saves to learn the lead time from.
+# Marks the runs whose saves `submit` and `chain` learn the lead time from.
 LEARNS_FROM: Final = "#UNBROKEN learns from "
 MOST_LEAD_S: Final = 65_535
-# Ranks of other nodes end within a save's time of each other; one that hangs longer is ended.
+# Ranks of other nodes exit within the time of a save; one that hangs longer is killed.
 _WAIT_FOR_NODES_S: Final = 600
 _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _TOLD_TIME: Final = re.compile(r"#SBATCH\s+(?:--time[=\s]|-t)\s*\"?(?P<value>[^\s\"]+)")
@@ -25,7 +25,7 @@ _ARRAY_INDEX: Final = '"$SLURM_ARRAY_TASK_ID"'
 
 @dataclass(frozen=True)
 class Work:
-    """What a job starts: ``train`` by configs, each a run of its own, or one script, a run by itself.
+    """What a job runs: ``unbroken train`` with configs, or ``unbroken run`` with one script.
 
     Attributes:
         runs: the run directories; several are the tasks of an array.
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Request:
-    """What the script asks SLURM for; ``further`` is handed to sbatch as it is."""
+    """The sbatch options of the script; ``further`` are passed on unchanged."""
 
     name: str
     folder: Path
@@ -62,17 +62,17 @@ class Request:
 
 
 def time_limit_s(text: str) -> float | None:
-    """A limit as sbatch takes it, ``90``, ``04:00:00``, ``1-12``, in seconds; None for ``UNLIMITED`` and for none, 0.
+    """A time limit of sbatch (``90``, ``04:00:00``, ``1-12``) in seconds; None for ``UNLIMITED`` and for 0.
 
     Raises:
-        BadUsage: it is no such limit.
+        BadUsage: it is not a time limit.
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return None
     found = _TIME.fullmatch(text)
     if found is None:
         complaint = (
-            f"--time {text} is no limit of SLURM's: minutes, minutes:seconds, hours:minutes:seconds or days-hours"
+            f"--time {text} is not a time limit of SLURM: minutes, minutes:seconds, hours:minutes:seconds or days-hours"
         )
         raise BadUsage(command=COMMAND, complaint=complaint)
     parts = [int(part) for part in found["rest"].split(":")]
@@ -86,10 +86,10 @@ def time_limit_s(text: str) -> float | None:
 
 
 def script_text(work: Work, request: Request, path: Path) -> str:
-    """The whole script, which will lie at ``path``.
+    """The whole script, to be written to ``path``.
 
     Raises:
-        BadUsage: a value cannot stand in a script.
+        BadUsage: a value cannot be written into a script.
     """
     _require_one_line(work, request)
     header = [f"#SBATCH --{name}={_directive(name, value)}" for name, value in _directives(work, request)]
@@ -116,7 +116,7 @@ def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
     asked = [
         ("job-name", request.name),
         ("nodes", request.nodes),
-        # One launcher a node, which starts the node's ranks: SLURM need not know how many they are.
+        # One launcher per node starts the ranks of its node; SLURM need not know their number.
         ("ntasks-per-node", "1"),
         ("gpus-per-node", request.gpus_per_node),
         ("cpus-per-task", None if request.cpus_per_task is None else str(request.cpus_per_task)),
@@ -126,7 +126,7 @@ def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
         ("array", request.array or (f"0-{len(work.runs) - 1}" if len(work.runs) > 1 else None)),
         ("chdir", str(request.folder)),
         ("output", log),
-        # A job that is queued again has its number again: its lines follow those of before.
+        # A requeued job has the same id: its output is appended.
         ("open-mode", "append"),
     ]
     given = {name for name, _ in request.further}
@@ -134,17 +134,17 @@ def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
 
 
 def _require_one_line(work: Work, request: Request) -> None:
-    """Refuse paths that would break out of a comment line: sbatch and `submit` read those without any quoting."""
+    """Reject paths that would break out of a comment line: sbatch and `submit` read those unquoted."""
     source = "training.output_dir" if work.configs else "--run-dir"
     for name, value in (("the working directory", str(request.folder)), *((source, run) for run in work.runs)):
         if not value.isprintable():
-            complaint = f"{name} {value!r} holds a line break or control character, which no batch script can carry"
+            complaint = f"{name} {value!r} contains a line break or control character"
             raise BadUsage(command=COMMAND, complaint=complaint)
 
 
 def _directive(name: str, value: str) -> str:
     if '"' in value or not value.isprintable():
-        raise BadUsage(command=COMMAND, complaint=f"--{name} {value!r} cannot stand in a line of a batch script")
+        raise BadUsage(command=COMMAND, complaint=f"--{name} {value!r} cannot be written into a batch script")
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
 
@@ -153,8 +153,8 @@ def _signal_lines(work: Work, request: Request) -> list[str]:
     learned = [f"{LEARNS_FROM}{request.folder / run}" for run in work.runs if learns]
     return [
         f"#SBATCH --{'requeue' if request.may_requeue else 'no-requeue'}",
-        "# The warning comes to this script alone (B:), which asks the run to save and end through its directory.",
-        "# Sent to the steps it would hit every process in them, also data workers, which know no SIGUSR1 and die.",
+        "# The signal goes to this script only (B:), which requests a save through the run directory.",
+        "# Sent to the steps, it would kill every process without a handler for SIGUSR1, such as data workers.",
         f"#SBATCH --signal=B:USR1@{request.lead_s}",
         *learned,
     ]
@@ -162,7 +162,7 @@ def _signal_lines(work: Work, request: Request) -> list[str]:
 
 def _surroundings(request: Request) -> list[str]:
     lines = [
-        "# srun does not take this over from sbatch by itself.",
+        "# srun does not inherit this from sbatch.",
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
     ]
     if not _is_one_node(request):
@@ -172,7 +172,7 @@ def _surroundings(request: Request) -> list[str]:
             else '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         )
         lines += [
-            "# Where the nodes meet: the first one, at a port that no other job has at the same time.",
+            "# Rendezvous: the first node, at a port that no other job uses at the same time.",
             f"export MASTER_ADDR={address}",
             "export MASTER_PORT=$((20000 + (SLURM_JOB_ID + ${SLURM_RESTART_COUNT:-0}) % 12000))",
         ]
@@ -196,8 +196,8 @@ def _chosen_run(work: Work) -> list[str]:
 
 def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
     unbroken = f"{for_shell(request.python)} -m unbroken"
-    # Said anew: a job that was given fewer nodes finds the tasks of before in its environment. A rank that fails first
-    # must not end the one that tells the outcome, so bad exits kill nobody.
+    # Explicit: a requeued job with fewer nodes inherits the old number of tasks. With --kill-on-bad-exit=0 the
+    # first rank that fails does not kill the one that writes the outcome.
     step = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
     step += f" --kill-on-bad-exit=0 --wait={_WAIT_FOR_NODES_S}"
     verb, words = _program(work)
@@ -207,11 +207,11 @@ def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
     if not _is_one_node(request):
         meeting = '--nnodes "$SLURM_JOB_NUM_NODES" --node-rank "$SLURM_NODEID"'
         meeting += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
-        # A node's number is known only where srun has started its task.
+        # The rank of a node is known only inside its task.
         start = f"""bash -c 'exec "$0" -m unbroken {verb} {meeting} "$@"' {for_shell(request.python)} {options}"""
     return [
-        "# Starts the step, passes the warning on, and queues this job again if the run is to go on: class `again` of",
-        "# `unbroken outcome`. Never after done, look or held. With --link a run that needs nobody is left alone.",
+        "# Runs the step, forwards the signal, and requeues this job if `unbroken outcome` says again, never after",
+        "# done, look or held. With --link nothing is started if the run is done, held or needs attention.",
         f'exec {unbroken} slurm job "$run" --script {for_shell(path)} "$@" -- \\',
         f"    {step} \\",
         f"    {start}",
@@ -227,53 +227,53 @@ def _program(work: Work) -> tuple[str, str]:
 
 
 def _with_index(word: str) -> str:
-    """A word as bash takes it; ``%a`` in it is the index of the array's task."""
+    """A word quoted for bash, with ``%a`` replaced by the task id of the array."""
     pieces = [for_shell(piece) if piece else "" for piece in word.split("%a")]
     return _ARRAY_INDEX.join(pieces) or "''"
 
 
 def learned_runs(text: str) -> list[Path]:
-    """The runs that a script's lead time is learned from; none where a person gave it."""
+    """The runs from which the lead time is learned; none if --lead was given."""
     return [Path(line.removeprefix(LEARNS_FROM)) for line in text.splitlines() if line.startswith(LEARNS_FROM)]
 
 
 def told_time(text: str) -> str | None:
-    """The limit that a script asks for, as it stands there; None if it asks for none."""
+    """The time limit in a script, as written; None if there is none."""
     return _told(text, _TOLD_TIME)
 
 
 def told_lead_s(text: str) -> int | None:
-    """How long before its end a script asks to be warned; None if it does not."""
+    """The lead time of the signal in a script; None if there is none."""
     found = _told(text, _TOLD_LEAD)
     return None if found is None else int(found)
 
 
 def _told(text: str, pattern: re.Pattern[str]) -> str | None:
-    """The last word on it: sbatch reads up to the first command, and a later line replaces an earlier one."""
+    """The last match: sbatch reads up to the first command, and a later line overrides an earlier one."""
     head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
     return next((found["value"] for line in reversed([*head]) if (found := pattern.match(line))), None)
 
 
 def whole_lead(seconds: float, least_s: int) -> int:
-    """A lead time as sbatch takes it."""
+    """A lead time as an integer in the range of sbatch."""
     return min(MOST_LEAD_S, max(least_s, math.ceil(seconds)))
 
 
 def further_options(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """``KEY=VALUE`` words for sbatch, with or without leading dashes.
+    """Parse ``KEY=VALUE`` options for sbatch, with or without leading dashes.
 
     Raises:
-        BadUsage: one of them is no such word.
+        BadUsage: one of them is not ``KEY=VALUE``.
     """
     pairs = []
     for word in words:
         key, equals, value = word.partition("=")
         key = key.lstrip("-")
         if not equals or not re.fullmatch(r"[a-z][a-z-]*", key):
-            complaint = f"--sbatch takes KEY=VALUE, as in --sbatch qos=long, not '{word}'"
+            complaint = f"--sbatch needs KEY=VALUE, such as qos=long, not '{word}'"
             raise BadUsage(command=COMMAND, complaint=complaint)
         if key == "signal":
-            complaint = "--sbatch signal would take away the warning; --lead S moves it"
+            complaint = "--sbatch signal would replace the signal that makes the job save; use --lead S"
             raise BadUsage(command=COMMAND, complaint=complaint)
         pairs.append((key, value))
     return tuple(pairs)

@@ -1,4 +1,4 @@
-"""Submitting a script once, or as a chain of jobs for sites that let no job be queued again."""
+"""Submitting a batch script once, or as a chain of jobs for sites without requeue."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,40 +8,42 @@ from typing import Final
 
 from unbroken.errors import BadUsage, PathMissing, SlurmRefused, StorageFailed
 from unbroken.files import LOCAL
-from unbroken.launch.slurm.ask import Ask, ask_to_submit, submitted
+from unbroken.launch.slurm.commands import RunCommand, run_sbatch, submitted
 from unbroken.launch.slurm.script import further_options, learned_runs, time_limit_s, told_lead_s, told_time, whole_lead
 from unbroken.quoting import amounts
 from unbroken.records.deadline import learned_reserve
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 
-# ---- how early SLURM warns ----
+# ---- lead time: how long before the limit SLURM signals the job ----
 
-# SLURM looks at its limits every 30 s, so a shorter warning may come when the time is over.
+# SLURM checks limits every 30 s, so a shorter lead time may be too late.
 LEAST_S: Final = 60
 
 
 def lead_s(runs: list[Path], limit_s: float | None) -> int:
-    """The longest that any of these runs needs; a run that has not saved yet needs what is usual."""
+    """The longest lead time of these runs; a default for a run that has not saved yet."""
     return max((_of_run(run, limit_s) for run in runs), default=LEAST_S)
 
 
 def require_lead(lead: int, limit_s: float | None, *, command: str) -> None:
-    """Pass if a job that is warned so early has done something by then.
+    """Pass if the job has time to train before the signal.
 
     Raises:
-        BadUsage: the warning would come with its first step, or before it.
+        BadUsage: the lead time is at least the time limit.
     """
     if limit_s is not None and lead >= limit_s:
-        complaint = f"a job of {amounts.duration(limit_s)} cannot be warned {amounts.duration(lead)} before its end"
-        raise BadUsage(command=command, complaint=f"{complaint}; give it more --time, or less --lead")
+        complaint = (
+            f"a job of {amounts.duration(limit_s)} cannot save {amounts.duration(lead)} before its walltime limit"
+        )
+        raise BadUsage(command=command, complaint=f"{complaint}; increase --time or reduce --lead")
 
 
 def _of_run(run: Path, limit_s: float | None) -> int:
     try:
         facts = read_history(Layout(run)).facts
     except StorageFailed:
-        # Then the usual time is right: the job itself will say what is wrong with its directory.
+        # Use the default: the job itself reports what is wrong with its directory.
         facts = ()
     return whole_lead(learned_reserve(facts).seconds(limit_s), LEAST_S)
 
@@ -53,7 +55,7 @@ _LIMIT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that SLURM has taken; ``lead_s`` is how long before its end it will be warned, None: as the script says."""
+    """A submitted job; ``lead_s`` is its lead time, None for that of the script."""
 
     job: str
     lead_s: int | None
@@ -67,24 +69,24 @@ def submit(
     is_chained: bool = False,
     in_vain: int = 0,
     options: Sequence[str] = (),
-    asked: Ask = ask_to_submit,
+    run: RunCommand = run_sbatch,
 ) -> Submitted:
-    """Submit a script; the warning comes as early as the saves of its run have taught by now.
+    """Submit a script, with the lead time learned from the saves of its run so far.
 
     Args:
-        script: the file; it is read here, and by sbatch.
-        asked: how sbatch is called.
-        after: the job that must have ended before, however it did.
-        is_link: the job does nothing if the run needs nobody: it is done, held, or for a person to look at.
-        is_chained: the job is not queued again by itself, since another one follows.
-        in_vain: how many jobs in a row, up to the one before it, never took their run.
-        options: further ``KEY=VALUE`` words for sbatch.
+        script: the file, read here and by sbatch.
+        run: runs sbatch.
+        after: the job that must have ended before, whatever its result.
+        is_link: the job exits at once if the run is done, held, or needs attention.
+        is_chained: the job does not requeue itself, since another one follows.
+        in_vain: the number of earlier jobs in a row that never opened their run.
+        options: more ``KEY=VALUE`` options for sbatch.
 
     Raises:
-        PathMissing: there is no such script.
-        SlurmMissing: there is no sbatch here.
-        SlurmRefused: sbatch said no.
-        BadUsage: the script is a directory, an option is no option, or the warning would come as the job begins.
+        PathMissing: the script does not exist.
+        SlurmMissing: sbatch is not installed.
+        SlurmRefused: sbatch failed.
+        BadUsage: the script is a directory, an option is invalid, or the lead time exceeds the time limit.
     """
     if LOCAL.find(script) is None:
         raise PathMissing(path=script, purpose="script")
@@ -106,16 +108,16 @@ def submit(
     command += [f"--{key}={value}" for key, value in further]
     words = ["--link"] * is_link + ["--chained"] * is_chained
     words += ["--in-vain", str(in_vain)] if in_vain else []
-    return Submitted(submitted([*command, str(script), *words], asked), lead)
+    return Submitted(submitted([*command, str(script), *words], run), lead)
 
 
 def _limit_s(further: Mapping[str, str], text: str) -> float | None:
-    """How long the job may take, by what sbatch heeds first; None if nobody says so, or not as we can read it."""
+    """The time limit, in sbatch's order of precedence; None if there is none or it cannot be parsed."""
     time = further.get("time") or os.environ.get("SBATCH_TIMELIMIT") or told_time(text)
     try:
         return time_limit_s(time) if time else None
     except BadUsage:
-        # Judged by sbatch, in its own words.
+        # sbatch will report it.
         return None
 
 
@@ -124,18 +126,18 @@ def _have_saved(runs: Sequence[Path]) -> bool:
 
 
 def chain(
-    script: Path, links: int, *, after: str | None = None, options: Sequence[str] = (), asked: Ask = ask_to_submit
+    script: Path, links: int, *, after: str | None = None, options: Sequence[str] = (), run: RunCommand = run_sbatch
 ) -> tuple[Submitted, ...]:
-    """Submit a script so many times, each link waiting for the end of the one before, whatever that was.
+    """Submit a script ``links`` times, each job waiting for the end of the one before, whatever its result.
 
     Raises:
-        SlurmRefused: a link was refused; those before it stand, and are named.
+        SlurmRefused: a submission failed; lists the jobs submitted before.
     """
     jobs: list[Submitted] = []
     for number in range(links):
         last = jobs[-1].job if jobs else after
         try:
-            jobs.append(submit(script, after=last, is_link=number > 0, is_chained=True, options=options, asked=asked))
+            jobs.append(submit(script, after=last, is_link=number > 0, is_chained=True, options=options, run=run))
         except SlurmRefused as refusal:
             raise SlurmRefused(
                 command=refusal.command,

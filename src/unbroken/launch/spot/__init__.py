@@ -1,1 +1,1 @@
-"""Notices of machines that are about to be taken away: what each cloud says, who listens, and since when."""
+"""Spot and preemption notices of AWS, Google Cloud and Azure."""

@@ -1,4 +1,4 @@
-"""What the clouds' answers mean: pure functions from the bytes of an answer to a notice, or none."""
+"""Parsing the responses of the metadata services into notices: pure functions."""
 
 import datetime
 import email.utils
@@ -10,19 +10,19 @@ from unbroken.store.fields import parsed
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: Final[tuple[Cloud, ...]] = ("aws", "gcp", "azure")
 _NAMES: Final[dict[Cloud, str]] = {"aws": "AWS", "gcp": "Google Cloud", "azure": "Azure"}
-# The machine goes on 30 s after it is told so; the answer itself names no time.
+# The machine is stopped 30 s after the notice; the response has no time.
 GCP_WINDOW_S: Final = 30.0
-# A Freeze pauses a machine for some seconds and takes nothing away.
+# Not Freeze, which pauses a machine for some seconds.
 _AZURE_ENDS: Final = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
 
 class Unreadable(ValueError):
-    """An answer that is none in the cloud's own form."""
+    """A response that is not in the documented form."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A machine will be taken away: by whom, how, and when, in seconds since 1970, where that is said."""
+    """A machine will be taken away: by which cloud, how, and when, in seconds since 1970, if known."""
 
     cloud: Cloud
     action: str
@@ -37,7 +37,7 @@ class Notice:
 
 
 def read_aws(body: bytes) -> Notice:
-    """What ``spot/instance-action`` says; it exists only once there is a notice.
+    """Parse ``spot/instance-action``, which exists only once there is a notice.
 
     Raises:
         Unreadable: it has no action or no time.
@@ -49,12 +49,12 @@ def read_aws(body: bytes) -> Notice:
     try:
         at = datetime.datetime.fromisoformat(time)
     except ValueError:
-        raise Unreadable(f"the time of the notice cannot be read: {time[:60]!r}") from None
+        raise Unreadable(f"cannot parse the time of the notice: {time[:60]!r}") from None
     return Notice("aws", action, (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp())
 
 
 def read_gcp(preempted: bytes, maintenance: bytes, *, now_s: float) -> Notice | None:
-    """What ``instance/preempted`` and ``instance/maintenance-event`` say; a live migration is no end.
+    """Parse ``instance/preempted`` and ``instance/maintenance-event``; a live migration is not a notice.
 
     Raises:
         Unreadable: the first is neither TRUE nor FALSE.
@@ -70,23 +70,23 @@ def read_gcp(preempted: bytes, maintenance: bytes, *, now_s: float) -> Notice | 
 
 
 def read_azure(body: bytes, machine: str) -> Notice | None:
-    """What the scheduled events say about this machine; they tell about its neighbours in the same set too.
+    """Parse the scheduled events of this machine; the list also has those of other machines in the same set.
 
     Raises:
-        Unreadable: it is no list of events.
+        Unreadable: it is not a list of events.
     """
     events = _document(body).get("Events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise Unreadable("the answer has no list of events")
+        raise Unreadable("the response has no list of events")
     ends = [event for event in events if event.get("EventType") in _AZURE_ENDS and machine in _resources(event)]
     found = [Notice("azure", str(event["EventType"]).lower(), _azure_time(event.get("NotBefore"))) for event in ends]
-    # One that has begun names no time any more: nothing is nearer.
+    # An event in progress has no time any more: it comes first.
     return min(found, key=lambda notice: notice.at_s or 0.0, default=None)
 
 
 def _resources(event: dict[str, Any]) -> list[str]:
     named = event.get("Resources")
-    # Of a machine in a scale set the name in full ends with its own.
+    # In a scale set the full name ends with the name of the machine.
     return [str(each).rpartition("/")[2] for each in named] if isinstance(named, list) else []
 
 
@@ -96,16 +96,16 @@ def _azure_time(text: object) -> float | None:
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except ValueError:
-        raise Unreadable(f"the time of an event cannot be read: {text[:60]!r}") from None
+        raise Unreadable(f"cannot parse the time of an event: {text[:60]!r}") from None
 
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
         found: Any = parsed(body)
     except ValueError:
-        raise Unreadable("the answer is no JSON") from None
+        raise Unreadable("the response is not JSON") from None
     if not isinstance(found, dict):
-        raise Unreadable("the answer is no JSON object")
+        raise Unreadable("the response is not a JSON object")
     return found
 
 

@@ -1,4 +1,4 @@
-"""How each cloud is asked whether it will take this machine away. A service is asked by one thread."""
+"""Clients of the metadata services that announce a preemption; each is used by one thread."""
 
 import http.client
 import ipaddress
@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from unbroken.errors import BadSpot
 from unbroken.launch.spot.notices import Cloud, Notice, Unreadable, read_aws, read_azure, read_gcp
 
-# ---- one question ----
+# ---- one HTTP request ----
 
 ADDRESS: Final = "UNBROKEN_SPOT_ADDRESS"
 STANDARD: Final = "169.254.169.254"
@@ -20,30 +20,30 @@ _HTTP: Final = 80
 
 @dataclass(frozen=True)
 class Address:
-    """Where a metadata service is asked."""
+    """The address of a metadata service."""
 
     host: str = STANDARD
     port: int = _HTTP
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the service said."""
+class Response:
+    """A response of the service."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
 
 
-class Silent(OSError):
-    """The service did not answer, or not in HTTP."""
+class Unreachable(OSError):
+    """The service did not respond, or not with HTTP."""
 
 
 def find_address(environ: Mapping[str, str]) -> Address:
-    """The address every cloud uses, or another one of this machine that is named for a test.
+    """The address that all clouds use, or a loopback address from the environment, for tests.
 
     Raises:
-        BadSpot: the address is neither on this machine nor the standard one.
+        BadSpot: the address is neither loopback nor the standard one.
     """
     text = environ.get(ADDRESS, "").strip()
     if not text:
@@ -52,40 +52,40 @@ def find_address(environ: Mapping[str, str]) -> Address:
     if not colon:
         host, port = port, str(_HTTP)
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise BadSpot(source=ADDRESS, value=text, complaint="it is no HOST:PORT")
+        raise BadSpot(source=ADDRESS, value=text, complaint="it is not HOST:PORT")
     try:
-        # A name is refused: whoever answers for it could be anywhere.
+        # No host names: a name could resolve to any machine.
         found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        raise BadSpot(source=ADDRESS, value=text, complaint="its host is no numeric address") from None
+        raise BadSpot(source=ADDRESS, value=text, complaint="its host is not a numeric address") from None
     if not found.is_loopback and str(found) != STANDARD:
-        complaint = f"only an address of this machine itself, or {STANDARD}, is asked"
+        complaint = f"it must be a loopback address or {STANDARD}"
         raise BadSpot(source=ADDRESS, value=text, complaint=complaint)
     return Address(str(found), int(port))
 
 
-def ask(
+def request(
     address: Address,
     path: str,
     *,
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> Answer:
-    """Ask once.
+) -> Response:
+    """Send one request.
 
     Raises:
-        Silent: nobody answered in time, or with something that is no HTTP.
+        Unreachable: no response in time, or not with HTTP.
     """
-    # http.client and not urllib: it knows neither proxies from the environment nor redirects.
+    # http.client, not urllib: it uses no proxies from the environment and follows no redirects.
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
         connection.request(method, path, headers={"Connection": "close", **(headers or {})})
-        answer = connection.getresponse()
-        body = answer.read(_LIMIT_BYTES)
-        return Answer(answer.status, body, {name.lower(): value for name, value in answer.getheaders()})
+        response = connection.getresponse()
+        body = response.read(_LIMIT_BYTES)
+        return Response(response.status, body, {name.lower(): value for name, value in response.getheaders()})
     except (OSError, http.client.HTTPException) as silence:
-        raise Silent(str(silence) or type(silence).__name__) from silence
+        raise Unreachable(str(silence) or type(silence).__name__) from silence
     finally:
         connection.close()
 
@@ -107,75 +107,77 @@ _OK, _UNAUTHORIZED, _NOT_FOUND = 200, 401, 404
 class Service(Protocol):
     """One cloud's metadata service."""
 
-    def ask(self) -> Notice | None:
-        """Whether there is a notice now.
+    def poll(self) -> Notice | None:
+        """The current notice, if any.
 
         Raises:
-            Silent: the service did not answer.
-            Unreadable: it answered something else than it should.
+            Unreachable: the service did not respond.
+            Unreadable: the response is not in the documented form.
         """
 
 
 class Aws:
-    """EC2's: a token first (IMDSv2), then the action, which is not found as long as there is none."""
+    """EC2: a token first (IMDSv2), then the action; 404 while there is none."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._token: str | None = None
 
-    def ask(self) -> Notice | None:
-        """Whether there is a notice now; see ``Service``."""
-        answer = self._action()
-        if answer.status == _UNAUTHORIZED:
-            # The token has expired, or the machine is another one after a hibernation.
+    def poll(self) -> Notice | None:
+        """The current notice; see ``Service``."""
+        response = self._action()
+        if response.status == _UNAUTHORIZED:
+            # The token has expired, or the instance changed after a hibernation.
             self._token = None
-            answer = self._action()
-        if answer.status == _NOT_FOUND:
+            response = self._action()
+        if response.status == _NOT_FOUND:
             return None
-        return read_aws(_good(answer, _AWS_ACTION))
+        return read_aws(_good(response, _AWS_ACTION))
 
-    def _action(self) -> Answer:
+    def _action(self) -> Response:
         if self._token is None:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
-            answer = ask(self._address, _AWS_SESSION, method="PUT", headers=ttl)
-            self._token = _plain(_good(answer, _AWS_SESSION))
-        return ask(self._address, _AWS_ACTION, headers={"X-aws-ec2-metadata-token": self._token})
+            response = request(self._address, _AWS_SESSION, method="PUT", headers=ttl)
+            self._token = _plain(_good(response, _AWS_SESSION))
+        return request(self._address, _AWS_ACTION, headers={"X-aws-ec2-metadata-token": self._token})
 
 
 class Gcp:
-    """Compute Engine's: two values, each of which proves by a header of its own that it is from there."""
+    """Compute Engine: two values, each with a header that identifies the service."""
 
     def __init__(self, address: Address, clock: Callable[[], float]) -> None:
         self._address, self._clock = address, clock
         self._seen: Notice | None = None
 
-    def ask(self) -> Notice | None:
-        """Whether there is a notice now; see ``Service``."""
-        # Kept: the answer names no time, so the 30 s are counted from when it was first seen.
+    def poll(self) -> Notice | None:
+        """The current notice; see ``Service``."""
+        # Kept: the response has no time, so the 30 s count from when it was first seen.
         if self._seen is None:
             preempted, maintenance = self._value(_GCP_PREEMPTED), self._value(_GCP_MAINTENANCE)
             self._seen = read_gcp(preempted, maintenance, now_s=self._clock())
         return self._seen
 
     def _value(self, path: str) -> bytes:
-        answer = ask(self._address, path, headers=_GCP_FLAVOR)
-        if answer.headers.get("metadata-flavor") != _GCP_FLAVOR["Metadata-Flavor"]:
-            raise Unreadable(f"{path}: the answer does not say that it is Google's")
-        return _good(answer, path)
+        response = request(self._address, path, headers=_GCP_FLAVOR)
+        if response.headers.get("metadata-flavor") != _GCP_FLAVOR["Metadata-Flavor"]:
+            raise Unreadable(f"{path}: the response lacks the header Metadata-Flavor: Google")
+        return _good(response, path)
 
 
 class Azure:
-    """Azure's scheduled events, which are never acknowledged here: that would only hasten them."""
+    """Azure scheduled events, never acknowledged: that would only hasten them."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._machine: str | None = None
 
-    def ask(self) -> Notice | None:
-        """Whether there is a notice now; see ``Service``."""
+    def poll(self) -> Notice | None:
+        """The current notice; see ``Service``."""
         if self._machine is None:
-            self._machine = _plain(_good(ask(self._address, _AZURE_NAME, headers=_AZURE_HEADER), _AZURE_NAME))
-        return read_azure(_good(ask(self._address, _AZURE_EVENTS, headers=_AZURE_HEADER), _AZURE_EVENTS), self._machine)
+            self._machine = _plain(_good(request(self._address, _AZURE_NAME, headers=_AZURE_HEADER), _AZURE_NAME))
+        return read_azure(
+            _good(request(self._address, _AZURE_EVENTS, headers=_AZURE_HEADER), _AZURE_EVENTS), self._machine
+        )
 
 
 def service_of(cloud: Cloud, address: Address, clock: Callable[[], float]) -> Service:
@@ -185,15 +187,15 @@ def service_of(cloud: Cloud, address: Address, clock: Callable[[], float]) -> Se
     return Gcp(address, clock) if cloud == "gcp" else Azure(address)
 
 
-def _good(answer: Answer, path: str) -> bytes:
-    if answer.status != _OK:
-        raise Silent(f"{path} answered {answer.status}")
-    return answer.body
+def _good(response: Response, path: str) -> bytes:
+    if response.status != _OK:
+        raise Unreachable(f"{path} answered {response.status}")
+    return response.body
 
 
 def _plain(body: bytes) -> str:
-    """A token or a name; it goes into a header or is compared, so nothing but one printable word will do."""
+    """A token or a name: one printable word, since it goes into a header or is compared."""
     text = body.decode("ascii", errors="replace").strip()
     if not text or not text.isascii() or not text.isprintable():
-        raise Unreadable("a token or a name is no plain text")
+        raise Unreadable("a token or a name is not printable text")
     return text

@@ -4,7 +4,7 @@ import pytest
 
 from unbroken.errors import PeerLost, RankRaised
 from unbroken.launch.slurm.decide import (
-    Leave,
+    NoRequeue,
     Requeue,
     Step,
     after_end,
@@ -24,7 +24,7 @@ def _outcome(status: Status, verdict: Verdict, code: int = 0, job: int = 4) -> O
     return Outcome(status, code, verdict, "as told", 12, job)
 
 
-def _after(outcome: Outcome | None, step: Step = ENDED, history: History = COMMITTED) -> Requeue | Leave:
+def _after(outcome: Outcome | None, step: Step = ENDED, history: History = COMMITTED) -> Requeue | NoRequeue:
     return after_end(outcome, step, job_before=3, history=history)
 
 
@@ -52,7 +52,7 @@ def test_only_again_is_queued_again(
     if left_with is None:
         assert isinstance(following, Requeue)
     else:
-        assert isinstance(following, Leave)
+        assert isinstance(following, NoRequeue)
         assert following.exit_code == left_with
 
 
@@ -62,21 +62,21 @@ def test_a_lost_rank_is_queued_again_and_an_exception_on_a_rank_is_not() -> None
     assert isinstance(_after(lost, Step(1, was_warned=False)), Requeue)
     raised = RankRaised(rank=1, cause="ValueError: 1001", status="error", verdict="look", noticed_by=0, said="closed")
     following = _after(conclude(raised, step=12, job=4), Step(1, was_warned=False))
-    assert isinstance(following, Leave) and "rank 1 failed first: ValueError: 1001" in following.reason
+    assert isinstance(following, NoRequeue) and "rank 1 failed first: ValueError: 1001" in following.reason
 
 
 def test_an_outcome_of_an_earlier_job_says_nothing_of_this_one() -> None:
     before = _outcome("stopped", "again", job=3)
     # A config that is refused before the run is taken would be queued for ever.
-    assert _after(before, Step(2, was_warned=False)) == Leave(2, "it ended with exit code 2 and never took its run")
-    assert _after(None, Step(0, was_warned=False)) == Leave(1, "it ended with exit code 0 and never took its run")
+    assert _after(before, Step(2, was_warned=False)) == NoRequeue(2, "it exited with code 2 and never opened its run")
+    assert _after(None, Step(0, was_warned=False)) == NoRequeue(1, "it exited with code 0 and never opened its run")
     assert isinstance(_after(before, Step(138, was_warned=True)), Requeue)
     assert isinstance(_after(None, Step(138, was_warned=True)), Requeue)
 
 
 def test_who_asks_a_run_to_stop_finds_it_stopped() -> None:
     asked = History((*COMMITTED.facts, Fact(4, "stop", 0.0, {"by": "flag"})))
-    assert isinstance(_after(_outcome("stopped", "again"), ENDED, asked), Leave)
+    assert isinstance(_after(_outcome("stopped", "again"), ENDED, asked), NoRequeue)
     assert isinstance(_after(_outcome("stopped", "again"), WARNED, asked), Requeue), "the warning takes the same way"
     due = History((*COMMITTED.facts, Fact(4, "stop", 0.0, {"by": "walltime"})))
     assert isinstance(_after(_outcome("stopped", "again"), ENDED, due), Requeue)
@@ -91,9 +91,9 @@ def test_three_jobs_without_a_commit_are_enough() -> None:
     assert isinstance(_after(crashed, ENDED, History(tuple(facts))), Requeue)
     facts += [Fact(7, "job-start", 0.0), Fact(7, "resume", 0.0, {"step": 12})]
     following = _after(crashed, ENDED, History(tuple(facts)))
-    assert isinstance(following, Leave)
+    assert isinstance(following, NoRequeue)
     assert following.exit_code == 137
-    assert "3 jobs in a row have committed nothing; the run still stands at step 12" in following.reason
+    assert "3 jobs in a row saved no checkpoint; the run is still at step 12" in following.reason
 
 
 def test_jobs_that_only_dump_bring_the_run_further_and_are_queued_again() -> None:
@@ -112,8 +112,8 @@ def test_a_job_whose_time_is_always_over_before_it_takes_its_run_is_not_queued_f
     second = after_end(outcome, over, job_before=3, history=COMMITTED, in_vain=2)
     assert isinstance(second, Requeue) and second.in_vain == 2
     third = after_end(outcome, over, job_before=3, history=COMMITTED, in_vain=3)
-    assert isinstance(third, Leave) and third.exit_code == 138
-    assert "3 starts in a row never took their run" in third.reason
+    assert isinstance(third, NoRequeue) and third.exit_code == 138
+    assert "3 starts in a row never opened their run" in third.reason
 
 
 def test_starts_in_vain_are_those_since_the_run_was_last_taken() -> None:
@@ -134,9 +134,7 @@ def test_a_person_who_submits_has_looked(verdict: Verdict) -> None:
 def test_a_link_starts_only_what_is_to_go_on() -> None:
     assert before_start(None, is_link=True) is None
     assert before_start(_outcome("crashed", "again", 137), is_link=True) is None
-    assert before_start(_outcome("completed", "done"), is_link=True) == Leave(
-        0, "the run is complete; there is nothing left to do"
-    )
+    assert before_start(_outcome("completed", "done"), is_link=True) == NoRequeue(0, "the run is done")
     looked = before_start(_outcome("halted", "look", 4), is_link=True)
     assert looked is not None and looked.exit_code == 4 and "halted: as told" in looked.reason
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.launch.slurm import ask
-from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_asked, pause_s
+from unbroken.launch.slurm import commands
+from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_polled, pause_s
 from unbroken.records.layout import Layout
 from unbroken.records.stop import StopSources
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.mark.promise("G7")
@@ -22,27 +22,27 @@ PATIENCE_S = 60
     [("1794737120", 1794737120.0), ("NONE", None), ("N/A", None), ("UNLIMITED", None), ("17\n18", 17.0)],
 )
 def test_what_squeue_says_of_the_end(said: str, meant: float | None) -> None:
-    assert ask.parsed_end(said) == meant
+    assert commands.parsed_end(said) == meant
 
 
 def test_a_local_time_is_this_machines_own() -> None:
-    assert ask.parsed_end("2026-11-15T10:05:20") == time.mktime((2026, 11, 15, 10, 5, 20, 0, 0, -1))
-    assert "no time" in str(ask.parsed_end("tomorrow"))
+    assert commands.parsed_end("2026-11-15T10:05:20") == time.mktime((2026, 11, 15, 10, 5, 20, 0, 0, -1))
+    assert "cannot be parsed" in str(commands.parsed_end("tomorrow"))
 
 
 def test_no_answer_takes_no_deadline_back() -> None:
-    assert "did not name this job" in str(ask.parsed_end(""))
+    assert "does not list this job" in str(commands.parsed_end(""))
 
 
-def test_it_is_asked_only_where_nobody_set_a_limit_otherwise() -> None:
-    assert is_asked(None, {"SLURM_JOB_ID": "7"})
-    assert is_asked(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99"}), "the limit may be moved"
-    assert not is_asked(60.0, {"SLURM_JOB_ID": "7"})
-    assert not is_asked(None, {"SLURM_JOB_ID": "7", "UNBROKEN_MAX_RUNTIME": "60"})
-    assert not is_asked(None, {})
+def test_it_is_polled_only_where_nobody_set_a_limit_otherwise() -> None:
+    assert is_polled(None, {"SLURM_JOB_ID": "7"})
+    assert is_polled(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99"}), "the limit may be moved"
+    assert not is_polled(60.0, {"SLURM_JOB_ID": "7"})
+    assert not is_polled(None, {"SLURM_JOB_ID": "7", "UNBROKEN_MAX_RUNTIME": "60"})
+    assert not is_polled(None, {})
 
 
-def test_the_nearer_the_end_the_more_often_it_is_asked() -> None:
+def test_the_nearer_the_end_the_more_often_it_is_polled() -> None:
     assert [pause_s(left) for left in (None, 86_400.0, 100.0, 1.0, -5.0)] == [
         LONGEST_S,
         LONGEST_S,
@@ -63,7 +63,7 @@ def _told(answers: list[float | str | None], known_s: float | None) -> list[floa
         return answers.pop(0)
 
     watch = EndTime(question, told.append, known_s=known_s, clock=lambda: 1000.0, pause=lambda left: 0.0)
-    assert over.wait(PATIENCE_S)
+    assert over.wait(TIMEOUT_S)
     watch.end()
     return told
 
@@ -92,17 +92,17 @@ def _squeue(folder: Path, text: str) -> None:
 
 def test_a_squeue_that_hangs_is_ended_and_said_to_have_given_no_answer(slurm: Path) -> None:
     _squeue(slurm, f"echo $$ > {slurm}/pid; exec sleep 600")
-    answer = ask.ask(["squeue"], patience_s=2.0)
+    answer = commands.run_command(["squeue"], timeout_s=2.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((slurm / "pid").read_text()), 0)
-    assert answer.code == ask.NO_ANSWER and "gave no answer in 2 s" in answer.complaint
+    assert answer.code == commands.NO_ANSWER and "did not answer within 2 s" in answer.stderr
     _squeue(slurm, "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
-    assert "Invalid job id" in str(ask.end_time({"SLURM_JOB_ID": "7"}))
+    assert "Invalid job id" in str(commands.end_time({"SLURM_JOB_ID": "7"}))
 
 
 def test_no_squeue_at_all_is_an_answer_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "squeue" in str(ask.end_time({"SLURM_JOB_ID": "7"}))
+    assert "squeue" in str(commands.end_time({"SLURM_JOB_ID": "7"}))
 
 
 @pytest.mark.promise("G7")
@@ -121,7 +121,7 @@ def test_a_slow_answer_holds_up_nobody_and_sets_the_deadline_when_it_comes(slurm
     try:
         assert stops.look() is None and stops.deadline_s is None
         (slurm / "answer").touch()
-        assert facts.get(timeout=PATIENCE_S) == {"kind": "deadline", "at_s": at_s, "source": "squeue"}
+        assert facts.get(timeout=TIMEOUT_S) == {"kind": "deadline", "at_s": at_s, "source": "squeue"}
         reason = stops.look()
         assert reason is not None and reason.kind == "walltime"
     finally:

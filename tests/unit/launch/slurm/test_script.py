@@ -152,7 +152,7 @@ def test_the_lead_is_learned_from_the_slowest_save_of_any_run(tmp_path: Path) ->
 def test_a_run_directory_that_would_break_a_comment_line_is_refused_by_name(tmp_path: Path, hostile: str) -> None:
     script = Work((hostile,), words=("train.py",))
     for work, name in ((script, "--run-dir"), (Work((hostile,), ("run.yaml",)), "training.output_dir")):
-        with pytest.raises(BadUsage, match=f"{name} .* holds a line break or control character"):
+        with pytest.raises(BadUsage, match=f"{name} .* contains a line break or control character"):
             script_text(work, _request(tmp_path), tmp_path / "a.sbatch")
     with pytest.raises(BadUsage, match="the working directory"):
         script_text(Work(("runs/a",), ("run.yaml",)), _request(tmp_path / hostile), tmp_path / "a.sbatch")
@@ -174,5 +174,5 @@ def test_every_other_word_reaches_the_job_exactly_and_runs_nothing(tmp_path: Pat
 @pytest.mark.parametrize("field", ["name", "partition", "account", "time", "output", "array", "gpus_per_node"])
 def test_a_directive_with_a_line_break_is_refused(tmp_path: Path, field: str) -> None:
     for hostile in ("a\ntouch x", "a\x0b", 'a"'):
-        with pytest.raises(BadUsage, match="cannot stand in a line of a batch script"):
+        with pytest.raises(BadUsage, match="cannot be written into a batch script"):
             script_text(Work(("runs/a",), ("run.yaml",)), _request(tmp_path, **{field: hostile}), tmp_path / "a.sbatch")

@@ -1,8 +1,7 @@
-"""What a launcher reads in the run's own records: the number of its last job, its outcome, how far it can resume.
+"""What a launcher reads from the records of a run: last job number, outcome, stop reason, resumable step.
 
-The durable outcome is what counts where the job told none, on the nodes that do not hold its first rank. A store that
-cannot be read just now is told apart from nothing only by its absence here: the launcher then knows no more than its
-processes say.
+On nodes without rank 0 the job writes no outcome file, so the durable outcome in the run directory counts. If storage
+cannot be read, all functions return None and the launcher decides by exit codes alone.
 """
 
 from pathlib import Path
@@ -23,7 +22,7 @@ _EXIT_CODES: Final = 256
 
 
 def last_job(run: Path | None) -> int | None:
-    """The number of the last job that held a run, 0 if none ever did; None if nothing is known of it."""
+    """The number of the last job that held a run, 0 if none did; None if unknown."""
     if run is None:
         return None
     try:
@@ -40,7 +39,7 @@ def recorded_outcome(
     now_s: float,
     process_of: ProcessOf | None = None,
 ) -> JobOutcome | None:
-    """The outcome that a job later than ``after_job`` left in its run; an older one says nothing of this launch."""
+    """The outcome of a job later than ``after_job``; an older one does not belong to this launch."""
     if run is None or after_job is None:
         return None
     try:
@@ -50,13 +49,13 @@ def recorded_outcome(
     if found is None or found.job is None or found.job <= after_job or found.exit_code >= _EXIT_CODES:
         return None
     if found.status in ("running", "crashed"):
-        # What is derived, not told: the processes say it better.
+        # Derived from the lease, not reported: exit codes are more precise.
         return None
     return JobOutcome(str(run), found.status, found.exit_code, found.verdict, found.reason)
 
 
 def stop_kind(run: Path | None) -> str | None:
-    """The kind of the reason for which the last job of a run stopped cleanly; None where it tells none."""
+    """The kind of the reason why the last job stopped cleanly; None if there is none."""
     number = last_job(run)
     if run is None or not number:
         return None
@@ -68,7 +67,7 @@ def stop_kind(run: Path | None) -> str | None:
 
 
 def resumable_step(run: Path | None) -> int | None:
-    """The step a run would resume from by a quick look; None if from nothing, or nothing could be seen."""
+    """The step a run would resume from, by a quick check; None if from none, or unknown."""
     if run is None:
         return None
     store = Store(Layout(run).checkpoints)
@@ -77,7 +76,7 @@ def resumable_step(run: Path | None) -> int | None:
             return None
         found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, Level.QUICK))
     except StorageFailed:
-        # Then no progress can be seen, which is the careful answer.
+        # Counts as no progress, which is the cautious answer.
         return None
     manifest = found.chosen.manifest if found.chosen else None
     return manifest.step if manifest else None

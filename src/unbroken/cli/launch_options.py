@@ -1,4 +1,4 @@
-"""What ``run``, ``launch`` and ``train`` share: the options of a launch, its surroundings, the line that ends it."""
+"""The launch options of ``run``, ``launch`` and ``train``, the launch itself and the line printed at its end."""
 
 import contextlib
 import functools
@@ -19,8 +19,15 @@ from unbroken.errors import BadUsage, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.launch.command import THREADS_VARIABLE, Shape, Target, require_shape, sets_threads
-from unbroken.launch.jobs import RESTART_DELAY_S, SHUTDOWN_TIMEOUT_S, Launched, Orders, Surroundings, launch
-from unbroken.launch.torchrun import DEFAULT_ID, Meeting, Nodes, is_endpoint, parse_nodes
+from unbroken.launch.launcher import (
+    RESTART_DELAY_S,
+    SHUTDOWN_TIMEOUT_S,
+    LaunchContext,
+    LaunchOptions,
+    LaunchResult,
+    launch,
+)
+from unbroken.launch.torchrun import DEFAULT_ID, Nodes, Rendezvous, is_endpoint, parse_nodes
 
 COUNTED_BY_TORCHRUN = ("gpu", "cpu", "auto")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -32,13 +39,13 @@ def _processes(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
     words = ", ".join(COUNTED_BY_TORCHRUN)
-    raise click.BadParameter(f"{text!r} is neither a number of processes nor one of {words}", ctx, param)
+    raise click.BadParameter(f"{text!r} is not a number of processes, nor one of {words}", ctx, param)
 
 
 def _nodes(ctx: click.Context, param: click.Parameter, text: str) -> Nodes:
     found = parse_nodes(text)
     if found is None:
-        raise click.BadParameter(f"{text!r} is neither a number of nodes nor MIN:MAX", ctx, param)
+        raise click.BadParameter(f"{text!r} is not a number of nodes, nor MIN:MAX", ctx, param)
     return found
 
 
@@ -53,59 +60,58 @@ LAUNCH_OPTIONS = (
         "--nproc-per-node",
         callback=_processes,
         metavar="N",
-        help="Processes on this node, or gpu, cpu, auto. Not given: one plain process.",
+        help="Processes per node, or gpu, cpu, auto; default: one process without torchrun.",
     ),
     click.option(
         "--nnodes",
         callback=_nodes,
         default="1",
         metavar="N|MIN:MAX",
-        help="Nodes that take part; MIN:MAX with --rdzv-endpoint, and they may come and go.",
+        help="Number of nodes; MIN:MAX (elastic) with --rdzv-endpoint.",
     ),
-    click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Which of them this one is, from 0."),
-    click.option("--master-addr", metavar="HOST", help="Where the nodes meet: the address of node 0."),
-    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="The port they meet at."),
+    click.option("--node-rank", type=click.IntRange(0), metavar="R", help="Rank of this node, from 0."),
+    click.option("--master-addr", metavar="HOST", help="Address of node 0."),
+    click.option("--master-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port on node 0."),
     click.option(
         "--rdzv-endpoint",
         callback=_endpoint,
         metavar="HOST:PORT",
-        help="Where nodes without numbers meet, and meet again after one is lost.",
+        help="Rendezvous endpoint, the same on all nodes; survives the loss of a node.",
     ),
-    click.option("--rdzv-id", metavar="NAME", help=f"What they meet for, the same on each. Default: {DEFAULT_ID}."),
-    click.option("--rdzv-conf", metavar="KEY=VALUE,...", help="Further settings of torchrun's rendezvous."),
+    click.option("--rdzv-id", metavar="NAME", help=f"Rendezvous id, the same on all nodes; default: {DEFAULT_ID}."),
+    click.option("--rdzv-conf", metavar="KEY=VALUE,...", help="More rendezvous settings for torchrun."),
     click.option(
         "--max-restarts",
         type=click.IntRange(0),
         metavar="R",
-        help="Start again after a crash, so many times at most, and not without progress.",
+        help="Restart at most R times after a crash; stops after 3 without progress.",
     ),
     click.option(
         "--restart-delay",
         type=FiniteRange(0),
         default=RESTART_DELAY_S,
         metavar="S",
-        help="Seconds before a restart; doubled each time the run got no further.",
+        help="Seconds before a restart, doubled after each restart without progress.",
     ),
     click.option(
         "--shutdown-timeout",
         type=click.IntRange(0),
         default=SHUTDOWN_TIMEOUT_S,
-        show_default=True,
         metavar="S",
-        help="Seconds the job has to save and end after a signal, before it is killed.",
+        help="Seconds to save and exit after a signal, before the job is killed.",
     ),
     click.option(
         "--stopped-exit-code",
         type=click.IntRange(0, 255),
         default=0,
         metavar="CODE",
-        help="Exit code of a clean stop, so that a requeue loop can tell it from done; 75 is usual.",
+        help="Exit code of a clean stop before the target; 75 lets a requeue loop tell it from done.",
     ),
 )
 
 
 def script_arguments(function: _Function) -> _Function:
-    """Give a command a training script: its run, its module, or its words, which stand last."""
+    """Give a command the training script: ``-- SCRIPT ARGS``, ``-m MODULE``, and its run directory."""
     for option in (
         click.argument("words", metavar="-- SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED),
         click.option("-m", "--module", metavar="MODULE", help="Run a module instead of a script."),
@@ -113,7 +119,7 @@ def script_arguments(function: _Function) -> _Function:
             "--run-dir",
             callback=run_path,
             metavar="RUN",
-            help="The run, whose records are read; needed on nodes without rank 0, told by the job otherwise.",
+            help="Run directory; needed on nodes other than node 0.",
         ),
     ):
         function = option(function)
@@ -121,8 +127,8 @@ def script_arguments(function: _Function) -> _Function:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the options of a launch say; ``max_restarts`` is None where none were asked for."""
+class LaunchArguments:
+    """The launch options of a command line; ``max_restarts`` is None if the option is not given."""
 
     shape: Shape
     max_restarts: int | None
@@ -130,9 +136,9 @@ class Asked:
     shutdown_timeout_s: int
     stopped_exit_code: int
 
-    def orders(self, target: Target, *, run: Path | None, until_done: bool = False) -> Orders:
-        """The same for one program; until a run is done it takes as many jobs as it needs, unless a limit is given."""
-        return Orders(
+    def options(self, target: Target, *, run: Path | None, until_done: bool = False) -> LaunchOptions:
+        """What to launch; with ``until_done`` restarts are unlimited unless ``--max-restarts`` is given."""
+        return LaunchOptions(
             target,
             self.shape,
             self.shutdown_timeout_s,
@@ -145,7 +151,7 @@ class Asked:
 
 
 def launch_options(program: str) -> Callable[[_Function], _Function]:
-    """Give a command the options of a launch, in the order above; its function gets them as one ``asked``."""
+    """Give a command the launch options; its function gets them as ``asked: LaunchArguments``."""
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
@@ -161,11 +167,11 @@ def launch_options(program: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def _asked(program: str, options: dict[str, Any]) -> Asked:
-    """Take the options of a launch out of all options.
+def _asked(program: str, options: dict[str, Any]) -> LaunchArguments:
+    """Take the launch options out of all options.
 
     Raises:
-        BadUsage: they do not fit together.
+        BadUsage: they contradict each other.
     """
     endpoint, name, conf = (options.pop(f"rdzv_{each}") for each in ("endpoint", "id", "conf"))
     if endpoint is None and (name, conf) != (None, None):
@@ -177,10 +183,10 @@ def _asked(program: str, options: dict[str, Any]) -> Asked:
         options.pop("node_rank"),
         options.pop("master_addr"),
         options.pop("master_port"),
-        Meeting(endpoint, name or DEFAULT_ID, conf) if endpoint is not None else None,
+        Rendezvous(endpoint, name or DEFAULT_ID, conf) if endpoint is not None else None,
     )
     require_shape(program, shape)
-    return Asked(
+    return LaunchArguments(
         shape,
         options.pop("max_restarts"),
         options.pop("restart_delay"),
@@ -189,58 +195,58 @@ def _asked(program: str, options: dict[str, Any]) -> Asked:
     )
 
 
-def launched(output: Output, program: str, schema: str, orders: Orders, *, speaks_json: bool = False) -> int:
-    """Launch, say how it ended, and return the exit code; ``program`` is who speaks.
+def launched(output: Output, program: str, schema: str, options: LaunchOptions, *, speaks_json: bool = False) -> int:
+    """Launch, print how it ended and return the exit code; ``program`` is the prefix of what is printed.
 
-    With ``speaks_json`` the job itself writes lines of JSON to standard output, and how it ended is the last of them.
+    With ``speaks_json`` the job itself writes lines of JSON to standard output, and the last line tells how it ended.
     """
-    with _place() as place:
-        ended = launch(orders, _surroundings(output, program, orders.shape, place, speaks_json=speaks_json))
-    _say_verdict(output, program, schema, ended, is_line=speaks_json)
-    return ended.verdict.exit_code
+    with _temporary_directory() as directory:
+        result = launch(options, _context(output, program, options.shape, directory, speaks_json=speaks_json))
+    _print_report(output, program, schema, result, is_line=speaks_json)
+    return result.report.exit_code
 
 
 @contextlib.contextmanager
-def _place() -> Iterator[Path]:
-    place = job_files.make_outcome_path(Path(os.environ.get("TMPDIR") or "/tmp"), secrets.token_hex(16))  # noqa: S108
+def _temporary_directory() -> Iterator[Path]:
+    directory = job_files.make_outcome_path(Path(os.environ.get("TMPDIR") or "/tmp"), secrets.token_hex(16))  # noqa: S108
     try:
-        yield place
+        yield directory
     finally:
-        # A temporary directory that stays behind is no reason for another exit code.
+        # A temporary directory that cannot be removed must not change the exit code.
         with contextlib.suppress(StorageFailed):
-            LOCAL.remove_tree(place)
+            LOCAL.remove_tree(directory)
 
 
-def _surroundings(output: Output, program: str, shape: Shape, place: Path, *, speaks_json: bool) -> Surroundings:
+def _context(output: Output, program: str, shape: Shape, directory: Path, *, speaks_json: bool) -> LaunchContext:
     def say(message: str) -> None:
-        # The terminal or the reader of a pipe may be gone; the job is not to suffer, nor the exit code.
+        # The terminal or the reader of a pipe may be gone; that must not affect the job or the exit code.
         with contextlib.suppress(StorageFailed, BrokenPipeError):
             output.note(f"{program}: {message}")
 
     if sets_threads(os.environ, shape):
-        say(f"{THREADS_VARIABLE} is set to 1 for each process, since it was not set")
-    # The job's own words go beside the one document that standard output is for.
+        say(f"setting {THREADS_VARIABLE}=1 for each process (it was not set)")
+    # With --json standard output is for our one document; the job prints on standard error.
     stdout = sys.stderr if output.json and not speaks_json else None
-    # `stop --force` must end the launcher too, or it would start the job again.
+    # `stop --force` must kill the launcher too, or it would restart the job.
     environ = {**os.environ, job_files.LAUNCHER: str(os.getpid())}
-    return Surroundings(environ, sys.executable, place, time.monotonic, time.time, say, stdout)
+    return LaunchContext(environ, sys.executable, directory, time.monotonic, time.time, say, stdout)
 
 
-def _say_verdict(output: Output, program: str, schema: str, ended: Launched, *, is_line: bool) -> None:
-    verdict = ended.verdict
+def _print_report(output: Output, program: str, schema: str, result: LaunchResult, *, is_line: bool) -> None:
+    report = result.report
     if output.json:
-        facts = {
-            "exit_code": verdict.exit_code,
-            "status": verdict.status,
-            "class": verdict.outcome_class,
-            "reason": verdict.line,
-            "run": verdict.run,
-            "jobs": ended.jobs,
+        fields = {
+            "exit_code": report.exit_code,
+            "status": report.status,
+            "class": report.outcome_class,
+            "reason": report.line,
+            "run": report.run,
+            "jobs": result.jobs,
         }
         if is_line:
-            output.line(schema, {"event": "end", **facts})
+            output.line(schema, {"event": "end", **fields})
         else:
-            output.document(schema, facts, str)
+            output.document(schema, fields, str)
         return
     with contextlib.suppress(StorageFailed, BrokenPipeError):
-        output.note(f"{program}: {verdict.line} (exit code {verdict.exit_code})")
+        output.note(f"{program}: {report.line} (exit code {report.exit_code})")

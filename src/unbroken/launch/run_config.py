@@ -1,9 +1,8 @@
-"""What a run was started with, what was accepted since, and whether a job may continue with the config it was given.
+"""The config a job trains with: the given one, checked against the run's ``config.json`` and ``accepted.json``.
 
-``config.json`` is written by the first job of a run, ``accepted.json`` by each job that changes a value with
-``--accept``. An accepted value is the run's from then on: a later job continues with it even if its config file says
-another one, and says so. While a run has no checkpoint there is nothing that another config could spoil: then the
-record is kept if it says the same, and replaced otherwise.
+The first job writes ``config.json``; each job that changes a value with ``--accept`` writes ``accepted.json``. An
+accepted value belongs to the run: later jobs use it even if their config file has another one, and say so. A run
+without checkpoints has nothing to lose, so another config simply replaces its record.
 """
 
 import json
@@ -35,25 +34,25 @@ from unbroken.store.rewind import SCRATCH, last_request, without_tag
 from unbroken.store.scan import newest_first, scan
 
 _LIMIT_BYTES: Final = 1 << 20
-# What each checkpoint of GPT-Simple holds, and none of ours.
+# Files of every GPT-Simple checkpoint, and of none of ours.
 _GPT_SIMPLE: Final = ("trainer_state.json", "model/pytorch_model.bin")
 _DIGITS: Final = 12
 
 
 @dataclass(frozen=True)
-class Started:
-    """The config a job trains by, its global batch settled; ``differences`` are those to the run's ``config.json``.
+class RunConfig:
+    """The config a job trains with, its global batch size resolved; ``differences`` are those to ``config.json``.
 
     Attributes:
-        resume: ``training.resume``, in the words by which the store remembers the request.
-        accepted: what earlier jobs accepted, oldest first.
-        taken: the run's values that this job changes, because they are accepted by name.
-        kept: where the config says another value than an earlier job accepted; the run's is used.
-        unsaved: names accepted since the newest checkpoint, which still knows the state before.
-        is_recorded: the record stands already, and says the same in every fixed field.
-        is_replaced: there is a record of another config, of a run that never saved anything.
-        is_rewritten: ``config.json`` was missing, and a person accepted the config of this job in its place.
-        is_rebuilt: ``accepted.json`` was missing, and ``accepted`` is what the journal tells.
+        resume: ``training.resume``, as the store records the request.
+        accepted: changes accepted by earlier jobs, oldest first.
+        taken: values of the run that this job changes, because they are accepted by name.
+        kept: fields whose config value differs from one accepted earlier; the value of the run is used.
+        unsaved: names accepted since the newest checkpoint, which still has the state before.
+        is_recorded: ``config.json`` exists and agrees in every fixed field.
+        is_replaced: ``config.json`` is that of another config, of a run that never saved.
+        is_rewritten: ``config.json`` was missing and is replaced by the config of this job, with ``--accept``.
+        is_rebuilt: ``accepted.json`` was missing and ``accepted`` is rebuilt from the journal.
     """
 
     config: Config
@@ -69,25 +68,25 @@ class Started:
     is_rebuilt: bool = False
 
     def history(self, *, job: int, step: int) -> tuple[AcceptedValue, ...]:
-        """All that was accepted, with what this job changes at the step it resumes from."""
+        """All accepted changes, including those of this job at the step it resumes from."""
         now = (AcceptedValue(each.field, each.started_with, each.now, job, step) for each in self.taken)
         return (*self.accepted, *now)
 
 
-def settle(
+def resolve_run_config(
     asked: Config, world: int, *, accept: Collection[str] = (), force: bool = False, files: Files = LOCAL
-) -> Started:
-    """The config of this job: as asked, with the batch the run was started with and the values accepted since.
+) -> RunConfig:
+    """The config of this job: ``asked``, with the global batch size of the run and the values accepted since.
 
     Raises:
         GptSimpleRun: the run directory is one of GPT-Simple.
-        CheckpointsExist: a start from scratch was asked for without ``force``, and there are checkpoints.
-        ConfigMissing: the run has checkpoints and no ``config.json``, and nobody accepted that.
-        ConfigDiffers: it may not continue with this config; every field is named.
-        RunRecordDamaged: one of the run's records is damaged.
-        ConfigInvalid: with the values of the run, the config has problems.
-        AcceptUnknown: a name is accepted that nothing has which could differ.
-        StorageFailed: the system refused to read.
+        CheckpointsExist: ``--resume scratch`` without ``force``, and there are checkpoints.
+        ConfigMissing: the run has checkpoints but no ``config.json``, and that is not accepted.
+        ConfigDiffers: the run cannot continue with this config; lists every field.
+        RunRecordDamaged: a record of the run is damaged.
+        ConfigInvalid: the config is invalid with the values of the run.
+        AcceptUnknown: an accepted name is unknown.
+        StorageFailed: the run could not be read.
     """
     require_known(accept)
     layout = Layout(Path(asked.training.output_dir))
@@ -98,29 +97,29 @@ def settle(
     if without_tag(resume) == SCRATCH and names and not force:
         raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
     recorded = _recorded(layout, files)
-    begins_anew = without_tag(resume) == SCRATCH and force and not (names and _is_carried_out(store, resume))
-    # One that was set aside as damaged is the past of this run too.
-    has_past = bool(names or scan(store).quarantined)
-    if recorded is None and has_past and not begins_anew and CONFIG not in accept:
+    starts_over = without_tag(resume) == SCRATCH and force and not (names and _is_carried_out(store, resume))
+    # A quarantined checkpoint is part of the history too.
+    has_history = bool(names or scan(store).quarantined)
+    if recorded is None and has_history and not starts_over and CONFIG not in accept:
         raise ConfigMissing(run=layout.run)
-    if recorded is None or begins_anew:
-        is_rewritten = recorded is None and has_past and not begins_anew
+    if recorded is None or starts_over:
+        is_rewritten = recorded is None and has_history and not starts_over
         config = asked.settled(world)
-        return Started(config, resume=resume, is_replaced=recorded is not None, is_rewritten=is_rewritten)
+        return RunConfig(config, resume=resume, is_replaced=recorded is not None, is_rewritten=is_rewritten)
     journal = read_history(layout, files)
     kept_record = read_accepted(layout, files)
     history = rebuild_accepted(recorded, journal) if kept_record is None else kept_record
     found = compare(with_values(recorded, values_of(history)), asked)
-    if not has_past:
+    if not has_history:
         if found.fixed or found.declared:
-            return Started(asked.settled(world), found, resume, is_replaced=True)
-    elif refused := (*found.fixed, *found.not_accepted(frozenset({*accept, *values_of(history)}))):
-        raise ConfigDiffers(run=layout.run, changes=tuple(map(_change, refused)))
+            return RunConfig(asked.settled(world), found, resume, is_replaced=True)
+    elif changed := (*found.fixed, *found.not_accepted(frozenset({*accept, *values_of(history)}))):
+        raise ConfigDiffers(run=layout.run, changes=tuple(map(_change, changed)))
     batch = recorded.training.global_batch_size
     config = replace(asked, training=replace(asked.training, global_batch_size=batch))
     kept = found.not_accepted(frozenset(accept))
     config = with_values(config, {each.field: each.started_with for each in kept}) if kept else config
-    return Started(
+    return RunConfig(
         config,
         compare(recorded, config),
         resume,
@@ -134,7 +133,7 @@ def settle(
 
 
 def _request(asked: Config) -> str:
-    """``training.resume`` as it is remembered: a start from scratch with another config is another request."""
+    """``training.resume`` as it is recorded: a start from scratch with another config is another request."""
     resume = asked.training.resume
     if without_tag(resume) != SCRATCH:
         return resume
@@ -148,11 +147,11 @@ def _is_carried_out(store: Store, resume: str) -> bool:
 
 
 def require_own(layout: Layout, files: Files = LOCAL) -> None:
-    """Pass unless a run directory is one of GPT-Simple, whose layout is like ours.
+    """Pass unless the run directory is one of GPT-Simple, whose layout is similar.
 
     Raises:
         GptSimpleRun: it is.
-        StorageFailed: the system refused to look.
+        StorageFailed: it could not be read.
     """
     there = files.find(layout.checkpoints)
     nodes = files.list_directory(layout.checkpoints) if there and there.kind is NodeKind.DIRECTORY else ()
@@ -165,7 +164,7 @@ def require_own(layout: Layout, files: Files = LOCAL) -> None:
 
 
 def _is_config_of_gpt_simple(layout: Layout, files: Files) -> bool:
-    """Whether ``config.json`` is one that GPT-Simple writes: the same sections, and no schema."""
+    """Whether ``config.json`` was written by GPT-Simple: the same sections, but no schema."""
     if files.find(layout.config) is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""How the records of a store look in JSON, in one place for all commands."""
+"""The JSON fields of checkpoints, manifests and verification results, the same in all commands."""
 
 import math
 from datetime import UTC, datetime
@@ -9,25 +9,25 @@ from unbroken.store.check import Verdict
 from unbroken.store.manifest import Manifest
 
 
-def instant(saved_at_ns: int | None) -> str | None:
-    """An instant as ISO 8601 in UTC; None where there is none."""
+def iso_time(saved_at_ns: int | None) -> str | None:
+    """A time as ISO 8601 in UTC; None for None."""
     if saved_at_ns is None:
         return None
     try:
         return datetime.fromtimestamp(saved_at_ns / 1e9, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
-        # No calendar reaches that far; a clock that was that wrong must not hide the rest.
+        # Out of the calendar's range: a clock that wrong must not hide the other fields.
         return None
 
 
-def line_facts(line: Line) -> dict[str, Any]:
+def listing_fields(line: Line) -> dict[str, Any]:
     """One line of ``ls``."""
     return {
         "name": line.name,
         "state": line.state,
         "step": line.step,
         "kind": line.kind,
-        "saved_at": instant(line.saved_at_ns),
+        "saved_at": iso_time(line.saved_at_ns),
         "bytes": line.size_bytes,
         "parts": line.parts,
         "kept_because": list(line.kept_because),
@@ -36,18 +36,18 @@ def line_facts(line: Line) -> dict[str, Any]:
 
 
 def number(value: float) -> float | str:
-    """A metric; what is no number in JSON is its name."""
+    """A metric; NaN and infinities as text, since JSON has no such numbers."""
     return value if math.isfinite(value) else str(value)
 
 
-def manifest_facts(name: str, manifest: Manifest) -> dict[str, Any]:
-    """All that a manifest says."""
+def manifest_fields(name: str, manifest: Manifest) -> dict[str, Any]:
+    """All fields of a manifest."""
     return {
         "name": name,
         "id": manifest.id,
         "step": manifest.step,
         "kind": manifest.kind,
-        "saved_at": instant(manifest.saved_at_ns),
+        "saved_at": iso_time(manifest.saved_at_ns),
         "job": manifest.job,
         "origin": manifest.origin,
         "bytes": manifest.size_bytes,
@@ -64,8 +64,8 @@ def manifest_facts(name: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def verdict_facts(verdict: Verdict) -> dict[str, Any]:
-    """What a verification found."""
+def verification_fields(verdict: Verdict) -> dict[str, Any]:
+    """The result of verifying one checkpoint."""
     return {
         "name": verdict.name,
         "step": verdict.manifest.step if verdict.manifest else None,

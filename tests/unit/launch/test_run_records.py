@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from unbroken.launch.job_files import JobOutcome
-from unbroken.launch.last_job import last_job, recorded_outcome, resumable_step, stop_kind
+from unbroken.launch.run_records import last_job, recorded_outcome, resumable_step, stop_kind
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Holder, acquire, release

@@ -16,7 +16,7 @@ from unbroken.errors import (
     RunRecordDamaged,
 )
 from unbroken.gpt.run_files import keep_config
-from unbroken.launch.started import Started, settle
+from unbroken.launch.run_config import RunConfig, resolve_run_config
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 from unbroken.store.directory import Store
@@ -42,7 +42,7 @@ def with_rate(config: Config, rate: float) -> Config:
 
 
 def test_the_first_job_settles_the_global_batch_by_its_ranks(asked: Config) -> None:
-    started = settle(asked, 3)
+    started = resolve_run_config(asked, 3)
     assert started.config.training.global_batch_size == 3 * 4 * 4
     assert not started.is_recorded and not started.is_replaced
 
@@ -50,7 +50,7 @@ def test_the_first_job_settles_the_global_batch_by_its_ranks(asked: Config) -> N
 @pytest.mark.promise("G1")
 def test_a_later_job_keeps_it_on_any_number_of_ranks(asked: Config) -> None:
     record(asked.settled(3))
-    started = settle(asked, 5)
+    started = resolve_run_config(asked, 5)
     assert started.config.training.global_batch_size == 48
     assert started.is_recorded and not started.differences.fixed
 
@@ -60,29 +60,29 @@ def test_every_field_that_may_not_change_is_named_at_once(asked: Config) -> None
     record(asked.settled(1))
     model = replace(asked.model, n_embd=1024, n_layer=3)
     with pytest.raises(ConfigDiffers) as caught:
-        settle(with_rate(replace(asked, model=model), 1e-4), 1)
+        resolve_run_config(with_rate(replace(asked, model=model), 1e-4), 1)
     changes = {change.field: change.is_fixed for change in caught.value.changes}
     assert changes == {"model.n_embd": True, "model.n_layer": True, "optimizer.learning_rate": False}
 
 
 def test_a_declared_change_goes_on_when_it_is_accepted_and_a_fixed_one_never(asked: Config) -> None:
     record(asked.settled(1))
-    started = settle(with_rate(asked, 1e-4), 1, accept=["optimizer.learning_rate"])
+    started = resolve_run_config(with_rate(asked, 1e-4), 1, accept=["optimizer.learning_rate"])
     assert [each.field for each in started.differences.declared] == ["optimizer.learning_rate"]
     with pytest.raises(ConfigDiffers):
-        settle(replace(asked, model=replace(asked.model, n_embd=1024)), 1, accept=["model.n_embd"])
+        resolve_run_config(replace(asked, model=replace(asked.model, n_embd=1024)), 1, accept=["model.n_embd"])
 
 
 def test_a_free_change_is_only_noted(asked: Config) -> None:
     record(asked.settled(1))
-    started = settle(replace(asked, training=replace(asked.training, logging_steps=3)), 1)
+    started = resolve_run_config(replace(asked, training=replace(asked.training, logging_steps=3)), 1)
     assert [each.field for each in started.differences.free] == ["training.logging_steps"]
 
 
 def test_a_run_that_never_saved_may_be_started_with_another_config(asked: Config) -> None:
     record(asked.settled(2), has_checkpoint=False)
-    assert settle(asked, 1).config.training.global_batch_size == 32, "what was settled stays settled"
-    changed = settle(with_rate(asked, 1e-4), 1)
+    assert resolve_run_config(asked, 1).config.training.global_batch_size == 32, "what was settled stays settled"
+    changed = resolve_run_config(with_rate(asked, 1e-4), 1)
     assert changed.is_replaced and not changed.is_recorded
     assert changed.config.training.global_batch_size == 16
 
@@ -90,14 +90,14 @@ def test_a_run_that_never_saved_may_be_started_with_another_config(asked: Config
 def test_a_start_from_scratch_by_force_begins_a_record_of_its_own(asked: Config) -> None:
     record(asked.settled(2))
     scratch = replace(asked, training=replace(asked.training, resume="scratch", seed=7))
-    assert settle(scratch, 1, force=True).is_replaced
+    assert resolve_run_config(scratch, 1, force=True).is_replaced
     with pytest.raises(ConfigDiffers):
-        settle(scratch, 1)
+        resolve_run_config(scratch, 1)
 
 
-def accepted(config: Config, *accept: str, job: int, step: int) -> Started:
+def accepted(config: Config, *accept: str, job: int, step: int) -> RunConfig:
     """A job that accepts, up to its first step."""
-    started = settle(config, 1, accept=accept)
+    started = resolve_run_config(config, 1, accept=accept)
     keep_config(Layout(Path(config.training.output_dir)), started, job=job, step=step)
     return started
 
@@ -108,17 +108,17 @@ def test_an_accepted_value_is_the_runs_until_another_one_is_accepted(asked: Conf
     accepted(with_rate(asked, 1e-4), "optimizer.learning_rate", job=2, step=10)
     # The first value, or a third one, in the config file.
     for rate in (asked.optimizer.learning_rate, 5e-5):
-        started = settle(with_rate(asked, rate), 1)
+        started = resolve_run_config(with_rate(asked, rate), 1)
         assert started.config.optimizer.learning_rate == 1e-4
         assert [(kept.field, kept.now) for kept in started.kept] == [("optimizer.learning_rate", rate)]
         assert [each.now for each in started.differences.declared] == [1e-4], "what replay reads from the journal"
     with pytest.raises(ConfigDiffers) as caught:
-        settle(replace(asked, optimizer=replace(asked.optimizer, weight_decay=0.3)), 1)
+        resolve_run_config(replace(asked, optimizer=replace(asked.optimizer, weight_decay=0.3)), 1)
     assert [change.field for change in caught.value.changes] == ["optimizer.weight_decay"]
     # Back to the first value needs a word, and is then the run's.
     started = accepted(asked, "optimizer.learning_rate", job=3, step=20)
     assert started.config.optimizer.learning_rate == asked.optimizer.learning_rate and not started.kept
-    again = settle(with_rate(asked, 1e-4), 1)
+    again = resolve_run_config(with_rate(asked, 1e-4), 1)
     assert again.config.optimizer.learning_rate == asked.optimizer.learning_rate
     assert [(each.job, each.step, each.was, each.now) for each in again.accepted] == [
         (2, 10, 3e-4, 1e-4),
@@ -133,7 +133,7 @@ def test_values_of_the_run_that_do_not_go_with_the_config_are_refused(asked: Con
     accepted(shorter, "training.max_steps", job=2, step=10)
     longer = replace(asked, optimizer=replace(asked.optimizer, warmup_steps=200))
     with pytest.raises(ConfigInvalid):
-        settle(longer, 1, accept=["optimizer.warmup_steps"])
+        resolve_run_config(longer, 1, accept=["optimizer.warmup_steps"])
 
 
 def test_a_record_of_accepted_values_that_was_changed_by_hand_is_refused(asked: Config) -> None:
@@ -142,7 +142,7 @@ def test_a_record_of_accepted_values_that_was_changed_by_hand_is_refused(asked: 
     path = Path(asked.training.output_dir, "accepted.json")
     path.write_text(path.read_text().replace("0.0001", "0.0002"))
     with pytest.raises(RunRecordDamaged):
-        settle(asked, 1)
+        resolve_run_config(asked, 1)
 
 
 @pytest.mark.promise("U8", "U9")
@@ -150,15 +150,15 @@ def test_a_start_from_scratch_forgets_what_was_accepted_and_is_one_request_per_c
     record(asked.settled(1))
     accepted(with_rate(asked, 1e-4), "optimizer.learning_rate", job=2, step=10)
     scratch = replace(asked, training=replace(asked.training, resume="scratch"))
-    started = settle(scratch, 1, force=True)
+    started = resolve_run_config(scratch, 1, force=True)
     assert started.is_replaced and started.config.optimizer == asked.optimizer
     keep_config(Layout(Path(asked.training.output_dir)), started)
-    assert settle(asked, 1).config.optimizer == asked.optimizer
-    assert settle(with_rate(scratch, 1e-4), 1, force=True).resume != started.resume
-    assert settle(scratch, 1, force=True).resume == started.resume
+    assert resolve_run_config(asked, 1).config.optimizer == asked.optimizer
+    assert resolve_run_config(with_rate(scratch, 1e-4), 1, force=True).resume != started.resume
+    assert resolve_run_config(scratch, 1, force=True).resume == started.resume
 
 
-def journalled(config: Config, started: Started, job: int, step: int) -> None:
+def journalled(config: Config, started: RunConfig, job: int, step: int) -> None:
     """What the trainer journals at the start of a job."""
     journal = Journal(Layout(Path(config.training.output_dir)), job, clock=lambda: 0.0)
     journal.write("resume", step=step)
@@ -172,13 +172,13 @@ def test_a_run_with_checkpoints_and_no_config_json_is_refused_until_accepted(ask
     path = Path(asked.training.output_dir, "config.json")
     path.unlink()
     with pytest.raises(ConfigMissing):
-        settle(with_rate(asked, 1e-4), 1)
-    started = settle(with_rate(asked, 1e-4), 1, accept=["config.json"])
+        resolve_run_config(with_rate(asked, 1e-4), 1)
+    started = resolve_run_config(with_rate(asked, 1e-4), 1, accept=["config.json"])
     assert started.is_rewritten
     keep_config(Layout(path.parent), started, job=2, step=10)
-    assert settle(with_rate(asked, 1e-4), 1).is_recorded
+    assert resolve_run_config(with_rate(asked, 1e-4), 1).is_recorded
     with pytest.raises(ConfigDiffers):
-        settle(asked, 1)
+        resolve_run_config(asked, 1)
 
 
 def test_accepted_values_whose_record_is_missing_are_rebuilt_from_the_journal(asked: Config) -> None:
@@ -190,12 +190,12 @@ def test_accepted_values_whose_record_is_missing_are_rebuilt_from_the_journal(as
         journalled(config, started, job, 10 * job)
         kept = layout.accepted.read_bytes()
         layout.accepted.unlink()
-        rebuilt = settle(asked, 1)
+        rebuilt = resolve_run_config(asked, 1)
         assert rebuilt.is_rebuilt
         assert rebuilt.config.optimizer == config.optimizer, f"job {job}"
         keep_config(layout, rebuilt, job=job + 1, step=99)
         assert layout.accepted.read_bytes() == kept
-    assert not settle(asked, 1).is_rebuilt
+    assert not resolve_run_config(asked, 1).is_rebuilt
 
 
 def test_scratch_where_there_are_checkpoints_asks_for_force_whatever_else_differs(asked: Config) -> None:
@@ -203,8 +203,8 @@ def test_scratch_where_there_are_checkpoints_asks_for_force_whatever_else_differ
     save(Store(Path(asked.training.output_dir, "checkpoints")), 4)
     scratch = replace(asked, training=replace(asked.training, resume="scratch", seed=7))
     with pytest.raises(CheckpointsExist):
-        settle(scratch, 1)
-    assert settle(scratch, 1, force=True).is_replaced
+        resolve_run_config(scratch, 1)
+    assert resolve_run_config(scratch, 1, force=True).is_replaced
 
 
 def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
@@ -212,7 +212,7 @@ def test_a_record_that_was_changed_by_hand_is_refused(asked: Config) -> None:
     path = Path(asked.training.output_dir, "config.json")
     path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
     with pytest.raises(RunRecordDamaged) as caught:
-        settle(asked, 1)
+        resolve_run_config(asked, 1)
     assert caught.value.exit_code == 3
     assert caught.value.help()[0].command == f"mv {path} {path}.bad"
 
@@ -227,7 +227,7 @@ def test_a_run_of_gpt_simple_is_recognised_and_left_alone(asked: Config, resume:
         (run / "checkpoints" / name / "model" / "pytorch_model.bin").write_bytes(b"pickle")
     asked = replace(asked, training=replace(asked.training, resume=resume))
     with pytest.raises(GptSimpleRun) as refused:
-        settle(asked, 1, force=True)
+        resolve_run_config(asked, 1, force=True)
     assert refused.value.checkpoints == ("checkpoint-9", "checkpoint-12-shutdown")
 
 
@@ -236,4 +236,4 @@ def test_a_run_of_gpt_simple_without_a_checkpoint_is_recognised_by_its_config(as
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.json").write_text('{"model": {}, "data": {}, "optimizer": {}, "training": {}}')
     with pytest.raises(GptSimpleRun):
-        settle(asked, 1)
+        resolve_run_config(asked, 1)

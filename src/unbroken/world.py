@@ -16,6 +16,7 @@ import hashlib
 import os
 import pickle
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -48,11 +49,29 @@ class Link:
         store = torch._C._distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         return cls(dist.ProcessGroupGloo(store, rank, len(members), datetime.timedelta(seconds=timeout_s)), store)
 
-    def gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
         """The tensors of all members, by rank; all have the same shape."""
         found = [torch.empty_like(tensor) for _ in range(size)]
         self._open.allgather([found], [tensor]).wait()
         return found
+
+    def gather(self, tensor: torch.Tensor, size: int, *, is_root: bool) -> list[torch.Tensor]:
+        """The tensors of all members, by rank, on rank 0; nothing elsewhere. All have the same shape."""
+        found = [torch.empty_like(tensor) for _ in range(size)] if is_root else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._open.gather([found] if is_root else [], [tensor], options).wait()
+        return found
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send a tensor to one member, which receives it."""
+        if tensor.numel():
+            self._open.send([tensor], to, 0).wait()
+
+    def receive(self, tensor: torch.Tensor, sender: int) -> None:
+        """Fill a tensor with what one member sends."""
+        if tensor.numel():
+            self._open.recv([tensor], sender, 0).wait()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Take the tensor of rank 0."""
@@ -60,12 +79,19 @@ class Link:
         options.rootRank = 0
         self._open.broadcast([tensor], options).wait()
 
-    def reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> "dist.Work":
-        """Begin to reduce a tensor in place."""
+    def reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> None:
+        """Reduce a tensor in place, on all members."""
+        self._start_reduce(tensor, how).wait()
+
+    def start_vote(self, ballot: torch.Tensor) -> "dist.Work":
+        """Start to take the maximum of all members' ballots, in place."""
+        self._vote = self._start_reduce(ballot, dist.ReduceOp.MAX)
+        return self._vote
+
+    def _start_reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> "dist.Work":
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(how)
-        self._vote = cast("dist.Work", self._open.allreduce([tensor], options))
-        return self._vote
+        return cast("dist.Work", self._open.allreduce([tensor], options))
 
     def leave_word(self, key: str, text: str) -> None:
         """Leave a word for the others in the store, unless somebody has left one under this key; waits for nobody."""
@@ -166,11 +192,56 @@ class World:
             return [value]
         mine = _packed(value)
         with noticing_loss(self.rank):
-            sizes = [int(size) for size in self.link.gather(torch.tensor([mine.numel()], device="cpu"), self.size)]
+            sizes = [int(size) for size in self.link.all_gather(_number(mine.numel()), self.size)]
             padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
             padded[: mine.numel()] = mine
-            said = self.link.gather(padded, self.size)
+            said = self.link.all_gather(padded, self.size)
         return [cast("T", _unpacked(each[:size])) for each, size in zip(said, sizes, strict=True)]
+
+    def gather(self, value: T) -> list[T]:
+        """What every rank sends to rank 0, by rank; an empty list on the others. Each sends its own bytes only.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.link is None:
+            return [value]
+        mine = _packed(value)
+        with noticing_loss(self.rank):
+            sizes = self.link.gather(_number(mine.numel()), self.size, is_root=self.is_first)
+            if not self.is_first:
+                self.link.send(mine, 0)
+                return []
+            found = [value]
+            for rank in range(1, self.size):
+                # One after the other: rank 0 holds one packed message at a time, however many ranks there are.
+                found.append(cast("T", self._receive(rank, int(sizes[rank]))))
+        return found
+
+    def scatter(self, values: Sequence[T]) -> T:
+        """The value that rank 0 has for this rank; the others' ``values`` are ignored.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.link is None:
+            return values[0]
+        with noticing_loss(self.rank):
+            if self.is_first:
+                for rank in range(1, self.size):
+                    packed = _packed(values[rank])
+                    self.link.send(_number(packed.numel()), rank)
+                    self.link.send(packed, rank)
+                return values[0]
+            size = _number(0)
+            self.link.receive(size, 0)
+            return cast("T", self._receive(0, int(size)))
+
+    def _receive(self, sender: int, size: int) -> object:
+        assert self.link is not None
+        packed = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self.link.receive(packed, sender)
+        return _unpacked(packed)
 
     def broadcast(self, value: T) -> T:
         """What rank 0 says; the others' value is ignored.
@@ -181,7 +252,7 @@ class World:
         if self.link is None:
             return value
         said = _packed(value if self.is_first else None)
-        size = torch.tensor([said.numel()], device="cpu")
+        size = _number(said.numel())
         with noticing_loss(self.rank):
             self.link.broadcast(size)
             said = said if self.is_first else torch.empty(int(size), dtype=torch.uint8, device="cpu")
@@ -196,8 +267,33 @@ class World:
         """
         if self.link is not None:
             with noticing_loss(self.rank):
-                self.link.reduce(numbers, dist.ReduceOp.SUM).wait()
+                self.link.reduce(numbers, dist.ReduceOp.SUM)
         return numbers
+
+    def differing(self, digests: Sequence[bytes]) -> list[bool]:
+        """For each digest of 16 bytes, whether the ranks have different ones; every rank passes equally many.
+
+        What a rank sends does not grow with the number of ranks.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.link is None or not digests:
+            return [False] * len(digests)
+        words = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.int64)
+        # The maximum of the complement is the complement of the minimum: equal words have both alike.
+        both = torch.stack([words, ~words])
+        with noticing_loss(self.rank):
+            self.link.reduce(both, dist.ReduceOp.MAX)
+        return (both[0] != ~both[1]).view(len(digests), -1).any(dim=1).tolist()
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether any rank says yes.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        return self.start_vote([flag]).read()[0]
 
     def start_vote(self, flags: Sequence[bool]) -> "Vote":
         """Begin to ask whether any rank says yes to each question; the answer is read later, at no cost meanwhile."""
@@ -206,7 +302,7 @@ class World:
         if self.link is None:
             return Vote(ballot, None)
         with noticing_loss(self.rank):
-            work = self.link.reduce(ballot, dist.ReduceOp.MAX)
+            work = self.link.start_vote(ballot)
         return Vote(ballot, work, self.rank)
 
     def all_or_none(self, action: Callable[[], T]) -> T:
@@ -219,10 +315,20 @@ class World:
             RankFailed: another rank is.
         """
         result, mine = _attempt(action)
-        for rank, error in enumerate(self.all_gather(_told(mine))):
-            if error is not None:
-                self._raise_first(rank, error, mine)
+        first = self._first_failed(mine)
+        if first is not None:
+            self._raise_first(*first, mine)
         return cast("T", result)
+
+    def _first_failed(self, mine: Exception | None) -> tuple[int, UnbrokenError] | None:
+        """The first rank that failed, and its error; None where none did, which takes one number to find out."""
+        failed = _number(self.size if mine is None else self.rank)
+        if self.link is not None:
+            with noticing_loss(self.rank):
+                self.link.reduce(failed, dist.ReduceOp.MIN)
+        if int(failed) == self.size:
+            return None
+        return next((rank, error) for rank, error in enumerate(self.all_gather(_told(mine))) if error is not None)
 
     def gather_or_none(self, action: Callable[[], T]) -> list[T]:
         """Do something on every rank and gather what it gave; fails as ``all_or_none`` does, in the same exchange.
@@ -236,6 +342,23 @@ class World:
         for rank, (_, error) in enumerate(said):
             if error is not None:
                 self._raise_first(rank, error, mine)
+        return cast("list[T]", [value for value, _ in said])
+
+    def gather_to_first(self, action: Callable[[], T]) -> list[T]:
+        """Do something on every rank and gather what it gave on rank 0; the list is empty on the others.
+
+        Fails on every rank if it fails on one, as ``all_or_none`` does.
+
+        Raises:
+            UnbrokenError: this rank's own error, where it is the first that failed.
+            RankFailed: another rank is.
+        """
+        result, mine = _attempt(action)
+        said = self.gather((result, _told(mine)))
+        failed = [(rank, error) for rank, (_, error) in enumerate(said) if error is not None]
+        first = self.broadcast(failed[0] if failed else None)
+        if first is not None:
+            self._raise_first(*first, mine)
         return cast("list[T]", [value for value, _ in said])
 
     def from_first(self, decide: Callable[[], T]) -> T:
@@ -319,10 +442,22 @@ def _rank_in(process_group: "dist.ProcessGroup | None") -> int:
     return rank
 
 
+# Smaller messages do not pay for the time.
+_COMPRESSED_FROM_BYTES: Final = 4096
+
+
+def _number(value: int) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int64, device="cpu")
+
+
 def _packed(value: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    """A value as bytes; long ones, such as ten thousand names and boxes, are compressed to a tenth."""
+    data = pickle.dumps(value)
+    data = b"z" + zlib.compress(data, 1) if len(data) >= _COMPRESSED_FROM_BYTES else b"p" + data
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _unpacked(packed: torch.Tensor) -> object:
+    data = packed.numpy().tobytes()
     # From a process of the same job, as torch's own exchange of objects.
-    return pickle.loads(packed.numpy().tobytes())  # noqa: S301
+    return pickle.loads(zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:])  # noqa: S301

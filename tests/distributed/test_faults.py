@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from tests.distributed.training_world import Job, exact, in_different_directories, train
 from unbroken import errors
+from unbroken.files import LOCAL, Files
+from unbroken.records import stop
 from unbroken.records.journal import History, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.outcome import Outcome, read_outcome
@@ -93,9 +95,21 @@ def test_a_signal_to_any_rank_stops_all_at_the_same_step(
     assert [exact(each) for each in went_on] == [exact(each) for each in never_stopped[size]]
 
 
-def test_the_flag_file_stops_all_at_the_same_step(tmp_path: Path) -> None:
+def _count_reads_of_the_flag(job: Job) -> dict[str, Any]:
+    reads: list[Layout] = []
+    real = stop.read_request
+
+    def counting(layout: Layout, files: Files = LOCAL) -> stop.StopRequest | None:
+        reads.append(layout)
+        return real(layout, files)
+
+    stop.read_request = counting
+    return {**train(job), "reads": len(reads)}
+
+
+def test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with start(3, train, Job(str(run), save_steps=None, total=4000, pause_s=0.01)) as ranks:
+    with start(3, _count_reads_of_the_flag, Job(str(run), save_steps=None, total=4000, pause_s=0.01)) as ranks:
         while not any((Layout(run).metrics).glob("*.jsonl")):
             assert not ranks.is_over(), logs(ranks.wait())
             time.sleep(0.01)
@@ -105,6 +119,7 @@ def test_the_flag_file_stops_all_at_the_same_step(tmp_path: Path) -> None:
     assert list(scan(Store(Layout(run).checkpoints)).committed) == [f"checkpoint-{told[0]['step']}-shutdown"]
     assert not Layout(run).stop_request.exists()
     assert "asked to stop" in outcome(run).reason
+    assert told[0]["reads"] > 1 and [each["reads"] for each in told[1:]] == [0, 0]
 
 
 # ---- saves that fail ----

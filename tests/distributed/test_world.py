@@ -26,6 +26,22 @@ def test_every_rank_knows_who_it_is_and_hears_all(told: list[dict[str, Any]]) ->
     assert of(told, "heard") == ["rank 0"] * 3
 
 
+def test_only_the_first_rank_receives_what_is_gathered_for_it(told: list[dict[str, Any]]) -> None:
+    assert of(told, "to the first") == [["", "x" * 10_000, "x" * 20_000], [], []]
+    assert of(told, "told the first") == [[0, 3, 6], [], []]
+    others = ("RankFailed", 1, "not-an-item")
+    assert of(told, "one fails the first") == [others, ("NotAnItem", None, None), others]
+
+
+def test_each_rank_receives_what_the_first_has_for_it(told: list[dict[str, Any]]) -> None:
+    assert of(told, "scattered") == ["for rank 0", "for rank 1", "for rank 2"]
+
+
+def test_digests_that_differ_on_any_rank_are_found_by_all(told: list[dict[str, Any]]) -> None:
+    assert of(told, "differing") == [[False, True, True]] * 3
+    assert of(told, "any") == [(True, False)] * 3
+
+
 def test_sums_wrap_around_as_integers_do(told: list[dict[str, Any]]) -> None:
     assert of(told, "sum") == [[3, 3 * 2**62 - 2**64]] * 3
 
@@ -78,6 +94,9 @@ def test_a_world_of_one_needs_no_group() -> None:
     assert ended.value == {
         "group": True,
         "gathered": [1],
+        "to the first": [2],
+        "scattered": 3,
+        "differing": [False],
         "vote": [True, False],
         "beside": True,
         "fails": ("NotAnItem", None, None),

@@ -201,6 +201,12 @@ HABITS: tuple[Mutation, ...] = (
     one("a commit that a dead rank never heard of is a failed save", "state/save.py",
         "            if committed:\n", "            if False:\n",
         "tests/distributed/test_faults.py::test_a_save_whose_commit_a_dead_rank_never_heard_of_is_no_failed_save"),
+    one("a save given up by leaving ranks is a failed save", "loop/saved.py",
+        "    if cause == PeerLost.kind and opened.emergency.is_leaving:\n", "    if False:\n",
+        "tests/distributed/test_emergency.py::test_a_save_given_up_because_the_ranks_leave_is_no_failed_save"),
+    one("the flag file read by every rank", "loop/opening.py",
+        "        reads_flag=taken.world.is_first,\n", "",
+        "tests/distributed/test_faults.py::test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step"),
     # ---- U14 ----
     one("hooks on the optimizer left behind", "state/stage.py",
         "            handle.remove()\n", "            pass\n",
@@ -210,7 +216,7 @@ HABITS: tuple[Mutation, ...] = (
         f"{_MANY_RUNS}test_entering_again_without_a_checkpoint_is_refused_once_the_state_has_moved"),
     # ---- U15 ----
     one("staged bytes not compared with the fingerprint", "state/save.py",
-         "        require_as_fingerprinted(work.plan, work.described, [each.sums for each in told], request.step)\n",
+         "        require_as_fingerprinted(work.plan, work.described, work.sums, request.step)\n",
          "",
          f"{_STATE}test_written_during_save.py::test_a_save_of_weights_that_another_thread_writes_is_given_up"),
     one("contradicting checkpoint blamed on the load", "state/restore.py",

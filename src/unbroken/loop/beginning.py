@@ -107,9 +107,9 @@ def tell_data(notices: Sequence[str], recorder: SilentRecorder, world: World) ->
 
 def say_clocks(world: World) -> None:
     """Say it where the ranks' clocks differ so much that a lease or a deadline is misread. Collective."""
-    shown = world.all_gather((time.time(), host_name()))
-    said = skew_sentence([now_s for now_s, _ in shown], [host for _, host in shown])
-    if said is not None and world.is_first:
+    shown = world.gather((time.time(), host_name()))
+    said = skew_sentence([now_s for now_s, _ in shown], [host for _, host in shown]) if world.is_first else None
+    if said is not None:
         _log.warning("%s", said)
 
 

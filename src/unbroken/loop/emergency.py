@@ -176,7 +176,7 @@ class Emergency:
             return []
         world, lease, run = self._world, self._lease, self._layout.run
         store = Store(self._layout.checkpoints)
-        sights = world.gather_or_none(lambda: look(area, host_name(), read_pointers(run)))
+        sights = world.gather_to_first(lambda: look(area, host_name(), read_pointers(run)))
         into = Adopting(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
         failed: dict[Moment, str] = {}
         while True:

@@ -294,7 +294,7 @@ class Job:
 
     def _must_wait(self, *, can_wait: bool) -> bool:
         """Whether a save waits for the next edge with an optimizer step; after a bound the gradients are saved too."""
-        pending = any(self.opened.world.all_gather(self.body.has_pending_gradients))
+        pending = self.opened.world.any_rank(self.body.has_pending_gradients)
         if pending and can_wait and self._edges_waited < self.body.patience_steps:
             self._edges_waited += 1
             return True
@@ -382,7 +382,7 @@ class Job:
     def _save(self, kind: str, *, unfinished: Sequence[str] = (), rng: Callable[[], State] | None = None) -> None:
         """Save the state as it is now; ``unfinished`` names what a step that was given up has moved."""
         self.read_metrics(durable=kind != PERIODIC)
-        if self.opened.world.size > 1 and any(bad is not None for bad in self.opened.world.all_gather(self._bad)):
+        if self.opened.world.any_rank(self._bad is not None):
             self._raise_non_finite()
         asked_s = time.monotonic()
         self.settle_last()

@@ -257,6 +257,8 @@ def _listen(taken: Taken, clock: SaveClock, deadline: Deadline | None) -> StopSo
         deadline_s=watched.at_s if watched else None,
         reserve=lambda: clock.reserve.seconds(_runtime_s(stops, lease)),
         notices=spot.start() if spot else None,
+        # One rank reads a file that all share; a thousand would load the file system once a second.
+        reads_flag=taken.world.is_first,
         is_speaking=taken.world.is_first,
     )
     if taken.world.is_first:

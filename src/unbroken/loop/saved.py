@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from unbroken.errors import NeedsPickle, RankFailed, RunGone, UnbrokenError
+from unbroken.errors import NeedsPickle, PeerLost, RankFailed, RunGone, UnbrokenError
 from unbroken.loop.measures import Measures
 from unbroken.loop.opened import Opened
 from unbroken.quoting.log import logger
@@ -37,6 +37,14 @@ def note_save(opened: Opened, saved: Saved) -> UnbrokenError | None:
         _note_commit(opened, saved)
         return None
     rank, cause = _whose(saved.error, opened.world.rank)
+    if cause == PeerLost.kind and opened.emergency.is_leaving:
+        # The ranks leave without waiting for each other: whoever is first ends the save that the others wait for.
+        _log.warning("gave up the save of step %s: the ranks are leaving; the last commit is intact", f"{step:,}")
+        return saved.error
+    if cause == PeerLost.kind and not opened.world.is_first:
+        # Only rank 0 knows whether it came to the commit.
+        _log.warning("lost contact during the save of step %s: %s", f"{step:,}", saved.error)
+        return saved.error
     opened.recorder.fact(
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )

@@ -169,7 +169,8 @@ class StopSources:
         clock: seconds since 1970, as the deadline is told.
         deadline_s: when the job's time is over; None for never.
         reserve: how many seconds before that a last save must begin.
-        look_every_s: the flag file is looked at no more often than this.
+        look_every_s: the flag file is read no more often than this.
+        reads_flag: whether this rank reads the flag file; one rank does, the others learn of it by the ranks' vote.
         is_speaking: whether to answer the first Ctrl-C in the log.
         notices: who hears that the machine is to be taken away; ended by ``restore``.
     """
@@ -184,6 +185,7 @@ class StopSources:
         reserve: Callable[[], float] = lambda: 0.0,
         look_every_s: float = LOOK_EVERY_S,
         files: Files = LOCAL,
+        reads_flag: bool = True,
         notices: Notices | None = None,
         is_speaking: bool = False,
     ) -> None:
@@ -191,7 +193,7 @@ class StopSources:
         self._ended_with: list[Callable[[], None]] = []
         self._layout, self._job, self._files = layout, job, files
         self._clock, self._deadline_s, self._reserve = clock, deadline_s, reserve
-        self._look_every_s = look_every_s
+        self._look_every_s, self._reads_flag = look_every_s, reads_flag
         self._looked_at_s: float | None = None
         self._is_refusal_told = False
         self._signal: int | None = None
@@ -296,7 +298,7 @@ class StopSources:
             left_s = max(0.0, (self._deadline_s or 0.0) - now_s)
             detail = f"{amounts.duration(left_s)} left, {amounts.duration(reserve_s)} kept for a last save"
             return StopReason("walltime", detail)
-        return self._flag(now_s)
+        return self._flag(now_s) if self._reads_flag else None
 
     def _flag(self, now_s: float) -> StopReason | None:
         last_s = self._looked_at_s

@@ -56,6 +56,12 @@ def test_a_signal_is_noted_and_ends_nothing(tmp_path: Path, number: signal.Signa
         assert sources.look() == StopReason("signal", number.name)
 
 
+def test_a_rank_that_does_not_read_the_flag_file_does_not_see_it(tmp_path: Path) -> None:
+    request_stop(Layout(tmp_path), job=3, by="you", scratch="x")
+    assert StopSources(Layout(tmp_path), job=3, clock=Clock(), reads_flag=False).look() is None
+    assert StopSources(Layout(tmp_path), job=3, clock=Clock()).look() == StopReason("flag", "by you")
+
+
 def test_the_first_signal_is_the_reason(tmp_path: Path) -> None:
     with _sources(tmp_path, Clock()) as sources:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):

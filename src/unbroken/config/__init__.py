@@ -43,9 +43,9 @@ __all__ = [
 _LOADED_WHEN_USED: Final = {
     "PRESETS": "presets",
     "preset": "presets",
-    "Difference": "resume",
-    "Differences": "resume",
-    "compare": "resume",
+    "Difference": "changes",
+    "Differences": "changes",
+    "compare": "changes",
     "Resolved": "decode",
     "explain": "guide",
     "topics": "guide",

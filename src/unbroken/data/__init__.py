@@ -36,19 +36,19 @@ __all__ = [
 
 _HOMES: Final = {
     "Batch": "loader",
-    "Bucket": "catalogue",
-    "Corpus": "catalogue",
+    "Bucket": "corpus.catalogue",
+    "Corpus": "corpus.catalogue",
     "Loader": "loader",
-    "Phase": "schedule",
-    "SampleDataset": "faces",
-    "SampleIterable": "faces",
+    "Phase": "order.schedule",
+    "SampleDataset": "datasets",
+    "SampleIterable": "datasets",
     "Served": "served",
-    "Shard": "catalogue",
+    "Shard": "corpus.catalogue",
     "Stream": "stream",
-    "TokenizerIdentity": "listing",
-    "open_corpus": "catalogue",
+    "TokenizerIdentity": "corpus.listing",
+    "open_corpus": "corpus.catalogue",
     "open_text_corpus": "ingest.text",
-    "seal_shards": "seal",
+    "seal_shards": "corpus.seal_shards",
 }
 
 

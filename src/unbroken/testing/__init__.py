@@ -114,7 +114,7 @@ _PLACES: Final = {
         *("always", "at", "at_nth", "never"),
     ),
     "interrupted": ("Exactness", "Interruption", "assert_exact", "check_exact"),
-    "memory": ("MemoryDisk",),
+    "memory_disk": ("MemoryDisk",),
     "states": ("StateComparison",),
     "worlds": ("Ended", "Ranks", "logs", "spawn", "start"),
 }

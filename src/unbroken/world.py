@@ -212,11 +212,9 @@ class World:
             if not self.is_first:
                 self.link.send(mine, 0)
                 return []
-            found = [value]
-            for rank in range(1, self.size):
-                # One after the other: rank 0 holds one packed message at a time, however many ranks there are.
-                found.append(cast("T", self._receive(rank, int(sizes[rank]))))
-        return found
+            # One after the other: rank 0 holds one packed message at a time, however many ranks there are.
+            others = [self._receive(rank, int(sizes[rank])) for rank in range(1, self.size)]
+        return [value, *cast("list[T]", others)]
 
     def scatter(self, values: Sequence[T]) -> T:
         """The value that rank 0 has for this rank; the others' ``values`` are ignored.

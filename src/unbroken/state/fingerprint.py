@@ -25,7 +25,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass
 class CountedBelow:
-    """Of this rank's boxes, those that a lower rank counts; filled by the first count, valid for the same placements."""
+    """Of this rank's boxes, those that a lower rank counts; found by the first count, valid for the same placements."""
 
     boxes: Mapping[str, Collection[Box]] | None = None
 

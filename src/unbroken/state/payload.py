@@ -160,7 +160,7 @@ class Report:
         places = [written.places[piece.name, piece.box] for piece in pieces]
         rows = [[numbers[each.part], each.blob_at, each.blob_bytes, each.at] for each in places]
         table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, _COLUMNS)
-        # From each to the next, column by column: tensors of equal shapes lie at equal distances, which compresses well.
+        # From each to the next, column by column: tensors of equal shapes are equally far apart, which compresses well.
         steps = table.diff(dim=0, prepend=table.new_zeros(1, _COLUMNS)).t().contiguous()
         return cls(written.parts, zlib.compress(steps.numpy().tobytes(), 1))
 

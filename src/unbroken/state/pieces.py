@@ -1,10 +1,10 @@
 """Who writes what: the local shards of every rank, made into one list of pieces without doubles.
 
-PyTorch's distributed checkpoint says what a rank holds of each tensor. Rank 0 gathers that, decides who writes what, and
-sends each rank its own part of the plan, so that no rank but the first receives or holds what grows with the number of
-ranks. A piece that several ranks hold is written by the one with the least to write; tensors that are one tensor under
-several names are written once. The plan stays valid while names, dtypes, shapes and placements stay the same, and a save
-that finds it so exchanges nothing but one vote.
+PyTorch's distributed checkpoint says what a rank holds of each tensor. Rank 0 gathers that, decides who writes what,
+and sends each rank its own part of the plan, so that no rank but the first receives or holds what grows with the number
+of ranks. A piece that several ranks hold is written by the one with the least to write; tensors that are one tensor
+under several names are written once. The plan stays valid while names, dtypes, shapes and placements stay the same, and
+a save that finds it so exchanges nothing but one vote.
 """
 
 import math
@@ -67,8 +67,8 @@ class Planned:
 class SavePlan:
     """What every rank writes, and the structure it was made for.
 
-    ``tensors`` and ``total_bytes`` are the same on every rank. ``pieces_by_rank`` is complete on rank 0; on another rank
-    only its own pieces are filled in.
+    ``tensors`` and ``total_bytes`` are the same on every rank. ``pieces_by_rank`` is complete on rank 0; on another
+    rank only its own pieces are filled in.
     """
 
     rank: int

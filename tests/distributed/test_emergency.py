@@ -88,7 +88,7 @@ def _leave_while_a_save_is_written(job: Job) -> dict[str, Any]:
     if dist.get_rank() == 1:
         payload.write = stuck
     else:
-        Emergency.leave = leave_last  # type: ignore[method-assign]
+        Emergency.leave = leave_last  # type: ignore[method-assign, assignment]
     return train(job)
 
 

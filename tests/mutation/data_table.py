@@ -154,7 +154,7 @@ DATA = (
          "path.exists() and path.stat().st_mtime_ns >= since_ns", "False",
          f"{_TOKENIZE}test_text_that_changed_or_went_away_is_refused_by_name"),
     # ---- a run over the stream ----
-    one("a run goes on when its data is dry", "loop/job.py",
+    one("a run goes on when its data is dry", "loop/edge.py",
          "        return loader.ended() if loader is not None else None\n", "        return None\n",
          "tests/distributed/test_run_with_data.py::"
          "test_a_run_halts_at_the_last_whole_step_and_goes_on_when_it_may_leave_the_dry_bucket_out[1]"),

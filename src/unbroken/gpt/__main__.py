@@ -20,7 +20,7 @@ from unbroken.errors import RankFailed, UnbrokenError, render
 from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
-from unbroken.records.events import EventLines
+from unbroken.records.event_lines import EventLines
 from unbroken.records.outcome import EXIT_INTERRUPTED, conclude
 
 

@@ -17,7 +17,7 @@ from unbroken.gpt.prepare import TrainingData
 from unbroken.launch.accepted import AcceptedValue
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
-from unbroken.records.events import event
+from unbroken.records.event_lines import event
 
 _log = logger(__name__)
 # Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.

@@ -38,7 +38,7 @@ from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
-from unbroken.records.events import event
+from unbroken.records.event_lines import event
 from unbroken.records.layout import Layout
 
 _log = logger(__name__)

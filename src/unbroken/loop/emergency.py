@@ -20,8 +20,8 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.files import LOCAL
-from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger

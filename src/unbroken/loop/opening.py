@@ -1,4 +1,4 @@
-"""Taking a run: lease, records, audit, resume. What a loop holds from then on is an ``Opened``."""
+"""Taking a run: lease, records, audit, resume. What a loop holds from then on is an ``OpenRun``."""
 
 import os
 import secrets
@@ -15,19 +15,19 @@ from unbroken.launch import job_files
 from unbroken.launch.accepted import still_accepted
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
-from unbroken.loop.beginning import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
 from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.emergency import Emergency, find_area
+from unbroken.loop.job_start import record_resume, say_clocks, say_first_lines, tell_accepted, tell_data
 from unbroken.loop.loader_workers import shield_workers
-from unbroken.loop.opened import Drilled, Opened, find_drill, let_go
-from unbroken.loop.pace import SaveClock
+from unbroken.loop.open_run import Drilled, OpenRun, find_drill, let_go
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, tell_launcher_of_refusal
 from unbroken.loop.resume import Resumed, resume
+from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
 from unbroken.records.deadline import Deadline, find_deadline, learned_costs, learned_reserve
-from unbroken.records.interval import Auto, Every, Pace, mean_time_between_failures_s
+from unbroken.records.interval import Auto, Every, Timings, mean_time_between_failures_s
 from unbroken.records.layout import Layout, require_directory
 from unbroken.records.lease import Holder, Lease, Renewal, number_of, read_current, require_held
 from unbroken.records.leftovers import sweep_scratch
@@ -60,7 +60,7 @@ def open_run(
     *,
     carried: Carried | None = None,
     process_group: "dist.ProcessGroup | None" = None,
-) -> Opened:
+) -> OpenRun:
     """Take a run and bring its state to where it was left. Collective among the ranks of the process group.
 
     Raises:
@@ -87,7 +87,7 @@ def _open_in(
     settings: Settings,
     frame: FrameType | None,
     carried: Carried,
-) -> Opened:
+) -> OpenRun:
     drilled = find_drill(world)
     if drilled is not None:
         directory, settings = drilled.applied(directory, settings)
@@ -165,7 +165,7 @@ class Taken:
     accepted_before: tuple[str, ...] = ()
 
 
-def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drilled: Drilled | None) -> Opened:
+def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drilled: Drilled | None) -> OpenRun:
     layout, world, lease, recorder, settings = taken.layout, taken.world, taken.lease, taken.recorder, taken.settings
     world.all_or_none(lambda: _require_shared(layout, lease, world))
     deadline = world.from_first(
@@ -201,7 +201,7 @@ def _open(taken: Taken, renewal: Renewal | None, frame: FrameType | None, drille
     source = str(found.target.store.path(found.target.name)) if found.target else None
     say_first_lines(layout, world, lease, found, clock, deadline)
     emergency.say_windows()
-    return Opened(
+    return OpenRun(
         layout,
         world,
         lease,
@@ -409,7 +409,7 @@ def _clock(settings: Settings, recorder: SilentRecorder, world: World) -> SaveCl
     if settings.save_steps is not None:
         cadence = Auto() if settings.save_steps == "auto" else Every(settings.save_steps)
     facts = recorder.history().facts
-    pace = Pace(0, 0.0, mean_time_between_failures_s=mean_time_between_failures_s(facts))
+    pace = Timings(0, 0.0, mean_time_between_failures_s=mean_time_between_failures_s(facts))
     reserve = learned_reserve(facts, settings.reserve_s, edges=min(world.size, 2))
     return SaveClock(cadence, reserve, _monotonic, pace)
 

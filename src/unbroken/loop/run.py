@@ -27,10 +27,9 @@ import torch.distributed as dist
 from unbroken.errors import LoopsDisagree, NoEmergencyArea, NotExact, PeerLost, UnbrokenError, explain_in_traceback
 from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.console import show_lines
-from unbroken.loop.habits import are_equal
 from unbroken.loop.job import Job
+from unbroken.loop.loop_checks import are_equal
 from unbroken.loop.opening import open_run
-from unbroken.loop.saved import require_target
 from unbroken.loop.settings import Settings
 from unbroken.records.layout import absolute_run
 from unbroken.records.stop import StopReason
@@ -38,6 +37,16 @@ from unbroken.state.audit import calling_frame, remember
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.rng import capture_generators, generator_devices
 from unbroken.world import is_first_process
+
+
+def _require_target(total: object) -> None:
+    """Refuse a target at the call: a float never reached would train for ever, a negative one would end at once.
+
+    Raises:
+        ValueError: it is no whole number of steps.
+    """
+    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        raise ValueError(f"steps({total!r}): the target is a whole number of steps, 0 or more")
 
 
 def _already_trained(steps: int) -> str:
@@ -143,7 +152,7 @@ class Run:
         if job.is_in_body and (error is None or (isinstance(error, SystemExit) and not error.code)):
             # The loop was left, and whoever iterates it may still hold it.
             job.end_by_loop()
-        if isinstance(error, RuntimeError) and job.ballots.has_anybody_left():
+        if isinstance(error, RuntimeError) and job.votes.has_anybody_left():
             # A collective of the user's own failed because another rank is out of the loop: that is the cause.
             left = LoopsDisagree(run=self.directory, step=job.step)
             self._leave(left)
@@ -233,7 +242,7 @@ class Run:
             NeedsPickle: the value is of a type that a checkpoint cannot store.
         """
         job = self._entered(calling_frame(1))
-        with job.habits.carrying(name):
+        with job.checks.carrying(name):
             return job.carried.carry(name, make, is_pickle_allowed=CARRIED in self.settings.allow_pickle)
 
     def fact(self, kind: str, /, **facts: object) -> None:
@@ -246,7 +255,7 @@ class Run:
         Raises:
             TypeError: a value is no number and no tensor of one element.
         """
-        self._open.measures.log(metrics)
+        self._open.logged.log(metrics)
 
     def stop(self, reason: str = "") -> None:
         """Ask for a stop at the edge of this step, for another job to resume; several ranks stop one edge later."""
@@ -305,7 +314,7 @@ class Run:
             PeerLost: another rank is gone; the last commit is intact.
             LoopsDisagree: another rank has left the loop.
         """
-        require_target(total)
+        _require_target(total)
         job = self._entered(calling_frame(1))
         if job.is_in_body and not job.is_raised:
             raise RuntimeError("run.steps is being iterated already: one loop at a time")

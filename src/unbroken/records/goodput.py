@@ -13,7 +13,7 @@ from typing import Final
 
 from unbroken.quoting import amounts
 from unbroken.records.deadline import Reserve, learned_reserve
-from unbroken.records.interval import Auto, Pace, interval_steps, mean_time_between_failures_s
+from unbroken.records.interval import Auto, Timings, interval_steps, mean_time_between_failures_s
 from unbroken.records.journal import Fact
 from unbroken.store.fields import MOST_NUMBER, MOST_WHOLE
 
@@ -170,7 +170,7 @@ def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None
 
 
 def _interval_s(numbers: Numbers) -> float:
-    pace = Pace(
+    pace = Timings(
         0,
         0.0,
         step_s=numbers.step_s,

@@ -17,7 +17,7 @@ FIRST_SAVE_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class Timings:
     """What is known at the edge of a step.
 
     Attributes:
@@ -47,7 +47,7 @@ class Every:
         """Whether this very step is saved."""
         return step > 0 and step % self.steps == 0
 
-    def describe(self, pace: Pace) -> str:
+    def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         return f"every {self.steps:,} steps" if self.steps != 1 else "every step"
 
@@ -58,11 +58,11 @@ class EverySeconds:
 
     seconds: float
 
-    def is_due(self, pace: Pace) -> bool:
+    def is_due(self, pace: Timings) -> bool:
         """Whether to save at this step's edge: the next one would come too late."""
         return pace.steps > 0 and pace.elapsed_s + (pace.step_s or 0.0) > self.seconds
 
-    def describe(self, pace: Pace) -> str:
+    def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         return f"every {self.seconds:g} s"
 
@@ -78,7 +78,7 @@ class Auto:
     most_s: float = 3_600.0
     first_s: float = FIRST_SAVE_S
 
-    def interval_s(self, pace: Pace) -> float:
+    def interval_s(self, pace: Timings) -> float:
         """Seconds between saves."""
         if pace.cost_s is None:
             return self.first_s
@@ -86,11 +86,11 @@ class Auto:
         # A save that has not been written yet is not begun again: at most half of the time goes to writing.
         return max(min(max(daly, self.least_s), self.most_s), 2 * pace.write_s)
 
-    def is_due(self, pace: Pace) -> bool:
+    def is_due(self, pace: Timings) -> bool:
         """Whether to save at this step's edge."""
         return EverySeconds(self.interval_s(pace)).is_due(pace)
 
-    def describe(self, pace: Pace) -> str:
+    def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         if pace.cost_s is None:
             return f"auto (first after {self.first_s:g} s)"

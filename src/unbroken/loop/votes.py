@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from unbroken.errors import PeerLost
-from unbroken.loop.opened import Opened
+from unbroken.loop.open_run import OpenRun
 from unbroken.world import Vote
 
 
@@ -28,13 +28,13 @@ class Flags(NamedTuple):
 _ALONE = Flags(is_stop_asked=True, is_hurried=True)
 
 
-class Ballots:
+class Votes:
     """What any rank asks for, known to all at the same step."""
 
     def __init__(self) -> None:
         self._vote: Vote | None = None
 
-    def agree(self, opened: Opened, flags: Flags) -> Flags:
+    def agree(self, opened: OpenRun, flags: Flags) -> Flags:
         """What the ranks have agreed on by this edge.
 
         Alone, the answer is there at once. Among several, a vote goes out at every edge and is read at the next one, so
@@ -52,7 +52,7 @@ class Ballots:
         told = opened.emergency.read(before)
         return _ALONE if told is None else Flags(*told)
 
-    def leave(self, opened: Opened) -> bool:
+    def leave(self, opened: OpenRun) -> bool:
         """Tell the others that this rank has left the loop; whether all of them have, too. Collective.
 
         Raises:

@@ -52,7 +52,7 @@ class _Edge(NamedTuple):
     counters: dict[str, Any]
 
 
-class Body:
+class StepBody:
     """Watches one body at a time; made when a run is entered, closed when it is left."""
 
     def __init__(self, items: Sequence[Item], cursor: Cursor[Any] | None, carried: Carried) -> None:

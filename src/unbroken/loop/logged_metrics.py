@@ -16,7 +16,7 @@ _TAKEN = frozenset({"step", "bits"})
 
 
 @dataclass
-class Measures:
+class LoggedMetrics:
     """The metrics of the steps that were not read yet, the last values that were, and the steps those belong to."""
 
     latest: dict[str, Number] = field(default_factory=dict)

@@ -4,19 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unbroken.records.deadline import Reserve
-from unbroken.records.interval import Auto, Every, Pace
+from unbroken.records.interval import Auto, Every, Timings
 
 
 class SaveClock:
     """Counts steps and seconds since the last save, and learns what steps and saves take."""
 
     def __init__(
-        self, cadence: Every | Auto | None, reserve: Reserve, clock: Callable[[], float], pace: Pace | None = None
+        self, cadence: Every | Auto | None, reserve: Reserve, clock: Callable[[], float], pace: Timings | None = None
     ) -> None:
         self.cadence = cadence
         self.reserve = reserve
         self._clock = clock
-        self._pace = pace or Pace(0, 0.0)
+        self._pace = pace or Timings(0, 0.0)
         self._since_s = self._step_began_s = clock()
 
     def step_done(self) -> None:
@@ -56,5 +56,5 @@ class SaveClock:
         """The cadence in words."""
         return "only at the end" if self.cadence is None else self.cadence.describe(self._now())
 
-    def _now(self) -> Pace:
+    def _now(self) -> Timings:
         return replace(self._pace, elapsed_s=self._clock() - self._since_s)

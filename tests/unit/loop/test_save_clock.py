@@ -2,7 +2,7 @@
 
 import itertools
 
-from unbroken.loop.pace import SaveClock
+from unbroken.loop.save_clock import SaveClock
 from unbroken.records.deadline import Reserve
 from unbroken.records.interval import Auto, Every
 

@@ -11,9 +11,9 @@ from typing import Any
 from unbroken.errors import StorageFailed
 from unbroken.loop.emergency import Emergency
 from unbroken.loop.loader_workers import is_worker_death
-from unbroken.loop.pace import SaveClock
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
 from unbroken.records.drill import Drill, read_drill
@@ -75,7 +75,7 @@ def find_drill(world: World) -> Drilled | None:
 
 
 @dataclass
-class Opened:
+class OpenRun:
     """A run that this job holds, on one rank."""
 
     layout: Layout

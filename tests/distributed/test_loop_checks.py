@@ -1,11 +1,11 @@
-"""Habits of loops on several ranks: left early by all or by one, finished by one, one step per micro-batch."""
+"""LoopChecks of loops on several ranks: left early by all or by one, finished by one, one step per micro-batch."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.habits_world import accumulate, finish_on_one, leave
+from tests.distributed.loop_checks_world import accumulate, finish_on_one, leave
 from unbroken.testing.worlds import logs, spawn
 
 

@@ -13,7 +13,7 @@ import torch
 
 from unbroken.errors import NotExact
 from unbroken.loop.carry import CARRIED, Carried
-from unbroken.loop.opened import Opened
+from unbroken.loop.open_run import OpenRun
 from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem
@@ -25,11 +25,11 @@ _MODES_TOLD: Final = 3
 _CARRY: Final = 'batch = run.carry("batch", lambda: next(run.data))'
 
 
-class Habits:
+class LoopChecks:
     """Watches a loop from entering the run to its second edge."""
 
     def __init__(
-        self, opened: Opened, cursor: Cursor[Any] | None, carried: Carried, *, is_rng_moved: bool = False
+        self, opened: OpenRun, cursor: Cursor[Any] | None, carried: Carried, *, is_rng_moved: bool = False
     ) -> None:
         self._opened, self._cursor, self._carried = opened, cursor, carried
         self._is_before_loop = True

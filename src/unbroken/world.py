@@ -190,7 +190,7 @@ class World:
         """
         if self.link is None:
             return [value]
-        mine = _packed(value)
+        mine = packed(value)
         with noticing_loss(self.rank):
             sizes = [int(size) for size in self.link.all_gather(_number(mine.numel()), self.size)]
             padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
@@ -206,7 +206,7 @@ class World:
         """
         if self.link is None:
             return [value]
-        mine = _packed(value)
+        mine = packed(value)
         with noticing_loss(self.rank):
             sizes = self.link.gather(_number(mine.numel()), self.size, is_root=self.is_first)
             if not self.is_first:
@@ -227,9 +227,9 @@ class World:
         with noticing_loss(self.rank):
             if self.is_first:
                 for rank in range(1, self.size):
-                    packed = _packed(values[rank])
-                    self.link.send(_number(packed.numel()), rank)
-                    self.link.send(packed, rank)
+                    message = packed(values[rank])
+                    self.link.send(_number(message.numel()), rank)
+                    self.link.send(message, rank)
                 return values[0]
             size = _number(0)
             self.link.receive(size, 0)
@@ -237,9 +237,9 @@ class World:
 
     def _receive(self, sender: int, size: int) -> object:
         assert self.link is not None
-        packed = torch.empty(size, dtype=torch.uint8, device="cpu")
-        self.link.receive(packed, sender)
-        return _unpacked(packed)
+        message = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self.link.receive(message, sender)
+        return _unpacked(message)
 
     def broadcast(self, value: T) -> T:
         """What rank 0 says; the others' value is ignored.
@@ -249,7 +249,7 @@ class World:
         """
         if self.link is None:
             return value
-        said = _packed(value if self.is_first else None)
+        said = packed(value if self.is_first else None)
         size = _number(said.numel())
         with noticing_loss(self.rank):
             self.link.broadcast(size)
@@ -448,14 +448,14 @@ def _number(value: int) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.int64, device="cpu")
 
 
-def _packed(value: object) -> torch.Tensor:
+def packed(value: object) -> torch.Tensor:
     """A value as bytes; long ones, such as ten thousand names and boxes, are compressed to a tenth."""
     data = pickle.dumps(value)
     data = b"z" + zlib.compress(data, 1) if len(data) >= _COMPRESSED_FROM_BYTES else b"p" + data
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _unpacked(packed: torch.Tensor) -> object:
-    data = packed.numpy().tobytes()
+def _unpacked(message: torch.Tensor) -> object:
+    data = message.numpy().tobytes()
     # From a process of the same job, as torch's own exchange of objects.
     return pickle.loads(zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:])  # noqa: S301

@@ -7,6 +7,7 @@ under several names are written once. The plan stays valid while names, dtypes, 
 a save that finds it so exchanges nothing but one vote.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,35 +112,21 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
     # A rank alone cannot know: what it writes depends on what the others hold.
     if cached is not None and not world.any_rank(structure != cached.structure):
         return cached
-    try:
-        return _plan_anew(tensors, world, structure)
-    except RankFailed as failed:
-        if not isinstance(failed.cause, TensorUnsupported):
-            raise
-        # What the ranks hold together fits no plan: no rank's own failure, though rank 0 finds it.
-        name, reason = failed.cause.name, failed.cause.reason
-        raise TensorUnsupported(name=name, reason=reason, rank=failed.rank or failed.cause.rank) from failed
-
-
-def _plan_anew(tensors: Mapping[str, torch.Tensor], world: World, structure: tuple[object, ...]) -> SavePlan:
     mine: list[Held] = []
-
-    def hold() -> list[Held]:
-        mine.extend(held_by(tensors))
-        return mine
-
-    held = world.gather_to_first(hold)
+    with _refused_alike(is_of_rank=True):
+        held = world.gather_to_first(lambda: mine.extend(held_by(tensors)) or mine)
     assigned: list[list[Piece]] = []
 
     def decide() -> tuple[dict[str, Planned], int]:
         planned = agree_on(held)
-        assigned.extend(_assign(held, planned))
+        assigned.extend(assign(held, planned))
         return planned, sum(piece.size_bytes for pieces in assigned for piece in pieces)
 
-    planned, total_bytes = world.from_first(decide)
+    with _refused_alike(is_of_rank=False):
+        planned, total_bytes = world.from_first(decide)
     if world.is_first:
         pieces_by_rank = tuple(map(tuple, assigned))
-        world.scatter([None, *(_chosen(theirs, pieces) for theirs, pieces in zip(held[1:], assigned[1:], strict=True))])
+        world.scatter([chosen_of(theirs, pieces) for theirs, pieces in zip(held, assigned, strict=True)])
     else:
         # Numbers instead of pieces: this rank knows the names and boxes of what it holds.
         chosen: list[int] = world.scatter(())
@@ -150,7 +137,19 @@ def _plan_anew(tensors: Mapping[str, torch.Tensor], world: World, structure: tup
     return SavePlan(world.rank, planned, pieces_by_rank, structure, total_bytes)
 
 
-def _chosen(held: Sequence[Held], pieces: Sequence[Piece]) -> list[int]:
+@contextlib.contextmanager
+def _refused_alike(*, is_of_rank: bool) -> Iterator[None]:
+    """Raise on every rank what one of them has refused; ``is_of_rank`` says whether it is about that rank's tensor."""
+    try:
+        yield
+    except RankFailed as failed:
+        if not isinstance(failed.cause, TensorUnsupported):
+            raise
+        name, reason = failed.cause.name, failed.cause.reason
+        raise TensorUnsupported(name=name, reason=reason, rank=failed.rank if is_of_rank else None) from failed
+
+
+def chosen_of(held: Sequence[Held], pieces: Sequence[Piece]) -> list[int]:
     """Which of the boxes that a rank holds, counted through, it writes."""
     numbers = {(one.name, box): number for number, (one, box) in enumerate(_boxes(held))}
     return [numbers[piece.name, piece.box] for piece in pieces]
@@ -299,7 +298,7 @@ def _written_as(name: str, by_name: Mapping[str, Mapping[int, Held]], planned: M
     return other if is_one else name
 
 
-def _assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> list[list[Piece]]:
+def assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> list[list[Piece]]:
     """Give every piece to one of its holders, the largest first and each to the one with the least so far."""
     holders: dict[Piece, list[int]] = {}
     for rank, mine in enumerate(held):

@@ -113,7 +113,7 @@ def two_saves(wrap: str, directory: str) -> list[dict[str, Any]]:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
     settings = unbroken.Settings(save_steps=1, console=False, audit="off")
-    reports: list[int] = []
+    reports: list[tuple[int, int]] = []
     write = save.Saver._write
 
     def writing(saver: save.Saver, work: Any, draft: Draft) -> Any:  # noqa: ANN401 - of the saver's own
@@ -121,7 +121,7 @@ def two_saves(wrap: str, directory: str) -> list[dict[str, Any]]:
         reports.append(_report_bytes(draft, saver._world.rank, work.plan.pieces, report))
         return report
 
-    save.Saver._write = writing  # type: ignore[method-assign]
+    save.Saver._write = writing  # type: ignore[method-assign, assignment]
     with unbroken.Run(directory, settings=settings, model=model, optimizer=optimizer) as run:
         for _ in run.steps(2):
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The ranks of a job: who I am, what the others say, and errors that reach everybody.
+"""The ranks of a job: rank and size, exchanges between them, and errors that reach every rank.
 
 The only user of collectives outside ``exact/``. Everything that is exchanged is small and goes over a gloo group of its
 own, so that it neither waits for nor disturbs the collectives of the training loop. A ``World`` of one rank needs no
@@ -93,15 +93,15 @@ class Link:
         options.reduceOp = dist.ReduceOp(how)
         return cast("dist.Work", self._open.allreduce([tensor], options))
 
-    def leave_word(self, key: str, text: str) -> None:
-        """Leave a word for the others in the store, unless somebody has left one under this key; waits for nobody."""
+    def post(self, key: str, text: str) -> None:
+        """Post a text for the others in the store, unless there is one under this key; waits for no rank."""
         if self._store is not None:
-            # The store may have gone with the process that served it; then nobody is left to tell.
+            # The store may have gone with the process that served it; then there is nobody to read it.
             with contextlib.suppress(RuntimeError):
                 self._store.compare_set(key, "", text)
 
-    def word(self, key: str) -> str | None:
-        """The word that was left under a key; None if there is none, or nobody to ask."""
+    def posted(self, key: str) -> str | None:
+        """The text that was posted under a key; None if there is none, or the store is gone."""
         if self._store is None:
             return None
         try:
@@ -110,7 +110,7 @@ class Link:
             return None
 
     def close(self) -> None:
-        """Give back sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
+        """Close sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
         group, self._group, self._store = self._group, None, None
         vote, self._vote = self._vote, None
         if group is not None and vote is not None and not vote.is_completed():
@@ -121,7 +121,7 @@ class Link:
     @property
     def _open(self) -> Any:  # noqa: ANN401
         if self._group is None:
-            raise RuntimeError("the run was left: its ranks exchange nothing any more")
+            raise RuntimeError("the run was closed: its ranks exchange nothing any more")
         return self._group
 
 
@@ -152,7 +152,7 @@ class World:
         Collective among the members where there is a group: each calls it at the same place.
 
         Raises:
-            NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
+            NoProcessGroup: the launcher started several ranks and no process group was initialised.
             NotInGroup: this process is not a member of the group.
         """
         if not (dist.is_available() and dist.is_initialized()):
@@ -173,7 +173,7 @@ class World:
         return World(self.rank, self.size, Link.connect(self.members, self.rank, timeout_s), self.members)
 
     def close(self) -> None:
-        """Give back what the group holds: its sockets and threads. Nothing can be exchanged afterwards."""
+        """Close the group's sockets and threads. Nothing can be exchanged afterwards."""
         if self.link is not None:
             self.link.close()
 
@@ -183,7 +183,7 @@ class World:
         return self.rank == 0
 
     def all_gather(self, value: T) -> list[T]:
-        """What every rank says, by rank.
+        """The value of every rank, by rank.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
@@ -242,7 +242,7 @@ class World:
         return _unpacked(message)
 
     def broadcast(self, value: T) -> T:
-        """What rank 0 says; the others' value is ignored.
+        """The value of rank 0; the others' value is ignored.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
@@ -286,7 +286,7 @@ class World:
         return (both[0] != ~both[1]).view(len(digests), -1).any(dim=1).tolist()
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether any rank says yes.
+        """Whether any rank sets the flag.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
@@ -294,7 +294,7 @@ class World:
         return self.start_vote([flag]).read()[0]
 
     def start_vote(self, flags: Sequence[bool]) -> "Vote":
-        """Begin to ask whether any rank says yes to each question; the answer is read later, at no cost meanwhile."""
+        """Start a vote: for each flag, whether any rank sets it; the answer is read later, at no cost meanwhile."""
         # On the CPU whatever torch.set_default_device says: gloo carries it.
         ballot = torch.tensor([int(flag) for flag in flags], dtype=torch.int32, device="cpu")
         if self.link is None:
@@ -326,7 +326,7 @@ class World:
                 self.link.reduce(failed, dist.ReduceOp.MIN)
         if int(failed) == self.size:
             return None
-        return next((rank, error) for rank, error in enumerate(self.all_gather(_told(mine))) if error is not None)
+        return next((rank, error) for rank, error in enumerate(self.all_gather(_as_sent(mine))) if error is not None)
 
     def gather_or_none(self, action: Callable[[], T]) -> list[T]:
         """Do something on every rank and gather what it gave; fails as ``all_or_none`` does, in the same exchange.
@@ -336,7 +336,7 @@ class World:
             RankFailed: another rank is.
         """
         result, mine = _attempt(action)
-        said = self.all_gather((result, _told(mine)))
+        said = self.all_gather((result, _as_sent(mine)))
         for rank, (_, error) in enumerate(said):
             if error is not None:
                 self._raise_first(rank, error, mine)
@@ -352,7 +352,7 @@ class World:
             RankFailed: another rank is.
         """
         result, mine = _attempt(action)
-        said = self.gather((result, _told(mine)))
+        said = self.gather((result, _as_sent(mine)))
         failed = [(rank, error) for rank, (_, error) in enumerate(said) if error is not None]
         first = self.broadcast(failed[0] if failed else None)
         if first is not None:
@@ -360,14 +360,14 @@ class World:
         return cast("list[T]", [value for value, _ in said])
 
     def from_first(self, decide: Callable[[], T]) -> T:
-        """Let rank 0 decide and tell the others; its error reaches everybody.
+        """Let rank 0 decide and send the result to the others; its error reaches every rank.
 
         Raises:
             UnbrokenError: rank 0's error, on rank 0.
             RankFailed: the same, on the others.
         """
         result, mine = _attempt(decide) if self.is_first else (None, None)
-        value, error = self.broadcast((result, _told(mine)))
+        value, error = self.broadcast((result, _as_sent(mine)))
         if error is not None:
             self._raise_first(0, error, mine)
         return cast("T", value)
@@ -385,8 +385,8 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, refused
 
 
-def _told(error: Exception | None) -> UnbrokenError | None:
-    """An error as the other ranks hear of it; somebody's own exception may not travel."""
+def _as_sent(error: Exception | None) -> UnbrokenError | None:
+    """An error as it is sent to the other ranks; an exception of the script may not be picklable."""
     if error is None or isinstance(error, UnbrokenError):
         return error
     return Bug(cause=f"{type(error).__name__}: {error}")
@@ -394,7 +394,7 @@ def _told(error: Exception | None) -> UnbrokenError | None:
 
 @dataclass(frozen=True)
 class Vote:
-    """A question to all ranks that is being answered."""
+    """A vote of all ranks in flight."""
 
     ballot: torch.Tensor
     work: "dist.Work | None"
@@ -405,7 +405,7 @@ class Vote:
         return self.work is None or bool(self.work.is_completed())
 
     def read(self) -> list[bool]:
-        """For each question, whether any rank said yes; waits only for what has not arrived yet.
+        """For each flag, whether any rank set it; waits only for what has not arrived yet.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
@@ -418,7 +418,7 @@ class Vote:
 
 @contextlib.contextmanager
 def noticing_loss(rank: int) -> Iterator[None]:
-    """Name what gloo only says in the words of sockets: somebody who should answer does not."""
+    """Raise ``PeerLost`` for what gloo reports as a socket error: a rank that should answer does not."""
     try:
         yield
     except RuntimeError as broken:

@@ -205,7 +205,7 @@ HABITS: tuple[Mutation, ...] = (
         "    if cause == PeerLost.kind and opened.emergency.is_leaving:\n", "    if False:\n",
         "tests/distributed/test_emergency.py::test_a_save_given_up_because_the_ranks_leave_is_no_failed_save"),
     one("the flag file read by every rank", "loop/opening.py",
-        "        reads_flag=taken.world.is_first,\n", "",
+        "        reads_flag=leased.world.is_first,\n", "",
         "tests/distributed/test_faults.py::test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step"),
     # ---- U14 ----
     one("hooks on the optimizer left behind", "state/stage.py",

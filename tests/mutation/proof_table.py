@@ -28,9 +28,9 @@ PROOF: tuple[Mutation, ...] = (
          "tests/e2e/test_prove.py::"
          "test_a_script_survives_a_chain_of_faults_bit_for_bit_and_its_real_run_is_not_touched"),
     one("generators restored before the data iterator exists", "loop/opening.py",
-         "        world.all_or_none(lambda: _draw_on(restored, settings))\n",
-         "        world.all_or_none(lambda: _draw_on(restored, settings))\n"
-         "        for item in taken.items:\n"
+         "        world.all_or_none(lambda: _restore_rng(restored, settings))\n",
+         "        world.all_or_none(lambda: _restore_rng(restored, settings))\n"
+         "        for item in leased.items:\n"
          "            if item.name == 'data':\n"
          "                item.thing.load_state_dict(item.thing.state_dict())\n",
          _KILLED),

@@ -13,7 +13,7 @@ from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.records.deadline import TOLERATED_S
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 from unbroken.records.lease import Lease, Standing
 from unbroken.records.process import process_of
 from unbroken.records.snapshot import RunState
@@ -67,7 +67,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "mismatches": [asdict(each) for each in records.recomputed.mismatches[:MOST_MISMATCHES]],
         },
         "data": asdict(summary.account) if summary.account is not None else None,
-        "placements": [{"job": job, **placed.facts()} for job, placed in records.placements],
+        "placements": [{"job": job, **placed.as_json()} for job, placed in records.placements],
         "deadline": instant(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
         "is_stop_requested": records.is_stop_requested,
         "torn_records": records.torn,
@@ -82,7 +82,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
     }
 
 
-def _commit_facts(commit: Fact | None) -> dict[str, Any] | None:
+def _commit_facts(commit: Event | None) -> dict[str, Any] | None:
     if commit is None:
         return None
     return {

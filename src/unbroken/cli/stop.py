@@ -78,7 +78,7 @@ def _text(layout: Layout, watch: LeaseWatch, killed: list[int], *, has_ended: bo
 
 def _nothing_to_stop(layout: Layout) -> str:
     said = "no job is at work here; there is nothing to stop"
-    placed = placements(read_history(layout).facts)
+    placed = placements(read_history(layout).events)
     # Between two jobs there is nobody to ask but the scheduler.
     return f"{said}; if SLURM has it queued again: scancel {for_shell(placed[-1][1].id)}" if placed else said
 

@@ -17,7 +17,7 @@ from typing import TextIO
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError, render
-from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.loop.recorder import SilentRecorder, report_refusal_to_launcher
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
 from unbroken.records.event_lines import EventLines
@@ -119,7 +119,7 @@ def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
         sys.stderr.flush()
     outcome = conclude(refused)
     if rank == 0 and run is not None:
-        tell_launcher_of_refusal(run, outcome)
+        report_refusal_to_launcher(run, outcome)
     else:
         # torchrun ends all ranks when one has ended: the first one must have told its outcome by then.
         SilentRecorder().end(outcome)

@@ -237,7 +237,7 @@ class Training:
 
     def _note_overflow(self, step: int, scale: float) -> bool:
         overflowed = self._count("overflowed_steps")
-        self.run.fact("overflowed", step=step + 1, scale=scale, overflowed=overflowed)
+        self.run.event("overflowed", step=step + 1, scale=scale, overflowed=overflowed)
         return False
 
     def _refuse_gradient(self, step: int, scale: float) -> None:
@@ -247,7 +247,7 @@ class Training:
     def _skip(self, step: int, norm: torch.Tensor) -> bool:
         loss = float(self.reducer.loss)
         skipped = self._count("skipped_steps")
-        self.run.fact("skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
+        self.run.event("skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
         if self.place.is_first:
             _log.warning("step %s is skipped: loss %s, norm %s; %d so far", f"{step + 1:,}", loss, float(norm), skipped)
         return False
@@ -368,7 +368,7 @@ def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
     if changes or started.taken or started.is_replaced or started.is_rewritten:
         facts = {change.field: [change.started_with, change.now] for change in changes}
         accepted = [change.field for change in started.taken]
-        run.fact("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
+        run.event("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
 
 
 def _say_changes(started: Started, changes: Sequence[Difference]) -> None:

@@ -39,7 +39,7 @@ from unbroken.state.trainer_state import COUNTERS
 from unbroken.store.names import FINAL, PERIODIC
 
 _log = logger(__name__)
-_WORTH_TELLING_S: Final = 1.0
+_WORTH_LOGGING_S: Final = 1.0
 # How long a stop may wait for an optimizer step before the gradients are saved as they are.
 _STOP_WAITS_S: Final = 10.0
 
@@ -76,26 +76,26 @@ class StepEdges:
         self.refused: BaseException | None = None
         self.halting: str | None = None
         self._bad: NonFinite | None = None
-        self.is_save_asked = self.is_save_agreed = self.is_dump_asked = False
+        self.is_save_requested = self.is_save_agreed = self.is_dump_requested = False
         self._tried_step: int | None = None
         # A save or a stop that waits for an optimizer step, for how many edges, and since when.
         self._is_save_postponed = self._is_stop_postponed = False
         self._edges_waited = 0
         self._stop_waits_since_s: float | None = None
-        self._is_postponement_told = False
+        self._is_postponement_logged = False
 
     # ---- a step's edge ----
 
     def edge(self, total: int) -> None:
-        """A step is complete: do what is due. ``Run.steps`` says what it raises."""
+        """A step is complete: do what is due. ``Run.steps`` lists what it raises."""
         self.logged.close_step(self.step)
         self.opened.clock.step_done()
         self.body.end()
         self.checks.edge_reached(self.body.draws)
         _require_plain_counters(self.counters)
-        if self.is_dump_asked:
-            self.is_dump_asked = False
-            self.dump(why="the training loop asked for it")
+        if self.is_dump_requested:
+            self.is_dump_requested = False
+            self.dump(why="run.save_emergency was called")
         agreed = self._agree()
         if agreed.has_left:
             raise LoopsDisagree(run=self.opened.layout.run, step=self.step)
@@ -116,7 +116,7 @@ class StepEdges:
     def _is_stop_due(self, total: int, agreed: Flags) -> bool:
         stop = agreed.is_stop_asked or self._is_stop_postponed
         if self.step < total and (exhausted := self._exhausted()) is not None:
-            # Known to every rank by itself, so that none has to be asked.
+            # Every rank knows it by itself: no vote is needed.
             self.halting = self.halting or exhausted
             self.opened.noticed = self.opened.noticed or StopReason("asked", exhausted)
             stop = True
@@ -129,7 +129,7 @@ class StepEdges:
         is_wanted = is_last or stop or is_due or is_by_all
         if is_wanted and self._must_wait(can_wait=not (is_last or is_by_all or agreed.is_overdue)):
             self._is_save_postponed, self._is_stop_postponed = self._is_save_postponed or is_due, stop
-            self._tell_postponed(stop=stop)
+            self._log_postponed(stop=stop)
         elif is_last:
             self._save_and_wait(FINAL)
             self._raise_if_halted()
@@ -140,23 +140,23 @@ class StepEdges:
         elif self.step % self.opened.settings.log_steps == 0:
             self.read_metrics()
 
-    def _tell_postponed(self, *, stop: bool) -> None:
-        """Say once why a save or a stop waits."""
+    def _log_postponed(self, *, stop: bool) -> None:
+        """Log once why a save or a stop waits."""
         if stop and self._stop_waits_since_s is None:
             self._stop_waits_since_s = time.monotonic()
-            self._is_postponement_told = False
-        if not self._is_postponement_told and self.opened.world.is_first:
+            self._is_postponement_logged = False
+        if not self._is_postponement_logged and self.opened.world.is_first:
             what = "the stop" if stop else "the save"
             _log.info(
                 "%s waits for the next optimizer step: gradients are pending (at most %s steps)",
                 what,
                 self.body.patience_steps,
             )
-        self._is_postponement_told = True
+        self._is_postponement_logged = True
 
     def _stop_here(self) -> None:
         self.ending = self.opened.agree_on_reason()
-        self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
+        self.opened.recorder.event("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
         if self.opened.world.is_first:
             _log.info("stopping at step %s: %s", f"{self.step:,}", self.ending.sentence())
         is_done = self.ending.kind == "done"
@@ -185,9 +185,9 @@ class StepEdges:
             raise Halted(reason=reasons[0], step=self.step, run=self.opened.layout.run)
 
     def _agree(self) -> Flags:
-        """What any rank asked for, known to all at the same step."""
-        is_due = self.opened.clock.is_due_by_clock() or self.is_save_asked
-        self.is_save_asked = False
+        """What any rank voted for, known to all at the same step."""
+        is_due = self.opened.clock.is_due_by_clock() or self.is_save_requested
+        self.is_save_requested = False
         waits_since_s = self._stop_waits_since_s
         agreed = self.votes.agree(
             self.opened,
@@ -221,7 +221,7 @@ class StepEdges:
 
     def _raise_non_finite(self) -> None:
         """Every rank raises at the same edge, though only one may have met it."""
-        # The save in flight is of a step before it: the message is to name the newest one that is kept.
+        # The save in flight is of a step before it: the message names the newest checkpoint.
         self.settle_last(LAST_SAVE_WAIT_S)
         for rank, bad in enumerate(self.opened.world.all_gather(self._bad)):
             if bad is not None:
@@ -233,50 +233,50 @@ class StepEdges:
     # ---- saving ----
 
     def dump(self, *, why: str) -> None:
-        """Dump this rank's state, where there is a place for it and the last loss is a number."""
+        """Dump this rank's state, where there is a directory for it and the last loss is finite."""
         if self.opened.emergency.is_ready:
             self.body.gradients.is_wanted = self.body.has_pending_gradients
             self.read_metrics(before=lambda: self.opened.emergency.dump(self.step, self.counters, why=why))
 
     def _leave_in_hurry(self) -> None:
-        """End without an ordinary save, and without another word to the other ranks: some may be gone already."""
+        """Stop without an ordinary save, and without another exchange with the other ranks: some may be gone."""
         self.votes.forget()
         self.ending = self.opened.noticed or StopReason("asked", "another rank")
         self.opened.emergency.is_leaving = True
         self.body.gradients.is_wanted = self.body.has_pending_gradients
         self.read_metrics(before=lambda: self.opened.emergency.leave(self.step, self.counters))
-        self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
+        self.opened.recorder.event("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
         if self.halting is not None:
-            # Not asked of the others as elsewhere: whoever knows of it says it.
+            # Not exchanged as elsewhere: the rank that knows it raises it.
             raise Halted(reason=self.halting, step=self.step, run=self.opened.layout.run)
 
     def _save(self, kind: str, *, unfinished: Sequence[str] = (), rng: Callable[[], State] | None = None) -> None:
-        """Save the state as it is now; ``unfinished`` names what a step that was given up has moved."""
+        """Save the state as it is now; ``unfinished`` names what an abandoned step has changed."""
         self.read_metrics(durable=kind != PERIODIC)
         if self.opened.world.any_rank(self._bad is not None):
             self._raise_non_finite()
-        asked_s = time.monotonic()
+        waiting_since_s = time.monotonic()
         self.settle_last()
-        waited_s = time.monotonic() - asked_s
-        if waited_s > _WORTH_TELLING_S:
+        waited_s = time.monotonic() - waiting_since_s
+        if waited_s > _WORTH_LOGGING_S:
             _log.info("previous save still running: waited %.1f s (raise save_steps to avoid this)", waited_s)
         self.opened.look_for_unsaved()
-        self.checks.save_begins()
-        self.opened.clock.save_began()
+        self.checks.save_starts()
+        self.opened.clock.save_started()
         self._tried_step = self.step
-        self.opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)
-        # Of this very step: a loss on val/ from before would make of a later checkpoint the best one.
+        self.opened.recorder.event("save", step=self.step, save_kind=kind, waited_s=waited_s)
+        # Of this step alone: with an earlier validation loss a later checkpoint would count as the best.
         metrics = {name: float(value) for name, value in self.logged.of_step(self.step).items()}
         account = self._settle_served()
-        facts: dict[str, Any] = {"job": self.opened.lease.number}
+        details: dict[str, Any] = {"job": self.opened.lease.number}
         if unfinished:
-            facts[UNFINISHED] = list(unfinished)
-        request = Request(self.step, kind, dict(self.counters), metrics, facts, account)
+            details[UNFINISHED] = list(unfinished)
+        request = Request(self.step, kind, dict(self.counters), metrics, details, account)
         self.opened.saver.start(request, rng or (lambda: capture_generators(generator_devices())))
         self.body.gradients.is_wanted = False
 
     def _settle_served(self) -> Callable[[], Mapping[str, Any]] | None:
-        """Add up over the ranks what the data has served; the proof that it is each sample once is left to the save."""
+        """Sum over the ranks what the data has served; the save checks that it is each sample once."""
         loader = self.cursor.positioned if self.cursor is not None else None
         if loader is None:
             return None
@@ -291,7 +291,7 @@ class StepEdges:
             raise refused
 
     def settle_last(self, timeout_s: float | None = None) -> UnbrokenError | None:
-        """Wait for the save in flight, if there is one, and write down how it ended."""
+        """Wait for the save in flight, if there is one, and record how it ended."""
         self.opened.saver.wait(timeout_s)
         saved = self.opened.saver.collect()
         return self._note(saved) if saved is not None else None
@@ -313,7 +313,7 @@ def _call_back(on_commit: Callable[[Path], object], path: Path) -> None:
 
 
 def _shown(logged: LoggedMetrics) -> dict[str, object]:
-    """What the live snapshot tells of the metrics that were read last, where the loop logs them."""
+    """What the live snapshot shows of the metrics that were read last, where the loop logs them."""
     tokens = logged.latest.get("tokens")
     return {
         "loss": logged.number("loss"),
@@ -325,7 +325,7 @@ def _shown(logged: LoggedMetrics) -> dict[str, object]:
 
 
 def _require_plain_counters(counters: Mapping[str, object]) -> None:
-    """Refuse a tensor among the counters at the first edge, not when hours of training are to be saved.
+    """Reject a tensor among the counters at the first edge, not at the first save hours later.
 
     Raises:
         NeedsPickle: a counter is a tensor.

@@ -21,12 +21,12 @@ LOST_RANK_WAIT_S: Final = 10.0
 
 
 class Job(StepEdges):
-    """A run that is entered, and what its loop has come to."""
+    """A run that is entered: its loop, and how it ends."""
 
-    # ---- beginning and leaving the loop ----
+    # ---- entering and leaving the loop ----
 
-    def begin_loop(self, total: int) -> None:
-        """The loop begins, for the first time or again.
+    def start_loop(self, total: int) -> None:
+        """The loop starts, for the first time or again.
 
         Raises:
             Halted: the data is exhausted.
@@ -53,16 +53,16 @@ class Job(StepEdges):
                 past = f"the run is at step {self.step:,}, past its target of {total:,}"
             _log.info("nothing to do: %s", past)
         self.is_raised = False
-        self.checks.loop_begins(self.opened.settings.accept)
+        self.checks.loop_starts(self.opened.settings.accept)
 
     def end_loop(self) -> None:
-        """The loop has come to its end: target reached, or stopped."""
+        """The loop has ended: target reached, or stopped."""
         self.ending = self.ending or StopReason("done")
         self.votes.drain()
         self.read_metrics(durable=True)
 
     def end_by_loop(self) -> None:
-        """The loop was left inside a body: save the last completed step, and end as the loop has decided.
+        """The loop was left inside a body: save the last completed step, and end as the loop decided.
 
         Nothing is raised here: Python drops what an iterator raises while it is closed. ``leave`` raises it.
         """
@@ -76,7 +76,7 @@ class Job(StepEdges):
         left = self.body.left()
         if not self.votes.leave(self.opened):
             raise LoopsDisagree(run=self.opened.layout.run, step=self.step)
-        # Every rank has left here; whether at the same place is for all to know.
+        # Every rank has left; all must know whether at the same place.
         everywhere = self.opened.world.all_gather((self.step, left.is_complete))
         if left.is_complete is None or len(set(everywhere)) > 1:
             raise LeftMidStep(run=self.opened.layout.run, step=self.step + 1, resumable_step=self._saved_step)
@@ -87,7 +87,7 @@ class Job(StepEdges):
             self.logged.drop_step()
             self.counters = self.body.rewind()
         self.ending = self._reason_to_leave()
-        self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
+        self.opened.recorder.event("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
         if self.opened.world.is_first:
             _log.info("the loop was left: %s", self.ending.sentence())
         kind = FINAL if self.ending.kind == "done" else self.opened.kind_of_stop(self.step)
@@ -102,7 +102,7 @@ class Job(StepEdges):
         self._raise_if_halted()
 
     def _reason_to_leave(self) -> StopReason:
-        """Why the loop was left: as it said itself by ``stop`` or ``finish``, else by its own decision."""
+        """Why the loop was left: the reason given to ``stop`` or ``finish``, else its own decision."""
         self.opened.is_stop_asked()
         asked = next((each for each in self.opened.world.all_gather(self.opened.noticed) if each is not None), None)
         where = f"ended by the loop at step {self.step:,} of {self.target or 0:,}"
@@ -113,7 +113,7 @@ class Job(StepEdges):
     # ---- leaving the run ----
 
     def leave(self, error: BaseException | None) -> None:
-        """Finish what is being saved, write how the job ended, and let the run go.
+        """Finish the save in flight, record how the job ended, and release the run.
 
         Raises:
             BaseException: what ending the loop or the last save came to, where ``error`` is None; or the failure of
@@ -126,7 +126,7 @@ class Job(StepEdges):
             wait_s = _last_wait_s(self.opened, error or self.refused, is_rank_lost=is_rank_lost)
             refused = self.refused or self.settle_last(wait_s)
         except KeyboardInterrupt as at_once:
-            # Told to go while it waits: the outcome is said and the run let go all the same.
+            # Interrupted while it waits: the outcome is recorded and the run released all the same.
             self._close(at_once)
             raise
         self._close(cause or refused or self.ending or self._unbegun())
@@ -136,8 +136,8 @@ class Job(StepEdges):
             raise cause
 
     def _unbegun(self) -> StopReason:
-        """How a job ends whose loop never ran: a run that was completed stays so."""
-        ends = [fact for fact in self.opened.recorder.history().facts if fact.kind == "job-end"]
+        """The outcome of a job whose loop never ran: a run that was completed stays so."""
+        ends = [event for event in self.opened.recorder.history().events if event.kind == "job-end"]
         is_completed = bool(ends) and ends[-1].text("status") == "completed"
         return StopReason("done" if is_completed else "asked", "opened and closed without training")
 
@@ -147,13 +147,13 @@ class Job(StepEdges):
         outcome = conclude(ending, step=self.step, job=self.opened.lease.number)
         self.opened.close(outcome)
         if self.opened.world.is_first:
-            log_end(outcome, target=self.target or 0)
+            _log_end(outcome, target=self.target or 0)
         if isinstance(ending, UnbrokenError):
             explain_in_traceback(ending)
 
 
 def _last_wait_s(opened: OpenRun, error: BaseException | None, *, is_rank_lost: bool) -> float | None:
-    """How long to wait for the save in flight: to its end, but not for ever after an error, nor when told to go."""
+    """How long to wait for the save in flight: to its end, but not for ever after an error, nor in a hurry."""
     if isinstance(error, KeyboardInterrupt) or opened.emergency.is_leaving:
         return 0.0
     if is_rank_lost and not opened.saver.is_committing:
@@ -161,8 +161,8 @@ def _last_wait_s(opened: OpenRun, error: BaseException | None, *, is_rank_lost: 
     return None if error is None else LAST_SAVE_WAIT_S
 
 
-def log_end(outcome: Outcome, *, target: int) -> None:
-    """Tell people how the job ended, and what the same command would do next."""
+def _log_end(outcome: Outcome, *, target: int) -> None:
+    """Log how the job ended, and what the same command would do next."""
     where = "" if outcome.step is None else f" at step {outcome.step:,}"
     if outcome.status == "completed":
         of = f" of {target:,}" if target and target == outcome.step else ""

@@ -14,7 +14,7 @@ LAST_SAVE_WAIT_S: Final = 60.0
 
 
 def note_save(opened: OpenRun, saved: Saved) -> UnbrokenError | None:
-    """Write down how a save ended; one that failed is told and left behind, for training goes on."""
+    """Record how a save ended; a failed one is logged, and training continues."""
     step = saved.request.step
     if saved.error is None:
         _note_commit(opened, saved)
@@ -28,19 +28,19 @@ def note_save(opened: OpenRun, saved: Saved) -> UnbrokenError | None:
         # Only rank 0 knows whether it came to the commit.
         _log.warning("lost contact during the save of step %s: %s", f"{step:,}", saved.error)
         return saved.error
-    opened.recorder.fact(
+    opened.recorder.event(
         "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
     )
-    facts = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
+    extra = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
     intact = "" if cause == RunGone.kind else "; the last commit is intact"
-    _log.warning("could not save step %s: %s%s", f"{step:,}", saved.error, intact, extra=facts)
+    _log.warning("could not save step %s: %s%s", f"{step:,}", saved.error, intact, extra=extra)
     return saved.error
 
 
 def _note_commit(opened: OpenRun, saved: Saved) -> None:
     step = saved.request.step
     opened.clock.save_ended(saved.blocked_s, saved.total_s)
-    opened.recorder.fact(
+    opened.recorder.event(
         "commit",
         step=step,
         name=saved.name,
@@ -51,16 +51,16 @@ def _note_commit(opened: OpenRun, saved: Saved) -> None:
         data=saved.account,
     )
     if saved.account is not None and not saved.account["agrees"]:
-        _log.error("the data served up to %s is not each sample once: %s", saved.name, saved.account)
+        _log.error("the data served up to %s is not each sample exactly once: %s", saved.name, saved.account)
     opened.recorder.snapshot(latest_checkpoint=saved.name)
     size, seconds, paused_s = saved.size_bytes, saved.total_s, saved.blocked_s
-    facts = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
+    extra = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
     if opened.world.is_first:
-        _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=facts)
+        _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=extra)
     # After the commit, never before.
     opened.emergency.sweep(step)
 
 
 def _whose(error: UnbrokenError, here: int) -> tuple[int, str]:
-    """The rank that an error came from, and its kind there."""
+    """The rank where an error was raised, and its kind there."""
     return (error.rank, error.cause.kind) if isinstance(error, RankFailed) else (here, error.kind)

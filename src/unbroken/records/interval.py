@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 # Before a run has failed at all, it is taken to fail once a day: one failure and a day are added to its history.
 _PRIOR_S: Final = 86_400.0
@@ -109,7 +109,7 @@ def interval_steps(interval_s: float, step_s: float) -> int:
     return max(1, math.floor(interval_s / step_s)) if step_s > 0 else 1
 
 
-def mean_time_between_failures_s(facts: Sequence[Fact]) -> float:
+def mean_time_between_failures_s(events: Sequence[Event]) -> float:
     """From the journal: the hours all jobs ran, by the number of jobs that ended without saying how.
 
     The last job is running and has not failed.
@@ -117,12 +117,12 @@ def mean_time_between_failures_s(facts: Sequence[Fact]) -> float:
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     ended: set[int] = set()
-    for fact in facts:
-        if fact.at_s is not None:
-            first.setdefault(fact.job, fact.at_s)
-            last[fact.job] = fact.at_s
-        if fact.kind == "job-end" and fact.text("status") in ("completed", "stopped", "halted"):
-            ended.add(fact.job)
+    for event in events:
+        if event.at_s is not None:
+            first.setdefault(event.job, event.at_s)
+            last[event.job] = event.at_s
+        if event.kind == "job-end" and event.text("status") in ("completed", "stopped", "halted"):
+            ended.add(event.job)
     ran_s = sum(max(0.0, last[job] - first[job]) for job in first)
     failed = len(first.keys() - ended - {max(first, default=0)})
     return (ran_s + _PRIOR_S) / (failed + 1)

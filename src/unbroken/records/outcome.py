@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 
 from unbroken.errors import PeerLost, RankFailed, RankRaised, StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
-from unbroken.records.journal import Fact, History, Journal, read_history
+from unbroken.records.journal import Event, History, Journal, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, ProcessOf, read_current
 from unbroken.records.snapshot import RunState, read_run_state
@@ -207,13 +207,13 @@ def _from_state(state: RunState | None, job: int | None) -> Outcome | None:
     )
 
 
-def _decoded(fact: Fact) -> Outcome | None:
-    status: Any = fact.text("status")
-    code = fact.whole("exit_code")
-    verdict: Any = fact.text("verdict")
+def _decoded(event: Event) -> Outcome | None:
+    status: Any = event.text("status")
+    code = event.whole("exit_code")
+    verdict: Any = event.text("verdict")
     if status not in _VERDICTS or code is None or code >= _EXIT_CODES or verdict not in _VERDICTS.values():
         return None
-    return Outcome(status, code, verdict, fact.text("reason") or "", fact.whole("step"), fact.job)
+    return Outcome(status, code, verdict, event.text("reason") or "", event.whole("step"), event.job)
 
 
 def with_exit_code(outcome: Outcome, stopped_exit_code: int) -> Outcome:

@@ -112,9 +112,9 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
     # A rank alone cannot know: what it writes depends on what the others hold.
     if cached is not None and not world.any_rank(structure != cached.structure):
         return cached
-    mine: list[Held] = []
     with _refused_alike(is_of_rank=True):
-        held = world.gather_to_first(lambda: mine.extend(held_by(tensors)) or mine)
+        mine = world.all_or_none(lambda: held_by(tensors))
+    held = world.gather(mine)
     assigned: list[list[Piece]] = []
 
     def decide() -> tuple[dict[str, Planned], int]:

@@ -58,7 +58,7 @@ def test_the_journal_says_that_it_was_a_drill_before_anything_else(
     job(tmp_path / "real", 3, **tiny())
     drilled(tmp_path, Drill(directory=tmp_path / "elsewhere", save_steps=1), monkeypatch)
     job(tmp_path / "real", 3, **tiny())
-    first = read_history(Layout(tmp_path / "elsewhere")).facts[0]
+    first = read_history(Layout(tmp_path / "elsewhere")).events[0]
     assert first.kind == "drill"
     assert first.values["directory"] == str(tmp_path / "elsewhere")
     assert not read_history(Layout(tmp_path / "real")).of_kind("drill")

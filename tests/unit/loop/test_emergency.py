@@ -92,7 +92,7 @@ def test_a_directory_that_takes_no_dump_is_told_at_the_start_and_the_window_used
     (tmp_path / "scratch").write_text("no directory")
     assert job(tmp_path, 9, dump_at=3, signal_at=5, grace_s=5) == 0
     first = next(record.message for record in caplog.records if record.levelno == logging.WARNING)
-    assert f"no dump can be made in {tmp_path / 'scratch'} by rank 0" in first
+    assert f"emergency_dir {tmp_path / 'scratch'} cannot be used by rank 0" in first
     assert committed(tmp_path) == {"checkpoint-5-shutdown"}, "asked for by the script it is tried, told, and no end"
     (tmp_path / "scratch").unlink()
     assert job(tmp_path, 9, signal_at=7, grace_s=0.5) == 5
@@ -146,7 +146,7 @@ def test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the
     assert facts(tmp_path, "emergency-mirror") == []
     (failed,) = facts(tmp_path, "emergency-failed")
     assert failed["what"] == "copy"
-    assert "is not copied to" in caplog.text
+    assert "could not copy the dump" in caplog.text
     assert job(tmp_path, 9) == 5
 
 

@@ -99,7 +99,7 @@ def test_a_run_that_is_not_open_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", **tiny())
     with pytest.raises(RuntimeError, match="not open"):
         run.stop()
-    with pytest.raises(AttributeError, match="no `data` was handed"):
+    with pytest.raises(AttributeError, match="this Run has no loader"):
         _ = run.data
 
 
@@ -218,7 +218,7 @@ def test_records_that_storage_refuses_never_end_a_run(tmp_path: Path, caplog: py
 
     with disk(FaultyDisk(LocalDisk(), plan)):
         assert job(tmp_path / "run", 3, **tiny()).step == 3
-    assert "could not be written" in caplog.text
+    assert "could not write" in caplog.text
     assert "final" in names(tmp_path / "run")
 
 

@@ -16,7 +16,7 @@ from unbroken.records.interval import (
     interval_steps,
     mean_time_between_failures_s,
 )
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 DAY = 86_400.0
 
@@ -67,9 +67,9 @@ def test_a_measured_save_is_repeated_as_often_as_pays_within_bounds() -> None:
     assert Auto().interval_s(replace(pace, cost_s=1e6, write_s=7200.0)) == 14_400.0
 
 
-def _job(job: int, start_s: float, end_s: float, status: str | None = None) -> list[Fact]:
-    last = Fact(job, "commit", end_s) if status is None else Fact(job, "job-end", end_s, {"status": status})
-    return [Fact(job, "job-start", start_s), last]
+def _job(job: int, start_s: float, end_s: float, status: str | None = None) -> list[Event]:
+    last = Event(job, "commit", end_s) if status is None else Event(job, "job-end", end_s, {"status": status})
+    return [Event(job, "job-start", start_s), last]
 
 
 def test_failures_are_counted_from_the_journal_and_the_job_at_work_has_not_failed() -> None:
@@ -82,4 +82,4 @@ def test_failures_are_counted_from_the_journal_and_the_job_at_work_has_not_faile
 
 
 def test_a_fact_without_an_instant_counts_for_nothing() -> None:
-    assert mean_time_between_failures_s([Fact(1, "commit", None), Fact(2, "commit", 5.0)]) == DAY
+    assert mean_time_between_failures_s([Event(1, "commit", None), Event(2, "commit", 5.0)]) == DAY

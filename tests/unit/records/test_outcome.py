@@ -10,7 +10,7 @@ from tests.unit.errors_examples import EXAMPLES
 from unbroken import errors
 from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
-from unbroken.records.journal import Fact, History, Journal, read_history
+from unbroken.records.journal import Event, History, Journal, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Holder, Lease, acquire, release
 from unbroken.records.outcome import Outcome, conclude, derive, killed, read_outcome, record_outcome, with_exit_code
@@ -89,8 +89,8 @@ def test_a_job_that_was_killed_crashed_with_128_and_the_signal() -> None:
     assert killed(99).exit_code == 227 and "signal 99" in killed(99).reason
 
 
-def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "done") -> Fact:
-    return Fact(
+def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "done") -> Event:
+    return Event(
         job, "job-end", 0.0, {"status": status, "exit_code": code, "verdict": verdict, "reason": "r", "step": 9}
     )
 
@@ -128,7 +128,7 @@ def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "d
 )
 def test_the_outcome_is_derived_from_lease_journal_and_snapshot(
     lease: Lease | None,
-    facts: list[Fact],
+    facts: list[Event],
     state: RunState | None,
     is_live: bool,
     found: tuple[str, int, str, int | None] | None,

@@ -154,7 +154,7 @@ def test_the_loop_may_ask_itself(tmp_path: Path) -> None:
     sources.ask("early stopping")
     sources.ask("again")
     assert sources.look() == StopReason("asked", "early stopping")
-    assert StopReason("asked", "early stopping").sentence() == "the training loop asked for it (early stopping)"
+    assert StopReason("asked", "early stopping").sentence() == "stopped by the training loop (early stopping)"
 
 
 @pytest.mark.promise("G9")
@@ -204,7 +204,7 @@ def test_a_request_for_an_earlier_job_stops_no_later_one(tmp_path: Path) -> None
 def test_a_storage_that_does_not_answer_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk(MemoryDisk(["/run"]), always("status", Refuse(errno.EIO)))
     sources = StopSources(Layout(Path("/run")), job=1, clock=Clock(), files=Files(disk))
-    assert sources.look() is None and "could not be looked at" in caplog.text
+    assert sources.look() is None and "could not read the stop flag file" in caplog.text
 
 
 @pytest.mark.parametrize("operation", ["status", "open", "read_at"])
@@ -218,7 +218,7 @@ def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_told_once(
     for _ in range(3):
         assert sources.look() is None
         clock.now_s += 1
-    assert caplog.text.count("could not be looked at") == 1
+    assert caplog.text.count("could not read the stop flag file") == 1
     # It may be for the job that begins: it is not taken away unread, and followed when it can be read.
     clear_requests(layout, job=1, files=broken)
     healed = StopSources(layout, job=1, clock=clock, files=Files(memory))

@@ -87,7 +87,7 @@ def starts_in_vain(history: History, placed: Placement | None, told: int) -> int
     A job that is queued again keeps its number and counts its starts; a follower has a number of its own and is told.
     """
     requeues = 0 if placed is None else placed.requeues
-    taken = [each.requeues for _, each in placements(history.facts) if placed is not None and each.id == placed.id]
+    taken = [each.requeues for _, each in placements(history.events) if placed is not None and each.id == placed.id]
     return requeues - max(taken) if taken else told + requeues + 1
 
 

@@ -39,7 +39,7 @@ def require_lead(lead: int, limit_s: float | None, *, command: str) -> None:
 
 def _of_run(run: Path, limit_s: float | None) -> int:
     try:
-        facts = read_history(Layout(run)).facts
+        facts = read_history(Layout(run)).events
     except StorageFailed:
         # Then the usual time is right: the job itself will say what is wrong with its directory.
         facts = ()

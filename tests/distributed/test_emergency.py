@@ -52,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 @pytest.mark.promise("M11")
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_a_signal_without_time_for_a_save_dumps_on_every_rank_and_the_next_job_goes_on_exactly(
+def test_a_signal_without_time_for_a_save_dumps_on_every_rank_and_the_next_job_resumes_exactly(
     tmp_path: Path, whole: dict[str, list[dict[str, Any]]], wrap: str
 ) -> None:
     told = good(spawn(3, train, emergency(tmp_path, wrap=wrap, victims=(1,), at_step=3, what="SIGTERM")))
@@ -217,7 +217,7 @@ def _copies(root: Path, job: Job) -> list[int]:
 
 
 @pytest.mark.promise("M12", "C4")
-def test_with_the_local_scratch_wiped_another_host_goes_on_from_the_persistent_copy(
+def test_with_the_local_scratch_wiped_another_host_resumes_from_the_persistent_copy(
     tmp_path: Path, whole: dict[str, list[dict[str, Any]]]
 ) -> None:
     shared = str(tmp_path / "shared")
@@ -264,7 +264,7 @@ def good_value(ended: Ended) -> list[tuple[int, int, list[int]]]:
     return found
 
 
-def test_a_model_that_needs_the_other_ranks_to_say_its_state_is_refused_by_name_and_training_goes_on(
+def test_a_model_that_needs_the_other_ranks_to_say_its_state_is_refused_by_name_and_training_continues(
     tmp_path: Path,
 ) -> None:
     good(spawn(2, train, emergency(tmp_path, wrap="fsdp1", victims=(0, 1), at_step=3, what="dump", has_norm=False)))

@@ -140,7 +140,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
         ("no room", 0, 2, "no-room"),
     ],
 )
-def test_a_save_that_one_rank_cannot_write_is_told_and_training_goes_on(
+def test_a_save_that_one_rank_cannot_write_is_reported_and_training_continues(
     tmp_path: Path, undisturbed: list[dict[str, Any]], what: str, victim: int, at: int, kind: str
 ) -> None:
     run = tmp_path / "run"
@@ -196,7 +196,7 @@ def test_an_error_of_one_ranks_own_in_a_step_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("K7")
-def test_ranks_that_see_different_directories_are_told_by_name(tmp_path: Path) -> None:
+def test_ranks_that_see_different_directories_are_reported_by_name(tmp_path: Path) -> None:
     told_by(spawn(3, in_different_directories, str(tmp_path), timeout_s=60), "not-shared", rank=2)
 
 
@@ -280,7 +280,7 @@ def test_a_run_that_another_job_has_taken_ends_on_all_ranks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_those_whom_a_dead_rank_leaves_behind_say_so_and_the_same_command_goes_on(tmp_path: Path, victim: int) -> None:
+def test_the_ranks_left_by_a_dead_one_report_it_and_the_same_command_resumes(tmp_path: Path, victim: int) -> None:
     run = tmp_path / "run"
     job = Job(str(run), wrap="plain", victims=(victim,), at_step=3, what="kill-saved", total=40)
     ended = spawn(3, train, job, timeout_s=120)

@@ -12,7 +12,7 @@ from unbroken.records.outcome import read_outcome
 from unbroken.testing.worlds import logs, spawn, start
 
 
-def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_go_on_exactly(tmp_path: Path) -> None:
+def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_resume_exactly(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with serving("aws") as calm, serving("aws") as doomed:
         job = Job(str(run), total=5000, pause_s=0.02, save_steps=None)

@@ -157,7 +157,7 @@ DATA = (
     one("a run goes on when its data is dry", "loop/edge.py",
          "        return loader.ended() if loader is not None else None\n", "        return None\n",
          "tests/distributed/test_run_with_data.py::"
-         "test_a_run_halts_at_the_last_whole_step_and_goes_on_when_it_may_leave_the_dry_bucket_out[1]"),
+         "test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exhausted_bucket[1]"),
     one("an account that is wrong agrees", "data/served.py",
          "self._agrees and served == self._expected", "self._agrees",
          "tests/unit/data/test_account.py::test_an_account_that_is_wrong_once_never_agrees_again"),

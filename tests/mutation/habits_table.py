@@ -123,7 +123,7 @@ HABITS: tuple[Mutation, ...] = (
     # ---- U8 ----
     one("changed hyperparameters not compared", "loop/resume.py",
          "    found.changes = script.changes(before or {})\n", "    found.changes = []\n",
-         f"{_HYPER}test_each_changed_value_is_told_in_one_line_and_the_checkpoints_is_used"),
+         f"{_HYPER}test_each_changed_value_is_reported_in_one_line_and_the_checkpoints_is_used"),
     one("live values compared in place of constructed ones", "state/hyperparameters.py",
          "_first_seen.get(thing, self._live[name])", "self._live[name]",
          f"{_HYPER}test_a_schedule_that_moves_the_rate_is_no_change[one cycle]"),

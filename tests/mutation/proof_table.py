@@ -99,5 +99,5 @@ PROOF: tuple[Mutation, ...] = (
     one("a recomputed checkpoint called a shutdown", "loop/open_run.py",
          " else drill.stops_as\n", " else SHUTDOWN\n",
          "tests/unit/loop/test_drilled_run.py::"
-         "test_a_drill_that_ends_where_the_script_goes_on_calls_its_last_save_as_the_script_would"),
+         "test_a_drill_that_ends_where_the_script_continues_calls_its_last_save_as_the_script_would"),
 )  # fmt: skip

@@ -334,7 +334,7 @@ def stitch(jobs: Iterable[JobRows]) -> Stitched:
 
 
 def _merged(before: Row | None, row: Row) -> Row:
-    # Two calls of the same step by one job say different things of it; another job says all anew.
+    # Two writes of the same step by one job are merged; another job replaces them.
     if before is None or before.job != row.job:
         return row
     return Row(row.step, row.job, {**before.values, **row.values}, {**before.bits, **row.bits}, row.settings)

@@ -71,7 +71,7 @@ def committed(root: Path) -> set[str]:
 
 
 @pytest.mark.promise("M11")
-def test_a_dump_that_was_asked_for_is_what_the_next_job_goes_on_from(tmp_path: Path) -> None:
+def test_a_dump_that_was_asked_for_is_what_the_next_job_resumes_from(tmp_path: Path) -> None:
     assert job(tmp_path, 9, dump_at=5, lost_at=7) == 0
     (pointer,) = read_pointers(tmp_path / "run")
     assert Path(pointer.path).name.startswith("emergency_step_5_")
@@ -86,7 +86,7 @@ def test_without_a_directory_it_is_refused_at_the_call(tmp_path: Path) -> None:
         job(tmp_path, 9, dump_at=5, emergency_dir=None)
 
 
-def test_a_directory_that_takes_no_dump_is_told_at_the_start_and_the_window_used_for_a_save(
+def test_a_directory_that_takes_no_dump_is_reported_at_the_start_and_the_window_used_for_a_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "scratch").write_text("no directory")

@@ -108,7 +108,7 @@ def test_a_line_that_a_crash_tore_is_counted_and_the_next_writer_begins_behind_i
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_write_that_was_cut_short_is_told_and_does_not_spoil_the_next(code: int) -> None:
+def test_a_write_that_was_cut_short_is_reported_and_does_not_spoil_the_next(code: int) -> None:
     disk = FaultyDisk(MemoryDisk([RUN.run]), at_nth("write", 1, Shorten(9, then=code)))
     journal = _journal(Files(disk))
     journal.write("commit", step=1)
@@ -119,7 +119,7 @@ def test_a_write_that_was_cut_short_is_told_and_does_not_spoil_the_next(code: in
     assert [fact.whole("step") for fact in history.events] == [1, 3] and history.torn == 1
 
 
-def test_a_sync_that_was_refused_is_told() -> None:
+def test_a_sync_that_was_refused_is_reported() -> None:
     disk = FaultyDisk(MemoryDisk([RUN.run]), at_nth("sync_file", 0, Refuse(errno.EIO)))
     journal = _journal(Files(disk))
     with pytest.raises(StorageFailed):

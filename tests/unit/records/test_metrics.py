@@ -105,7 +105,7 @@ def test_a_step_computed_three_times_is_compared_with_the_time_before_each_time(
     ]
 
 
-def test_a_job_that_a_person_let_differ_is_not_compared_with_those_before_it(tmp_path: Path) -> None:
+def test_a_job_with_an_accepted_difference_is_not_compared_with_those_before_it(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     _job(layout, 1, 0, 30)
     _job(layout, 2, 10, 30, poison=15, comparable=False)

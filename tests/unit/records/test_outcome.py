@@ -169,7 +169,7 @@ def test_each_of_the_two_records_is_tried_though_the_other_is_refused() -> None:
     assert states == [outcome]
 
 
-def test_a_snapshot_that_is_refused_is_told_and_the_journal_stands(tmp_path: Path) -> None:
+def test_a_snapshot_that_is_refused_is_reported_and_the_journal_stands(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
 
     def refuse(outcome: Outcome) -> None:

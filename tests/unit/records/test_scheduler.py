@@ -31,7 +31,7 @@ def test_the_chain_is_read_back_from_the_journal_and_what_is_damaged_is_passed_b
     assert placements(facts) == ((1, first), (4, second))
 
 
-def test_clocks_that_differ_are_told_with_the_rank_and_the_way() -> None:
+def test_clocks_that_differ_are_reported_with_the_rank_and_the_way() -> None:
     hosts = ["n1", "n2", "n3"]
     assert skew_sentence([100.0, 103.0, 98.0], hosts) is None
     assert skew_sentence([100.0], ["n1"]) is None

@@ -42,7 +42,7 @@ def _sources(run: Path, clock: Clock, deadline_s: float | None = None, reserve_s
     return StopSources(Layout(run), job=3, clock=clock, deadline_s=deadline_s, reserve=lambda: reserve_s)
 
 
-def test_nobody_asks_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_without_a_stop_request_the_job_continues(tmp_path: Path) -> None:
     with _sources(tmp_path, Clock()) as sources:
         assert sources.look() is None
 
@@ -179,7 +179,7 @@ def test_a_clock_that_is_set_back_does_not_close_our_eyes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"stop", b"[]", b"\xff", b'{"schema": "other", "job": 1}', b'{"job": 1}'])
-def test_a_flag_that_a_person_made_by_hand_is_meant_for_any_job(tmp_path: Path, content: bytes) -> None:
+def test_a_flag_file_made_by_hand_is_for_any_job(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".shutdown_requested").write_bytes(content)
     assert read_request(Layout(tmp_path)) == StopRequest()
     assert _sources(tmp_path, Clock()).look() == StopReason("flag", ".shutdown_requested")
@@ -208,7 +208,7 @@ def test_a_storage_that_does_not_answer_ends_no_job(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("operation", ["status", "open", "read_at"])
-def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_told_once(
+def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_reported_once(
     caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
     layout, clock, memory = Layout(Path("/run")), Clock(), MemoryDisk(["/run"])

@@ -31,7 +31,7 @@ from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.workbench import Options, SourceShare, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
-from unbroken.files import Files, told
+from unbroken.files import Files, storage_errors
 from unbroken.store.digest import BlockDigester
 
 TRAIN: Final = "train"
@@ -190,7 +190,7 @@ class _Work:
 
     def _look(self, stretch: Stretch) -> tuple[int, int]:
         path = self.terms.input_dir / stretch.name
-        with told("look at", path):
+        with storage_errors("look at", path):
             found = path.stat()
         return found.st_size, found.st_mtime_ns
 

@@ -102,12 +102,14 @@ class Link:
 
     def posted(self, key: str) -> str | None:
         """The text that was posted under a key; None if there is none, or the store is gone."""
-        if self._store is None:
-            return None
-        try:
-            return self._store.get(key).decode() if self._store.check([key]) else None
-        except RuntimeError:
-            return None
+        return _posted_in(self._store, key)
+
+    def posted_by_launcher(self, key: str) -> str | None:
+        """The text that a launcher, which does not know our groups, posted under a key of the store itself."""
+        store: Any = self._store
+        while isinstance(store, torch._C._distributed_c10d.PrefixStore):
+            store = store.underlying_store
+        return _posted_in(store, key)
 
     def close(self) -> None:
         """Close sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
@@ -123,6 +125,15 @@ class Link:
         if self._group is None:
             raise RuntimeError("the run was closed: its ranks exchange nothing any more")
         return self._group
+
+
+def _posted_in(store: "torch._C._distributed_c10d.Store | None", key: str) -> str | None:
+    if store is None:
+        return None
+    try:
+        return store.get(key).decode() if store.check([key]) else None
+    except RuntimeError:
+        return None
 
 
 def _wait_and_drop(group: object, vote: "dist.Work") -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Tool
-from tests.e2e.launching import Start, launching, write_script
+from tests.e2e.launching import TOOL, Start, launching, write_script
+from tests.e2e.test_lease import NAMESPACE
 from unbroken.launch.processes import below, living
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -24,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 HOW = sys.argv[1] if len(sys.argv) > 1 else "wait"
+VICTIM = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 
 def fail(_):
     if HOW == "kill":
@@ -40,7 +43,7 @@ if __name__ == "__main__":
     with unbroken.Run("runs/a", model=model, optimizer=optimizer, data=loader, settings=settings) as run:
         for step in run.steps(100_000 if HOW == "wait" else 6):
             out = model(next(run.data))
-            if step == 3 and run.job == 1 and dist.get_rank() == 1 and HOW != "wait":
+            if step == 3 and run.job == 1 and dist.get_rank() == VICTIM and HOW != "wait":
                 out.register_hook(fail)
             out.sum().backward()
             optimizer.step()
@@ -51,6 +54,7 @@ if __name__ == "__main__":
                     os.write(1, b"ready %d\\n" % os.getpid())
 """
 TWO = ("--nproc-per-node", "2")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.fixture
@@ -83,10 +87,37 @@ def test_launch_gives_up_on_an_exception_and_shows_it_with_its_rank(unbroken: To
 @pytest.mark.promise("U5")
 def test_torchrun_alone_leaves_the_same_outcome(unbroken: Tool, tmp_path: Path) -> None:
     script = write_script(tmp_path, TRAINS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*torchrun, str(script), "kill"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    alone = [*TORCHRUN, "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*alone, str(script), "kill"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
     facts = json.loads(unbroken("outcome", "runs/a", "--json").stdout)
     assert (facts["class"], facts["status"]) == ("again", "error") and "rank 1 is gone" in facts["reason"], facts
+
+
+@pytest.mark.promise("U5")
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("program", "ranks"), [([*TOOL, "run"], 1), (TORCHRUN, 2)], ids=["told by its launcher", "told by its neighbour"]
+)
+def test_a_rank_killed_on_another_machine_is_named(tmp_path: Path, program: list[str], ranks: int) -> None:
+    # In a PID namespace of its own a node is another machine to the rest: nobody there sees its processes.
+    script = write_script(tmp_path, TRAINS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    where = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", port]
+    nodes = [
+        subprocess.Popen(
+            [*NAMESPACE, *program, *where, "--node-rank", str(node), str(script), "kill", str(ranks)],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for node in (0, 1)
+    ]
+    for each in nodes:
+        each.wait(timeout=300)
+    [end] = read_history(Layout(tmp_path / "runs/a")).of_kind("job-end")
+    assert end.text("verdict") == "again"
+    assert str(end.text("reason")).startswith(f"peer-lost: rank {ranks} is gone"), end.text("reason")
 
 
 @pytest.mark.promise("U4")

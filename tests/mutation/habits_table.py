@@ -20,6 +20,7 @@ _PATHS = "tests/unit/loop/test_paths.py::"
 _SYSTEMS = "tests/crash/test_file_systems.py::"
 
 _SIGNALS = "tests/distributed/test_stop_signals.py::"
+_LOST_RANK = "tests/e2e/test_lost_rank.py::"
 _FIRST_FAILURE = "tests/distributed/test_first_failure.py::"
 _MANY_RUNS = "tests/distributed/test_many_runs.py::"
 _HYPER = "tests/unit/loop/test_hyperparameters.py::"
@@ -84,6 +85,16 @@ HABITS: tuple[Mutation, ...] = (
     one("a lost peer not recognised in the script's own collectives", "loop/peers.py",
         "        if is_torchs and any(words in said.lower() for words in _LOST):\n", "        if False:\n",
         f"{_FIRST_FAILURE}test_only_what_torch_says_of_a_lost_peer_is_one"),
+    one("a rank killed on another machine not told by its launcher", "launch/agent.py",
+        "    if not failure.is_killed or asked.rdzv_endpoint or int(asked.node_rank) == 0:\n", "    if True:\n",
+        f"{_LOST_RANK}test_a_rank_killed_on_another_machine_is_named[told by its launcher]"),
+    one("a rank killed on another machine not told by its neighbours", "loop/peers.py",
+        "            link.post(_GONE, str(seen))\n", "            pass\n",
+        f"{_LOST_RANK}test_a_rank_killed_on_another_machine_is_named[told by its neighbour]"),
+    one("a lost rank left to a person", "records/outcome.py",
+        'verdict = "again" if isinstance(cause, PeerLost) else _verdict(status, code)',
+        "verdict = _verdict(status, code)",
+        "tests/unit/launch/slurm/test_decide.py::test_a_lost_rank_is_queued_again_and_an_exception_on_a_rank_is_not"),
     # ---- U6 ----
     one("process numbers of another PID namespace taken for ours", "records/process.py",
          "(holder.host, holder.scope) != (host_name(), pid_scope())", "holder.host != host_name()",

@@ -5,6 +5,8 @@ same program in its own process, so that signals, workers and rendezvous are tor
 of the ranks are theirs and stay as they are. torch is loaded by name, in this process and never in the launcher.
 """
 
+import contextlib
+import datetime
 import importlib
 import logging
 import os
@@ -21,12 +23,16 @@ from unbroken.launch.verdict import SIGNALLED, signal_name
 from unbroken.quoting.terminal import printable
 
 MODULE: Final = "unbroken.launch.agent"
+# In the store of torch.distributed: the rank that was killed on another node than the first one.
+KILLED: Final = "unbroken/killed"
 _ERRORS: Final = "torch.distributed.elastic.multiprocessing.errors"
 _SIGNALS: Final = "torch.distributed.elastic.multiprocessing.api"
 _MEETING: Final = "torch.distributed.elastic.rendezvous.api"
 _CPP_LOG: Final = "TORCH_CPP_LOG_LEVEL"
 # torchrun notes failures by the second; what it ends itself, after its time to shut down, comes later.
 _AT_ONCE_S: Final = 1
+# The store goes with the first node's agent, which may have ended too.
+_TELLING_S: Final = 5
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,11 @@ class Failure:
     rank: int
     code: int
     at_s: int
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether a signal ended it that torchrun did not send."""
+        return self.code < 0 and self.code != -signal.SIGTERM
 
     def in_words(self) -> str:
         """How it ended."""
@@ -80,7 +91,9 @@ def main(arguments: Sequence[str], environ: MutableMapping[str, str]) -> int:
     try:
         program.main(list(arguments))
     except failed as ended:
-        return _told_failure(first_of(_failures(ended)), environ)
+        first = first_of(_failures(ended))
+        _tell_other_nodes(first, program.get_args_parser().parse_args(list(arguments)))
+        return _told_failure(first, environ)
     except signalled as ended:
         number = signal.Signals(int(ended.sigval))
         _say(f"torchrun was ended by {number.name}")
@@ -107,6 +120,17 @@ def _failures(ended: Any) -> list[Failure]:  # noqa: ANN401 -- torchrun's own er
     return [Failure(int(rank), int(each.exitcode), int(each.timestamp)) for rank, each in ended.failures.items()]
 
 
+def _tell_other_nodes(failure: Failure, asked: Any) -> None:  # noqa: ANN401 -- torchrun's own arguments
+    """Tell the ranks of other nodes who was killed here: they see a closed connection, and none of our processes."""
+    if not failure.is_killed or asked.rdzv_endpoint or int(asked.node_rank) == 0:
+        return
+    connect: Any = importlib.import_module("torch.distributed").TCPStore
+    timeout = datetime.timedelta(seconds=_TELLING_S)
+    # Where the store has gone with the first node, nobody is left to tell.
+    with contextlib.suppress(RuntimeError):
+        connect(asked.master_addr, asked.master_port, timeout=timeout).compare_set(KILLED, "", str(failure.rank))
+
+
 def _told_failure(failure: Failure, environ: Mapping[str, str]) -> int:
     # Where the run itself told why it ended, a rank's exit code adds nothing; a signal is what the run cannot know.
     place = environ.get(job_files.ENVIRONMENT)
@@ -123,7 +147,7 @@ def _completed_by(failure: Failure, place: Path) -> bool:
         if told is None or not told.has_ended:
             return False
         is_loss = told.status == "error" and told.outcome_class == "again"
-        if is_loss and failure.code < 0 and failure.code != -signal.SIGTERM:
+        if is_loss and failure.is_killed:
             job_files.write_outcome(place, replace(told, reason=f"{told.reason}; {failure.in_words()}"))
     except UnbrokenError:
         return False

@@ -2,8 +2,9 @@
 
 A rank that leaves with an error of its own posts it in the store of torch.distributed, where the first post stays. A
 rank whose connection broke, in our exchanges or in the script's own collectives, reads it before it ends: it ends with
-the first failure where there is one, else with ``PeerLost``. Nothing here waits for another rank to take part, and
-nothing is written to disk.
+the first failure where there is one, else with ``PeerLost``. A rank that was killed posts nothing: the ranks of its own
+machine and its launcher see that it is gone, and post it for the others. Nothing here waits for another rank to take
+part, and nothing is written to disk.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from unbroken.errors import PeerLost, RankFailed, RankRaised, UnbrokenError
+from unbroken.launch.agent import KILLED
 from unbroken.records.lease import Holder
 from unbroken.records.outcome import Outcome, conclude
 from unbroken.records.process import process_of
@@ -24,6 +26,7 @@ from unbroken.world import World
 PATIENCE_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
 _FIRST: Final = "first-failure"
+_GONE: Final = "gone"
 # What gloo and NCCL say of a peer that is gone or does not answer; both also fail for reasons of their own.
 _LOST: Final = (
     "connection closed",
@@ -108,6 +111,7 @@ class Peers:
             first = self._posted_failure(said)
             if first is not None:
                 return first
+            gone = self._agreed(gone)
             if gone is not None or time.monotonic() >= until_s:
                 return PeerLost(rank=here, said=said, lost=gone)
             time.sleep(_LOOK_EVERY_S)
@@ -136,6 +140,21 @@ class Peers:
             if rank != self.world.rank and is_gone and self.world.link.posted(_left(rank)) is None:
                 return rank
         return None
+
+    def _agreed(self, seen: int | None) -> int | None:
+        """The rank that is gone, as somebody on its machine has seen it: this rank, another one, or its launcher."""
+        link = self.world.link
+        assert link is not None
+        if seen is not None:
+            link.post(_GONE, str(seen))
+            return seen
+        if (told := link.posted(_GONE)) is not None:
+            return int(told)
+        killed = link.posted_by_launcher(KILLED)
+        # A launcher counts all ranks; this run may be trained by some of them.
+        if killed is None or int(killed) not in self.world.members:
+            return None
+        return self.world.members.index(int(killed))
 
 
 def _left(rank: int) -> str:

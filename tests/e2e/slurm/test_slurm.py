@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.slurm.cluster import Cluster, cluster, wait_for
-from tests.e2e.slurm.training import TRAIN, bits, step_of, train_alone
+from tests.e2e.slurm.training import DDP_TRAIN, TRAIN, bits, step_of, train_alone, train_two_ranks_alone
 from tests.exact.gpt_world import tokenize_text, write_text
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -52,6 +52,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return bits(train_alone(tmp_path_factory.mktemp("alone") / "it", 7))
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_two_ranks_alone(tmp_path_factory.mktemp("alone"))
+
+
 @dataclass
 class Place:
     """A fresh folder in which a person works with the tool."""
@@ -63,8 +68,8 @@ class Place:
     def run(self) -> Path:
         return self.path / "runs" / "a"
 
-    def init(self, *options: str) -> None:
-        words = ("--run-dir", "runs/a", *options, "--", "train.py", "runs/a", "7")
+    def init(self, *options: str, script: tuple[str, ...] = ("train.py", "runs/a", "7")) -> None:
+        words = ("--run-dir", "runs/a", *options, "--", *script)
         self.slurm.tool(self.path, "slurm", "init", "-o", "a.sbatch", *words)
 
     def submit(self, *options: str) -> str:
@@ -87,10 +92,14 @@ class Place:
     def facts(self, kind: str) -> list[dict[str, Any]]:
         return [dict(fact.values) for fact in read_history(Layout(self.run)).of_kind(kind)]
 
+    def rewinds(self) -> int:
+        return len(list((self.run / "checkpoints" / ".rewinds").glob("*.json")))
+
 
 @pytest.fixture
 def place(slurm: Cluster, tmp_path: Path) -> Place:
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "ddp.py").write_text(DDP_TRAIN)
     return Place(slurm, tmp_path)
 
 
@@ -259,6 +268,88 @@ def test_two_nodes_train_and_when_one_fails_the_other_goes_on_alone_with_the_sam
     assert bits(place.run) == bits(place.path / "alone")
     worlds = [(start["world"], start["placement"]["nodes"]) for start in place.facts("job-start")]
     assert worlds[0] == (2, "n[1-2]") and worlds[-1] == (1, "n1"), worlds
+
+
+ONE_NODE = ("--time", "60", "--nproc-per-node", "2")
+TWO_NODES = ("--time", "60", "--nproc-per-node", "1", "--nodes", "2", "--master-addr", "127.0.0.1")
+
+
+@pytest.mark.promise("U5")
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_job_whose_rank_is_killed_inside_backward_is_queued_again_and_ends_with_the_same_bits(
+    place: Place, two_ranks: Path, victim: int
+) -> None:
+    place.init(*TWO_NODES, script=("ddp.py", "kill", str(victim), "auto"))
+    job = place.submit()
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert place.slurm.facts(job)["Restarts"] == "1"
+    if victim == 1:
+        require_lost_rank(place)
+    # A first rank that is killed tells nothing: its job is a crash, and the launcher says what ended it.
+    assert f"unbroken: rank {victim} was ended by SIGKILL" in place.told()
+    assert place.told().count("unbroken slurm job: queued again: ") == 1
+    assert bits(place.run) == bits(two_ranks)
+
+
+def require_lost_rank(place: Place) -> None:
+    """The first job of SLURM has ended because rank 1 was lost, and that is why it was queued again."""
+    *_, lost, done = place.facts("job-end")
+    assert (lost["status"], lost["verdict"], done["verdict"]) == ("error", "again", "done"), place.told()
+    assert lost["reason"].startswith("peer-lost: rank 1 is gone"), lost["reason"]
+    assert "unbroken slurm job: queued again: error: peer-lost: rank 1 is gone" in place.told()
+
+
+@pytest.mark.promise("U5")
+def test_a_job_of_which_one_rank_raises_inside_backward_is_not_queued_again(place: Place) -> None:
+    place.init(*TWO_NODES, script=("ddp.py", "raise", "1", "auto"))
+    job = place.submit()
+    assert place.slurm.wait_for_end(job, place.told) == "FAILED", place.told()
+    assert place.slurm.facts(job)["Restarts"] == "0"
+    [end] = place.facts("job-end")
+    assert (end["status"], end["verdict"]) == ("error", "look"), place.told()
+    [line] = [each for each in place.told().splitlines() if "not queued again" in each]
+    for said in (end["reason"], line):
+        assert "rank 1 failed first: ValueError: the label is 1001 of 1000" in said
+
+
+@pytest.mark.promise("U5", "U9")
+def test_a_rewind_in_the_settings_happens_once_over_a_lost_rank_and_a_second_submit(
+    place: Place, two_ranks: Path
+) -> None:
+    shutil.copytree(two_ranks, place.run, symlinks=True)
+    place.init(*ONE_NODE, script=("ddp.py", "kill", "1", "4"))
+    job = place.submit()
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert place.slurm.facts(job)["Restarts"] == "1"
+    require_lost_rank(place)
+    assert place.slurm.wait_for_end(place.submit(), place.told) == "COMPLETED", place.told()
+    _, rewound, requeued, again = place.facts("resume")
+    assert (rewound["step"], rewound["asked"]) == (4, "4")
+    # The save of step 8 may or may not have been committed when the rank was killed; that of step 6 was.
+    assert requeued["step"] in (6, 8) and again["step"] == 12
+    assert place.rewinds() == 1 and bits(place.run) == bits(two_ranks)
+
+
+@pytest.mark.promise("U9")
+@pytest.mark.parametrize("way", ["config", "flag"])
+def test_a_rewind_of_the_trainer_happens_once_over_a_requeue(place: Place, way: str) -> None:
+    tokenize_text(write_text(place.path / "text"), place.path / "data")
+    place.slurm.tool(place.path, "init", "--preset", "tiny", "-o", "run.yaml")
+    words = ("run.yaml", *TINY, "training.max_steps=3", "training.save_steps=1", "training.output_dir=runs/a")
+    place.slurm.tool(place.path, "train", *words)
+    alone = bits(place.run)
+    if way == "config":
+        config = place.path / "run.yaml"
+        config.write_text(config.read_text().replace("  resume: auto ", '  resume: "1" '))
+    asked = ("--training.resume", "1") if way == "flag" else ()
+    # All of its time is kept for a last save: each job stops after one step, and is queued again.
+    hurried = ("training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
+    place.slurm.tool(place.path, "slurm", "init", "-o", "a.sbatch", *words, *hurried, *asked, "--time", "60")
+    job = place.submit()
+    assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
+    assert place.slurm.facts(job)["Restarts"] == "1"
+    assert [each["step"] for each in place.facts("resume")] == [0, 1, 2]
+    assert place.rewinds() == 1 and bits(place.run) == alone
 
 
 def test_a_partition_that_is_not_there_is_told_in_sbatchs_own_words(place: Place) -> None:

@@ -1,5 +1,6 @@
-"""What the jobs of these tests train: a tiny run that is slow until it is let go, and its reference without SLURM."""
+"""What the jobs of these tests train: tiny runs of one process and of two ranks, and their references without SLURM."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,43 @@ with unbroken.Run(run_dir, settings=settings, model=model, optimizer=optimizer, 
             time.sleep(0.2)
 """
 
+# `kill` or `raise` in the backward pass of the victim, once: the step is computed again by the next job.
+DDP_TRAIN = """
+import os, pathlib, signal, sys
+import torch, torch.distributed as dist, unbroken
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+how, victim, resume = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+failed = pathlib.Path("failed")
+
+def fail(_):
+    failed.touch()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("the label is 1001 of 1000")
+
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+examples = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(examples, batch_size=8, sampler=DistributedSampler(examples, seed=7))
+torch.manual_seed(dist.get_rank())
+settings = unbroken.Settings(save_steps=2, log_steps=1, keep_last_k=None, resume=resume)
+with unbroken.Run("runs/a", settings=settings, model=model, optimizer=optimizer, data=loader) as run:
+    for step in run.steps(12):
+        features, target = next(run.data)
+        out = model(features)
+        if step == 9 and dist.get_rank() == victim and how != "never" and not failed.exists():
+            out.register_hook(fail)
+        loss = torch.nn.functional.mse_loss(out, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+"""
+
 
 def train_alone(folder: Path, seed: int) -> Path:
     """The run that nobody disturbs; returns its directory."""
@@ -47,6 +85,16 @@ def train_alone(folder: Path, seed: int) -> Path:
     )
     assert ended.returncode == 0, ended.stderr
     return folder / "run"
+
+
+def train_two_ranks_alone(folder: Path) -> Path:
+    """The run of two ranks that nobody disturbs; returns its directory."""
+    (folder / "ddp.py").write_text(DDP_TRAIN)
+    command = [sys.executable, "-m", "unbroken", "run", "--nproc-per-node", "2", "--", "ddp.py", "never", "0", "auto"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return folder / "runs" / "a"
 
 
 def bits(run: Path) -> dict[str, Any]:

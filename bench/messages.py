@@ -174,7 +174,7 @@ def simulate(ranks: int, tensors: int, *, is_sharded: bool) -> dict[str, Any]:
     began = time.monotonic()
     # The gathered lists of the ranks are alike but for numbers; rank 0 holds all of them.
     held = [held_by_rank(rank, ranks, tensors, is_sharded=is_sharded) for rank in range(ranks)]
-    sent_held = [packed((held[rank], None)).numel() for rank in (1, ranks - 1)]
+    sent_held = [packed(held[rank]).numel() for rank in (1, ranks - 1)]
     made = time.monotonic()
     planned = agree_on(held)
     assigned = assign(held, planned)

@@ -187,7 +187,7 @@ def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_sai
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job(tmp_path, 1, grace_s=0.0)
-    assert "leaves time for no save at all" in caplog.text
+    assert "leaves no time for a save" in caplog.text
     caplog.clear()
     job(tmp_path, 2, max_runtime_s=100.0, reserve_s=200.0)
     assert "it will stop after its first step" in caplog.text

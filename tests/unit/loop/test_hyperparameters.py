@@ -1,4 +1,4 @@
-"""Values that a script constructs otherwise than when its run began: told, and used if the settings say so."""
+"""Values that a script constructs differently than at the start of its run: logged, and used if the settings say so."""
 
 from collections.abc import Callable
 from functools import partial

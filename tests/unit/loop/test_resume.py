@@ -207,7 +207,7 @@ def test_a_rewind_happens_once_and_the_same_request_continues_its_branch(
     assert job(run, 9, quietly(resume="4", keep_last_k=None), **tiny()).step == 9
     with caplog.at_level("INFO", "unbroken"):
         assert began(run, resume="4") == 9
-    assert "resume '4' was already carried out by job 2" in caplog.text and "ask for '4#2'" in caplog.text
+    assert "resume '4' was already carried out by job 2" in caplog.text and "use '4#2'" in caplog.text
     # Another request, the first one after it, and the same one twice on purpose.
     for count, resume in enumerate(("6", "4", "4#2"), start=2):
         assert began(run, resume=resume) == int(resume[0])

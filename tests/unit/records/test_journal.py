@@ -66,14 +66,14 @@ def test_what_json_has_no_word_for_is_written_as_its_name(tmp_path: Path) -> Non
     assert values == {"loss": "nan", "worst": "-inf", "path": "a/b", "parts": ["x", 1], "nested": {"y": "inf"}}
 
 
-def test_what_is_no_fact_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_invalid_event_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     journal = Journal(Layout(tmp_path), 1, clock=lambda: NOON)
     with pytest.raises(TypeError, match="object"):
         journal.write("save", thing=object())
     for kind in ("", "Job Start", "job_start"):
-        with pytest.raises(ValueError, match="no fact"):
+        with pytest.raises(ValueError, match="no event"):
             journal.write(kind)
-    with pytest.raises(ValueError, match="no fact"):
+    with pytest.raises(ValueError, match="no event"):
         journal.write("save", at="now")
     assert not (tmp_path / "journal").exists()
 

@@ -109,7 +109,7 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
         ("checkpoint-2", "damaged", 2, "trainer_state.json: is missing"),
         ("checkpoint-1", "damaged", None, lines[2].note),
         (str(DraftName("j9", 6, 1)), "torn", 6, "written by j9, never committed"),
-        ("quarantine/checkpoint-5", "quarantined", None, "its manifest is not proven"),
+        ("quarantine/checkpoint-5", "quarantined", None, "its manifest could not be verified"),
         ("abandoned/checkpoint-4", "abandoned", 4, None),
         (trash_name("x"), "leftover", None, "the next sweep removes it"),
         ("mine", "foreign", None, f"not ours, never touched; to make it a checkpoint: {command}"),

@@ -166,13 +166,8 @@ class LeasedRun:
 
 
 def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, drilled: Drilled | None) -> OpenRun:
-    layout, world, lease, recorder, settings = (
-        leased.layout,
-        leased.world,
-        leased.lease,
-        leased.recorder,
-        leased.settings,
-    )
+    layout, world, lease = leased.layout, leased.world, leased.lease
+    recorder, settings = leased.recorder, leased.settings
     world.all_or_none(lambda: _require_shared(layout, lease, world))
     deadline = world.from_first(
         lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())

@@ -86,7 +86,7 @@ def test_a_window_that_no_save_fits_into_is_said_with_the_emergency_path_as_the_
     assert "set emergency_dir" in without
     assert "a signal makes a dump" in (window_warning(30.0, costs, has_area=True) or "")
     assert "neither will be made" in (window_warning(5.0, costs, has_area=True) or "")
-    assert "no save at all" in (window_warning(0.0, Costs(), has_area=True) or "")
+    assert "no time for a save" in (window_warning(0.0, Costs(), has_area=True) or "")
     assert window_warning(120.0, costs, has_area=False) is None
     assert window_warning(None, costs, has_area=False) is None
     assert "no save of this run was measured yet" in (window_warning(30.0, Costs(), has_area=False) or "")

@@ -77,10 +77,10 @@ def measure_hugging_face(home: Path) -> dict[str, float]:
 
 def measure_ours(home: Path, *, accelerate: bool) -> dict[str, float]:
     """All that ``unbroken tokenize`` does, in this process."""
-    from unbroken.data.ingest.tokenize import Request, tokenize
+    from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
 
     def run(name: str, output: Path) -> int:
-        request = Request(home / name, output, str(home / "tokenizer.json"), accelerate=accelerate)
+        request = TokenizeRequest(home / name, output, str(home / "tokenizer.json"), accelerate=accelerate)
         report = tokenize(request)
         if ("gigatoken" in report.engine) != accelerate:
             raise SystemExit(f"the engine was: {report.engine}")

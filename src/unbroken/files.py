@@ -401,7 +401,7 @@ class Files:
         Raises:
             StorageFailed: the system refused to say.
         """
-        with storage_errors("look at", path):
+        with storage_errors("stat", path):
             try:
                 return self.disk.status(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -480,7 +480,7 @@ class Files:
         Raises:
             StorageFailed: the system refused to say.
         """
-        with storage_errors("ask for the free space of", path):
+        with storage_errors("read the free space of", path):
             return self.disk.space(path)
 
 

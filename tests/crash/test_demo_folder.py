@@ -6,11 +6,11 @@ import pytest
 
 from unbroken.disk import Disk
 from unbroken.files import Files
-from unbroken.prove.demo_setup import Places, config_text, prepare
+from unbroken.prove.demo_setup import DemoFolder, config_text, prepare
 from unbroken.records.lease import Holder
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points, crash_states
 
-PLACES = Places(Path("/somewhere/demo"))
+PLACES = DemoFolder(Path("/somewhere/demo"))
 HOLDER = Holder("here", 7, "77")
 
 

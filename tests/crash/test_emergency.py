@@ -82,9 +82,9 @@ def found_after(disk: Disk) -> tuple[int, bool]:
         for place in filter(None, (pointer.path, pointer.copy)):
             assert verify(Store(Path(place).parent, files), Path(place).name, Level.FULL).is_sound, place
     here, elsewhere = choice(files), choice(files, host="node-2")
-    assert here.moment is not None
-    assert elsewhere.moment is not None
-    return here.moment.step, elsewhere.moment.step == here.moment.step
+    assert here.dump_set is not None
+    assert elsewhere.dump_set is not None
+    return here.dump_set.step, elsewhere.dump_set.step == here.dump_set.step
 
 
 @pytest.mark.promise("M11", "X7")
@@ -162,11 +162,11 @@ def test_a_copy_that_is_not_what_was_written_is_never_called_one() -> None:
     (pointer,) = read_pointers(RUN, files)
     assert (pointer.step, pointer.copy) == (5, None)
     here, elsewhere = choice(files), choice(files, host="node-2")
-    assert here.moment is not None
-    assert here.moment.step == 5
+    assert here.dump_set is not None
+    assert here.dump_set.step == 5
     # On another host the copy of before is the newest there is, and why is said.
-    assert elsewhere.moment is not None
-    assert elsewhere.moment.step == 3
+    assert elsewhere.dump_set is not None
+    assert elsewhere.dump_set.step == 3
     ((name, reason),) = elsewhere.passed_over
     assert name == "emergency_step_5"
     assert "on host node-1" in reason

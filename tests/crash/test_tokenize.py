@@ -21,16 +21,16 @@ from tests.unit.data.texts import DOCUMENTS, lines
 from tests.unit.data.texts import tree as files_below
 from unbroken.data.corpus.folders import UNFINISHED
 from unbroken.data.corpus.listing import LISTING
-from unbroken.data.ingest.tokenize import Request, tokenize
+from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.workbench import Options, UnitRecord, Workbench
+from unbroken.data.ingest.work_folder import TokenizeOptions, UnitRecord, WorkFolder
 from unbroken.disk import Disk
 from unbroken.errors import BadDocuments, StorageFailed
 from unbroken.files import Files
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points, crash_states, tree
 
 OUTPUT = Path("/data/out")
-OPTIONS = Options(val_fraction="1/3", shard_tokens=400)
+OPTIONS = TokenizeOptions(val_fraction="1/3", shard_tokens=400)
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def text(kind: str) -> Path:
 
 
 def run(disk: Disk, kind: str, *, add: bool = False) -> object:
-    asked = Request(text(kind), OUTPUT, "bytes", options=OPTIONS, add=add)
+    asked = TokenizeRequest(text(kind), OUTPUT, "bytes", options=OPTIONS, add=add)
     return tokenize(asked, files=Files(disk))
 
 
@@ -74,10 +74,10 @@ def stopped_at_a_bad_line() -> MemoryDisk:
     with pytest.raises(BadDocuments):
         run(disk, "bad")
     # A record of a unit that the repaired text will be cut otherwise than, and a shard of it.
-    bench = Workbench(Files(disk), OUTPUT)
-    plan = bench.plan()
+    work = WorkFolder(Files(disk), OUTPUT)
+    plan = work.plan()
     assert plan is not None
-    bench.record(plan, 1, UnitRecord("reference", {}, []))
+    work.record(plan, 1, UnitRecord("reference", {}, []))
     Files(disk).make_directory(OUTPUT / "train" / "web")
     Files(disk).write_new(OUTPUT / "train" / "web" / "00000-007.bin", [b"old"])
     disk.sync_all()
@@ -102,12 +102,12 @@ SCENES: dict[str, Scene] = {
 
 def drops_the_engine(disk: Disk) -> None:
     """The records that only a real tokenizer needs."""
-    bench = Workbench(Files(disk), OUTPUT)
-    other = Workbench(Files(stopped_at_a_bad_line()), OUTPUT)
+    work = WorkFolder(Files(disk), OUTPUT)
+    other = WorkFolder(Files(stopped_at_a_bad_line()), OUTPUT)
     plan = other.plan()
     assert plan is not None
-    bench.begin(plan, tokenizer=b"{}", command="unbroken tokenize --help", scratch=".begin")
-    bench.drop_engine(plan, "a zebra")
+    work.begin(plan, tokenizer=b"{}", command="unbroken tokenize --help", scratch=".begin")
+    work.drop_engine(plan, "a zebra")
 
 
 def trains(disk: Disk) -> object:
@@ -197,7 +197,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / "text" / f"{number}").mkdir(parents=True)
         (home / "text" / f"{number}" / "a.jsonl").write_bytes(lines(DOCUMENTS * 150))
     train_tokenizer(text("whole"), home / "own.json", vocab_size=300)
-    tokenize(Request(home / "text", home / "expected", str(home / "own.json"), accelerate=False))
+    tokenize(TokenizeRequest(home / "text", home / "expected", str(home / "own.json"), accelerate=False))
     return home
 
 
@@ -266,8 +266,8 @@ def _words(pid: int) -> str:
 
 def test_a_worker_that_is_killed_is_an_error_that_names_what_it_was_at(corpus: Path, tmp_path: Path) -> None:
     process = start(corpus, tmp_path / "out")
-    wait_until(process, lambda: any("unbroken.data.ingest.worker_main" in _words(pid) for pid in workers(process)))
-    victim = next(pid for pid in workers(process) if "unbroken.data.ingest.worker_main" in _words(pid))
+    wait_until(process, lambda: any("unbroken.data.ingest.worker_process" in _words(pid) for pid in workers(process)))
+    victim = next(pid for pid in workers(process) if "unbroken.data.ingest.worker_process" in _words(pid))
     os.kill(victim, signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1

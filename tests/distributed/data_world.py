@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from tests.unit.data.streams import open_stream
+from unbroken.data.exactly_once import Served
 from unbroken.data.loader import Loader
-from unbroken.data.served import Served
 from unbroken.errors import LanesUnfit
 from unbroken.world import World
 
@@ -22,7 +22,7 @@ def read_steps(data: str, state: dict[str, Any] | None, global_batch: int, lane:
     read = []
     for batch in loader:
         read.append((batch.step, batch.lane, list(batch.samples), batch.tokens.tolist()))
-        if len(read) == steps * loader.lanes.mine:
+        if len(read) == steps * loader.lanes.per_step:
             break
     agrees = loader.settle_served(_summed(loader.served_share()))()["agrees"]
     return {"read": read, "state": json.loads(json.dumps(loader.state_dict())), "agrees": agrees}

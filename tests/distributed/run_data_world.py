@@ -46,7 +46,7 @@ def serve(leg: Leg) -> list[tuple[int, int, list[int]]]:
     seen = []
     with unbroken.Run(leg.run, settings=settings, model=model, optimizer=optimizer, data=loader) as run:
         for step in run.steps(leg.total):
-            for _ in range(loader.lanes.mine):
+            for _ in range(loader.lanes.per_step):
                 batch = next(run.data)
                 seen.append((step, batch.samples.start, batch.tokens.sum(dim=1).tolist()))
                 loss = model(batch.tokens.double().mean().reshape(1).float()).square().sum()

@@ -253,7 +253,7 @@ def test_a_part_that_one_rank_needs_and_finds_damaged_is_set_aside_once_by_all(t
     told = good(spawn(2, train, Job(str(run), wrap="fsdp", total=6)))
     assert [each["resumed_from"] for each in told] == [str(store.path("checkpoint-2"))] * 2
     assert [exact(each) for each in told] == [exact(each) for each in whole]
-    passed = history(run).of_kind("passed-over")
+    passed = history(run).of_kind("checkpoint-skipped")
     assert [fact.values["name"] for fact in passed] == ["final"]
     assert "state/__1_0.distcp" in passed[0].values["reason"]
     assert len([each for each in (store.path("quarantine")).iterdir() if each.is_dir()]) == 1
@@ -264,7 +264,7 @@ def test_a_record_of_one_rank_that_is_damaged_sets_the_checkpoint_aside_for_all(
     good(spawn(2, train, Job(str(run), total=4)))
     store = Store(Layout(run).checkpoints)
     record = store.path("final") / "ranks/rank-00001.json"
-    record.write_text(json.dumps({"schema": "unbroken.rank-state/1", "rank": 1, "values": {}}))
+    record.write_text(json.dumps({"schema": "unbroken.rank-state/2", "rank": 1, "values": {}}))
     told = good(spawn(2, train, Job(str(run), total=6)))
     assert {each["resumed_from"] for each in told} == {str(store.path("checkpoint-2"))}
 

@@ -144,6 +144,6 @@ def test_damage_to_the_record_of_a_rank_that_is_no_more_is_seen_by_those_that_ar
     good(spawn(2, train, replace(plain, total=4)))
     history = read_history(Layout(run))
     assert history.of_kind("resume")[-1].values["step"] == 2
-    [passed] = history.of_kind("passed-over")
+    [passed] = history.of_kind("checkpoint-skipped")
     assert passed.values["name"] == "final"
     assert "ranks/rank-00002.json" in passed.values["reason"]

@@ -79,7 +79,7 @@ def test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exh
     assert summary(run).status == "completed"
     facts = read_history(Layout(run)).of_kind("data")
     assert [fact.values["notices"] for fact in facts] == [
-        [f"a dry bucket leaves its share to the others from sample {last * 6:,} on"]
+        [f"an exhausted bucket leaves its share to the other buckets from sample {last * 6:,} on"]
     ]
 
 

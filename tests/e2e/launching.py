@@ -83,7 +83,7 @@ RECORDING = """
     run = pathlib.Path("r")
     lease = acquire(run, this_holder(), token="t", now_s=time.time())
     journal = Journal(Layout(run), lease.number, clock=time.time)
-    journal.write("job-end", status="stopped", exit_code=0, verdict="again", reason="as recorded")
+    journal.write("job-end", status="stopped", exit_code=0, reason="as recorded", **{"class": "again"})
     release(run, lease, now_s=time.time())
 """
 

@@ -60,7 +60,7 @@ def test_show_refuses_a_sample_whose_bytes_changed_since_training_checked_them(u
         path.write_bytes(bytes(byte ^ 1 for byte in data))
     said = document(unbroken, *words, code=4)
     assert said["kind"] == "sequence-damaged"
-    assert said["message"] == "the bytes of sample 0 have changed since they were first checked"
+    assert said["message"] == "the bytes of sample 0 have changed since they were first read"
 
 
 def test_inspect_lists_every_bucket_of_every_split(unbroken: Tool, folder: Path) -> None:
@@ -202,7 +202,7 @@ def test_validate_says_how_far_the_data_reaches(unbroken: Tool, folder: Path) ->
     assert unbroken("validate", "run.yaml", f"training.max_steps={available}").returncode == 0
     too_far = unbroken("validate", "run.yaml", f"training.max_steps={available + 1}")
     assert too_far.returncode == 4
-    assert f"all data is read at step {available} of {available + 1}" in too_far.stderr
+    assert f"data exhausted at step {available} of {available + 1}" in too_far.stderr
 
 
 @pytest.mark.promise("G18")
@@ -212,7 +212,7 @@ def test_each_flag_turns_its_problem_into_a_warning(unbroken: Tool, folder: Path
     ended = unbroken("validate", "run.yaml", short, "training.max_steps=12", "--strict")
     assert ended.returncode == 4
     assert "data.curriculum has 2,560 tokens and the steps read 3,072, -17 %" in ended.stderr
-    assert "bucket code runs dry at step" in ended.stderr
+    assert "bucket code is exhausted at step" in ended.stderr
     one = unbroken("validate", "run.yaml", short, "training.max_steps=12", "--allow-budget-mismatch")
     assert one.returncode == 4
     assert "data.curriculum has" in one.stderr.splitlines()[0]

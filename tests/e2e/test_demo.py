@@ -31,7 +31,7 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
     assert [(row[0], row[1]) for row in rows] == [("1", "2"), ("2", "1"), ("3", "3"), ("4", "2")]
     assert [row[5].partition(",")[0] for row in rows] == [
         "SIGKILL in mid-step",
-        "asked to stop: it saved and ended",
+        "stopped on request: saved and exited",
         "SIGKILL while it saved",
         "completed",
     ]
@@ -45,12 +45,12 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
 
     chained = Layout(folder / "runs" / "chained")
     history = read_history(chained)
-    assert [fact.values["world"] for fact in history.of_kind("job-start")] == [2, 1, 3, 2]
+    assert [fact.values["world_size"] for fact in history.of_kind("job-start")] == [2, 1, 3, 2]
     assert [(fact.job, fact.values["status"]) for fact in history.of_kind("job-end")] == [
         (2, "stopped"),
         (4, "completed"),
     ]
-    [passed] = history.of_kind("passed-over")
+    [passed] = history.of_kind("checkpoint-skipped")
     assert passed.job == 4
     assert (chained.checkpoints / "quarantine" / str(passed.text("name"))).is_dir()
     recomputed = read_metrics(chained).recomputed
@@ -82,6 +82,6 @@ def test_a_command_that_fails_is_shown_with_the_end_of_its_log_and_no_traceback(
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     told = json.loads(ended.stdout)
     assert (ended.returncode, told["kind"]) == (1, "demo-failed")
-    assert "was to learn a tokenizer, but it ended with exit code" in told["message"]
+    assert "was expected to learn a tokenizer, but it ended with exit code" in told["message"]
     assert any("the tokenizers are broken here" in line for line in told["details"])
     assert Path(told["at"]).is_file() and "Traceback" not in ended.stderr

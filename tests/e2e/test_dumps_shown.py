@@ -50,5 +50,5 @@ def test_who_asks_for_a_checkpoint_of_a_run_without_one_is_told_so(
     acquire(tmp_path / "new", this_holder(), token="x", now_s=0.0)
     ended = unbroken(*asked)
     assert ended.returncode == 5, ended.stderr
-    assert "there is no checkpoint here" in ended.stderr
+    assert "no checkpoint found" in ended.stderr
     assert "seal" not in ended.stderr

@@ -39,7 +39,7 @@ def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_asked(unb
 
     model = save_run(tmp_path / "run")
     found = json.loads(unbroken("export", "run@1", "--to", "w.safetensors", "--dtype", "bf16", "--json").stdout)
-    assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/1", 1, "safetensors")
+    assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/2", 1, "safetensors")
     state = load_file(tmp_path / "w.safetensors")
     assert set(state) == set(model.state_dict())
     assert torch.equal(state["norm.weight"], (model.norm.weight - 0.25).bfloat16())
@@ -96,7 +96,7 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
         assert refused.returncode == 2 and refused.stderr.splitlines() == [
             "error[would-overwrite]: a folder that no export wrote (it holds chapter.txt) already exists",
             "  at   thesis",
-            "  so   nothing was touched; this is never replaced, also not with --force",
+            "  so   nothing was changed; this is never replaced, even with --force",
             "  help unbroken export run --to thesis/export   write to a path that is free",
         ]
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"

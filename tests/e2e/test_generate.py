@@ -29,7 +29,7 @@ def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Too
     ended = unbroken(*words, "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
-    assert found["schema"] == "unbroken.generate/1" and found["step"] == 2
+    assert found["schema"] == "unbroken.generate/2" and found["step"] == 2
     (said,) = found["texts"]
     assert (said["prompt"], said["prompt_tokens"]) == ("def ", 4)
     plain = unbroken(*words, "--return-full-text")
@@ -169,8 +169,8 @@ def test_a_bad_record_is_named_with_its_line_and_the_old_output_stays(
     for flag in ("--dry-run", "--quiet"):
         ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl", flag)
         assert ended.returncode == 2
-        assert "in.jsonl:2  generation.gredy: there is no such key; did you mean generation.greedy?" in ended.stderr
-        assert "in.jsonl:3  promt: there is no such key; did you mean prompt?" in ended.stderr
+        assert "in.jsonl:2  generation.gredy: unknown key; did you mean generation.greedy?" in ended.stderr
+        assert "in.jsonl:3  promt: unknown key; did you mean prompt?" in ended.stderr
     assert (tmp_path / "out.jsonl").read_text() == "old\n"
     same = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "in.jsonl")
     assert same.returncode == 2 and "--output is the input" in same.stderr

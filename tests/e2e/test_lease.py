@@ -81,13 +81,13 @@ def test_a_job_in_another_pid_namespace_keeps_its_run_until_it_is_gone(
         lease = read_current(run)
         assert lease is not None and lease.holder.host == host_name() and lease.standing(process_of) is Standing.UNKNOWN
         draft = draft_of(run, lease)
-        assert json.loads(unbroken("status", "run", "--json").stdout)["job"]["standing"] == "unknown"
+        assert json.loads(unbroken("status", "run", "--json").stdout)["job"]["liveness"] == "unknown"
         with pytest.raises(RunHeld, match="another live job"):
             taken(run)
         assert unbroken("prune", "run").returncode == 0 and draft.exists()
         if not ahead_s:
             refused = unbroken("release", "run")
-            assert refused.returncode == 7 and "it renewed its lease while it was watched" in refused.stderr
+            assert refused.returncode == 7 and "it renewed its lease within" in refused.stderr
             assert "in another container or PID namespace" in unbroken("stop", "run", "--force").stderr
         job.kill()
     # Dead, and nobody here can see it: what remains is to watch.

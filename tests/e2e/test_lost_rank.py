@@ -72,7 +72,7 @@ def test_launch_starts_again_after_a_rank_was_killed_and_says_which(unbroken: To
     [line] = [each for each in (ended.stdout + ended.stderr).splitlines() if "restart 1" in each]
     assert "peer-lost: rank 1 is gone" in line and "rank 1 was ended by SIGKILL" in line
     [first, _] = read_history(Layout(tmp_path / "runs/a")).of_kind("job-end")
-    assert (first.text("verdict"), first.text("status")) == ("again", "error")
+    assert (first.text("class"), first.text("status")) == ("again", "error")
 
 
 @pytest.mark.promise("U5")
@@ -116,7 +116,7 @@ def test_a_rank_killed_on_another_machine_is_named(tmp_path: Path, program: list
     for each in nodes:
         each.wait(timeout=300)
     [end] = read_history(Layout(tmp_path / "runs/a")).of_kind("job-end")
-    assert end.text("verdict") == "again"
+    assert end.text("class") == "again"
     assert str(end.text("reason")).startswith(f"peer-lost: rank {ranks} is gone"), end.text("reason")
 
 
@@ -134,4 +134,4 @@ def test_a_signal_to_the_launcher_or_to_every_process_ends_in_one_checkpoint(
     history = read_history(Layout(tmp_path / "runs/a"))
     assert [each.text("save_kind") for each in history.of_kind("save")] == [SHUTDOWN], launch.said
     [end] = history.of_kind("job-end")
-    assert (end.text("status"), end.text("verdict")) == ("stopped", "again")
+    assert (end.text("status"), end.text("class")) == ("stopped", "again")

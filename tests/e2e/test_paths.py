@@ -14,13 +14,13 @@ COMMANDS = [
     *(["ls"], ["prune"], ["verify"], ["show"], ["pin"], ["unpin"], ["diff", "a@1"]),
 ]
 BAD = {
-    "": "error[bad-run-path]: the path of the run is empty",
-    LONG: "error[bad-run-path]: the path of the run is too long: a name in it has 256 bytes",
-    f"new/{LONG}/a": "error[bad-run-path]: the path of the run is too long: a name in it has 256 bytes",
-    "d/" * 3000: "error[bad-run-path]: the path of the run is too long: it has ",
-    "dangling": "error[bad-run-path]: the path of the run is a symlink that leads nowhere: its target is /nowhere",
+    "": "error[bad-run-path]: the run path is empty",
+    LONG: "error[bad-run-path]: the run path is too long: a name in it has 256 bytes",
+    f"new/{LONG}/a": "error[bad-run-path]: the run path is too long: a name in it has 256 bytes",
+    "d/" * 3000: "error[bad-run-path]: the run path is too long: it has ",
+    "dangling": "error[bad-run-path]: the run path is a dangling symlink: its target /nowhere",
     "dangling/below": "error[bad-run-path]: the path of the run is a symlink that leads nowhere",
-    "circle": "error[bad-run-path]: the symlinks in the path of the run lead in a circle",
+    "circle": "error[bad-run-path]: the run path contains a symlink loop",
 }
 
 
@@ -94,5 +94,5 @@ def test_a_directory_that_lets_nobody_in_is_named(closed: Path, capfd: pytest.Ca
     finally:
         os.seteuid(0)
     for code, said in ended:
-        assert code == 2 and f"cannot be looked into: permission denied in {closed.parent}" in said, said
+        assert code == 2 and f"cannot be read: permission denied in {closed.parent}" in said, said
         assert f"help ls -ld {closed.parent}" in said

@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_planned_from_what_it_has_measured(unbroken: Tool, run: Path) -> None:
     told = json.loads(unbroken("plan", str(run), "--walltime", "3600", "--json").stdout)
-    assert told["schema"] == "unbroken.plan/1"
+    assert told["schema"] == "unbroken.plan/2"
     assert told["given"]["steps"] == 6
     assert told["given"]["step_s"] > 0
     assert told["given"]["save_s"] > 0
@@ -64,7 +64,7 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
     assert (
         told["given"]["steps"] == 500 and told["given"]["walltime_s"] == 14_400 and told["given"]["mtbf_s"] == 172_800
     )
-    assert told["given"]["step_s"] > 0 and told["given"]["save_s"] >= told["given"]["blocked_s"] > 0
+    assert told["given"]["step_s"] > 0 and told["given"]["save_s"] >= told["given"]["paused_s"] > 0
     said = " ".join(told["assumptions"])
     assert "a step takes" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.yaml"], "nothing is left of the measurement"
@@ -75,9 +75,9 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
 def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(unbroken: Tool) -> None:
     bad = unbroken("plan", "--steps", "-1", "--mtbf", "nan")
     assert bad.returncode == 2
-    assert bad.stderr.startswith("error[bad-plan]: no plan can be made: 4 problems\n")
+    assert bad.stderr.startswith("error[bad-plan]: cannot make a plan: 4 problems\n")
     for option in ("--steps", "--step-seconds", "--save-seconds", "--mtbf"):
         assert f"  {option} " in bad.stderr
     assert "--mtbf must be a finite number of seconds above 0, is nan" in bad.stderr
     nowhere = unbroken("plan", "nowhere.yaml")
-    assert nowhere.returncode == 2 and "there is no config or run at this path" in nowhere.stderr
+    assert nowhere.returncode == 2 and "no config or run at this path" in nowhere.stderr

@@ -110,7 +110,7 @@ def test_a_script_that_forgets_its_optimizer_is_found_out_and_can_be_made_again(
     assert "not proven: chain 1 has other bits" in ended.stdout
     assert "is the first that differs" in ended.stdout
     [again] = [line for line in ended.stdout.splitlines() if line.startswith("  help ")]
-    words = shlex.split(again.removeprefix("  help ").removesuffix("make it again"))
+    words = shlex.split(again.removeprefix("  help ").removesuffix("repeat it"))
     assert words[:2] == ["unbroken", "prove"]
     # The evidence stays, and can be looked at; the words that stand for the run led there and nowhere else.
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "proof"}
@@ -130,7 +130,7 @@ def test_a_script_that_begins_anew_reaches_the_same_bits_and_is_no_proof(tmp_pat
     ended = prove(tmp_path, "--json", "--faults", "save", "--seed", "2", "--chain", "1", "--", *command)
     assert ended.returncode == 3, ended.stdout
     [chain] = told(ended)["chains"]
-    assert "went on from step 0, though" in chain["problem"]
+    assert "resumed from step 0, though" in chain["problem"]
 
 
 # ---- what is refused ----

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.prove.watched_job import Job
+from unbroken.prove.job_process import JobProcess
 from unbroken.records.process import process_started
 
 PATIENCE_S = 240
@@ -38,16 +38,16 @@ time.sleep(600)
 """
 
 
-def started(command: Sequence[str], folder: Path) -> Job:
-    return Job.started(command, env=os.environ, log=folder / "logs" / "job.log", run=folder / "run", cwd=folder)
+def started(command: Sequence[str], folder: Path) -> JobProcess:
+    return JobProcess.started(command, env=os.environ, log=folder / "logs" / "job.log", run=folder / "run", cwd=folder)
 
 
-def training(folder: Path) -> Job:
+def training(folder: Path) -> JobProcess:
     (folder / "train.py").write_text(SCRIPT)
     return started([sys.executable, "-m", "unbroken", "run", "--", "train.py", "run"], folder)
 
 
-def first_word(job: Job) -> str:
+def first_word(job: JobProcess) -> str:
     deadline_s = time.monotonic() + PATIENCE_S
     while not (said := job.said(1)):
         assert time.monotonic() < deadline_s

@@ -56,6 +56,8 @@ release(layout.run, lease, now_s=time.time())
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
+ENDED: dict[str, Any] = {"class": "done"}
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
@@ -202,11 +204,11 @@ def test_the_status_tells_jobs_saves_and_the_proof_by_steps_computed_twice(unbro
     layout = Layout(tmp_path / "run")
     for job in (1, 2, 3):
         journal = Journal(layout, job, clock=time.time)
-        journal.write("job-start", world=1)
+        journal.write("job-start", world_size=1)
         journal.write("recomputed", compared=100, agreeing=100)
         journal.write("recomputed", compared=240 * (job > 1), agreeing=240 * (job > 1))
         journal.write("commit", step=job * 100, name=f"checkpoint-{job * 100}", seconds=1.5)
-    journal.write("job-end", status="completed", exit_code=0, verdict="done", reason="the target is reached", step=300)
+    journal.write("job-end", status="completed", exit_code=0, reason="the target is reached", step=300, **ENDED)
     text = unbroken("status", "run").stdout
     assert "jobs     3, 2 crashed\n" in text and "saved    step 300 in 1.5 s\n" in text
     assert "proof    480 steps were computed twice; 480 of 480 agree bit for bit\n" in text

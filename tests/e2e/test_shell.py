@@ -123,7 +123,7 @@ def test_quiet_may_stand_before_or_after_the_command(unbroken: Tool, arguments: 
 
 MISTAKES = [
     (["explian"], "unknown-command", "did you mean explain?"),
-    (["zzz"], "unknown-command", "there is no command 'zzz'"),
+    (["zzz"], "unknown-command", "no command 'zzz'"),
     (["--jsno"], "bad-usage", "did you mean --json?"),
     (["explain", "--quite"], "bad-usage", "did you mean --quiet?"),
     (["explain", "one", "two"], "bad-usage", "unexpected extra argument"),

@@ -31,7 +31,7 @@ if sys.argv[1] == "hang":
     time.sleep(600)
 lease = acquire(layout.run, this_holder(), token="t", now_s=time.time(), process_of=process_of)
 journal = Journal(layout, lease.number, clock=time.time)
-journal.write("job-start", world=1)
+journal.write("job-start", world_size=1)
 signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path("hit").touch())
 pathlib.Path("ready").touch()
 ending = StopReason("done")
@@ -334,7 +334,7 @@ def test_a_chain_that_breaks_names_the_links_that_stand(site: Site, unbroken: To
     )
     told = unbroken("slurm", "chain", "a.sbatch", "--links", "5", env=site.environ())
     assert told.returncode == 2 and limit in told.stderr
-    assert "the chain ends behind what was submitted before: 99, 99" in told.stderr
+    assert "the chain ends after the jobs submitted so far: 99, 99" in told.stderr
     script = site.path / "a.sbatch"
     assert site.calls[0] == f"sbatch --parsable --no-requeue {script} --chained"
     assert site.calls[1] == f"sbatch --parsable --dependency=afterany:99 --no-requeue {script} --link --chained"

@@ -76,7 +76,7 @@ def test_ls_of_an_empty_store_says_so(unbroken: Tool, tmp_path: Path) -> None:
 def test_show_tells_a_checkpoint_by_every_kind_of_name(unbroken: Tool, run: Path) -> None:
     for reference in ("run@10", "run/checkpoints/checkpoint-10", "run/checkpoints@checkpoint-10"):
         said = document(unbroken, "show", reference)
-        assert (said["schema"], said["name"], said["step"]) == ("unbroken.show/1", "checkpoint-10", 10)
+        assert (said["schema"], said["name"], said["step"]) == ("unbroken.show/2", "checkpoint-10", 10)
     assert said["metrics"] == {"accuracy": 0.125, "best": "-inf", "loss": 2.5, "worst": "nan"}
     assert said["parts"][0]["name"] == "empty"
     assert document(unbroken, "show", "run")["name"] == "final"
@@ -110,7 +110,7 @@ def test_verify_of_a_store_without_a_checkpoint_exits_with_5(unbroken: Tool, tmp
 
 def test_a_newer_format_is_told_and_not_called_damaged(unbroken: Tool, run: Path) -> None:
     path = run / "checkpoints/checkpoint-50/manifest.json"
-    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/2"))
+    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/3"))
     ended = unbroken("verify", "run@50")
     assert ended.returncode == 3 and ended.stdout.startswith("unknown  checkpoint-50")
     ended = unbroken("show", "run@50")
@@ -132,7 +132,7 @@ def test_a_dry_run_of_prune_changes_nothing_and_tells_what_prune_then_does(unbro
     before = stamped(run)
     told = document(unbroken, "prune", "run", "--keep-last", "1", "--keep-every", "40", "--dry-run")
     assert stamped(run) == before
-    assert told["schema"] == "unbroken.prune/1" and told["dry_run"] is True
+    assert told["schema"] == "unbroken.prune/2" and told["dry_run"] is True
     done = document(unbroken, "prune", "run", "--keep-last", "1", "--keep-every", "40")
     assert done["removed"] == told["removed"]
     assert done["removed"] == ["checkpoint-10", "checkpoint-20.2", "checkpoint-30-shutdown", "checkpoint-50"]
@@ -209,7 +209,7 @@ def test_pins_are_set_and_taken_back(unbroken: Tool, run: Path) -> None:
 @pytest.mark.promise("G11")
 def test_status_tells_who_holds_the_run_and_what_it_resumes_from(unbroken: Tool, run: Path) -> None:
     said = document(unbroken, "status", "run")
-    assert said["schema"] == "unbroken.status/1" and said["status"] == "idle" and said["job"] is None
+    assert said["schema"] == "unbroken.status/2" and said["status"] == "idle" and said["job"] is None
     assert (said["resumable_step"], said["torn"], said["quarantined"], said["abandoned"]) == (80, 1, 1, 2)
     holder = this_holder()
     acquire(run, holder, token="x", now_s=1_700_000_000.0)
@@ -236,7 +236,7 @@ def test_a_run_held_on_another_machine_is_shown_by_the_age_of_its_lease(unbroken
     renew(run, lease, now_s=time.time() - 3600)
     said = document(unbroken, "status", "run")
     assert (said["status"], said["class"], said["resumable_step"]) == ("crashed", "again", 80)
-    assert said["job"]["standing"] == "unknown"
+    assert said["job"]["liveness"] == "unknown"
     assert "last renewed 1 h ago by its own clock" in unbroken("status", "run").stdout
     renew(run, lease, now_s=time.time())
     assert document(unbroken, "status", "run")["status"] == "running"
@@ -333,7 +333,7 @@ def test_no_name_and_no_manifest_steers_the_terminal(unbroken: Tool, run: Path) 
     path = run / "checkpoints/checkpoint-10/manifest.json"
     manifest = decode(path.read_bytes(), path)
     tensors = {"w\x1b[31m": Tensor("f\x07", (1,), "00")}
-    path.write_bytes(encode(replace(manifest, job="j\x1b]0;x\x07", facts={"a\x1b": "b\x1b"}, tensors=tensors)))
+    path.write_bytes(encode(replace(manifest, job="j\x1b]0;x\x07", metadata={"a\x1b": "b\x1b"}, tensors=tensors)))
     for command in (
         ["ls", "run"],
         ["show", "run@10", "--tensors"],
@@ -384,7 +384,7 @@ def test_verify_names_a_checkpoint_of_ours_that_lost_its_manifest(unbroken: Tool
 
 def test_ls_says_that_a_checkpoint_is_of_a_newer_format(unbroken: Tool, run: Path) -> None:
     manifest = run / "checkpoints/checkpoint-50/manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/9"))
     [line] = [line for line in unbroken("ls", "run").stdout.splitlines() if " checkpoint-50 " in line]
     assert "newer format" in line and "damaged" not in line
     assert "unknown  checkpoint-50" in unbroken("verify", "run").stdout

@@ -173,7 +173,7 @@ def test_a_reader_that_goes_away_is_told_once_and_quiet_is_an_option_or_a_variab
 def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", "model.n_embd=400000", "model.n_head=4")
     assert code == 2, said
-    assert "error[device-full]: the memory of cpu is not enough for this training" in said
+    assert "error[device-full]: out of memory on cpu" in said
     assert "Traceback" not in said and len(said.splitlines()) < 12
 
 

@@ -25,7 +25,7 @@ class PositionLoader(DataLoader[Any]):
 
 
 # Beside the one that the loader was given, and the one of the system, which has no state.
-GENERATORS: dict[str, Callable[[], object]] = {
+RNG: dict[str, Callable[[], object]] = {
     "torch": torch.Generator,
     "numpy": numpy.random.default_rng,
     "numpy, old": numpy.random.RandomState,
@@ -64,13 +64,13 @@ def forgotten(kind: str, directory: str) -> tuple[str, ...]:
     used_up.random()
     handed = {name: thing for name, thing in everything.items() if name != kind}
     forgotten_thing = everything.get(kind)
-    if kind in GENERATORS:
-        forgotten_thing = GENERATORS[kind]()
+    if kind in RNG:
+        forgotten_thing = RNG[kind]()
     try:
         with unbroken.Run(directory, settings=unbroken.Settings(audit="error", save_steps=1), **handed) as run:
             # Only a generator that is drawn from is state: the first save finds it changed.
             for _ in run.steps(1):
-                if kind in GENERATORS:
+                if kind in RNG:
                     DRAW[kind](forgotten_thing)
             return ()
     except UnsavedState as unsaved:

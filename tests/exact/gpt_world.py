@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from unbroken.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from unbroken.data.ingest.tokenize import Request, tokenize
+from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -36,7 +36,7 @@ def write_text(folder: Path) -> Path:
 def tokenize_text(text: Path, data: Path) -> Path:
     """The same as shards of bytes; gives the folder back."""
     for split in SOURCES:
-        tokenize(Request(input_dir=text / split, output_dir=data / split, tokenizer="bytes"))
+        tokenize(TokenizeRequest(input_dir=text / split, output_dir=data / split, tokenizer="bytes"))
     return data
 
 

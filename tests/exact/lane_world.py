@@ -15,8 +15,8 @@ from tests.exact.staged import StagedAllGather
 from unbroken import exact
 from unbroken.errors import CannotFold
 from unbroken.state.fingerprint import combine, fingerprints
+from unbroken.state.flatten import flatten
 from unbroken.state.items import make_items
-from unbroken.state.skeleton import split
 from unbroken.world import World
 
 SEED = 99
@@ -90,7 +90,7 @@ def fingerprint(model: SmallGpt, optimizer: torch.optim.AdamW) -> str:
     """One digest of parameters and moments, whatever holds them. Collective."""
     tensors: dict[str, torch.Tensor] = {}
     for item in make_items({"model": model, "optimizer": optimizer}):
-        tensors |= split(item.name, item.take(), allow_pickle=False).tensors
+        tensors |= flatten(item.name, item.take(), allow_pickle=False).tensors
     return combine(fingerprints(tensors, World.current()))
 
 

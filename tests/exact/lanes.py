@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tests.unit.data.streams import open_stream
-from unbroken.data.ingest.text import open_text_corpus
+from unbroken.data.ingest.text_corpus import open_text_corpus
 from unbroken.data.loader import Batch, Loader
 from unbroken.data.stream import Stream
 

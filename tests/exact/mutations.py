@@ -10,7 +10,7 @@ from unbroken.state import restore as restore_module
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item
 from unbroken.state.restore import Restored
-from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng
 
 Mutation = Callable[[dict[str, Any]], None]
 
@@ -42,8 +42,8 @@ def drop_generator(name: str) -> Mutation:
     """One generator goes on from where the fresh process has it."""
 
     def mutate(things: dict[str, Any]) -> None:
-        fresh = capture_generators()[name]
-        setattr(opening, "restore_generators", lambda state: restore_generators({**state, name: fresh}))  # noqa: B010
+        fresh = capture_rng()[name]
+        setattr(opening, "restore_rng", lambda state: restore_rng({**state, name: fresh}))  # noqa: B010
 
     return mutate
 
@@ -57,12 +57,12 @@ def generators_too_early(things: dict[str, Any]) -> None:
         return restored
 
     def restore(state: object) -> None:
-        restore_generators(state)
+        restore_rng(state)
         [cursor] = cursors
         cursor.load_state_dict(cursor.state_dict())
 
     _after_restore(remember)
-    setattr(opening, "restore_generators", restore)  # noqa: B010
+    setattr(opening, "restore_rng", restore)  # noqa: B010
 
 
 def forget_step(things: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from unbroken.exact.exchange import Ranks
+from unbroken.exact.exchange import RankGroup
 
 
 class StagedAllGather(AllGather):
@@ -22,5 +22,5 @@ class StagedAllGather(AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        Ranks(dist.get_rank(group), dist.get_world_size(group), group).gather(output_tensor, input_tensor).wait()
+        RankGroup(dist.get_rank(group), dist.get_world_size(group), group).gather(output_tensor, input_tensor).wait()
         return None

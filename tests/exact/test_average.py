@@ -11,9 +11,9 @@ from tests.exact.test_gpt_train import at, bits, directory, fingerprint, refused
 from unbroken import errors
 from unbroken.config import Config
 from unbroken.gpt.checkpoint import find_model
-from unbroken.gpt.device import Place
+from unbroken.gpt.device import RankDevice
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.prepare import validation_stream
+from unbroken.gpt.training_data import validation_stream
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.testing.worlds import logs, spawn
@@ -53,7 +53,7 @@ def test_what_a_checkpoint_holds_evaluates_to_what_was_logged_before_it_was_save
     for step in (4, STEPS):
         found = find_model(f"{directory(alone)}@{step}", is_averaged=True)
         loaded = found.load(gpt_world.CPU)
-        evaluate = Evaluation(validation_stream(alone), 2, 3, Place(World(0, 1), gpt_world.CPU))
+        evaluate = Evaluation(validation_stream(alone), 2, 3, RankDevice(World(0, 1), gpt_world.CPU))
         assert evaluate(loaded.model).loss.hex() == logged[step]["ema_val_loss"]
 
 
@@ -78,4 +78,4 @@ def test_it_can_be_turned_on_off_and_changed_between_jobs_if_the_field_is_accept
     [ended] = spawn(1, gpt_world.train, plain, Job(), accept)
     assert ended.is_good and ended.value.is_completed, logs([ended])
     assert "ema_val_loss" not in bits(run)[STEPS]
-    assert all(not fact.values["without_difference"] for fact in read_history(Layout(run)).of_kind("accept"))
+    assert all(not fact.values["unused"] for fact in read_history(Layout(run)).of_kind("accept"))

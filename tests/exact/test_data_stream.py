@@ -13,8 +13,8 @@ import pytest
 import unbroken
 from tests.exact.lanes import GLOBAL_BATCH, LANES, STEPS, Rank, digest, newest_state, noted, run_in_group, run_job
 from tests.unit.data.streams import Lengths, lengths, make_corpus, open_stream
+from unbroken.data.exactly_once import Served, expected
 from unbroken.data.loader import Loader
-from unbroken.data.served import Served, expected
 
 CORPUS: Lengths = {
     "code": {"0": lengths(900, 60, 1), "1": lengths(700, 60, 2)},

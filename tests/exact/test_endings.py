@@ -45,7 +45,7 @@ def test_each_signal_saves_at_the_edge_of_its_step_and_the_same_command_goes_on(
         assert (found["step"], found["is_stopped"]) == (4, True)
         assert checkpoints(directory) == {"checkpoint-4-shutdown"}
         [fact] = facts(directory, "job-end")
-        assert (fact["status"], fact["exit_code"], fact["verdict"]) == ("stopped", 0, "again")
+        assert (fact["status"], fact["exit_code"], fact["class"]) == ("stopped", 0, "again")
         assert signal.Signals(number).name in fact["reason"]
     again = forked_each(jobs.signalled, [(directory, int(signal.SIGCONT)) for directory, _ in runs])
     assert {ended.required()["digest"] for ended in again} == {whole["digest"]}
@@ -65,7 +65,7 @@ def test_a_second_interrupt_leaves_at_once_and_loses_only_what_was_not_committed
     # Waiting for the save that hangs is what a second interrupt must not do.
     assert forked(jobs.interrupted_twice, directory).required()
     [fact] = facts(directory, "job-end")
-    assert (fact["status"], fact["exit_code"], fact["verdict"]) == ("stopped", 130, "again")
+    assert (fact["status"], fact["exit_code"], fact["class"]) == ("stopped", 130, "again")
     assert checkpoints(directory) == set()
     assert forked(jobs.signalled, directory, int(signal.SIGTERM)).required()["step"] == 4
 
@@ -101,7 +101,7 @@ def test_with_slow_storage_a_job_stops_early_enough_before_its_deadline_to_commi
     directory = str(tmp_path / "run")
     found = forked(jobs.until_walltime, directory, 14.0, 0.25).required()
     assert found["is_stopped"]
-    assert found["left_s"] > 0
+    assert found["remaining_s"] > 0
     assert f"checkpoint-{found['step']}-shutdown" in checkpoints(directory)
     [fact] = facts(directory, "job-end")
     assert "walltime limit near" in fact["reason"]
@@ -137,7 +137,7 @@ def test_a_last_save_that_fails_ends_the_job_with_its_error(tmp_path: Path) -> N
     found = forked(jobs.with_a_full_disk, directory, 11, 12).required()
     assert found["error"] == "storage-failed"
     [fact] = facts(directory, "job-end")
-    assert (fact["status"], fact["exit_code"], fact["verdict"]) == ("error", 74, "again")
+    assert (fact["status"], fact["exit_code"], fact["class"]) == ("error", 74, "again")
     # The save of step 10 may or may not have been through when the disk was full.
     newest = max(int(name.removeprefix("checkpoint-")) for name in checkpoints(directory))
     assert newest in (8, 10)
@@ -149,7 +149,7 @@ def test_a_loss_that_is_no_number_ends_the_job_and_is_never_saved(tmp_path: Path
     assert forked(jobs.with_a_bad_loss, directory).required() == {"step": 5, "exit_code": 8, "kept": 4}
     assert checkpoints(directory) == {"checkpoint-2", "checkpoint-4"}
     [fact] = facts(directory, "job-end")
-    assert (fact["exit_code"], fact["verdict"]) == (8, "look")
+    assert (fact["exit_code"], fact["class"]) == (8, "look")
 
 
 @pytest.mark.promise("X3")

@@ -177,7 +177,7 @@ def test_a_change_that_was_accepted_is_journalled_and_later_jobs_continue_with_i
     assert [fact.values["compared"] for fact in history.of_kind("recomputed")] == [2]
     said = (tmp_path / "chained" / "logs" / "job-0003.log").read_text()
     assert "optimizer.learning_rate is 0.003 in the config, but 0.001 was accepted by job 2 at step 4" in said
-    assert "exact from step 4 on: accepted by name: optimizer.learning_rate" in said
+    assert "exact from step 4 on (accepted: optimizer.learning_rate)" in said
 
 
 def bigram_loss(data: Path) -> float:

@@ -45,13 +45,13 @@ def test_each_window_is_used_for_what_fits_before_the_kill_and_the_next_job_ends
     for told in ("dump", "let go", "save"):
         assert ended[told].required()["is_stopped"], told
         (end,) = facts(runs[told], "job-end")
-        assert (end["status"], end["verdict"]) == ("stopped", "again")
+        assert (end["status"], end["class"]) == ("stopped", "again")
     assert all(commit["seconds"] > 6 * DELAY_S for run in runs.values() for commit in facts(run, "commit"))
     assert checkpoints(runs["save"]) == {"checkpoint-2", "checkpoint-4-shutdown"}
     for told in ("nothing", "dump", "let go"):
         assert checkpoints(runs[told]) == {"checkpoint-2"}, told
     assert [fact["step"] for fact in facts(runs["dump"], "emergency-save")] == [4]
-    assert [fact["step"] for fact in facts(runs["let go"], "let-go")] == [4]
+    assert [fact["step"] for fact in facts(runs["let go"], "grace-too-short")] == [4]
     again = forked_each(jobs.left_to_go_on, [(run, scratch) for run in runs.values()])
     assert {each.required()["digest"] for each in again} == {whole["digest"]}
     resumed = {told: facts(run, "resume")[-1]["step"] for told, run in runs.items()}

@@ -63,7 +63,7 @@ def test_a_history_of_one_two_and_three_ranks_is_recomputed_on_any_number(
     ends = {1: ("2", "final"), 2: ("2", "checkpoint-4"), 3: ("4", "latest")}[ranks]
     code, found = told(unbroken, made, *ends, "--nproc-per-node", str(ranks))
     assert code == 0, found
-    assert found["world"] == ranks and found["is_equal"] and found["directory"] is None
+    assert found["world_size"] == ranks and found["is_equal"] and found["directory"] is None
     assert found["metrics"]["agreeing"] == found["metrics"]["steps"] == found["steps"]
     assert {"loss", "grad_norm", "lr", "tokens"} <= set(found["metrics"]["names"])
     # Weights, both moments, steps, generators; and the position in the data among the values.
@@ -125,7 +125,7 @@ def test_a_damaged_end_is_named_before_anything_is_computed(
 def test_another_arithmetic_is_exit_code_6_as_a_resume_says(made: Path, unbroken: Tool, tmp_path: Path) -> None:
     ended = unbroken("replay", made, "4", "6", "--dir", tmp_path / "again", env={"OMP_NUM_THREADS": "2"})
     assert ended.returncode == 6
-    assert "error[replay-unfinished]: the recomputation never reached step 6\n" in ended.stderr
+    assert "error[replay-unfinished]: the replay did not reach step 6\n" in ended.stderr
     assert "its job is halted: arithmetic-differs" in ended.stderr
     assert "threads: 1 in the checkpoint, 2 here" in ended.stderr
 
@@ -163,17 +163,17 @@ def test_a_run_of_any_script_is_recomputed_by_the_command_that_made_it(scripted:
 
 Words = Callable[[Path], list[str | Path]]
 REFUSED: dict[str, tuple[Words, int, str]] = {
-    "the same step twice": (lambda run: ["4", "4"], 2, "both of step 4"),
-    "the later one first": (lambda run: ["8", "4"], 2, "the earlier one stands first"),
-    "a step without a checkpoint": (lambda run: ["4", "7"], 2, "no checkpoint here is called '7'"),
-    "no command": (lambda run: ["4", "8"], 2, "so its command is not known"),
-    "no such program": (lambda run: ["4", "8", "--", "no-such-program"], 2, "there is no program at this path"),
+    "the same step twice": (lambda run: ["4", "4"], 2, "both at step 4"),
+    "the later one first": (lambda run: ["8", "4"], 2, "give the earlier one first"),
+    "a step without a checkpoint": (lambda run: ["4", "7"], 2, "no checkpoint is called '7'"),
+    "no command": (lambda run: ["4", "8"], 2, "so its command is unknown"),
+    "no such program": (lambda run: ["4", "8", "--", "no-such-program"], 2, "no program at this path"),
     "no run": (lambda run: ["4", "8", "--", sys.executable, "-c", "pass"], 3, "never entered a Run"),
-    "a script that ends before": (lambda run: ["4", "8", "--", SCRIPT, run, "6"], 3, "never reached step 8"),
+    "a script that ends before": (lambda run: ["4", "8", "--", SCRIPT, run, "6"], 3, "did not reach step 8"),
     "ranks that cannot be told": (
         lambda run: ["4", "8", "--nproc-per-node", "2", "--", sys.executable, "train.py"],
         2,
-        "put {ranks} where it is told how many",
+        "put {ranks} in place of their number",
     ),
     "data of a script": (lambda run: ["4", "8", "--data-path", "x", "--", "a.py"], 2, "--data-path is for runs of"),
 }
@@ -194,5 +194,5 @@ def test_a_directory_that_is_not_empty_is_never_written_into(scripted: Path, unb
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "mine").touch()
     ended = unbroken("replay", scripted, "4", "8", "--dir", tmp_path / "again", "--", SCRIPT, scripted)
-    assert ended.returncode == 2 and "is there already and not empty" in ended.stderr
+    assert ended.returncode == 2 and "exists and is not empty" in ended.stderr
     assert [path.name for path in (tmp_path / "again").iterdir()] == ["mine"]

@@ -31,7 +31,7 @@ def test_a_model_that_is_held_otherwise_is_refused_by_the_name_of_its_parameter(
     ended = spawn(2, refused_each)
     assert all(each.is_good for each in ended), logs(ended)
     for told in (each.value for each in ended):
-        assert told["two dimensions"].startswith("'0.weight' cannot take part in an exact sum: it is placed as")
+        assert told["two dimensions"].startswith("'0.weight' does not support exact gradient sums: its placement is")
         assert "'1.weight'" in told["half sharded"] and "it is not sharded" in told["half sharded"]
         assert "'0.weight'" in told["tensor parallel"] and "it is a DTensor" in told["tensor parallel"]
         assert "'DistributedDataParallel'" in told["ddp"] and "MixedPrecisionPolicy" in told["type said twice"]

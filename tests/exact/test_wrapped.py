@@ -22,9 +22,9 @@ def test_what_would_fail_at_the_first_save_is_refused_at_entry_in_one_line(tmp_p
     kinds = ("hollow", "mute")
     found = forked_each(wrapped.refused, [(kind, str(tmp_path / kind)) for kind in kinds])
     said = dict(zip(kinds, (each.required() for each in found), strict=True))
-    assert said["hollow"].startswith("'optimizer' cannot be saved: a Hollow lacks what torch.optim.Optimizer sets up")
+    assert said["hollow"].startswith("'optimizer' cannot be saved: Hollow lacks what torch.optim.Optimizer sets up")
     assert said["mute"] == (
-        "'note' cannot be saved: a Mute lacks a state_dict() that works: AttributeError: there is none yet"
+        "'note' cannot be saved: Mute lacks a state_dict() that works: AttributeError: there is none yet"
     )
     assert not (tmp_path / "mute" / "checkpoints").exists()
 

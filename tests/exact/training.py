@@ -29,7 +29,7 @@ import unbroken
 from unbroken.disk import LocalDisk
 from unbroken.files import LOCAL
 from unbroken.state.cursor import Cursor
-from unbroken.state.rng import capture_generators
+from unbroken.state.rng import capture_rng
 from unbroken.testing import FaultyDisk, Kill, Operation
 
 TOTAL = 12
@@ -195,7 +195,7 @@ def digest(things: Things, run: unbroken.Run) -> str:
     for name, thing in sorted(things.items()):
         state = Cursor.state_dict(run.data) if name == "data" else thing.state_dict()
         said.update(f"{name} {spelled(state)}".encode())
-    said.update(spelled(capture_generators()).encode())
+    said.update(spelled(capture_rng()).encode())
     said.update(spelled([run.step, run.counters]).encode())
     return said.hexdigest()
 

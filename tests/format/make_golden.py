@@ -21,7 +21,8 @@ from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import seal
 from unbroken.store.sweep import pin
 
-GOLDEN = Path(__file__).parent / "golden" / "format-1"
+GOLDEN = Path(__file__).parent / "golden" / "format-2"
+OLD = Path(__file__).parent / "golden" / "format-1"
 JOB = "j0001_golden"
 T0 = 1_700_000_000_000_000_000
 BLOCK = 1024
@@ -54,7 +55,7 @@ def many_blocks(store: Store, step: int) -> None:
         tensors={"embed.weight": Tensor("bfloat16", (4, 8), "0f" * 16), "head.bias": Tensor("float32", (), "f0" * 16)},
         metrics={"loss": 2.5, "accuracy": 0.125, "worst": float("nan"), "best": float("-inf")},
         fingerprint="xxh3-128:" + "ab" * 16,
-        facts={"world": 2, "versions": {"torch": "2.13.0"}, "note": "Zürich ✓"},
+        metadata={"world_size": 2, "versions": {"torch": "2.13.0"}, "note": "Zürich ✓"},
         block_bytes=BLOCK,
     )
     (directory / "manifest.json").write_bytes(encode(manifest))

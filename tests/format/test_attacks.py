@@ -23,11 +23,11 @@ PART = {"bytes": 0, "digest": DIGEST, "name": "a"}
 BODY: dict[str, Any] = {
     "block_bytes": 1024,
     "digest": "xxh3-128",
-    "facts": {},
     "fingerprint": None,
     "id": "i",
     "job": "j",
     "kind": "periodic",
+    "metadata": {},
     "metrics": {},
     "origin": "unbroken",
     "parts": [PART],
@@ -42,7 +42,7 @@ def canonical(body: object) -> bytes:
 
 
 def enveloped(
-    body: bytes, *, form: str = "unbroken.checkpoint/1", algorithm: str = "xxh3-128", proof: str | None = None
+    body: bytes, *, form: str = "unbroken.checkpoint/2", algorithm: str = "xxh3-128", proof: str | None = None
 ) -> bytes:
     """A manifest around a body, with a proof that is right unless told otherwise: as a forger would write it."""
     proof = xxhash.xxh3_128_hexdigest(body) if proof is None else proof
@@ -125,7 +125,7 @@ BODIES: dict[str, dict[str, object]] = {
     "a tensor without a shape": {"tensors": {"w": ["f32", "00"]}},
     "a tensor with a negative size": {"tensors": {"w": ["f32", [-1], "00"]}},
     "a tensor with a true size": {"tensors": {"w": ["f32", [True], "00"]}},
-    "facts that are a list": {"facts": []},
+    "metadata that is a list": {"metadata": []},
     "a fingerprint that is a number": {"fingerprint": 5},
     "a name that is no unicode": {"job": "\ud800"},
 }
@@ -144,6 +144,8 @@ def test_a_body_without_one_of_its_members_is_refused(key: str) -> None:
 
 
 GOOD = canonical(BODY)
+OLD = canonical({"facts" if name == "metadata" else name: value for name, value in BODY.items()})
+DEEP = b"[" * 100_000 + b"]" * 100_000
 RAW = {
     "nothing": b"",
     "no body": enveloped(b""),
@@ -151,19 +153,22 @@ RAW = {
     "a number": enveloped(b"7"),
     "not utf-8": enveloped(GOOD.replace(b'"j"', b'"\xff"')),
     "utf-16": enveloped(GOOD.decode().encode("utf-16")),
+    "an old name in today's format": enveloped(OLD),
+    "a name of today in the old format": enveloped(GOOD, form="unbroken.checkpoint/1"),
+    "an old name and today's": enveloped(canonical({**BODY, "facts": {}}), form="unbroken.checkpoint/1"),
     "a byte order mark inside": enveloped(b"\xef\xbb\xbf" + GOOD),
     "a byte order mark before": b"\xef\xbb\xbf" + SOUND,
-    "deep nesting": enveloped(GOOD.replace(b'"facts":{}', b'"facts":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")),
+    "deep nesting": enveloped(GOOD.replace(b'"metadata":{}', b'"metadata":{"a":' + DEEP + b"}")),
     "deep nesting never closed": enveloped(b"[" * 200_000),
     "a number of many digits": enveloped(GOOD.replace(b'"step":7', b'"step":' + b"7" * 10_000)),
-    "NaN": enveloped(GOOD.replace(b'"facts":{}', b'"facts":{"a":NaN}')),
+    "NaN": enveloped(GOOD.replace(b'"metadata":{}', b'"metadata":{"a":NaN}')),
     "Infinity": enveloped(GOOD.replace(b'"metrics":{}', b'"metrics":{"a":Infinity}')),
-    "a float too large": enveloped(GOOD.replace(b'"facts":{}', b'"facts":{"a":1e999}')),
+    "a float too large": enveloped(GOOD.replace(b'"metadata":{}', b'"metadata":{"a":1e999}')),
     "a key twice": enveloped(GOOD.replace(b'"step":7', b'"step":6,"step":7')),
     "spaces": enveloped(GOOD.replace(b'"step":7', b'"step": 7')),
     "another order": enveloped(b'{"tensors":{},' + GOOD[1:].replace(b',"tensors":{}', b"")),
     "escapes that are not needed": enveloped(GOOD.replace(b'"id":"i"', b'"id":"\\u0069"')),
-    "a number spelt otherwise": enveloped(GOOD.replace(b'"facts":{}', b'"facts":{"a":1.50}')),
+    "a number spelt otherwise": enveloped(GOOD.replace(b'"metadata":{}', b'"metadata":{"a":1.50}')),
     "two documents": SOUND + SOUND,
     "something behind": SOUND + b" ",
     "no line end": SOUND[:-1],
@@ -173,9 +178,13 @@ RAW = {
     "a format of nobody": enveloped(GOOD, form="zarr/3"),
     "a format of zero": enveloped(GOOD, form="unbroken.checkpoint/0"),
     "a format without a number": enveloped(GOOD, form="unbroken.checkpoint/"),
-    "no format": SOUND.replace(b',"format":"unbroken.checkpoint/1"', b""),
+    "no format": SOUND.replace(b',"format":"unbroken.checkpoint/2"', b""),
     "zeros": bytes(len(SOUND)),
 }
+
+
+def test_a_body_under_the_old_names_is_taken_in_the_old_format() -> None:
+    assert decode(enveloped(OLD, form="unbroken.checkpoint/1"), WHERE).metadata == {}
 
 
 @pytest.mark.promise("M16")
@@ -185,10 +194,10 @@ def test_bytes_that_no_commit_wrote_are_refused(data: bytes) -> None:
         decode(data, WHERE)
 
 
-@pytest.mark.parametrize("form", ["unbroken.checkpoint/2", "unbroken.checkpoint/10"])
+@pytest.mark.parametrize("form", ["unbroken.checkpoint/3", "unbroken.checkpoint/10"])
 def test_another_version_is_told_as_such_whatever_its_body(form: str) -> None:
     for body in (GOOD, b'{"new":1}', b"not json"):
-        with pytest.raises(FormatUnknown, match="format this version does not read"):
+        with pytest.raises(FormatUnknown, match="this version cannot read the checkpoint format"):
             decode(enveloped(body, form=form, algorithm="blake9", proof="abcdef"), WHERE)
 
 
@@ -216,7 +225,7 @@ def test_one_flipped_bit_anywhere_is_noticed() -> None:
             if refused.type is FormatUnknown:
                 unknown.add(position)
     # Only the format's number can look like another version's.
-    assert unknown == {SOUND.index(b"checkpoint/1") + len(b"checkpoint/")}
+    assert unknown == {SOUND.index(b"checkpoint/2") + len(b"checkpoint/")}
 
 
 def _outside(tmp_path: Path) -> Path:

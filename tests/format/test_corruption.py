@@ -180,7 +180,7 @@ def test_metadata_without_its_shards_is_not_chosen(store: Store) -> None:
 
 def test_a_manifest_of_another_version_is_passed_over_and_stays(store: Store) -> None:
     path = store.path("checkpoint-3") / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/7"))
+    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/7"))
     before = tree(store.root)
     assert not verify(store, "checkpoint-3", Level.FULL).is_sound
     choice = resume_point(store, Level.FULL, job="j9", at_ns=9)

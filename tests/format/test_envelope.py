@@ -7,7 +7,15 @@ from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.workbench import Finished, Options, Plan, SourceShare, Totals, UnitRecord, Workbench
+from unbroken.data.ingest.work_folder import (
+    Finished,
+    SourceShare,
+    TokenizeOptions,
+    TokenizePlan,
+    Totals,
+    UnitRecord,
+    WorkFolder,
+)
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_of
 from unbroken.store.manifest import Manifest, Part, Tensor, encode
@@ -29,11 +37,11 @@ def test_a_manifest_is_these_bytes() -> None:
         metrics={"loss": 0.5},
     )
     assert encode(manifest) == (
-        b'{"body":{"block_bytes":16777216,"digest":"xxh3-128","facts":{},"fingerprint":null,"id":"j1-7-7b","job":"j1",'
-        b'"kind":"periodic","metrics":{"loss":0.5},"origin":"Z\xc3\xbcrich","parts":[{"bytes":2,'
+        b'{"body":{"block_bytes":16777216,"digest":"xxh3-128","fingerprint":null,"id":"j1-7-7b","job":"j1",'
+        b'"kind":"periodic","metadata":{},"metrics":{"loss":0.5},"origin":"Z\xc3\xbcrich","parts":[{"bytes":2,'
         b'"digest":"dc7048f8f8747f561349cde127705c16","name":"a.json"}],"saved_at_ns":123,"step":7,'
-        b'"tensors":{"w":["float32",[2,3],"00ff"]}},"digest":"xxh3-128:860c644f1e4f3b50a695466a5a69a70f",'
-        b'"format":"unbroken.checkpoint/1"}\n'
+        b'"tensors":{"w":["float32",[2,3],"00ff"]}},"digest":"xxh3-128:ed4f68bd8553a2bfb6b4bb28d0815028",'
+        b'"format":"unbroken.checkpoint/2"}\n'
     )
 
 
@@ -51,9 +59,9 @@ def test_a_list_of_shards_is_these_bytes() -> None:
 
 
 def test_the_records_of_a_tokenization_are_these_bytes(tmp_path: Path) -> None:
-    bench = Workbench(LOCAL, tmp_path)
+    bench = WorkFolder(LOCAL, tmp_path)
     stretch = Stretch("Zürich.jsonl", 0, 12)
-    plan = Plan(Options(), TOKENIZER, None, (Source("Zürich.jsonl", 12),), (Unit("", 0, (stretch,)),))
+    plan = TokenizePlan(TokenizeOptions(), TOKENIZER, None, (Source("Zürich.jsonl", 12),), (Unit("", 0, (stretch,)),))
     bench.begin(plan, tokenizer=None, command="unbroken tokenize", scratch=".writing")
     bench.record(plan, 0, UnitRecord("bytes", {"": [SHARD]}, [SourceShare(stretch, ("cd" * 16,), {"": 3}, {"": 9})]))
     bench.drop_engine(plan, "other ids for “ß”")
@@ -79,7 +87,7 @@ def test_the_records_of_a_tokenization_are_these_bytes(tmp_path: Path) -> None:
         == b'{"body":{"reason":"other ids for \\u201c\\u00df\\u201d"},"digest":"165b85290f73ae379336ab0032d14735"}\n'
     )
     assert bench.plan() == plan
-    bench.finish(Finished(Options(), TOKENIZER, {"Zürich.jsonl": (12, "cd" * 16)}, {"": 1}, Totals(3, 9, 1)))
+    bench.finish(Finished(TokenizeOptions(), TOKENIZER, {"Zürich.jsonl": (12, "cd" * 16)}, {"": 1}, Totals(3, 9, 1)))
     assert bench.finished_path.read_bytes() == (
         b'{"body":{"options":{"max_length":null,"min_text_length":0,"overlap_size":null,"shard_tokens":33554432,'
         b'"text_field":"text","val_fraction":null},"sources":[["Z\\u00fcrich.jsonl",12,'

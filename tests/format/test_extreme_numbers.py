@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store,
             step,
             metrics={"loss": 0.5},
-            facts={"world": 2, "data": {"samples": 8, "digest": "d", "agrees": True}},
+            metadata={"world_size": 2, "data": {"samples": 8, "digest": "d", "agrees": True}},
         )
     rewind(store, ["checkpoint-3", "checkpoint-2", "checkpoint-1"], target="checkpoint-2", job="j0001_a", at_ns=5)
     pin(store, "checkpoint-1", reason="kept", job="j0001_a", at_ns=5)
@@ -97,12 +97,12 @@ def _write_journal(layout: Layout) -> None:
     journal = Journal(layout, 1, clock=lambda: next(clock))
     process = asdict(Holder("elsewhere", 1, "x"))
     placement = {"scheduler": "slurm", "id": "12", "requeues": 1, "nodes": "n1"}
-    journal.write("job-start", world=2, processes=[process], deadline_s=_NOW_S + 3600, placement=placement)
+    journal.write("job-start", world_size=2, processes=[process], deadline_s=_NOW_S + 3600, placement=placement)
     journal.write("deadline", at_s=_NOW_S + 7200)
     journal.write("resume", step=1, name="checkpoint-1")
     for step in (1, 2):
         journal.write("save", step=step)
-        journal.write("commit", step=step, name=f"checkpoint-{step}", seconds=1.5, blocked_s=0.5, bytes=10)
+        journal.write("commit", step=step, name=f"checkpoint-{step}", seconds=1.5, paused_s=0.5, bytes=10)
     journal.write("recomputed", compared=3, agreeing=2)
     journal.write("mismatch", step=2, metric="loss", first_job=1, first_bits="0x1", second_job=1, second_bits="0x2")
     journal.write("emergency-save", step=2, seconds=0.5)
@@ -242,9 +242,9 @@ def test_a_drill_and_an_outcome_file_with_extreme_numbers_are_refused_by_name(ru
 def test_a_world_of_pointers_that_no_cluster_has_is_not_counted_through(run: Path) -> None:
     path = run / "emergency/rank-00000.json"
     with _changed(path) as change:
-        change(path.read_text().replace('"world": 2', f'"world": {10**18}').encode())
+        change(path.read_text().replace('"world_size": 2', f'"world_size": {10**18}').encode())
         assert read_pointers(run) == []
-        assert choose_dumps([], read_pointers(run), is_newer=lambda _: True).moment is None
+        assert choose_dumps([], read_pointers(run), is_newer=lambda _: True).dump_set is None
 
 
 @pytest.mark.parametrize("option", ["--steps", "--step-seconds", "--save-seconds", "--mtbf", "--walltime"])

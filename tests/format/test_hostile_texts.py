@@ -35,9 +35,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("hostile") / f"run{EVIL.replace('/', '')}"
     run.mkdir()
     layout, store = Layout(run), Store(run / "checkpoints")
-    facts = {f"fact{EVIL}": EVIL, "data": {"samples": 1, "digest": EVIL, "agrees": False}}
-    save(store, 1, metrics={f"loss{EVIL}": 0.5}, facts=facts)
-    save(store, 2, metrics={f"loss{EVIL}": 0.5}, facts=facts)
+    metadata = {f"fact{EVIL}": EVIL, "data": {"samples": 1, "digest": EVIL, "agrees": False}}
+    save(store, 1, metrics={f"loss{EVIL}": 0.5}, metadata=metadata)
+    save(store, 2, metrics={f"loss{EVIL}": 0.5}, metadata=metadata)
     (store.root / f"mine{EVIL}").mkdir()
     (store.root / "checkpoint-2" / f"part{EVIL}").write_text("")
     acquire(run, Holder(f"host{EVIL}", 1, "x"), token="a", now_s=1.0)

@@ -41,7 +41,7 @@ def test_the_example_is_byte_for_byte_what_the_code_writes() -> None:
         parts=parts,
         tensors={"w": Tensor("float32", (2, 3), "0f" * 16)},
         metrics={"loss": 2.5, "worst": math.nan},
-        facts={"world": 2},
+        metadata={"world_size": 2},
         block_bytes=1024,
     )
     assert encode(manifest) == example()

@@ -13,15 +13,15 @@ _CHECKER = "tests/unit/testing/test_exactness.py::"
 PROOF: tuple[Mutation, ...] = (
     # ---- bugs of a resume, planted behind every proof of the house, that the exactness checker must see ----
     one("optimizer state not restored", "state/restore.py",
-         "        _prove(source, plan, world)\n",
-         "        _prove(source, plan, world)\n"
+         "        _verify_live(source, plan, world)\n",
+         "        _verify_live(source, plan, world)\n"
          "        for item in items:\n"
          "            if item.name == 'optimizer':\n"
          "                item.optimizer.state.clear()\n",
          _KILLED),
     one("optimizer state not restored, under `unbroken prove`", "state/restore.py",
-         "        _prove(source, plan, world)\n",
-         "        _prove(source, plan, world)\n"
+         "        _verify_live(source, plan, world)\n",
+         "        _verify_live(source, plan, world)\n"
          "        for item in items:\n"
          "            if item.name == 'optimizer':\n"
          "                item.optimizer.state.clear()\n",
@@ -37,12 +37,12 @@ PROOF: tuple[Mutation, ...] = (
     one("cursor off by one", "state/cursor.py",
          "        for done in range(self.served):\n", "        for done in range(self.served - 1):\n", _KILLED),
     one("scheduler reset", "state/restore.py",
-         "        item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
+         "        item.give(plan.fresh.settle(item, cast(\"State\", state)))\n",
          "        if item.name != 'scheduler':\n"
-         "            item.give(plan.cold.settle(item, cast(\"State\", state)))\n",
+         "            item.give(plan.fresh.settle(item, cast(\"State\", state)))\n",
          _KILLED),
     one("dropout that depends on the rank", "exact/reducer.py",
-         "            generators.enter(at)\n", "            generators.enter(plan.rank)\n", _RESIZED),
+         "            rng.enter(at)\n", "            rng.enter(plan.rank)\n", _RESIZED),
     one("folders of a copied checkpoint not synced", "prove/replay.py",
          "        target.files.sync_directory(directory)\n", "        pass\n",
          "tests/crash/test_copied.py::test_a_copy_is_there_whole_or_not_at_all"),
@@ -82,13 +82,13 @@ PROOF: tuple[Mutation, ...] = (
          "report.went_on_from < expected:", "report.went_on_from < 0:",
          "tests/e2e/test_prove.py::test_a_script_that_begins_anew_reaches_the_same_bits_and_is_no_proof"),
     # ---- the demo ----
-    one("demo content whatever the bits", "prove/demo_shown.py",
+    one("demo content whatever the bits", "prove/demo_report.py",
          "return 0 if self.is_equal else EXIT_DIFFERS", "return 0",
          f"{_DEMO}test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named"),
     one("demo takes a folder that is not its own", "prove/demo_setup.py",
          "    if others or (names and LEASES not in names):\n", "    if others:\n",
          f"{_DEMO}test_a_folder_of_anybody_else_is_refused_and_nothing_of_it_is_touched[runs]"),
-    one("only the launcher killed", "prove/watched_job.py",
+    one("only the launcher killed", "prove/job_process.py",
          "processes.send([*recorded, *reversed(victims)], signal.SIGKILL)",
          "processes.send([self.pid], signal.SIGKILL)",
          "tests/e2e/test_prove_jobs.py::"

@@ -98,8 +98,8 @@ STORE = (
          _kill("save that releases old ones")),
     Mutation("abandoned ones moved before the record", (
         ("store/rewind.py", "        record_rewind(store, target",
-         "        set_aside(store, newer)\n        record_rewind(store, target"),
-        ("store/rewind.py", "        set_aside(store, newer)\n    return newer", "    return newer"),
+         "        move_abandoned(store, newer)\n        record_rewind(store, target"),
+        ("store/rewind.py", "        move_abandoned(store, newer)\n    return newer", "    return newer"),
     ), (_kill("rewind"),)),
     # ---- evidence ----
     one("evidence not looked at", "store/commit.py", "    if problems:\n", "    if problems and False:\n",
@@ -115,7 +115,7 @@ STORE = (
          f"{_HINT}test_a_resume_takes_the_newest_whatever_latest_says"),
     one("bytes that nobody reads not proven", "state/restore.py",
          "    if not is_partial:\n"
-         "        prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)\n", "",
+         "        verify_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)\n", "",
          "tests/unit/loop/test_resume.py::"
          "test_one_bit_of_any_part_is_seen_even_where_no_job_has_a_use_for_it[state/.metadata]"),
     one("unread bytes shared out with holes", "state/read.py",
@@ -184,8 +184,8 @@ STORE = (
     one("copies not agreed by all ranks", "state/save.py",
          "thread = self._world.all_or_none(begin_mine)", "thread = begin_mine()", _GIVEN_UP),
     one("copies that nobody writes not released", "state/save.py",
-         "                staged.release()\n            raise\n        blocked_s",
-         "                pass\n            raise\n        blocked_s", _GIVEN_UP),
+         "                staged.release()\n            raise\n        paused_s",
+         "                pass\n            raise\n        paused_s", _GIVEN_UP),
     one("state that cannot be taken ends training", "state/save.py",
          "return not isinstance(cause, InternalError | PeerLost)", "return False",
          f"{_FAILED}test_a_host_without_memory_costs_the_save_and_the_next_one_finds_some"),
@@ -199,7 +199,7 @@ STORE = (
     Mutation("generators taken before the objects' states", (
         ("state/capture.py", "    states = {item.name: item.take() for item in items}\n",
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
-        ("state/capture.py", "split(called, generators(), allow", "split(called, early, allow"),
+        ("state/capture.py", "flatten(called, generators(), allow", "flatten(called, early, allow"),
     ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
     one("a metric of an earlier step counts for a checkpoint", "loop/edge.py",
          "self.logged.of_step(self.step).items()", "self.logged.latest.items()",

@@ -8,7 +8,7 @@ import numpy as np
 
 from unbroken.data.order.keyed import subkey
 from unbroken.data.order.mixture import Interleave, apportion
-from unbroken.data.order.schedule import Dry, Generation, Phase
+from unbroken.data.order.schedule import Exhausted, Generation, Phase
 
 Drawn = list[tuple[str, int]]
 
@@ -52,7 +52,7 @@ class ByHand:
     gone: set[str] = field(default_factory=set)
     queue: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)  # the whole last phase, once it has been laid out
-    dry: list[Dry] = field(default_factory=list)
+    exhausted: list[Exhausted] = field(default_factory=list)
     is_over: bool = False
     out: Drawn = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class ByHand:
         self.gone -= back
         if back & {name for name, _ in self.phases[self.phase].mix}:
             self.lay_aside()
-        self.dry = [each for each in self.dry if each.sample < len(self.out)]
+        self.exhausted = [each for each in self.exhausted if each.sample < len(self.out)]
         self.is_over = False
         while len(self.out) < until and not self.is_over:
             self.step(generation)
@@ -100,8 +100,8 @@ class ByHand:
                 return
         name = self.queue[0]
         if not self.piles[name].has_more(generation.epochs):
-            self.dry.append(Dry(len(self.out), name, self.phase))
-            self.is_over = generation.on_dry == "halt"
+            self.exhausted.append(Exhausted(len(self.out), name, self.phase))
+            self.is_over = generation.on_exhausted == "halt"
             if not self.is_over:
                 self.gone.add(name)
                 self.lay_aside()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand
 from tests.unit.data.making import make_bucket
-from unbroken.data.continued import GROW, Record, go_on, read_record, record_of
 from unbroken.data.corpus.catalogue import Corpus, open_corpus
-from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase
+from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase
+from unbroken.data.resume import GROW, Record, read_record, resume_stream, stream_record
 from unbroken.data.stream import Stream
 
 EOD = 256
@@ -50,7 +50,7 @@ class Event:
     at: int
     joining: Shards
     epochs: int | None
-    on_dry: OnDry
+    on_exhausted: OnExhausted
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class History:
 
 
 every_shard = [(name, shard) for name, sizes in SIZES.items() for shard in range(len(sizes))]
-on_dries: st.SearchStrategy[OnDry] = st.sampled_from(["halt", "renormalise"])
+on_exhausted_choices: st.SearchStrategy[OnExhausted] = st.sampled_from(["halt", "renormalise"])
 
 
 @st.composite
@@ -68,14 +68,14 @@ def histories(draw: st.DrawFn) -> History:
     since = draw(st.lists(st.integers(0, 4), min_size=len(every_shard), max_size=len(every_shard)))
     since[0] = 0
     epochs = draw(st.integers(1, 3) | st.none())
-    on_dry = draw(on_dries)
+    on_exhausted = draw(on_exhausted_choices)
     events = []
     for number in range(draw(st.integers(2, 5))):
         joining = frozenset(each for each, era in zip(every_shard, since, strict=True) if era == number)
         place = st.sampled_from([0, -1]) | st.integers(0, HORIZON)
-        events.append(Event(draw(place) if number else 0, joining, epochs, on_dry))
+        events.append(Event(draw(place) if number else 0, joining, epochs, on_exhausted))
         if draw(st.integers(0, 3)) == 0:
-            epochs, on_dry = draw(st.integers(1, 3) | st.none()), draw(on_dries)
+            epochs, on_exhausted = draw(st.integers(1, 3) | st.none()), draw(on_exhausted_choices)
     names = sorted({name for name, _ in events[0].joining})
     mixes = st.dictionaries(st.sampled_from(names), st.fractions(0, 1, max_denominator=6), min_size=1)
     phase = st.builds(
@@ -135,7 +135,7 @@ class Told:
 
 
 def recorded(stream: Stream) -> Record:
-    return read_record(json.loads(json.dumps(record_of(stream))))
+    return read_record(json.loads(json.dumps(stream_record(stream))))
 
 
 def live(corpus: Corpus, history: History) -> Told:
@@ -149,7 +149,7 @@ def live(corpus: Corpus, history: History) -> Told:
             seed=SEED,
             phases=history.phases,
             epochs=event.epochs,
-            on_dry=event.on_dry,
+            on_exhausted=event.on_exhausted,
         )
         if not told.streams:
             told.streams, told.at = [fresh], [0]
@@ -158,7 +158,7 @@ def live(corpus: Corpus, history: History) -> Told:
         last = HORIZON if before.end is None else min(before.end, HORIZON)
         at = last if event.at == -1 else told.at[-1] + event.at % (last - told.at[-1] + 1)
         told.at.append(at)
-        told.streams.append(go_on(recorded(before), fresh, at, {GROW}).stream)
+        told.streams.append(resume_stream(recorded(before), fresh, at, {GROW}).stream)
     return told
 
 
@@ -173,7 +173,7 @@ def read_through(told: Told, history: History) -> None:
             reader.take(sequence)
     if stream.end is not None and history.phases is None:
         assert not reader.has_more("a", history.events[-1].epochs)
-        assert stream.dry == tuple(Dry(stream.end, each.name, 0) for each in stream.buckets)
+        assert stream.exhausted == tuple(Exhausted(stream.end, each.name, 0) for each in stream.buckets)
 
 
 @pytest.mark.promise("C13")
@@ -213,10 +213,10 @@ def test_where_a_curriculum_that_grew_ends_is_what_drawing_by_hand_gives(corpus:
     for event, until in zip(history.events, [*told.at[1:], HORIZON], strict=True):
         here |= event.joining
         held = {name: sum(SIZES[name][shard] for each, shard in here if each == name) for name in SIZES}
-        hand.run(Generation(0, held, event.epochs, event.on_dry), until)
+        hand.run(Generation(0, held, event.epochs, event.on_exhausted), until)
     assert [list(SIZES)[bucket] for bucket, _, _ in drawn(stream)] == [name for name, _ in hand.out]
     if hand.is_over:
-        assert (stream.end, list(stream.dry)) == (len(hand.out), hand.dry)
+        assert (stream.end, list(stream.exhausted)) == (len(hand.out), hand.exhausted)
 
 
 @pytest.mark.promise("C13")
@@ -227,10 +227,15 @@ def test_a_run_that_grew_goes_on_from_its_record(corpus: Corpus, history: Histor
     stream, last = told.streams[-1], history.events[-1]
     position = position if stream.end is None else min(position, stream.end)
     fresh = Stream(
-        stream.corpus, max_length=4, seed=SEED, phases=history.phases, epochs=last.epochs, on_dry=last.on_dry
+        stream.corpus,
+        max_length=4,
+        seed=SEED,
+        phases=history.phases,
+        epochs=last.epochs,
+        on_exhausted=last.on_exhausted,
     )
-    again = go_on(recorded(stream), fresh, position, ())
+    again = resume_stream(recorded(stream), fresh, position, ())
     assert not again.notices
     assert again.stream.eras == stream.eras
-    assert (again.stream.end, again.stream.dry) == (stream.end, stream.dry)
+    assert (again.stream.end, again.stream.exhausted) == (stream.end, stream.exhausted)
     assert drawn(again.stream) == drawn(stream)

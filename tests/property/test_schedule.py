@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand, Drawn
-from unbroken.data.order.schedule import Generation, OnDry, Phase, Schedule
+from unbroken.data.order.schedule import Generation, OnExhausted, Phase, Schedule
 
 NAMES = ("a", "b", "c")
 HORIZON = 900
@@ -36,26 +36,31 @@ def drawn(schedule: Schedule, limit: int = HORIZON) -> Drawn:
 @given(phases_lists, sizes, st.integers(1, 4) | st.none(), dry_words)
 @settings(deadline=None, max_examples=150)
 def test_a_schedule_is_what_drawing_by_hand_gives(
-    phases: list[Phase], sequences: dict[str, int], epochs: int | None, on_dry: OnDry
+    phases: list[Phase], sequences: dict[str, int], epochs: int | None, on_exhausted: OnExhausted
 ) -> None:
-    generation = Generation(0, sequences, epochs, on_dry)
+    generation = Generation(0, sequences, epochs, on_exhausted)
     hand = ByHand(phases, SEED)
     hand.run(generation, HORIZON)
     schedule = Schedule(phases, [generation], seed=SEED)
     assert drawn(schedule) == hand.out
     if hand.is_over:
-        assert (schedule.end, list(schedule.dry)) == (len(hand.out), hand.dry)
+        assert (schedule.end, list(schedule.exhausted)) == (len(hand.out), hand.exhausted)
 
 
 @given(phases_lists, sizes, sizes, st.integers(1, 3), dry_words, st.integers(0, 200))
 @settings(deadline=None, max_examples=150)
 def test_growth_in_the_middle_is_what_drawing_by_hand_gives(
-    phases: list[Phase], sequences: dict[str, int], more: dict[str, int], epochs: int, on_dry: OnDry, at: int
+    phases: list[Phase],
+    sequences: dict[str, int],
+    more: dict[str, int],
+    epochs: int,
+    on_exhausted: OnExhausted,
+    at: int,
 ) -> None:
-    first = Generation(0, sequences, epochs, on_dry)
+    first = Generation(0, sequences, epochs, on_exhausted)
     before = Schedule(phases, [first], seed=SEED)
     at = at if before.end is None else min(at, before.end)
-    second = Generation(at, {name: sequences[name] + more[name] for name in NAMES}, epochs, on_dry)
+    second = Generation(at, {name: sequences[name] + more[name] for name in NAMES}, epochs, on_exhausted)
     hand = ByHand(phases, SEED)
     hand.run(first, at)
     hand.run(second, HORIZON)
@@ -74,10 +79,10 @@ def test_the_samples_of_a_halt_are_a_prefix_of_those_that_go_on(
     assert halt.end is not None and on.end is not None and halt.end <= on.end
     short = drawn(halt)
     assert drawn(on)[: len(short)] == short
-    assert halt.dry[0] == on.dry[0]
+    assert halt.exhausted[0] == on.exhausted[0]
 
 
-_WORDS: tuple[OnDry, OnDry] = ("halt", "renormalise")
+_WORDS: tuple[OnExhausted, OnExhausted] = ("halt", "renormalise")
 
 
 @given(phases_lists | st.none(), sizes.filter(lambda each: any(each.values())), st.integers(1, 3), st.integers(1, 3))
@@ -94,9 +99,9 @@ def test_more_epochs_change_no_sample_there_was(
 @given(phases_lists, phases_lists, sizes, st.integers(1, 3), dry_words)
 @settings(deadline=None, max_examples=100)
 def test_phases_that_are_added_change_no_sample_of_those_before(
-    phases: list[Phase], later: list[Phase], sequences: dict[str, int], epochs: int, on_dry: OnDry
+    phases: list[Phase], later: list[Phase], sequences: dict[str, int], epochs: int, on_exhausted: OnExhausted
 ) -> None:
-    generations = [Generation(0, sequences, epochs, on_dry)]
+    generations = [Generation(0, sequences, epochs, on_exhausted)]
     limit = sum(phase.samples for phase in phases)
     short = drawn(Schedule(phases, generations, seed=SEED), limit)
     assert drawn(Schedule([*phases, *later], generations, seed=SEED), limit)[: len(short)] == short
@@ -109,14 +114,14 @@ def test_phases_that_are_added_change_no_sample_of_those_before(
 )
 @settings(deadline=None, max_examples=150)
 def test_a_generation_changes_no_sample_before_it(
-    phases: list[Phase] | None, sequences: dict[str, int], events: list[tuple[int, dict[str, int], int, OnDry]]
+    phases: list[Phase] | None, sequences: dict[str, int], events: list[tuple[int, dict[str, int], int, OnExhausted]]
 ) -> None:
     generations = [Generation(0, sequences)]
-    for delay, more, epochs, on_dry in events:
+    for delay, more, epochs, on_exhausted in events:
         before = Schedule(phases, generations, seed=SEED)
         at = min(generations[-1].at_sample + delay, generations[-1].at_sample if before.end is None else before.end)
         grown = {name: generations[-1].sequences[name] + more[name] for name in NAMES}
-        generations.append(Generation(at, grown, epochs, on_dry))
+        generations.append(Generation(at, grown, epochs, on_exhausted))
         after = Schedule(phases, generations, seed=SEED)
         assert drawn(after, at) == drawn(before, at)
     whole = drawn(Schedule(phases, generations, seed=SEED))

@@ -80,7 +80,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NotShared(path=RUN, rank=3, host="node-7"),
     errors.NotRestored(checkpoint=str(CHECKPOINT), names=("model.head.weight",)),
     errors.WrittenDuringSave(step=2000, names=("model.head.weight",)),
-    errors.NotExact(differences=(("optimizer", "is not in the checkpoint and would start anew"),)),
+    errors.NotExact(differences=(("optimizer", "is not in the checkpoint and would start fresh"),)),
     errors.NotAnItem(name="schedule", type_name="function", lacks="state_dict and load_state_dict"),
     errors.NonFiniteLoss(step=1_234, metric="loss", value="nan", resumable_step=1_000),
     errors.NoProcessGroup(world_size=8),
@@ -215,13 +215,3 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NoEmergencyArea(),
     errors.WouldOverwrite(path=Path("run.yaml"), remedy=Help("unbroken init --preset tiny", "print it instead")),
 )
-
-
-def leaves() -> list[type[UnbrokenError]]:
-    """Every error class that has no subclass: those that are raised."""
-
-    def below(cls: type[UnbrokenError]) -> list[type[UnbrokenError]]:
-        children = cls.__subclasses__()
-        return [leaf for child in children for leaf in below(child)] if children else [cls]
-
-    return below(UnbrokenError)

@@ -1,15 +1,17 @@
-"""The error tree: every leaf is complete, unique, printable, and survives the way to another process."""
+"""The error tree: every error is complete, unique, printable, and survives pickling to another process."""
 
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
-from tests.unit.errors_examples import EXAMPLES, leaves
+from tests.unit.errors_examples import EXAMPLES
 from unbroken import errors
-from unbroken.errors import UnbrokenError, as_json, render
+from unbroken.errors import TABLE, UnbrokenError, as_json, render
 
 SECOND_LEVEL = {
     errors.UsageError: 2,
@@ -27,22 +29,66 @@ SECOND_LEVEL = {
 each_example = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.kind)
 
 
+def leaves() -> list[type[UnbrokenError]]:
+    """Every error class that has no subclass: those that are raised."""
+
+    def below(cls: type[UnbrokenError]) -> list[type[UnbrokenError]]:
+        children = cls.__subclasses__()
+        return [leaf for child in children for leaf in below(child)] if children else [cls]
+
+    # A class made by a test below may not be collected yet.
+    return [leaf for leaf in below(UnbrokenError) if leaf.__module__.startswith("unbroken.")]
+
+
 def test_every_error_has_an_example() -> None:
-    assert {type(error) for error in EXAMPLES} == set(leaves())
+    assert {type(error) for error in EXAMPLES} == set(TABLE.values())
+
+
+def test_the_table_has_every_error_under_its_kind() -> None:
+    assert set(TABLE.values()) == set(leaves())
+    assert all(kind == error.kind for kind, error in TABLE.items())
 
 
 def test_every_error_is_public() -> None:
-    assert {leaf.__name__ for leaf in leaves()} <= set(errors.__all__)
+    assert {leaf.__name__ for leaf in TABLE.values()} <= set(errors.__all__)
 
 
-def test_kinds_are_unique_and_fit_a_command_line() -> None:
-    kinds = [leaf.kind for leaf in leaves()]
-    assert len(set(kinds)) == len(kinds)
-    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", kind) for kind in kinds)
+def test_kinds_fit_a_command_line() -> None:
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", kind) for kind in TABLE)
+
+
+def test_two_errors_cannot_have_one_kind() -> None:
+    with pytest.raises(TypeError, match="two errors have the kind 'bad-usage'"):
+        type("Again", (errors.UsageError,), {"kind": "bad-usage"})
+    assert TABLE["bad-usage"] is errors.BadUsage
+
+
+@pytest.mark.parametrize("error", TABLE.values(), ids=lambda error: str(error.kind))
+def test_templates_name_only_fields_of_their_error(error: type[UnbrokenError]) -> None:
+    helps = [text for each in error.HELP for text in (each.command, each.effect)]
+    templates = [each for each in (getattr(error, "HEADLINE", None), error.AT, error.SO, *helps) if each]
+    named = {name.partition(".")[0] for each in templates for _, name, _, _ in Formatter().parse(each) if name}
+    assert named <= {"kind", *error.__annotations__, *vars(error)}
+    assert error.DETAILS is None or error.DETAILS.field in error.__annotations__
+
+
+def test_no_field_hides_what_every_error_has() -> None:
+    # A field that its base has already would count as given.
+    for error in TABLE.values():
+        assert not set(error.__annotations__) & set(dir(error.__base__)) - {"exit_code"}, error
+
+
+def test_an_error_takes_exactly_its_fields() -> None:
+    for values in ({"command": "unbroken"}, {"command": "unbroken", "complaint": "wrong", "hint": "none"}, {}):
+        with pytest.raises(TypeError, match="BadUsage takes command, complaint, not"):
+            errors.BadUsage(**values)
+    usage = errors.BadUsage(command="a", complaint="b")
+    assert repr(usage) == "BadUsage(command='a', complaint='b')"
+    assert replace(usage, complaint="c").values() == {"command": "a", "complaint": "c"}
 
 
 def test_every_error_belongs_to_one_family_of_the_second_level() -> None:
-    for leaf in leaves():
+    for leaf in TABLE.values():
         assert len([family for family in SECOND_LEVEL if family in leaf.__mro__]) == 1, leaf
 
 
@@ -99,19 +145,19 @@ def test_a_data_folder_without_val_is_not_told_to_be_a_split_of_one(tmp_path: Pa
     assert error.help()[0].command.startswith("mv ")
     (tmp_path / "train").mkdir()
     assert f"--output-dir {tmp_path / 'val'}" in error.help()[0].command
-    assert "its train/ is there" in str(error.so())
+    assert "it has train/" in str(error.so())
 
 
 def test_a_file_in_the_place_of_data_is_called_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.touch()
     error = errors.DataMissing(path=path, lacks="the folder that data.path names does not exist")
-    assert error.headline() == "there is no data here: it is a file, and data stands in a folder"
+    assert error.headline() == "no data found: it is a file, and data must be a folder"
 
 
 def test_one_checkpoint_that_is_in_the_way_is_one(tmp_path: Path) -> None:
     said = [errors.CheckpointsExist(store=tmp_path, count=count, newest="final").headline() for count in (1, 2)]
-    assert [text.partition(", and ")[2] for text in said] == ["there is 1 checkpoint", "there are 2 checkpoints"]
+    assert [text.partition(" has ")[2] for text in said] == ["1 checkpoint", "2 checkpoints"]
 
 
 def test_where_no_checkpoint_is_the_status_of_the_run_helps_before_a_look_for_bad_parts(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from unbroken.cli.text_options import (
     text_options,
     write_lines,
 )
+from unbroken.gpt.batch_prompts import Answer, ModelChoice, PromptBatch, read_batch
 from unbroken.gpt.device import chosen_device
-from unbroken.gpt.prompts import Answer, Batch, ModelChoice, read_batch
 from unbroken.quoting import amounts
 
 _COMMAND: Final = "unbroken batch-generate"
@@ -70,7 +70,7 @@ def command(output: Output, asked: Asked, source: Path, target: Path | None, dry
     return bad[0].exit_code if bad else None
 
 
-def _sound(source: Path, batch: Batch, models: int) -> str:
+def _sound(source: Path, batch: PromptBatch, models: int) -> str:
     asked = amounts.plural(len(batch.prompts), "prompt")
     return f"sound  {source}  {asked} for {amounts.plural(models, 'model')}; nothing was loaded"
 

@@ -10,8 +10,8 @@ import click
 from unbroken.cli.output import Output
 from unbroken.config import Config, DataConfig
 from unbroken.config.reading import load
-from unbroken.data.configured import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.catalogue import Corpus
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.packing.windows import MOST_TOKENS
 from unbroken.data.stream import Stream
 from unbroken.errors import BadUsage, TokenizersDiffer

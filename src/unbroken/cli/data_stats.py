@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from unbroken.cli.data_input import Asked, Input, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.catalogue import Corpus
-from unbroken.data.order.drawn import DrawnBucket
+from unbroken.data.order.bucket_draws import BucketDraws
 from unbroken.data.stream import Stream
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
@@ -51,7 +51,7 @@ def document_lengths(corpus: Corpus) -> NDArray[np.int64]:
     return found[1:]
 
 
-def _bucket_facts(bucket: DrawnBucket, stream: Stream) -> dict[str, Any]:
+def _bucket_facts(bucket: BucketDraws, stream: Stream) -> dict[str, Any]:
     plans = [each.plan for each in bucket.planned]
     source = next(each for each in stream.corpus.buckets if each.name == bucket.name)
     fresh, masked = sum(each.fresh_tokens for each in plans), sum(each.masked_tokens for each in plans)

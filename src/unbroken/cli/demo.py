@@ -12,7 +12,7 @@ from unbroken.cli.output import Advance, Output, as_command
 from unbroken.cli.status import summary_text
 from unbroken.errors import TorchMissing
 from unbroken.errors.tree import quoted
-from unbroken.prove.demo import Played, Voice, play
+from unbroken.prove.demo import Console, DemoResult, run_demo
 from unbroken.prove.demo_setup import called, fresh_folder, prepare
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
@@ -42,20 +42,20 @@ def command(output: Output, folder: Path | None) -> int:
             raise TorchMissing(purpose="the demo")
     asked = folder if folder is not None else fresh_folder()
     places = prepare(asked, holder=this_holder(), now_s=time.time(), process_of=process_of)
-    voice = _voice(output)
-    voice.line("demo", "a tiny GPT, trained twice: left alone, and in jobs that are killed")
-    voice.line("", "a minute or two; no data, no network and no GPU is needed")
-    voice.line("folder", str(places.folder))
+    console = _voice(output)
+    console.line("demo", "a tiny GPT, trained twice: left alone, and in jobs that are killed")
+    console.line("", "a minute or two; no data, no network and no GPU is needed")
+    console.line("folder", str(places.folder))
     try:
-        played = play(places, voice, os.environ)
+        result = run_demo(places, console, os.environ)
     except KeyboardInterrupt:
         output.note(f"interrupted; its jobs have ended. Again: {called()} demo --dir {quoted(places.folder)}")
         raise
-    return _show(output, played)
+    return _show(output, result)
 
 
-def _voice(output: Output) -> Voice:
-    from unbroken.prove.demo_shown import labelled
+def _voice(output: Output) -> Console:
+    from unbroken.prove.demo_report import labelled
 
     style = Style(wants_color(output.stderr, output.environ))
 
@@ -65,29 +65,29 @@ def _voice(output: Output) -> Voice:
     def bar(title: str, total: int) -> AbstractContextManager[Advance]:
         return output.progress(title, total)
 
-    return Voice(line, bar)
+    return Console(line, bar)
 
 
-def _show(output: Output, played: Played) -> int:
+def _show(output: Output, result: DemoResult) -> int:
     # Imported when it is needed: comparing loads what a demo that has just begun can do without.
-    from unbroken.prove import demo_shown
+    from unbroken.prove import demo_report
 
-    places = played.places
-    found = demo_shown.rows(places.chained)
-    proof = demo_shown.prove(places.alone, places.chained)
+    places = result.places
+    found = demo_report.rows(places.chained)
+    proof = demo_report.prove(places.alone, places.chained)
 
     def text() -> str:
         style = output.style
         summary = summarize(Store(Layout(places.chained).checkpoints), now_s=time.time(), process_of=process_of)
         run = places.chained.relative_to(places.folder)
-        took = demo_shown.labelled([("took", amounts.duration(played.seconds))], style)
+        took = demo_report.labelled([("took", amounts.duration(result.seconds))], style)
         pieces = [
-            demo_shown.jobs_table(found, style),
+            demo_report.jobs_table(found, style),
             f"{proof.text(style)}\n{took}",
             f"{style.dim(f'$ unbroken status {run}')}\n{summary_text(summary, style)}",
-            demo_shown.next_steps(played, called(), style),
+            demo_report.next_steps(result, called(), style),
         ]
         return "\n" + "\n\n".join(pieces)
 
-    output.document("unbroken.demo/1", demo_shown.facts(played, found, proof), text)
+    output.document("unbroken.demo/1", demo_report.facts(result, found, proof), text)
     return proof.exit_code

@@ -9,9 +9,9 @@ import click
 from unbroken.cli.output import Output, as_command
 from unbroken.cli.text_options import device_option, ema_option, note_passed_over, passed_over_facts
 from unbroken.gpt.checkpoint import find_model
-from unbroken.gpt.device import Place, chosen_device
+from unbroken.gpt.device import RankDevice, chosen_device
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.prepare import validation_stream
+from unbroken.gpt.training_data import validation_stream
 from unbroken.quoting import amounts
 from unbroken.world import World
 
@@ -47,14 +47,14 @@ def command(
     if data_path is not None:
         config = replace(config, data=replace(config.data, path=data_path))
     lane = batch_size or config.training.per_device_batch_size
-    evaluation = Evaluation(validation_stream(config), lane, max_batches, Place(World(0, 1), chosen))
+    evaluation = Evaluation(validation_stream(config), lane, max_batches, RankDevice(World(0, 1), chosen))
     found = evaluation(loaded.model)
     facts: dict[str, Any] = {
         "run": str(loaded.run),
         "checkpoint": loaded.name,
         "step": loaded.step,
         "is_averaged": ema,
-        "passed_over": passed_over_facts(loaded.found),
+        "skipped_checkpoints": passed_over_facts(loaded.found),
         # JSON has no word for what is no number.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
@@ -71,4 +71,4 @@ def command(
             ]
         )
 
-    output.document("unbroken.evaluate/1", facts, text)
+    output.document("unbroken.evaluate/2", facts, text)

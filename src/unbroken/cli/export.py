@@ -14,7 +14,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
-from unbroken.gpt.checkpoint import Found, Loaded, find_model
+from unbroken.gpt.checkpoint import FoundModel, LoadedModel, find_model
 from unbroken.gpt.device import DTYPES
 from unbroken.gpt.export import is_export, to_safetensors, to_torch
 from unbroken.gpt.huggingface import require_expressible, to_huggingface
@@ -81,7 +81,7 @@ def command(
     facts: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
-        "passed_over": passed_over_facts(found),
+        "skipped_checkpoints": passed_over_facts(found),
         "format": form,
         "is_averaged": ema,
         "path": target,
@@ -93,7 +93,7 @@ def command(
         lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
         return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
 
-    output.document("unbroken.export/1", facts, text)
+    output.document("unbroken.export/2", facts, text)
 
 
 def _form(target: Path, asked: str | None) -> str:
@@ -143,7 +143,7 @@ def _free_name(wanted: Path) -> Path:
 
 
 def _write_folder(
-    loaded: Loaded, target: Path, kept: KeptTokenizer, dtype: torch.dtype | None, *, force: bool
+    loaded: LoadedModel, target: Path, kept: KeptTokenizer, dtype: torch.dtype | None, *, force: bool
 ) -> str | None:
     content, identity, note = kept
     to_huggingface(
@@ -158,7 +158,7 @@ def _write_folder(
     return note
 
 
-def _tokenizer(found: Found, asked: str | None) -> KeptTokenizer:
+def _tokenizer(found: FoundModel, asked: str | None) -> KeptTokenizer:
     # Before the weights are read, which takes longer than anything else that can go wrong.
     require_expressible(found.config.model)
     try:

@@ -60,7 +60,7 @@ def manifest_facts(name: str, manifest: Manifest) -> dict[str, Any]:
             tensor: {"dtype": found.dtype, "shape": list(found.shape), "digest": found.digest}
             for tensor, found in manifest.tensors.items()
         },
-        "facts": dict(manifest.facts),
+        "metadata": dict(manifest.metadata),
     }
 
 

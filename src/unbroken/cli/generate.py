@@ -58,11 +58,11 @@ def command(output: Output, asked: Asked, prompt: str | None, prompts_file: Path
     facts = {
         "checkpoint": model.source.found.path,
         "step": model.source.found.manifest.step,
-        "passed_over": passed_over_facts(model.source.found),
+        "skipped_checkpoints": passed_over_facts(model.source.found),
         "output": target,
         "texts": records if target is None else len(records),
     }
-    output.document("unbroken.generate/1", facts, lambda: _text(records, target))
+    output.document("unbroken.generate/2", facts, lambda: _text(records, target))
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:

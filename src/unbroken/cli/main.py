@@ -61,7 +61,7 @@ def _told_beside(refusal: OSError) -> int:
     from unbroken.errors import StorageFailed, UnbrokenError
 
     error: UnbrokenError = StorageFailed(
-        operation="take the output", path=Path("standard output"), cause=refusal.strerror or str(refusal)
+        operation="write", path=Path("standard output"), cause=refusal.strerror or str(refusal)
     )
     if isinstance(refusal, UnbrokenError):
         error = refusal

@@ -17,8 +17,9 @@ from typing import Any, TextIO
 
 import click
 
-from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json, render
+from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json
 from unbroken.quoting.terminal import for_terminal
+from unbroken.report.error import print_error
 from unbroken.report.style import Style, wants_color
 
 Advance = Callable[[int], None]
@@ -43,7 +44,7 @@ class Output:
     def document(self, schema: str, facts: Mapping[str, Any], text: Callable[[], str]) -> None:
         """Say the command's result: ``facts`` as one JSON document, or what ``text`` makes of them.
 
-        ``schema`` is a name and a version, ``unbroken.status/1``. A result is said even with ``--quiet``.
+        ``schema`` is a name and a version, ``unbroken.status/2``. A result is said even with ``--quiet``.
 
         Raises:
             StorageFailed: standard output took no more.
@@ -65,14 +66,21 @@ class Output:
         if not (self.json or self.quiet):
             self._say(self.stderr, message)
 
-    def error(self, error: UnbrokenError) -> None:
-        """Say what went wrong: on standard error, or with ``--json`` as the one document on standard output."""
-        if self.json:
-            facts = as_json(error)
-            self._say(self.stdout, encoded(facts.pop("schema"), facts))
+    def error(self, error: UnbrokenError, *, is_event: bool = False) -> None:
+        """Print an error: on standard error, or with ``--json`` as a document on standard output.
+
+        ``is_event`` is for commands whose output is one JSON object per line.
+        """
+        if not self.json:
+            with self._writing(self.stderr):
+                print_error(error, self.stderr, self.environ)
             return
-        mark, rest = render(error).split(": ", maxsplit=1)
-        self._say(self.stderr, f"{Style(wants_color(self.stderr, self.environ)).bad(mark)}: {rest}")
+        facts = as_json(error)
+        schema = facts.pop("schema")
+        if is_event:
+            self.line(schema, {"event": "error", **facts})
+        else:
+            self._say(self.stdout, encoded(schema, facts))
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int, *, is_bytes: bool = False) -> Iterator[Advance]:
@@ -90,17 +98,22 @@ class Output:
             yield advance
 
     def _say(self, stream: TextIO, text: str) -> None:
-        try:
+        with self._writing(stream):
             shown = for_terminal(text)
             stream.write(shown if shown.endswith("\n") else shown + "\n")
-            # Flushed at once: a full disk behind a redirect is met here, where it can still be told.
+            # Flushed at once: a full disk behind a redirect is met here, where it can still be reported.
             stream.flush()
+
+    @contextlib.contextmanager
+    def _writing(self, stream: TextIO) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             raise
         except OSError as refusal:
             name = Path(f"standard {'output' if stream is self.stdout else 'error'}")
             cause = refusal.strerror or str(refusal)
-            raise StorageFailed(operation="take the output", path=name, cause=cause) from refusal
+            raise StorageFailed(operation="write", path=name, cause=cause) from refusal
 
 
 def _unseen(amount: int) -> None:

@@ -55,7 +55,7 @@ def with_estimates(numbers: Numbers, config: Config) -> tuple[Numbers, list[str]
     if numbers.save_s is None:
         size = state_bytes(config, parameters)
         speed, where = _disk_speed(Path(config.training.output_dir))
-        numbers = replace(numbers, save_s=size / speed, blocked_s=min(size / _COPIED_PER_S, size / speed))
+        numbers = replace(numbers, save_s=size / speed, paused_s=min(size / _COPIED_PER_S, size / speed))
         held = f"{amounts.size(size)} at {amounts.size(int(speed))}/s, {where}"
         said.append(f"a save takes {_short(size / speed)}: {held}; --save-seconds takes a measured one")
     return numbers, said
@@ -132,7 +132,7 @@ def command(
         "steps": steps,
         "step_s": step_seconds,
         "save_s": save_seconds,
-        "blocked_s": save_seconds,
+        "paused_s": save_seconds,
         "mtbf_s": mtbf,
         "walltime_s": walltime,
         "reserve_s": reserve,
@@ -152,7 +152,7 @@ def command(
         "as_configured": None if as_set is None else _plan_facts(as_set),
         "assumptions": said,
     }
-    output.document("unbroken.plan/1", facts, lambda: _text(numbers, plan, as_set, said, output.style))
+    output.document("unbroken.plan/2", facts, lambda: _text(numbers, plan, as_set, said, output.style))
 
 
 def _known(place: str | None) -> tuple[Numbers, list[str], Config | None]:

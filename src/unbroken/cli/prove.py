@@ -15,9 +15,9 @@ from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage
 from unbroken.prove.command import RANKS, Command, understood
 from unbroken.prove.fault_schedule import FAULTS, RESIZE
-from unbroken.prove.findings import Proof
-from unbroken.prove.prove import Asked, prove
-from unbroken.prove.workplace import Bench, environment, proof_folder
+from unbroken.prove.proof_report import Proof
+from unbroken.prove.proof_setup import ProofSetup, environment, proof_folder
+from unbroken.prove.prove import ProveOptions, prove
 
 PROGRAM: Final = "unbroken prove"
 EXIT_DIFFERS: Final = 3
@@ -66,15 +66,15 @@ def command(
     given = _require_command(words)
     numbers = _numbers(ranks, given)
     chosen = _chosen(faults)
-    asked = Asked(chosen, secrets.randbelow(1 << 31) if seed is None else seed, numbers, minutes * 60)
+    asked = ProveOptions(chosen, secrets.randbelow(1 << 31) if seed is None else seed, numbers, minutes * 60)
     if chain is not None:
-        asked = Asked(asked.faults, asked.seed, numbers, asked.limit_s, chain, is_single=True)
+        asked = ProveOptions(asked.faults, asked.seed, numbers, asked.limit_s, chain, is_single=True)
     is_resized = RESIZE in chosen and (len(numbers) > 1 or given.program == "train")
     limit_s = max(asked.limit_s, _LEAST_UNINTERRUPTED_S)
     output.note(f"seed {asked.seed}")
     with proof_folder(folder, asked.seed) as place, _terminable():
-        bench = Bench(given, place.path, Path.cwd(), environment(os.environ, is_resized=is_resized), limit_s)
-        proof = prove(bench, asked, output.note)
+        setup = ProofSetup(given, place.path, Path.cwd(), environment(os.environ, is_resized=is_resized), limit_s)
+        proof = prove(setup, asked, output.note)
         place.is_kept = place.is_kept or not proof.is_proven
     output.document("unbroken.prove/1", proof.facts(), lambda: proof.text(output.style))
     return _exit_code(proof)

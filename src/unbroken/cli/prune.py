@@ -75,12 +75,12 @@ def command(
         "removed": list(plan.names),
         "removed_scratch": [str(path) for path in scratch],
         "freed_bytes": plan.freed_bytes,
-        "left": [{"name": name, "reason": reason} for name, reason in plan.left],
+        "not_removed": [{"name": name, "reason": reason} for name, reason in plan.left],
         "kept": {name: list(reasons) for name, reasons in decision.kept.items()},
     }
     names = (*plan.names, *(str(path) for path in scratch))
     output.document(
-        "unbroken.prune/1", facts, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
+        "unbroken.prune/2", facts, lambda: _text(decision, plan, names, dry_run=dry_run, style=output.style)
     )
 
 

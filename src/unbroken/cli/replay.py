@@ -13,9 +13,9 @@ from unbroken.errors import ReplayUnfinished
 from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.prove.replay import (
-    Means,
-    Place,
-    Replayed,
+    ReplayFolder,
+    ReplayOptions,
+    ReplayResult,
     command_of,
     replay,
     require_fresh,
@@ -62,7 +62,7 @@ def command(
     place = _place(directory)
     is_kept = directory is not None
     try:
-        line = command_of(span, Means(words, nproc_per_node, data_path), place, python=sys.executable)
+        line = command_of(span, ReplayOptions(words, nproc_per_node, data_path), place, python=sys.executable)
         with output.progress("verifying", span.size_bytes, is_bytes=True) as advance:
             require_sound(span, advance)
         steps = amounts.plural(span.steps, "step")
@@ -78,21 +78,21 @@ def command(
             LOCAL.remove_tree(place.root)
     kept = place.root if is_kept else None
     facts = {**found.facts(), "directory": str(kept) if kept else None}
-    output.document("unbroken.replay/1", facts, lambda: _text(found, kept, output.style))
+    output.document("unbroken.replay/2", facts, lambda: _text(found, kept, output.style))
     return 0 if found.is_equal else EXIT_DIFFER
 
 
-def _place(directory: Path | None) -> Place:
+def _place(directory: Path | None) -> ReplayFolder:
     """A directory of the replay's own: the one that was asked for, or one among the temporary ones."""
     if directory is None:
         root = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108
-        return Place(job_files.make_outcome_path(root, f"replay-{secrets.token_hex(8)}"))
+        return ReplayFolder(job_files.make_outcome_path(root, f"replay-{secrets.token_hex(8)}"))
     require_fresh(directory)
     LOCAL.make_directory(directory)
-    return Place(directory)
+    return ReplayFolder(directory)
 
 
-def _text(found: Replayed, kept: Path | None, style: Style) -> str:
+def _text(found: ReplayResult, kept: Path | None, style: Style) -> str:
     verdict = style.good("equal") if found.is_equal else style.bad("differs")
     lines = [f"{verdict}  {printable(found.headline())}", *(f"       {printable(line)}" for line in found.lines())]
     if kept is not None:

@@ -14,7 +14,7 @@ from unbroken.quoting import amounts
 from unbroken.report.style import Style
 from unbroken.store.commit import walk_files
 from unbroken.store.directory import Store
-from unbroken.store.names import step_told_by
+from unbroken.store.names import step_in_name
 from unbroken.store.scan import newest_first, scan
 from unbroken.store.seal import Sealed, folders_to_seal, seal
 
@@ -47,7 +47,7 @@ def command(
         "store": str(store.root),
         "sealed": [{"is_new": each.is_new, **manifest_facts(each.name, each.manifest)} for each in done],
     }
-    output.document("unbroken.seal/1", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
+    output.document("unbroken.seal/2", facts, lambda: _text(store, done, output.style, is_parent=is_parent))
 
 
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
@@ -69,9 +69,9 @@ def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
 
 def _of_a_file(path: Path) -> Help:
     """What seals a single file: its folder, if that is named as a checkpoint; else a folder of its own."""
-    if step_told_by(path.absolute().parent.name) is not None:
+    if step_in_name(path.absolute().parent.name) is not None:
         return Help(f"unbroken seal {quoted(path.parent)}", "seal the folder that holds it")
-    told = step_told_by(path.name)
+    told = step_in_name(path.name)
     folder = quoted(path.parent / f"step-{1000 if told is None else told}")
     command = f"mkdir {folder} && mv {quoted(path)} {folder} && unbroken seal {folder}"
     return Help(command, "give it a folder of its own that names its step")

@@ -26,7 +26,7 @@ def command(output: Output, checkpoint: str, tensors: bool) -> None:
     store, name, manifest = resolve_checkpoint(checkpoint)
     facts = {"path": str(store.path(name)), **manifest_facts(name, manifest)}
     output.document(
-        "unbroken.show/1", facts, lambda: _text(str(store.path(name)), manifest, tensors=tensors, style=output.style)
+        "unbroken.show/2", facts, lambda: _text(str(store.path(name)), manifest, tensors=tensors, style=output.style)
     )
 
 
@@ -42,7 +42,7 @@ def _text(path: str, manifest: Manifest, *, tensors: bool, style: Style) -> str:
     if manifest.fingerprint:
         head.append(("fingerprint", manifest.fingerprint))
     head += [(f"metric {name}", f"{value:g}") for name, value in sorted(manifest.metrics.items())]
-    head += [(name, str(value)) for name, value in sorted(manifest.facts.items())]
+    head += [(name, str(value)) for name, value in sorted(manifest.metadata.items())]
     width = max(len(label) for label, _ in head)
     lines = [f"{style.dim(printable(label).ljust(width))}  {printable(value)}" for label, value in head]
     rows = [(part.name, amounts.size(part.size_bytes), part.digest.whole) for part in manifest.parts]

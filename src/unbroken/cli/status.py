@@ -30,7 +30,7 @@ MOST_LINKS: Final = 5
 def command(output: Output, run: str | None, output_dir: str | None) -> None:
     """Show how a run stands: who holds it, how far it is, what it can resume from."""
     summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
-    output.document("unbroken.status/1", _facts(summary), lambda: summary_text(summary, output.style))
+    output.document("unbroken.status/2", _facts(summary), lambda: summary_text(summary, output.style))
 
 
 def _facts(summary: RunSummary) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
             "pid": lease.holder.pid,
             "renewed_at": instant(int(lease.renewed_at_s * 1e9)),
             "is_released": lease.is_released,
-            "standing": summary.standing.value if summary.standing else None,
+            "liveness": summary.standing.value if summary.standing else None,
         },
         "step": state.step if state else (newest.step if newest else None),
         "max_steps": state.max_steps if state else None,
@@ -73,8 +73,8 @@ def _facts(summary: RunSummary) -> dict[str, Any]:
         "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
         "resumable_checkpoint": summary.newest_usable_name,
-        "passed_over": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
-        "emergencies": [asdict(each) for each in summary.emergencies],
+        "skipped_checkpoints": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
+        "emergency_dumps": [asdict(each) for each in summary.emergencies],
         "checkpoints": len(summary.inventory.committed),
         "torn": len(summary.inventory.torn),
         "quarantined": len(summary.inventory.quarantined),

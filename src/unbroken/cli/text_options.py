@@ -12,7 +12,7 @@ import click
 from unbroken.cli.output import Output
 from unbroken.errors import BadUsage, PathMissing
 from unbroken.files import LOCAL, Files
-from unbroken.gpt.checkpoint import Found
+from unbroken.gpt.checkpoint import FoundModel
 from unbroken.gpt.device import DTYPES
 from unbroken.gpt.text import Generation
 
@@ -157,7 +157,7 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False)
 
 
-def note_passed_over(output: Output, found: Found, *, before: Found | None = None) -> None:
+def note_passed_over(output: Output, found: FoundModel, *, before: FoundModel | None = None) -> None:
     """Say which newer checkpoints are not asked, and why; those that are known of ``before`` were said already."""
     told = set() if before is None else {over.name for over in before.passed_over}
     for over in found.passed_over:
@@ -167,6 +167,6 @@ def note_passed_over(output: Output, found: Found, *, before: Found | None = Non
         output.note(f"took {found.name} in place of {before.name}")
 
 
-def passed_over_facts(found: Found) -> list[dict[str, str]]:
+def passed_over_facts(found: FoundModel) -> list[dict[str, str]]:
     """The same for a document."""
     return [{"name": over.name, "reason": over.reason} for over in found.passed_over]

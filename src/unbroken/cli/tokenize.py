@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from unbroken.cli.output import Advance, Output, as_command
-from unbroken.data.ingest.tokenize import Report, Request, tokenize
-from unbroken.data.ingest.workbench import Options
+from unbroken.data.ingest.tokenize import TokenizeReport, TokenizeRequest, tokenize
+from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import BadUsage
 from unbroken.quoting import amounts
 
 _COMMAND = "unbroken tokenize"
-_DEFAULTS = Options()
+_DEFAULTS = TokenizeOptions()
 
 
 @as_command("tokenize")
@@ -91,7 +91,7 @@ def command(
     if output_dir.exists() and not output_dir.is_dir():
         raise BadUsage(command=_COMMAND, complaint=f"--output-dir is a file and not a folder: {output_dir}")
     _require_windows(bake_windows=bake_windows, max_length=max_length, overlap_size=overlap_size)
-    options = Options(
+    options = TokenizeOptions(
         text_field=text_field,
         min_text_length=min_text_length,
         shard_tokens=shard_tokens,
@@ -100,7 +100,7 @@ def command(
         overlap_size=overlap_size or 1 if bake_windows else None,  # 0 would leave first tokens untrained
         overlap_probability=_overlap_share(overlap_probability, probabilistic_overlap, bake_windows),
     )
-    request = Request(
+    request = TokenizeRequest(
         input_dir=input_dir,
         output_dir=output_dir,
         tokenizer=tokenizer_path,
@@ -164,7 +164,7 @@ def _fraction(option: str, text: str | None) -> str | None:
     return str(share)
 
 
-def _facts(request: Request, report: Report, took_s: float) -> dict[str, object]:
+def _facts(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> dict[str, object]:
     totals = report.totals
     return {
         "output_dir": request.output_dir,
@@ -182,7 +182,7 @@ def _facts(request: Request, report: Report, took_s: float) -> dict[str, object]
     }
 
 
-def _text(request: Request, report: Report, took_s: float) -> str:
+def _text(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> str:
     totals = report.totals
     held = (
         f"{amounts.plural(totals.documents, 'document')}, {amounts.plural(totals.tokens, 'token')}, "

@@ -19,7 +19,7 @@ from unbroken.config import Config
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
-from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError, as_json
+from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.jobs import Orders
 from unbroken.launch.started import settle
@@ -68,8 +68,7 @@ def command(
     except UnbrokenError as refused:
         if not output.json:
             raise
-        facts = as_json(refused)
-        output.line(facts.pop("schema"), {"event": "error", **facts})
+        output.error(refused, is_event=True)
         return refused.exit_code
 
 

@@ -90,7 +90,7 @@ def data_facts(config: Config, world: int, output: Output, *, is_strict: bool) -
                 "fill": float(each.fill),
                 "drawn": each.drawn,
                 "passes": float(each.passes),
-                "dry_step": each.dry_step,
+                "exhausted_step": each.exhausted_step,
             }
             for each in found.buckets
         ],
@@ -134,7 +134,7 @@ def _table(buckets: Sequence[Mapping[str, Any]], style: Style) -> str:
             f"{100 * each['fill']:.2f} %",
             amounts.count(each["drawn"]),
             f"{each['passes']:.2f}",
-            "-" if each["dry_step"] is None else amounts.count(each["dry_step"]),
+            "-" if each["exhausted_step"] is None else amounts.count(each["exhausted_step"]),
         )
         for each in buckets
     ]
@@ -294,7 +294,7 @@ def command(
         said += [data_text(data, output.style), ""] if data else []
         return "\n".join([*said, output.style.dim(_looked_at(data, no_data=no_data))])
 
-    output.document("unbroken.validate/1", facts, text)
+    output.document("unbroken.validate/2", facts, text)
 
 
 def _looked_at(data: dict[str, Any] | None, *, no_data: bool) -> str:

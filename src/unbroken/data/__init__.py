@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from unbroken.data.corpus.listing import TokenizerIdentity
     from unbroken.data.corpus.seal_shards import seal_shards
     from unbroken.data.datasets import SampleDataset, SampleIterable
-    from unbroken.data.ingest.text import open_text_corpus
+    from unbroken.data.exactly_once import Served
+    from unbroken.data.ingest.text_corpus import open_text_corpus
     from unbroken.data.loader import Batch, Loader
     from unbroken.data.order.schedule import Phase
-    from unbroken.data.served import Served
     from unbroken.data.stream import Stream
 
 __all__ = [
@@ -42,12 +42,12 @@ _HOMES: Final = {
     "Phase": "order.schedule",
     "SampleDataset": "datasets",
     "SampleIterable": "datasets",
-    "Served": "served",
+    "Served": "exactly_once",
     "Shard": "corpus.catalogue",
     "Stream": "stream",
     "TokenizerIdentity": "corpus.listing",
     "open_corpus": "corpus.catalogue",
-    "open_text_corpus": "ingest.text",
+    "open_text_corpus": "ingest.text_corpus",
     "seal_shards": "corpus.seal_shards",
 }
 

@@ -2,8 +2,8 @@
 
 ``SampleDataset`` is map-style: item k is sample k, so a trainer that counts samples resumes exactly. It must not
 shuffle: the stream is shuffled already. ``SampleIterable`` is for trainers that want an iterable: it starts at any
-sample and hands each worker of a loader the samples of that worker's batches, so that the order is that of the stream
-with any number of workers.
+sample and gives each worker of a loader the samples of that worker's batches, so that the order does not depend on the
+number of workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from unbroken.data.lanes import cut_lanes
 from unbroken.data.stream import Stream
 
 Names = Literal["unbroken", "huggingface"]
 Sample = dict[str, torch.Tensor]
-# What each name of ours is called there. Documents have no name that all models of the other take.
+# Our names and those of Hugging Face models, which have no common name for documents.
 _CALLED: Final[dict[Names, dict[str, str]]] = {
     "unbroken": {"tokens": "tokens", "labels": "labels", "doc_ids": "doc_ids", "positions": "positions"},
     "huggingface": {"tokens": "input_ids", "labels": "labels", "positions": "position_ids"},
@@ -46,14 +47,14 @@ class SampleDataset(Dataset[Sample]):
     """Item k is sample k of a stream that ends.
 
     Args:
-        stream: what is read.
-        names: how the tensors are called: ``tokens``, ``labels``, ``doc_ids``, ``positions``, or as Hugging Face models
+        stream: the stream to read.
+        names: the names of the tensors: ``tokens``, ``labels``, ``doc_ids``, ``positions``, or as Hugging Face models
             take them: ``input_ids``, ``labels``, ``position_ids``.
         length: how many samples there are, for a stream without an end, or to end earlier.
 
     Raises:
         TypeError: the stream has no end and no length was given.
-        ValueError: there are no such names.
+        ValueError: ``names`` is unknown.
     """
 
     def __init__(self, stream: Stream, *, names: Names = "unbroken", length: int | None = None) -> None:
@@ -71,23 +72,23 @@ class SampleDataset(Dataset[Sample]):
         return _samples(self.stream, [number], self.names)[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
-        """Several samples at once, as torch asks for those of a batch: one look-up for all."""
+        """All samples of a batch with one look-up; torch calls this where it exists."""
         if bad := [number for number in numbers if not 0 <= number < self._length]:
             raise IndexError(f"samples are 0 to {self._length - 1}, not {bad[0]}")
         return _samples(self.stream, numbers, self.names)
 
 
 class SampleIterable(IterableDataset[Sample]):
-    """The samples of a stream from one on, in order.
+    """The samples of a stream in order, from ``start`` on.
 
     Args:
-        stream: what is read.
+        stream: the stream to read.
         batch: the ``batch_size`` of the loader that iterates this. A loader takes whole batches from its workers in
-            turn: each worker gives just the samples of its own.
+            turn, so each worker yields only the samples of its own batches.
         start: the first sample.
-        rank: which of several ranks' samples; every rank has a loader of its own.
-        world: how many ranks; of every ``batch * world`` samples each has ``batch``.
-        names: how the tensors are called, as for ``SampleDataset``.
+        rank: the rank whose samples are yielded; every rank has its own loader.
+        world: the number of ranks; each reads ``batch`` of every ``batch * world`` samples.
+        names: the names of the tensors, as for ``SampleDataset``.
     """
 
     def __init__(
@@ -109,15 +110,15 @@ class SampleIterable(IterableDataset[Sample]):
         self.rank = rank
         self.world = world
         self.names: Names = names
+        self._lanes = cut_lanes(batch * world, batch, rank, world)
 
     def __iter__(self) -> Iterator[Sample]:
         worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         end = self.stream.end
         for turn in count(nth, workers):
-            first = self.start + (turn * self.world + self.rank) * self.batch
-            last = first + self.batch
-            if end is not None and self.start + (turn + 1) * self.world * self.batch > end:
-                # Only whole batches, on every rank: a rank that had one more would wait for the others for ever.
+            if end is not None and self.start + (turn + 1) * self._lanes.global_batch > end:
+                # Only whole batches, on every rank: a rank with one more would wait for the others forever.
                 return
-            yield from _samples(self.stream, np.arange(first, last).tolist(), self.names)
+            samples = self._lanes.samples(np.array([turn], np.int64), self.start)
+            yield from _samples(self.stream, samples.tolist(), self.names)

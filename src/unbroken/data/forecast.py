@@ -1,7 +1,7 @@
-"""What a run will read, known before its first step: how far the data reaches, and what does not fit.
+"""Check a config against its data before the first step: how far the data reaches, and what does not fit.
 
-The order of all samples is a function, so nothing here is an estimate: the step at which a bucket runs dry is exact.
-All problems are collected; a flag of the config that accepts one turns it into a warning.
+The order of all samples is a function, so the step at which a bucket is exhausted is exact, not an estimate. All
+problems are collected; a config flag that allows one turns it into a warning.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from unbroken.config import Config
-from unbroken.data.configured import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.catalogue import Bucket, Corpus, TokenizerIdentity
+from unbroken.data.from_config import corpus_of, lanes_of, phases_of, stream_of
 from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
-from unbroken.data.order.schedule import Dry
+from unbroken.data.order.schedule import Exhausted
 from unbroken.data.stream import Stream
 from unbroken.errors import BadMix, DataUnfit, NoEodToken, PackageMissing, TokenizerUnknown
 from unbroken.quoting import amounts
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class BucketForecast:
-    """One bucket: what it holds, and how much of it the run draws."""
+    """One bucket: what it holds, and how many of its sequences the run draws."""
 
     name: str
     shards: int
@@ -33,7 +33,7 @@ class BucketForecast:
     sequences: int
     fill: Fraction
     drawn: int
-    dry_step: int | None
+    exhausted_step: int | None
 
     @property
     def passes(self) -> Fraction:
@@ -43,13 +43,13 @@ class BucketForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a config will do with its data; ``problems`` forbid a start, ``warnings`` do not.
+    """What a run of a config reads; with ``problems`` it must not start, with ``warnings`` it may.
 
     Attributes:
-        has_shards: whether shards lie at ``path``, and not text.
-        steps: what the config asks for.
-        steps_available: whole steps that the data gives; None: without end.
-        vocabulary: the ids of the tokenizer that made the data; None: the data does not say.
+        has_shards: whether ``path`` holds shards, not text.
+        steps: ``max_steps`` of the config.
+        steps_available: whole steps in the data; None: without end.
+        vocabulary: ids of the tokenizer that made the data; None: unknown.
     """
 
     path: Path
@@ -64,10 +64,10 @@ class Forecast:
     vocabulary: int | None = None
 
     def require_fit(self, *, strict: bool = False) -> None:
-        """Refuse what does not fit; with ``strict`` what is only a warning too.
+        """Raise if there are problems; with ``strict`` also if there are warnings.
 
         Raises:
-            DataUnfit: there is a problem; all of them are in it.
+            DataUnfit: there is a problem; it lists all of them.
         """
         problems = self.problems + (self.warnings if strict else ())
         if problems:
@@ -82,20 +82,20 @@ class _Findings:
         self.warnings: list[str] = []
 
     def add(self, text: str, *, is_allowed: bool = False) -> None:
-        """Note something that does not fit; what somebody has allowed is a warning."""
+        """Add a problem, or a warning if the config allows it."""
         (self.warnings if is_allowed else self.problems).append(text)
 
 
 def forecast(config: Config, world: int = 1, *, progress: Progress | None = None) -> Forecast:
-    """Look at everything that config and data must agree about.
+    """Check everything that config and data must agree on.
 
-    Plans are built into the cache if they are not there yet; ``progress`` is told the documents of each group.
+    Missing packing plans are built into the cache; ``progress`` is called with the documents of each group.
 
     Raises:
-        DataError: the data is missing, damaged or unfinished in itself.
-        StorageFailed: the system refused to read it, or to write the cache.
+        DataError: the data is missing, damaged or unfinished.
+        StorageFailed: an I/O error while reading, or writing the cache.
     """
-    # Bytes are verified by the job and by `data verify`: a forecast depends on sizes and indexes alone.
+    # The job and `data verify` verify bytes; a forecast depends only on sizes and indexes.
     config = replace(config, data=replace(config.data, check="quick"))
     findings = _Findings()
     corpus = corpus_of(config.data)
@@ -131,23 +131,27 @@ def _stream(config: Config, corpus: Corpus, findings: _Findings, progress: Progr
     except BadMix as bad:
         for problem in bad.problems:
             findings.add(f"data.curriculum: {problem}; the buckets are {', '.join(bad.buckets)}")
-        # What the buckets hold is still worth telling.
+        # The buckets are still worth reporting.
         return stream_of(config, corpus)
 
 
 def _buckets(stream: Stream, batch: int, steps: int) -> tuple[BucketForecast, ...]:
     last = steps * batch if stream.end is None else min(stream.end, steps * batch)
     drawn = stream.schedule.served(last)
-    dry = {each.bucket: each.sample // batch for each in reversed(stream.dry) if each.sample < steps * batch}
+    exhausted = {
+        each.bucket: each.sample // batch for each in reversed(stream.exhausted) if each.sample < steps * batch
+    }
     sources = {bucket.name: bucket for bucket in stream.corpus.buckets}
     return tuple(
-        _bucket(sources[each.name], next(planned.plan.fill for planned in each.planned), each.sequences, drawn, dry)
+        _bucket(
+            sources[each.name], next(planned.plan.fill for planned in each.planned), each.sequences, drawn, exhausted
+        )
         for each in stream.buckets
     )
 
 
 def _bucket(
-    bucket: Bucket, fill: Fraction, sequences: int, drawn: dict[str, int], dry: dict[str, int]
+    bucket: Bucket, fill: Fraction, sequences: int, drawn: dict[str, int], exhausted: dict[str, int]
 ) -> BucketForecast:
     return BucketForecast(
         name=bucket.name,
@@ -157,13 +161,13 @@ def _bucket(
         sequences=sequences,
         fill=fill,
         drawn=drawn[bucket.name],
-        dry_step=dry.get(bucket.name),
+        exhausted_step=exhausted.get(bucket.name),
     )
 
 
 def _complaints_of_batch(config: Config, world: int) -> Iterator[str]:
     lane = config.training.per_device_batch_size
-    lanes = config.global_batch_size(world) // lane
+    lanes = lanes_of(config, world)
     if world > lanes:
         yield (
             f"training.global_batch_size: a step has {amounts.plural(lanes, 'lane')} of {lane}, "
@@ -172,30 +176,30 @@ def _complaints_of_batch(config: Config, world: int) -> Iterator[str]:
 
 
 def _look_at_ends(config: Config, stream: Stream, batch: int, findings: _Findings) -> None:
-    """Where buckets run dry before the last step."""
+    """Buckets that are exhausted before the last step."""
     steps = config.training.max_steps
     asked = steps * batch
-    early = [each for each in stream.dry if each.sample < asked]
+    early = [each for each in stream.exhausted if each.sample < asked]
     is_allowed = config.data.allow_bucket_exhaustion
     if config.data.curriculum is None:
         if early:
-            text = f"all data is read at step {amounts.count(early[0].sample // batch)} of {amounts.count(steps)}"
+            text = f"data exhausted at step {amounts.count(early[0].sample // batch)} of {amounts.count(steps)}"
             findings.add(f"{text}{_remedy(config)}", is_allowed=is_allowed)
         return
-    for dry in early:
-        findings.add(_dry_line(config, dry, batch), is_allowed=is_allowed)
+    for exhausted in early:
+        findings.add(_exhausted_line(config, exhausted, batch), is_allowed=is_allowed)
     if is_allowed and stream.end is not None and stream.end < asked:
         step = amounts.count(stream.end // batch)
         findings.add(
-            f"every bucket is dry at step {step} of {amounts.count(steps)}: the run ends there", is_allowed=True
+            f"all buckets exhausted at step {step} of {amounts.count(steps)}: the run ends there", is_allowed=True
         )
 
 
-def _dry_line(config: Config, dry: Dry, batch: int) -> str:
-    step, steps = amounts.count(dry.sample // batch), amounts.count(config.training.max_steps)
-    text = f"bucket {dry.bucket} runs dry at step {step} of {steps}, in phase {dry.phase + 1}"
+def _exhausted_line(config: Config, exhausted: Exhausted, batch: int) -> str:
+    step, steps = amounts.count(exhausted.sample // batch), amounts.count(config.training.max_steps)
+    text = f"bucket {exhausted.bucket} is exhausted at step {step} of {steps}, in phase {exhausted.phase + 1}"
     if config.data.allow_bucket_exhaustion:
-        return f"{text}; the others go on in proportion"
+        return f"{text}; the other buckets continue in proportion"
     return f"{text}{_remedy(config)}"
 
 
@@ -205,7 +209,7 @@ def _remedy(config: Config) -> str:
 
 
 def _look_at_budget(config: Config, batch: int, findings: _Findings) -> None:
-    """Whether the curriculum is as long as what the steps read."""
+    """Whether the curriculum is as long as the training."""
     if config.data.curriculum is None:
         return
     planned = sum(phase.duration_tokens for phase in config.data.curriculum)
@@ -219,10 +223,10 @@ def _look_at_budget(config: Config, batch: int, findings: _Findings) -> None:
 
 
 def _look_at_tokenizer(config: Config, corpus: Corpus, findings: _Findings) -> None:
-    """Whether the ids mean what the config says, and the model has a row for each."""
+    """Whether tokenizer and vocabulary of the config are those of the shards."""
     made_by = corpus.tokenizer
     if made_by is None:
-        findings.add("the shards do not say which tokenizer made them; it is not compared", is_allowed=True)
+        findings.add("the shards do not name their tokenizer; it was not checked", is_allowed=True)
         return
     vocabulary = config.model.vocab_size
     if vocabulary is not None and vocabulary < made_by.vocab_size:
@@ -236,11 +240,11 @@ def _look_at_tokenizer(config: Config, corpus: Corpus, findings: _Findings) -> N
 def _compare_tokenizers(asked: str, made_by: TokenizerIdentity, findings: _Findings) -> None:
     told = f"the shards were made with {made_by.name}, {amounts.count(made_by.vocab_size)} ids"
     if asked != BYTES and not Path(asked).exists():
-        # A name of the hub: nothing is fetched for a check, and a name proves little.
+        # A name on the hub: a check downloads nothing, and a name alone proves little.
         if made_by.name == BYTES:
             findings.add(f"data.tokenizer is {asked}; {told}")
         elif made_by.name != asked:
-            findings.add(f"data.tokenizer is {asked}, which is not here to be compared; {told}", is_allowed=True)
+            findings.add(f"data.tokenizer is {asked}, not on this machine and not checked; {told}", is_allowed=True)
         return
     try:
         named = load_encoder(find_tokenizer(asked)).identity
@@ -255,7 +259,7 @@ def _look_at_validation(config: Config, findings: _Findings) -> None:
     if config.training.eval_steps is None:
         return
     if not Path(config.data.path, "val").is_dir():
-        findings.add("there is no val/: training.eval_steps asks for evaluations and none can be made", is_allowed=True)
+        findings.add("training.eval_steps is set, but there is no val/: no evaluations", is_allowed=True)
         return
     corpus_of(config.data, "val")
 
@@ -266,4 +270,4 @@ def _unused(config: Config, corpus: Corpus) -> Iterator[str]:
     named = {bucket for phase in config.data.curriculum for bucket, weight in phase.mix if weight}
     for bucket in corpus.buckets:
         if bucket.name not in named:
-            yield f"bucket {bucket.name} is in no phase: its {amounts.plural(bucket.tokens, 'token')} are not read"
+            yield f"bucket {bucket.name} is in no phase: {amounts.plural(bucket.tokens, 'token')} unused"

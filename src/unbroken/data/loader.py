@@ -5,9 +5,9 @@
     for batch in loader:
         loss = model(batch.tokens, batch.labels)
 
-A step is ``global_batch`` consecutive samples of the stream, cut into lanes; a batch is one lane. Where the loader
-stands is one number, the samples of the whole steps it handed out: the same on every rank, whatever workers have
-prefetched. So a state fits any world, any number of workers and any batch size.
+A step is ``global_batch`` consecutive samples of the stream, cut into lanes; a batch is one lane. The position of a
+loader is one number, the samples of the whole steps it has yielded: the same on every rank, whatever workers have
+prefetched. So a state can be loaded on any world size, with any number of workers and any batch size.
 """
 
 import os
@@ -21,49 +21,49 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from unbroken.data.continued import GROW, go_on, read_record, record_of
-from unbroken.data.lanes import Lanes, cut_lanes
-from unbroken.data.packing.assemble import Rows
-from unbroken.data.served import Proof, Served
-from unbroken.data.stream import Looked, Stream
+from unbroken.data.exactly_once import Served, ServedCheck
+from unbroken.data.lanes import LaneSamples, cut_lanes
+from unbroken.data.packing.rows import Rows
+from unbroken.data.resume import GROW, read_record, resume_stream, stream_record
+from unbroken.data.stream import Lookup, Stream
 from unbroken.errors import NoProcessGroup, StreamDiffers, UnbrokenError
 from unbroken.store.fields import Malformed, Table
 
 # ---- looking ahead ----
 
-# What a look-up costs beside its samples is small at this size, and what it holds stays small too: windows are counted
-# by tokens, so long sequences come in smaller blocks.
+# At this size the fixed cost of a look-up is small, and so is its memory; counted in tokens, so that long sequences
+# come in smaller blocks.
 BLOCK_TOKENS: Final = 1 << 22
 _GROWTH: Final = 8
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Turns ``first``, ``first + stride`` … as they were looked up."""
+    """The look-up of the turns ``first``, ``first + stride``, ..."""
 
     first: int
     stride: int
     turns: int
-    looked: Looked
+    lookup: Lookup
     accounts: list[list[int]]
 
     def place(self, turn: int) -> int | None:
-        """Which of the block's turns a turn is."""
+        """The index of a turn in the block."""
         nth, rest = divmod(turn - self.first, self.stride)
         return nth if rest == 0 and 0 <= nth < self.turns else None
 
 
 class LaneReader:
-    """Reads the turns of some lanes; turn 0 is the first lane of the step that begins at sample ``start``.
+    """Reads one rank's lanes by turn; turn 0 is its first lane of the step that starts at sample ``start``.
 
     Args:
-        stream: what is read.
-        lanes: whose lanes.
-        start: the first sample of the step that turn 0 belongs to.
-        turns: how many turns there are; None: no end.
+        stream: the stream to read.
+        lanes: the lanes of the rank.
+        start: the first sample of the step of turn 0.
+        turns: the number of turns; None: no end.
     """
 
-    def __init__(self, stream: Stream, lanes: Lanes, start: int, turns: int | None) -> None:
+    def __init__(self, stream: Stream, lanes: LaneSamples, start: int, turns: int | None) -> None:
         self.stream = stream
         self.lanes = lanes
         self.start = start
@@ -71,10 +71,10 @@ class LaneReader:
         self._block: _Block | None = None
 
     def read(self, turn: int, *, stride: int = 1) -> tuple[Rows, int, int]:
-        """One lane, and the two words of its account; ``stride`` says which turn is likely to be asked for next.
+        """One lane, and the two words of its served sum; ``turn + stride`` is likely to be read next.
 
         Raises:
-            IndexError: there is no such turn.
+            IndexError: the turn is out of range.
             SequenceDamaged, ShardDamaged: as ``Stream.rows`` does.
         """
         block, place = self._block, None
@@ -84,7 +84,7 @@ class LaneReader:
             block, place = self._next_block(turn, stride), 0
         first, last = place * self.lanes.size, (place + 1) * self.lanes.size
         low, high = block.accounts[place]
-        return self.stream.rows(block.looked, first, last), low, high
+        return self.stream.rows(block.lookup, first, last), low, high
 
     def _next_block(self, turn: int, stride: int) -> _Block:
         before = self._block
@@ -97,9 +97,9 @@ class LaneReader:
                 raise IndexError(f"turns are 0 to {self.turns - 1}, not {turn}")
             turns = min(turns, -(-(self.turns - turn) // stride))
         samples = self.lanes.samples(turn + stride * np.arange(turns, dtype=np.int64), self.start)
-        looked = self.stream.look_up(samples)
-        accounts = looked.identities.reshape(turns, self.lanes.size, 2).sum(axis=1, dtype=np.uint64).tolist()
-        self._block = _Block(turn, stride, turns, looked, accounts)
+        lookup = self.stream.look_up(samples)
+        accounts = lookup.identities.reshape(turns, self.lanes.size, 2).sum(axis=1, dtype=np.uint64).tolist()
+        self._block = _Block(turn, stride, turns, lookup, accounts)
         return self._block
 
 
@@ -110,10 +110,10 @@ _TENSORS: Final = ("tokens", "labels", "doc_ids", "positions")
 
 @dataclass(eq=False)
 class Batch:
-    """One lane: tensors of ``[lane, max_length]``, and which step, lane and samples of the run they are.
+    """One lane: tensors of ``[lane, max_length]``, with their step, lane and sample numbers.
 
-    ``labels`` are unshifted, -100 where nothing is to be learned; ``doc_ids`` number the documents of each row, -1 on
-    padding; ``positions`` go on over the whole row. ``batch["tokens"]`` and ``model(**batch)`` work too.
+    ``labels`` are unshifted, -100 where ignored; ``doc_ids`` number the documents of each row, -1 on padding;
+    ``positions`` count over the whole row. ``batch["tokens"]`` and ``model(**batch)`` work too.
     """
 
     tokens: torch.Tensor
@@ -144,7 +144,7 @@ _Lane = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]
 
 
 class _Turns(Dataset["_Lane | UnbrokenError"]):
-    """The lanes of a reader by turn, as a worker makes them: tensors over the arrays, and the account of them."""
+    """The lanes of a reader by turn, as a worker returns them: tensors over the arrays, and their served sum."""
 
     def __init__(self, reader: LaneReader) -> None:
         self._reader = reader
@@ -154,7 +154,7 @@ class _Turns(Dataset["_Lane | UnbrokenError"]):
         try:
             return _as_tensors(*self._reader.read(turn, stride=worker.num_workers if worker else 1))
         except UnbrokenError as error:
-            # Handed over as it is: torch would make a RuntimeError of it, without its fields.
+            # Returned, not raised: torch would re-raise it as a RuntimeError without its fields.
             return error
 
 
@@ -162,12 +162,12 @@ def _as_tensors(rows: Rows, low: int, high: int) -> _Lane:
     return torch.from_numpy(rows.tokens), torch.from_numpy(rows.labels), torch.from_numpy(rows.doc_ids), low, high
 
 
-def _as_it_is(lane: Any) -> Any:  # noqa: ANN401 - torch's word for a function that collates
+def _as_it_is(lane: Any) -> Any:  # noqa: ANN401 - the signature of collate_fn
     return lane
 
 
 class _Counting(Sampler[int]):
-    """Turn after turn, to the end if there is one."""
+    """The turns 0, 1, 2, ... in order."""
 
     def __init__(self, turns: int | None) -> None:
         self._turns = turns
@@ -180,24 +180,24 @@ class _Counting(Sampler[int]):
 
 
 class Loader(Iterable[Batch]):
-    """One rank's batches, from where it stands to the end of the stream.
+    """One rank's batches, from its position to the end of the stream.
 
     Args:
-        stream: what is read.
+        stream: the stream to read.
         global_batch: samples of a step, over all ranks.
-        lane: samples of a batch; by default the global batch is shared evenly. With a size of its own, the cut of a
-            step into batches is the same in every world.
-        rank: which rank's batches; by default that of the process group.
-        world: how many ranks; by default those of the process group.
-        workers: processes that prepare batches; 0 does it here.
+        lane: samples of a batch; by default the global batch divided by the number of ranks. If given, a step is cut
+            into the same batches on any world size.
+        rank: this rank; by default that of the process group.
+        world: the number of ranks; by default that of the process group.
+        workers: processes that prepare batches; 0: in this process.
         prefetch: batches that each worker prepares ahead.
-        pin_memory: batches in pinned memory; by default where there is a GPU.
-        context: how workers are started; by default as torch does.
+        pin_memory: return batches in pinned memory; by default if there is a GPU.
+        context: the multiprocessing start method of workers; by default torch's.
 
     Raises:
         LanesUnfit: the sizes do not divide each other, or a rank would have nothing to read.
         NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
-        ValueError: of ``rank`` and ``world`` only one is given, or ``workers`` or ``prefetch`` cannot be.
+        ValueError: only one of ``rank`` and ``world`` is given, or ``workers`` or ``prefetch`` is out of range.
     """
 
     def __init__(
@@ -214,14 +214,14 @@ class Loader(Iterable[Batch]):
         context: str | None = None,
     ) -> None:
         if rank is None and world is None:
-            rank, world = _own_place()
+            rank, world = _rank_and_world()
         if rank is None or world is None:
-            # The other one of a guessed pair would make ranks read the same lanes, in silence.
-            raise ValueError(f"rank and world are given together, or neither: rank {rank}, world {world}")
+            # A guess for the other one could silently make ranks read the same lanes.
+            raise ValueError(f"give both rank and world, or neither: rank is {rank}, world is {world}")
         if workers < 0 or prefetch < 1:
-            raise ValueError(f"workers is at least 0 and prefetch at least 1, not {workers} and {prefetch}")
+            raise ValueError(f"workers must be at least 0 and prefetch at least 1, are {workers} and {prefetch}")
         self.stream = stream
-        self.lanes: Lanes = cut_lanes(global_batch, lane, rank, world)
+        self.lanes: LaneSamples = cut_lanes(global_batch, lane, rank, world)
         self.workers = workers
         self.prefetch = prefetch
         self.position = 0
@@ -232,7 +232,7 @@ class Loader(Iterable[Batch]):
         self._accepted: frozenset[str] = frozenset()
         self._settled = Served()
         self._share = Served()
-        self._proof: Proof | None = None
+        self._proof: ServedCheck | None = None
         self._began_at = 0
         self._serving: object = None
         # Made once and shared by all batches: it never changes.
@@ -242,9 +242,9 @@ class Loader(Iterable[Batch]):
     # ---- iterating ----
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the last whole step on; workers start at once. An older iterator ends with an error."""
+        """The batches after the last whole step; workers start at once. An older iterator raises an error."""
         steps = self._whole_steps()
-        turns = None if steps is None else steps * self.lanes.mine
+        turns = None if steps is None else steps * self.lanes.per_step
         reader = LaneReader(self.stream, self.lanes, self.position, turns)
         self._serving = serving = object()
         return self._batches(self._by_workers(reader) if self.workers else self._here(reader), serving)
@@ -266,61 +266,61 @@ class Loader(Iterable[Batch]):
             multiprocessing_context=self._context,
             pin_memory=self._pins,
             collate_fn=_as_it_is,
-            # Of its own: making an iterator draws a seed, which must not come from the generator that training uses.
+            # Its own: creating an iterator draws a seed, which must not advance the global RNG that training uses.
             generator=torch.Generator(),
         )
         return iter(source)
 
     def _batches(self, lanes: "Iterator[_Lane | UnbrokenError]", serving: object) -> Iterator[Batch]:
-        start, steps, size, mine = self.position, self.steps, self.lanes.size, self.lanes.mine
+        start, steps, size, per_step = self.position, self.steps, self.lanes.size, self.lanes.per_step
         low = high = 0
         for turn, made in enumerate(lanes):
             if serving is not self._serving:
-                raise RuntimeError("this iterator was left behind: the loader was iterated anew, or a state was loaded")
+                raise RuntimeError("this iterator is invalid: the loader was iterated again, or a state was loaded")
             if isinstance(made, UnbrokenError):
                 raise made
             tokens, labels, doc_ids, more_low, more_high = made
             step, lane = self.lanes.place(turn)
             first = start + step * self.lanes.global_batch + lane * size
             low, high = low + more_low, high + more_high
-            if (turn + 1) % mine == 0:
-                # Only now: a state taken between the lanes of a step stands at the start of the step.
+            if (turn + 1) % per_step == 0:
+                # Only now: a state taken between the lanes of a step has the position of the start of the step.
                 self.position = start + (step + 1) * self.lanes.global_batch
                 self.steps = steps + step + 1
-                self._share += Served(mine * size, low, high)
+                self._share += Served(per_step * size, low, high)
                 low = high = 0
             yield Batch(tokens, labels, doc_ids, self._positions, steps + step, lane, range(first, first + size))
 
     def _whole_steps(self) -> int | None:
-        """How many whole steps the stream still has."""
+        """Whole steps left in the stream."""
         return None if self.stream.end is None else (self.stream.end - self.position) // self.lanes.global_batch
 
-    # ---- where it stands ----
+    # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands: numbers, text and lists, the same on every rank once ``settle_served`` was called on all."""
-        served = self._settled + self._share if self.lanes.world == 1 else self._settled
+        """Its position and record as plain JSON; the same on every rank after ``settle_served`` on all ranks."""
+        served = self._settled + self._share if self.lanes.of_rank.world == 1 else self._settled
         return {
             "position": self.position,
             "steps": self.steps,
             "served": served.as_json(),
-            "stream": record_of(self.stream),
+            "stream": stream_record(self.stream),
         }
 
     def accept(self, names: Collection[str]) -> None:
-        """Say, before a state is loaded, what a person agreed to: ``data.grow`` lets new shards join."""
+        """Names the user accepted, before a state is loaded: ``data.grow`` lets new shards join."""
         self._accepted = frozenset(names)
 
     def is_accepting(self, name: str) -> bool:
-        """Whether an accepted name is looked at here."""
+        """Whether the loader checks for this accepted name."""
         return name == GROW
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand there, in any world, with any batch size; ``notices`` says what joined or changed.
+        """Resume from a state, on any world size and with any batch size; ``notices`` lists what joined or changed.
 
         Raises:
-            StreamDiffers: the state is not one of this stream.
-            DataChanged: the data is not the data of the state.
+            StreamDiffers: the state is of another stream.
+            DataChanged: the data changed since.
         """
         try:
             table = Table(state, "the state of the loader")
@@ -328,14 +328,14 @@ class Loader(Iterable[Batch]):
             record, served = read_record(table.table("stream")), Served.from_json(table.table("served"))
         except (Malformed, ValueError) as malformed:
             raise StreamDiffers(differences=(("state", str(malformed), "a loader of unbroken.data"),)) from None
-        continued = go_on(record, self.stream, position, self._accepted)
-        self.stream, self.notices = continued.stream, list(continued.notices)
+        resumed = resume_stream(record, self.stream, position, self._accepted)
+        self.stream, self.notices = resumed.stream, list(resumed.notices)
         self.position, self.steps = position, steps
         self._settled, self._share = served, Served()
         self._proof, self._began_at = None, position
         self._serving = None
 
-    # ---- what a run asks ----
+    # ---- called by Run ----
 
     def ended(self) -> str | None:
         """Why no further whole step can be served; None if one can."""
@@ -343,46 +343,46 @@ class Loader(Iterable[Batch]):
         if steps is None or steps > 0:
             return None
         left = (self.stream.end or 0) - self.position
-        dry = [each for each in self.stream.dry if each.sample >= (self.stream.end or 0)]
-        cause = ", ".join(f"bucket {name}" for name in sorted({each.bucket for each in dry})) or "the data"
-        rest = f", {left:,} samples before a whole step" if left else ""
-        return f"{cause} ran dry after step {self.steps:,}{rest}"
+        exhausted = [each for each in self.stream.exhausted if each.sample >= (self.stream.end or 0)]
+        cause = ", ".join(f"bucket {name}" for name in sorted({each.bucket for each in exhausted})) or "the data"
+        rest = f", {left:,} samples short of a whole step" if left else ""
+        return f"{cause} exhausted after step {self.steps:,}{rest}"
 
     def served_share(self) -> Served:
-        """What this rank has handed out, in whole steps, since the last ``settle_served``."""
+        """The served sum of this rank's whole steps since the last ``settle_served``."""
         return self._share
 
     def settle_served(self, total: Served) -> Callable[[], dict[str, Any]]:
-        """Take the sum of all ranks' shares into the account that the state keeps.
+        """Add the sum of all ranks' shares to the served sum of the state.
 
-        What is returned proves the account as it is now: it recomputes from the stream what was to be served and tells
-        ``samples``, ``digest`` and whether the two agree. It may be called later and in another thread.
+        Returns a function that checks the sum as it is now against one recomputed from the stream; it returns
+        ``samples``, ``digest`` and whether the two agree, and may be called later and in another thread.
         """
         if self._proof is None:
-            self._proof = Proof(self.stream.identities_apart(), self._began_at, self._settled)
+            self._proof = ServedCheck(self.stream.identities_apart(), self._began_at, self._settled)
         self._settled, self._share = self._settled + total, Served()
-        return partial(_tell, self._proof, self._settled, self.position)
+        return partial(_check_served, self._proof, self._settled, self.position)
 
     def settled_state(self, state: dict[str, Any], shares: Sequence[Any]) -> dict[str, Any]:
-        """A state with the shares of all ranks taken into its account, for ranks that could not add them up themselves.
+        """A state with the shares of all ranks added to its served sum, if the ranks could not settle themselves.
 
         Raises:
-            ValueError: a share is no account.
+            ValueError: a share is not a served sum.
         """
         total = sum(map(Served.from_json, shares), Served.from_json(state.get("served")))
         return {**state, "served": total.as_json()}
 
     @property
     def served(self) -> Served:
-        """The account that is settled: what all ranks have handed out since the run began."""
+        """The settled sum over all ranks since the run started."""
         return self._settled
 
 
-def _tell(proof: Proof, served: Served, position: int) -> dict[str, Any]:
+def _check_served(proof: ServedCheck, served: Served, position: int) -> dict[str, Any]:
     return {**served.as_json(), "agrees": proof.holds(served, position)}
 
 
-def _own_place() -> tuple[int, int]:
+def _rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     size = int(os.environ.get("WORLD_SIZE", "1"))

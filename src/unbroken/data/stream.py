@@ -1,8 +1,8 @@
 """The stream: sample k of a run as a pure function of the seed, the data and k.
 
-Nothing here knows of ranks, workers or batches, and nothing is kept from one read to the next but caches. A schedule
-says which bucket a sample is drawn from, the bucket's order which sequence it is, a plan where its windows lie, and the
-maps of the shards hold their tokens. Look-ups are made for many samples at once; then a row costs a few slice copies.
+It knows nothing of ranks, workers or batches, and keeps nothing between reads but caches. The schedule gives the bucket
+of a sample, the bucket's order the sequence, the packing plan its windows, and the memory-mapped shards their tokens.
+Look-ups are made for many samples at once; then a row costs a few slice copies.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,39 +15,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
-from unbroken.data.order.drawn import DrawnBucket, Planned
-from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
-from unbroken.data.packing.assemble import Pieces, Rows, TokenMaps, cut_pieces, in_order
+from unbroken.data.exactly_once import Identities, identify
+from unbroken.data.order.bucket_draws import BucketDraws, Planned
+from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
 from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
+from unbroken.data.packing.rows import Pieces, Rows, TokenMaps, cut_pieces, in_order
 from unbroken.data.packing.sequence_digests import SequenceDigests, digest_rows
-from unbroken.data.served import Identities, identify
 from unbroken.errors import SequenceDamaged
 from unbroken.files import LOCAL, Files
 
 CACHE: Final = ".unbroken"
-# The first token of a window has no token before it: without a shared one it would never be trained.
+# The first token of a window is predicted from nothing: without a shared token it would never be trained.
 LEAST_OVERLAP: Final = 1
-# Every map holds a file open, those of the tokens too: the plans of all buckets together stay within this.
+# Every map holds a file open, and so do those of the tokens: a bound for the plans of all buckets together.
 _MOST_MAPPED_GROUPS: Final = 512
 
 
 @dataclass(frozen=True)
 class Era:
-    """What holds from a sample on: which shards joined there, how often a bucket is read, what happens when one is dry.
+    """The data from a sample on: the shards that joined there, ``epochs``, and what happens to an exhausted bucket.
 
-    ``shards`` are pairs of bucket and name. The first era begins at sample 0; each further one is a change that a
-    person asked for, and leaves every sample before it as it was.
+    ``shards`` are pairs of bucket and name. The first era starts at sample 0; each later one is a change that the user
+    made, and leaves every earlier sample as it was.
     """
 
     at_sample: int
     shards: frozenset[tuple[str, str]]
     epochs: int | None = 1
-    on_dry: OnDry = "halt"
+    on_exhausted: OnExhausted = "halt"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides, beside the data and the eras, which sample has which number."""
+    """What decides the order of samples, besides the data and the eras."""
 
     max_length: int
     overlap: int
@@ -58,8 +58,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """Samples that were looked up: their identities, their pieces, and where they come from."""
+class Lookup:
+    """The result of a look-up: identities and pieces of samples, and their checksums if reads are checked."""
 
     samples: NDArray[np.int64]
     identities: NDArray[np.uint64]
@@ -75,25 +75,25 @@ class Stream:
         max_length: tokens of a sequence.
         overlap: tokens that the windows of a long document share; at most half of ``max_length``. 0 is taken as 1: one
             shared token, from which the next is predicted, so that every token is trained once.
-        seed: another seed is another order.
-        packing: several documents share a sequence.
+        seed: decides the order.
+        packing: whether several documents share a sequence.
         phases: a curriculum; without one, every epoch is one pass over all buckets.
-        epochs: how often a bucket is read before it is dry; None: for ever.
-        on_dry: end where a bucket is dry, or go on with the others in proportion.
-        cache: where plans are kept; by default ``.unbroken`` in the data folder.
+        epochs: passes over a bucket before it is exhausted; None: no limit.
+        on_exhausted: ``halt`` ends the stream at an exhausted bucket; ``renormalise`` continues with the others.
+        cache: the directory of packing plans; by default ``.unbroken`` in the data folder.
         eras: the history of a stream that grew; by default one era with all shards.
-        shuffle: without it, the sequences of a bucket come in the order of its plan.
+        shuffle: if False, the sequences of a bucket come in the order of its plan.
         check_reads: verify every sequence against a checksum as it is read; False trains on whatever the files hold.
-        files: how the cache is written.
-        progress: told how many entries were planned, while plans are made.
+        files: the storage of the cache.
+        progress: called with the number of entries planned, while plans are built.
 
     Raises:
         BadMix: the phases do not fit the buckets.
         DataDamaged: reads are checked, and a shard does not match ``shards.json``.
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read an index or to write the cache.
-        ValueError: a length, ``epochs`` or ``on_dry`` cannot be, or the eras are not those of this corpus.
-        TypeError: ``seed`` is no whole number.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error while reading an index or writing the cache.
+        ValueError: a length, ``epochs`` or ``on_exhausted`` is out of range, or the eras are not of this corpus.
+        TypeError: ``seed`` is not a whole number.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Stream:
         packing: bool = True,
         phases: Sequence[Phase] | None = None,
         epochs: int | None = 1,
-        on_dry: OnDry = "halt",
+        on_exhausted: OnExhausted = "halt",
         cache: Path | str | None = None,
         eras: Sequence[Era] = (),
         shuffle: bool = True,
@@ -114,11 +114,11 @@ class Stream:
         files: Files = LOCAL,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        _require_known(seed, epochs, on_dry)
+        _require_known(seed, epochs, on_exhausted)
         self.corpus = corpus
         self.settings = Settings(max_length, overlap or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases))
         self.cache = corpus.root / CACHE if cache is None else Path(cache)
-        self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_dry),)
+        self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_exhausted),)
         self._files = files
         self._shards = _in_eras(corpus, self.eras)
         self._token_bytes = max(shard.token_bytes for shard in self._shards)
@@ -135,13 +135,13 @@ class Stream:
             self._digests = digests
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker that was not forked opens the plans anew, from the cache: maps cannot be handed over.
+        # A spawned worker opens the plans again, from the cache: memory maps cannot be pickled.
         return _reopened, (self.corpus, self.settings, self.cache, self.eras, self._digests is not None)
 
     # ---- opening ----
 
     def _plan(self, progress: Callable[[int], None] | None) -> dict[str, list[tuple[int, Planned]]]:
-        """For each bucket, the eras in which shards joined it, with their plans."""
+        """For each bucket, the eras in which shards joined, with their plans."""
         planned: dict[str, list[tuple[int, Planned]]] = {}
         first_shard = 0
         for number, era in enumerate(self.eras):
@@ -167,21 +167,21 @@ class Stream:
             mapped_groups=max(min(MAPPED_GROUPS, _MOST_MAPPED_GROUPS // self._plans), 1),
         )
 
-    def _drawn(self, name: str, planned: Sequence[tuple[int, Planned]]) -> DrawnBucket:
+    def _drawn(self, name: str, planned: Sequence[tuple[int, Planned]]) -> BucketDraws:
         growth = [self.schedule.growth[number][name] for number, _ in planned]
-        return DrawnBucket(
+        return BucketDraws(
             name, [each for _, each in planned], growth, seed=self.settings.seed, shuffle=self.settings.shuffle
         )
 
     def with_eras(self, eras: Sequence[Era], corpus: Corpus | None = None) -> "Stream":
-        """The same stream with another history, perhaps over a corpus that grew.
+        """The same stream with other eras, perhaps over a corpus that grew.
 
         Raises:
             As the constructor does.
         """
         return _reopened(corpus or self.corpus, self.settings, self.cache, tuple(eras), self._digests is not None)
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def max_length(self) -> int:
@@ -190,13 +190,13 @@ class Stream:
 
     @property
     def end(self) -> int | None:
-        """How many samples can be served; None: there is no end."""
+        """The number of samples; None: no end."""
         return self.schedule.end
 
     @property
-    def dry(self) -> tuple[Dry, ...]:
-        """Which buckets run dry, and at which sample, in order."""
-        return self.schedule.dry
+    def exhausted(self) -> tuple[Exhausted, ...]:
+        """The buckets that are exhausted, each with the sample, in order."""
+        return self.schedule.exhausted
 
     @property
     def checks_reads(self) -> bool:
@@ -205,7 +205,7 @@ class Stream:
 
     @property
     def shards(self) -> Sequence[Shard]:
-        """The shards by number, in the order in which they joined."""
+        """All shards, in the order in which they joined."""
         return self._shards
 
     def __len__(self) -> int:
@@ -216,7 +216,7 @@ class Stream:
     # ---- looking up ----
 
     def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The bucket, the group in it and the sequence in that, of each sample.
+        """Bucket, group in the bucket, and sequence in the group of each sample.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
@@ -227,13 +227,13 @@ class Stream:
             group[here], sequence[here] = drawn.order.locate(ordinal[here])
         return bucket, group, sequence
 
-    def _by_bucket(self, bucket: NDArray[np.int64]) -> Iterator[tuple[DrawnBucket, NDArray[np.int64]]]:
-        """Each bucket that is among these, and where."""
+    def _by_bucket(self, bucket: NDArray[np.int64]) -> Iterator[tuple[BucketDraws, NDArray[np.int64]]]:
+        """Each bucket that occurs, with the indexes where it does."""
         for number in np.flatnonzero(np.bincount(bucket)).tolist():
             yield self.buckets[number], np.flatnonzero(bucket == number)
 
     def identities(self, samples: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """The identity of each sample, two words; see ``unbroken.data.served``.
+        """The identity of each sample, two words; see ``unbroken.data.exactly_once``.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
@@ -241,7 +241,7 @@ class Stream:
         return self._identify(samples, *self.locate(samples))
 
     def identities_apart(self) -> Identities:
-        """``identities`` with caches of its own: it may be asked in another thread while this stream is read."""
+        """``identities`` with caches of its own, for use in another thread while this stream is read."""
         apart = object.__new__(Stream)
         apart.__dict__.update(self.__dict__)
         apart.schedule = deepcopy(self.schedule)
@@ -260,8 +260,8 @@ class Stream:
             keys[here] = drawn.group_keys[group[here]]
         return identify(samples, keys, sequence)
 
-    def look_up(self, samples: NDArray[np.int64]) -> Looked:
-        """Where the tokens of samples are, for all of them at once.
+    def look_up(self, samples: NDArray[np.int64]) -> Lookup:
+        """Look up where the tokens of samples are, for all of them at once.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
@@ -276,53 +276,53 @@ class Stream:
                     digests[rows] = self._digests.of(drawn, one, sequence[rows])
         pieces = cut_pieces(in_order(parts, len(samples)), max_length=self.max_length, token_bytes=self._token_bytes)
         identities = self._identify(samples, bucket, group, sequence)
-        return Looked(samples, identities, pieces, digests if self._digests else None)
+        return Lookup(samples, identities, pieces, digests if self._digests else None)
 
     # ---- reading ----
 
-    def rows(self, looked: Looked, first: int, last: int) -> Rows:
-        """The rows ``first`` to ``last`` of what was looked up.
+    def rows(self, lookup: Lookup, first: int, last: int) -> Rows:
+        """The rows ``first`` to ``last`` of what was lookup up.
 
         Raises:
-            SequenceDamaged: ``check_reads`` is on, and a row's bytes are not those it had.
-            ShardDamaged: a ``.bin`` is not there or has not its size.
+            SequenceDamaged: ``check_reads`` is on, and the bytes of a row do not match its checksum.
+            ShardDamaged: a ``.bin`` is missing or has another size.
         """
-        raw = looked.pieces.raw(first, last, self._maps)
-        if looked.digests is not None:
-            self._require_whole(looked, first, last, raw)
-        return looked.pieces.rows(first, last, raw)
+        raw = lookup.pieces.raw(first, last, self._maps)
+        if lookup.digests is not None:
+            self._require_whole(lookup, first, last, raw)
+        return lookup.pieces.rows(first, last, raw)
 
-    def _require_whole(self, looked: Looked, first: int, last: int, raw: bytes) -> None:
-        assert looked.digests is not None
+    def _require_whole(self, lookup: Lookup, first: int, last: int, raw: bytes) -> None:
+        assert lookup.digests is not None
         found = digest_rows(raw, last - first)
-        bad = np.flatnonzero(found != looked.digests[first:last])
+        bad = np.flatnonzero(found != lookup.digests[first:last])
         if not bad.size:
             return
         row = first + int(bad[0])
-        pieces = looked.pieces
+        pieces = lookup.pieces
         numbers = sorted(set(pieces.shards[pieces.bounds[row] : pieces.bounds[row + 1]]))
         shards = tuple(f"{self._shards[n].bucket}/{self._shards[n].name}" for n in numbers if n >= 0)
-        raise SequenceDamaged(root=self.corpus.root, sample=int(looked.samples[row]), shards=shards)
+        raise SequenceDamaged(root=self.corpus.root, sample=int(lookup.samples[row]), shards=shards)
 
     def read(self, samples: Sequence[int] | NDArray[np.int64]) -> Rows:
-        """The rows of some samples, in the order asked for.
+        """The rows of some samples, in the given order.
 
         Raises:
             IndexError: a sample is negative or lies beyond the end.
             SequenceDamaged, ShardDamaged: as ``rows`` does.
         """
-        looked = self.look_up(np.asarray(samples, np.int64))
-        return self.rows(looked, 0, len(looked.samples))
+        lookup = self.look_up(np.asarray(samples, np.int64))
+        return self.rows(lookup, 0, len(lookup.samples))
 
     def verify_known(self, sample: int) -> bool:
-        """Verify one sample against its checksum, if an earlier reader has kept one; returns whether it has.
+        """Verify one sample against its checksum, if the cache has one; returns whether it has.
 
-        For a stream without ``check_reads``: nothing is computed for other samples.
+        For a stream without ``check_reads``; no other checksum is computed.
 
         Raises:
-            IndexError: it is negative or lies beyond the end.
+            IndexError: the sample is negative or beyond the end.
             SequenceDamaged, ShardDamaged: as ``rows`` does.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         asked = np.array([sample], np.int64)
         bucket, group, sequence = self.locate(asked)
@@ -337,14 +337,14 @@ class Stream:
         return self.read([sample])
 
 
-def _require_known(seed: int, epochs: int | None, on_dry: OnDry) -> None:
-    # Each of these would be taken without a word and give another order, or no sample at all.
+def _require_known(seed: int, epochs: int | None, on_exhausted: OnExhausted) -> None:
+    # Any of these would silently give another order, or no samples.
     if not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed is {seed!r}; it is a whole number")
+        raise TypeError(f"seed must be a whole number, is {seed!r}")
     if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs is {epochs}; it is at least 1, or None for no end")
-    if on_dry not in get_args(OnDry):
-        raise ValueError(f"on_dry is {on_dry!r}; it is one of {', '.join(get_args(OnDry))}")
+        raise ValueError(f"epochs must be at least 1, or None for no end; is {epochs}")
+    if on_exhausted not in get_args(OnExhausted):
+        raise ValueError(f"on_exhausted must be one of {', '.join(get_args(OnExhausted))}, is {on_exhausted!r}")
 
 
 def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, ...], check_reads: bool) -> Stream:
@@ -363,7 +363,7 @@ def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, 
 
 
 def _in_one_spelling(phases: Sequence[Phase] | None) -> tuple[Phase, ...] | None:
-    """Phases whose buckets come by name: in which order a person wrote them decides nothing."""
+    """Phases with buckets sorted by name: the order in which they were written must not matter."""
     return None if phases is None else tuple(replace(phase, mix=tuple(sorted(phase.mix))) for phase in phases)
 
 
@@ -372,15 +372,15 @@ def _keys(shards: Sequence[Shard]) -> frozenset[tuple[str, str]]:
 
 
 def _in_eras(corpus: Corpus, eras: Sequence[Era]) -> tuple[Shard, ...]:
-    """All shards, era by era, and in each in the corpus's order."""
+    """All shards by era, and within an era in the order of the corpus."""
     shards = tuple(shard for era in eras for shard in corpus.shards if (shard.bucket, shard.name) in era.shards)
     if len(shards) != len(corpus.shards) or _keys(shards) != _keys(corpus.shards) or eras[0].at_sample:
-        raise ValueError("the eras do not hold each shard of the corpus once, from sample 0 on")
+        raise ValueError("the eras must hold each shard of the corpus once and start at sample 0")
     return shards
 
 
 def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, Planned]]]) -> list[Generation]:
-    """What the schedule has to know: how many sequences each bucket has in each era."""
+    """For the schedule: how many sequences each bucket has in each era."""
     generations = []
     for number, era in enumerate(eras):
         held = {
@@ -388,5 +388,5 @@ def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, Planned
             for bucket, joined in planned.items()
             if joined[0][0] <= number
         }
-        generations.append(Generation(era.at_sample, held, era.epochs, era.on_dry))
+        generations.append(Generation(era.at_sample, held, era.epochs, era.on_exhausted))
     return generations

@@ -1,50 +1,92 @@
-"""Every error a user can meet, as one tree; the leaves by what they are about."""
+"""Every error a user can meet, as one tree: declared by area, printed by one renderer."""
 
 from unbroken.errors.checkpoint import (
+    CannotSeal,
     DamagedCheckpoint,
     EvidenceMissing,
     FormatUnknown,
-    LeaseLost,
     ManifestDamaged,
+    MirrorDiffers,
+    NeedsPeers,
+    NoEmergencyArea,
     NoMemory,
     NoRoom,
     NoUsableCheckpoint,
     RecordDamaged,
-    RunGone,
-    RunHeld,
     SealedDiffers,
     StorageFailed,
+    TensorUnsupported,
     TornCheckpoint,
     UnsafeName,
 )
-from unbroken.errors.config import ConfigInvalid, ConfigUnreadable, Problem
-from unbroken.errors.data import BadMix, DataUnfit
-from unbroken.errors.demo import DemoFailed, SourcesMissing
-from unbroken.errors.emergency import BadPlan, MirrorDiffers, NeedsPeers, NoEmergencyArea
-from unbroken.errors.exact import ArithmeticDiffers, CannotFold, LaneBroken, TooManyRanks
-from unbroken.errors.gpt import (
-    BatchInvalid,
-    CompilerMissing,
-    DeviceFull,
-    DeviceMissing,
-    GenerationInvalid,
-    LogitsNotFinite,
-    NoAverage,
-    NotExpressible,
-    SequenceTooLong,
-    WrongTokenizer,
+from unbroken.errors.config import (
+    AcceptUnknown,
+    BadPlan,
+    ConfigDiffers,
+    ConfigInvalid,
+    ConfigMissing,
+    ConfigUnreadable,
+    FieldChange,
+    GptSimpleRun,
+    Problem,
+    RunRecordDamaged,
 )
-from unbroken.errors.internal import Bug
-from unbroken.errors.launch import BadSpot, ManifestUnfit, ModuleMissing, SlurmMissing, SlurmRefused, TorchMissing
-from unbroken.errors.prove import BaselineFails, DrillUnreadable, NotDeterministic, NothingToProve
-from unbroken.errors.replay import ReplayUnfinished
-from unbroken.errors.resume import (
+from unbroken.errors.data import (
+    BadDocuments,
+    BadMix,
+    ColumnMissing,
+    ControlToken,
+    DataChanged,
+    DataDamaged,
+    DataMissing,
+    DataUnfit,
+    LanesUnfit,
+    NoEodToken,
+    NoTextFound,
+    NoTokens,
+    SequenceDamaged,
+    ShardChange,
+    ShardDamaged,
+    ShardsExist,
+    SourceBroken,
+    SourcesChanged,
+    StreamDiffers,
+    TokenizationUnfinished,
+    TokenizeBusy,
+    TokenizedDifferently,
+    TokenizersDiffer,
+    TokenizerUnknown,
+    WorkerDied,
+)
+from unbroken.errors.launch import (
+    BadSpot,
+    BaselineFails,
+    DemoFailed,
+    DrillUnreadable,
+    ManifestUnfit,
+    ModuleMissing,
+    NotDeterministic,
+    NothingToProve,
+    PackageMissing,
+    ReplayUnfinished,
+    SlurmMissing,
+    SlurmRefused,
+    SourcesMissing,
+    TorchMissing,
+)
+from unbroken.errors.run import (
+    BadDeadline,
+    BadRunPath,
     CheckpointsExist,
     DataEnded,
     Halted,
     ItemsDiffer,
+    LeaseLost,
+    LeftMidStep,
+    LoopsDisagree,
     NeedsPickle,
     NonFiniteLoss,
+    NoOutcome,
     NoProcessGroup,
     NotAnItem,
     NotExact,
@@ -54,55 +96,33 @@ from unbroken.errors.resume import (
     PeerLost,
     RankFailed,
     RankRaised,
+    RunGone,
+    RunHeld,
+    RunsElsewhere,
     StateDiffers,
+    StillRunning,
     UnsavedState,
     WrittenDuringSave,
 )
-from unbroken.errors.run import (
-    BadDeadline,
-    LeftMidStep,
-    LoopsDisagree,
-    NoOutcome,
-    RunsElsewhere,
-    StillRunning,
-)
-from unbroken.errors.shards import (
-    DataChanged,
-    DataDamaged,
-    DataMissing,
-    ShardChange,
-    ShardDamaged,
-    TokenizationUnfinished,
-    TokenizersDiffer,
-)
-from unbroken.errors.stream import LanesUnfit, SequenceDamaged, StreamDiffers
-from unbroken.errors.tensors import TensorUnsupported
-from unbroken.errors.tokenize import (
-    BadDocuments,
-    ColumnMissing,
-    ControlToken,
-    NoEodToken,
-    NoTextFound,
-    NoTokens,
-    PackageMissing,
-    ShardsExist,
-    SourceBroken,
-    SourcesChanged,
-    TokenizeBusy,
-    TokenizedDifferently,
-    TokenizerUnknown,
-    WorkerDied,
-)
-from unbroken.errors.train import (
-    AcceptUnknown,
-    ConfigDiffers,
-    ConfigMissing,
-    FieldChange,
-    GptSimpleRun,
+from unbroken.errors.training import (
+    ArithmeticDiffers,
+    BatchInvalid,
+    CannotFold,
+    CompilerMissing,
+    DeviceFull,
+    DeviceMissing,
+    GenerationInvalid,
     GradientNotFinite,
-    RunRecordDamaged,
+    LaneBroken,
+    LogitsNotFinite,
+    NoAverage,
+    NotExpressible,
+    SequenceTooLong,
+    TooManyRanks,
+    WrongTokenizer,
 )
 from unbroken.errors.tree import (
+    TABLE,
     BusyError,
     CheckpointError,
     ConfigError,
@@ -120,9 +140,8 @@ from unbroken.errors.tree import (
     render,
 )
 from unbroken.errors.usage import (
-    BadRunPath,
     BadUsage,
-    CannotSeal,
+    Bug,
     CheckpointUnknown,
     NotAStore,
     PathMissing,
@@ -132,6 +151,7 @@ from unbroken.errors.usage import (
 )
 
 __all__ = [
+    "TABLE",
     "AcceptUnknown",
     "ArithmeticDiffers",
     "BadDeadline",

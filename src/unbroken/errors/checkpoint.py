@@ -1,22 +1,26 @@
-"""Errors of a store: bytes that are missing, damaged or not trusted, and storage that gave way."""
+"""Errors of checkpoints and of the storage they are on: missing, damaged, torn, full, not permitted."""
 
 import errno
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from unbroken.errors.tree import BusyError, CheckpointError, Help, StorageError, quoted
+from unbroken.errors.tree import CheckpointError, Each, Help, StorageError, UsageError, quoted
 from unbroken.quoting import amounts
 
-_MOST_SHOWN: Final = 4
-_TOUCHED: Final = "the objects handed over are no longer as they were; do not train on with them"
+_TOUCHED: Final = "your objects were partly overwritten: do not continue training with them"
 _NOT_ALLOWED: Final = frozenset(map(os.strerror, (errno.EACCES, errno.EPERM)))
 _READ_ONLY: Final = os.strerror(errno.EROFS)
 
 
-@dataclass(eq=False, kw_only=True)
+def nearest_folder(path: Path) -> Path:
+    """The nearest folder above a path that exists, for help lines that look into it."""
+    return next((above for above in path.parents if os.access(above, os.F_OK)), path.parent)
+
+
+# ---- a checkpoint that cannot be used ----
+
+
 class TornCheckpoint(CheckpointError):
     """A directory with parts that was never committed."""
 
@@ -24,97 +28,58 @@ class TornCheckpoint(CheckpointError):
     path: Path
     parts: int
     size_bytes: int
-
-    def headline(self) -> str:
-        return f"{self.path.name} was never committed"
-
-    def at(self) -> str | None:
-        return f"{self.path}  ({amounts.plural(self.parts, 'part')}, {amounts.size(self.size_bytes)})"
-
-    def so(self) -> str | None:
-        return "it cannot be resumed from; the next sweep removes it once its job is gone"
-
-    def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken ls {quoted(self.path.parent)}", "see which checkpoints are usable"),)
+    HEADLINE = "{path.name} was never committed"
+    AT = "{path}  ({parts:n part}, {size_bytes:size})"
+    SO = "it cannot be resumed from; the next sweep removes it once its job is gone"
+    HELP = (Help("unbroken ls {path.parent:sh}", "list the usable checkpoints"),)
 
 
-@dataclass(eq=False, kw_only=True)
 class DamagedCheckpoint(CheckpointError):
     """A committed checkpoint whose bytes are not the bytes that were written."""
 
     kind = "damaged-checkpoint"
     path: Path
     findings: tuple[str, ...]
-    # Whether it was met while it was loaded: then the caller's objects hold some of it.
+    # Whether it was found during a load: then the caller's objects hold part of it.
     is_half_loaded: bool = False
-
-    def headline(self) -> str:
-        return f"{self.path.name} is damaged in {amounts.plural(len(self.findings), 'place')}"
-
-    def at(self) -> str | None:
-        return str(self.path)
+    HEADLINE = "{path.name} is damaged in {findings:n place}"
+    DETAILS = Each("findings")
+    HELP = (
+        Help("unbroken verify {path:sh} --full", "verify all checksums again"),
+        Help("unbroken explain {kind}", "how this happens and what to do"),
+    )
 
     def so(self) -> str | None:
-        return (
-            f"it is not used; {_TOUCHED}"
-            if self.is_half_loaded
-            else "it is not used; a resume takes the next older one"
-        )
-
-    def details(self) -> Iterator[str]:
-        yield from self.findings
-
-    def help(self) -> tuple[Help, ...]:
-        return (
-            Help(f"unbroken verify {quoted(self.path)} --full", "check every byte again"),
-            Help(f"unbroken explain {self.kind}", "how this happens and what to do"),
-        )
+        return f"it is not used; {_TOUCHED if self.is_half_loaded else 'a resume takes the next older one'}"
 
 
-@dataclass(eq=False, kw_only=True)
 class ManifestDamaged(CheckpointError):
     """A manifest that is not what a commit wrote."""
 
     kind = "manifest-damaged"
     path: Path
     complaint: str
-
-    def headline(self) -> str:
-        return f"the manifest cannot be trusted: {self.complaint}"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        return "none of this checkpoint's bytes can be proven, so it is not used"
-
-    def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken ls {quoted(self.path.parent.parent)}", "see which checkpoints are usable"),)
+    HEADLINE = "the manifest is damaged: {complaint}"
+    SO = "this checkpoint cannot be verified without it, so it is not used"
+    HELP = (Help("unbroken ls {path.parent.parent:sh}", "list the usable checkpoints"),)
 
 
-@dataclass(eq=False, kw_only=True)
 class RecordDamaged(CheckpointError):
-    """The record of a rewind that cannot be read."""
+    """The record of a rewind cannot be read."""
 
     kind = "record-damaged"
     path: Path
     complaint: str
+    HEADLINE = "the record of a rewind cannot be read: {complaint}"
+    SO = "it may list abandoned checkpoints, so no checkpoint is chosen without it"
+    HELP = (Help("mv {path:sh} {aside:sh}", "if no checkpoint in checkpoints/ was abandoned"),)
 
-    def headline(self) -> str:
-        return f"the record of a rewind cannot be read: {self.complaint}"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        return "a checkpoint that was given up could be taken for a good one, so none is chosen"
-
-    def help(self) -> tuple[Help, ...]:
-        aside = self.path.with_name(f"{self.path.name}.bad")
-        return (Help(f"mv {quoted(self.path)} {quoted(aside)}", "if no checkpoint in checkpoints/ was given up"),)
+    @property
+    def aside(self) -> Path:
+        """Where the record is moved to."""
+        return self.path.with_name(f"{self.path.name}.bad")
 
 
-@dataclass(eq=False, kw_only=True)
 class FormatUnknown(CheckpointError):
     """A manifest written by a newer unbroken, or with a digest this one does not know."""
 
@@ -122,40 +87,22 @@ class FormatUnknown(CheckpointError):
     path: Path
     found: str
     known: tuple[str, ...]
-
-    def headline(self) -> str:
-        return f"this checkpoint is of a format this version does not read: {self.found}"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        return f"this version reads {', '.join(self.known)}; the checkpoint is left as it is"
-
-    def help(self) -> tuple[Help, ...]:
-        return (Help("pip install --upgrade unbroken", "a newer version reads newer formats"),)
+    HEADLINE = "this version cannot read the checkpoint format {found}"
+    SO = "this version reads {known:list}; the checkpoint was not changed"
+    HELP = (Help("pip install --upgrade unbroken", "install a version that reads newer formats"),)
 
 
-@dataclass(eq=False, kw_only=True)
 class UnsafeName(CheckpointError):
-    """A name that would lead out of the checkpoint's own directory."""
+    """A name that leads out of the checkpoint's own directory."""
 
     kind = "unsafe-name"
     name: str
     reason: str
     path: Path | None = None
-
-    def headline(self) -> str:
-        return f"the part name {self.name!r} is refused: {self.reason}"
-
-    def at(self) -> str | None:
-        return str(self.path) if self.path else None
-
-    def so(self) -> str | None:
-        return "a checkpoint may only name files inside its own directory; nothing was opened"
+    HEADLINE = "unsafe part name {name!r}: {reason}"
+    SO = "a checkpoint may only name files inside its own directory; nothing was opened"
 
 
-@dataclass(eq=False, kw_only=True)
 class NoUsableCheckpoint(CheckpointError):
     """Nothing to resume from where a checkpoint was required."""
 
@@ -163,122 +110,156 @@ class NoUsableCheckpoint(CheckpointError):
     exit_code = 5
     store: Path
     passed_over: tuple[tuple[str, str], ...] = ()
+    AT = "{store}"
+    DETAILS = Each("passed_over", "{0}: {1}", most=4)
 
     def headline(self) -> str:
         if not self.passed_over:
-            return "there is no checkpoint here"
-        return f"none of {amounts.plural(len(self.passed_over), 'checkpoint')} can be used"
-
-    def at(self) -> str | None:
-        return str(self.store)
+            return "no checkpoint found"
+        if len(self.passed_over) == 1:
+            return "the only checkpoint is not usable"
+        return f"none of {len(self.passed_over):,} checkpoints is usable"
 
     def so(self) -> str | None:
         if not self.passed_over:
             return None
         return (
-            "nothing begins anew unasked; unbroken train does with --resume scratch --force, "
-            "a script with Settings(resume='scratch', force=True)"
+            "the run does not start over by itself; to start from step 0: unbroken train --resume scratch --force, "
+            "or Settings(resume='scratch', force=True) in a script"
         )
 
-    def details(self) -> Iterator[str]:
-        for name, reason in self.passed_over[:_MOST_SHOWN]:
-            yield f"{name}: {reason}"
-
     def help(self) -> tuple[Help, ...]:
-        verified = Help(f"unbroken verify {quoted(self.store)} --full", "name every bad part")
+        verified = Help(f"unbroken verify {quoted(self.store)} --full", "list every damaged part")
         if self.passed_over:
             return (verified,)
-        # Mostly nothing was saved yet, and there is no part to be bad.
+        # Usually nothing was saved yet, and no part can be damaged.
         run = self.store.parent if self.store.name == "checkpoints" else self.store
-        return Help(f"unbroken status {quoted(run)}", "how far the run is, and how its last job ended"), verified
+        return Help(f"unbroken status {quoted(run)}", "show the run's progress and how its last job ended"), verified
 
 
-@dataclass(eq=False, kw_only=True)
 class SealedDiffers(CheckpointError):
     """A folder was sealed before and its bytes have changed since."""
 
     kind = "sealed-differs"
     path: Path
     findings: tuple[str, ...]
+    HEADLINE = "this folder has changed since it was sealed"
+    SO = "the seal was not changed; if the change is wanted, remove manifest.json and seal again"
+    DETAILS = Each("findings")
+    HELP = (Help("unbroken verify {path:sh} --full", "list the byte ranges that differ"),)
 
-    def headline(self) -> str:
-        return "this folder was sealed before, and its bytes have changed since"
 
-    def at(self) -> str | None:
-        return str(self.path)
+class MirrorDiffers(CheckpointError):
+    """A copy is not what was copied."""
 
-    def so(self) -> str | None:
-        return "the seal is left as it is; if the change is wanted, remove manifest.json and seal again"
+    kind = "mirror-differs"
+    path: Path
+    findings: tuple[str, ...]
+    HEADLINE = "the copy differs from its original in {findings:n place}"
+    SO = "the copy was removed; the original is intact"
+    DETAILS = Each("findings", most=4)
+    HELP = (Help("df -h {path:sh}", "check for free space on that storage"),)
 
-    def details(self) -> Iterator[str]:
-        yield from self.findings
+
+class CannotSeal(UsageError):
+    """A folder that cannot become a checkpoint as it is."""
+
+    kind = "cannot-seal"
+    path: Path
+    reason: str
+    remedy: Help | None = None
+    HEADLINE = "this folder cannot be sealed: {reason}"
+    SO = "nothing was written"
 
     def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken verify {quoted(self.path)} --full", "name every byte range"),)
+        return (self.remedy,) if self.remedy else ()
 
 
-@dataclass(eq=False, kw_only=True)
+# ---- a state that cannot be saved ----
+
+
+class TensorUnsupported(UsageError):
+    """A tensor that a checkpoint cannot hold, or on which the ranks do not agree."""
+
+    kind = "tensor-unsupported"
+    name: str
+    reason: str
+    rank: int | None = None
+    HEADLINE = "the tensor '{name}' cannot be saved: {reason}"
+    SO = "nothing was written; a checkpoint without it could not be resumed from"
+    HELP = (Help("unbroken explain {kind}", "which tensors can be saved, and what to pass to Run instead"),)
+
+    def at(self) -> str | None:
+        return None if self.rank is None else f"rank {self.rank}"
+
+
+class NoEmergencyArea(UsageError):
+    """An emergency save was requested and no directory for it is configured."""
+
+    kind = "no-emergency-area"
+    HEADLINE = "an emergency save needs a directory, and emergency_dir is not set"
+    SO = "nothing was saved; the last commit is intact"
+    HELP = (Help("unbroken explain training.emergency_dir", "what it is for and how to set it"),)
+
+
+class NeedsPeers(UsageError):
+    """The state of an item can only be read with a collective, and an emergency save runs without one."""
+
+    kind = "needs-peers"
+    item: str
+    type_name: str
+    HEADLINE = "'{item}' is a {type_name}: reading its state needs a collective on all ranks"
+    SO = "an emergency save cannot wait for ranks that may be gone; ordinary saves are not affected"
+    HELP = (Help("unbroken explain {kind}", "what can be saved without the other ranks"),)
+
+
+# ---- storage ----
+
+
 class StorageFailed(StorageError):
-    """The operating system refused an operation on a file."""
+    """The operating system returned an error for a file operation."""
 
     kind = "storage-failed"
     operation: str
     path: Path
     cause: str
-    # Whether it refused while a checkpoint was loaded: then the caller's objects hold some of it.
+    # Whether it happened during a load: then the caller's objects hold part of the checkpoint.
     is_half_loaded: bool = False
-    # Whether it refused to keep what can be kept in any other folder.
+    # Whether the file belongs to a cache that can be in any other folder.
     is_cache: bool = False
-
-    def headline(self) -> str:
-        return f"storage refused to {self.operation}: {self.cause}"
-
-    def at(self) -> str | None:
-        return str(self.path)
+    HEADLINE = "could not {operation}: {cause}"
 
     def so(self) -> str | None:
         if self.is_cache:
-            return "the cache of plans cannot be kept here; data.cache_dir names another folder for it"
-        intact = "what was committed before is intact"
+            return "the cache of plans cannot be written here; set data.cache_dir to another folder"
+        intact = "earlier commits are intact"
         return f"{intact}; {_TOUCHED}" if self.is_half_loaded else intact
 
     def help(self) -> tuple[Help, ...]:
-        # What could not be made is not there to be looked at: the nearest folder that is there can be.
-        nearest = next((above for above in self.path.parents if os.access(above, os.F_OK)), self.path.parent)
+        nearest = quoted(nearest_folder(self.path))
         if self.cause in _NOT_ALLOWED:
-            found = Help(f"ls -ld {quoted(nearest)}", "see who may do that there")
+            found = Help(f"ls -ld {nearest}", "check the permissions")
         elif self.cause == _READ_ONLY:
-            found = Help(f"findmnt -T {quoted(nearest)}", "see how it is mounted")
+            found = Help(f"findmnt -T {nearest}", "check how it is mounted")
         else:
-            found = Help(f"df -h {quoted(nearest)}", "see whether the disk is full")
-        elsewhere = Help("unbroken explain data.cache_dir", "keep the cache in another folder")
+            found = Help(f"df -h {nearest}", "check for free space")
+        elsewhere = Help("unbroken explain data.cache_dir", "how to put the cache in another folder")
         return (elsewhere, found) if self.is_cache else (found,)
 
 
-@dataclass(eq=False, kw_only=True)
 class EvidenceMissing(StorageError):
-    """A commit was asked for and the parts on disk do not bear it out."""
+    """A commit was requested and not all parts are on disk as reported."""
 
     kind = "evidence-missing"
     path: Path
     missing: tuple[str, ...]
-
-    def headline(self) -> str:
-        return f"the checkpoint is not committed: {amounts.plural(len(self.missing), 'part')} not proven"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        return "the last commit is intact; training can go on and save again"
-
-    def details(self) -> Iterator[str]:
-        yield from self.missing
+    HEADLINE = "the checkpoint was not committed: {missing:n part} missing or incomplete"
+    SO = "the last commit is intact; training can continue and save again"
+    DETAILS = Each("missing")
 
 
-@dataclass(eq=False, kw_only=True)
 class NoRoom(StorageError):
-    """The disk cannot hold the coming save and the reserve beside it."""
+    """The disk cannot hold the next save and the reserve."""
 
     kind = "no-room"
     path: Path
@@ -293,143 +274,41 @@ class NoRoom(StorageError):
 
     def headline(self) -> str:
         if self.free_bytes < self.needed_bytes + self.reserve_bytes:
-            return (
-                f"disk full: the save needs {amounts.size(self.needed_bytes)}, {amounts.size(self.free_bytes)} free, "
-                f"of which {amounts.size(self.reserve_bytes)} is kept as a reserve"
+            return self.filled(
+                "disk full: the save needs {needed_bytes:size}, {free_bytes:size} free, "
+                "of which {reserve_bytes:size} is kept as a reserve"
             )
-        return (
-            f"disk full: the save needs {amounts.plural(self.needed_inodes, 'file')}, "
-            f"{amounts.plural(self.free_inodes or 0, 'inode')} free, "
-            f"of which {amounts.count(self.reserve_inodes)} are kept as a reserve"
+        free = amounts.plural(self.free_inodes or 0, "inode")
+        return self.filled(
+            f"disk full: the save needs {{needed_inodes:n file}}, {free} free, "
+            "of which {reserve_inodes:,} are kept as a reserve"
         )
-
-    def at(self) -> str | None:
-        return str(self.path)
 
     def so(self) -> str | None:
         if not self.prunable:
             return "nothing was written, the last commit is intact; pruning would free nothing"
+        more = ", …" if len(self.prunable) > 3 else ""
         return (
             f"nothing was written, the last commit is intact; pruning would free "
-            f"{amounts.size(self.prunable_bytes)} ({', '.join(self.prunable[:3])}"
-            f"{', …' if len(self.prunable) > 3 else ''})"
+            f"{amounts.size(self.prunable_bytes)} ({', '.join(self.prunable[:3])}{more})"
         )
 
     def help(self) -> tuple[Help, ...]:
         if not self.prunable:
-            return (Help(f"df -h {quoted(self.path)}", "see what else fills it"),)
+            return (Help(f"df -h {quoted(self.path)}", "check for free space"),)
         return (Help(f"unbroken prune {quoted(self.path)} --dry-run", "show what would be removed"),)
 
 
-@dataclass(eq=False, kw_only=True)
 class NoMemory(StorageError):
-    """The memory that a save needs for its copies could not be had."""
+    """The host memory for the copies of a save could not be allocated."""
 
     kind = "no-memory"
     needed_bytes: int | None
     cause: str
+    AT = "{cause:.120}"
+    SO = "nothing was written, the last commit is intact; the next save tries again"
+    HELP = (Help("free -h", "on that node: how much memory is left"),)
 
     def headline(self) -> str:
-        needed = "" if self.needed_bytes is None else f" of {amounts.size(self.needed_bytes)}"
-        return f"there is no memory for the save's copies{needed}"
-
-    def at(self) -> str | None:
-        return self.cause[:120]
-
-    def so(self) -> str | None:
-        return "nothing was written, the last commit is intact; the next save tries again"
-
-    def help(self) -> tuple[Help, ...]:
-        return (Help("free -h", "on that node: what is left, and who has the rest"),)
-
-
-@dataclass(eq=False, kw_only=True)
-class RunHeld(BusyError):
-    """Another live job holds the run."""
-
-    kind = "run-held"
-    path: Path
-    holder: str
-    # How that is known: its process is seen here, it renewed its lease while it was watched, it was quicker just now,
-    # or not at all.
-    proof: Literal["process", "renewed", "contest", "unknown"]
-    watched_s: float = 0.0
-
-    def headline(self) -> str:
-        is_known = self.proof != "unknown"
-        return f"another {'live ' if is_known else ''}job holds this run: {self.holder}"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        known = {
-            "process": "its process is running on this machine",
-            "renewed": f"it renewed its lease while it was watched ({amounts.duration(self.watched_s)})",
-            "contest": "it took the run at the same moment",
-            "unknown": "whether it is alive cannot be seen from here",
-        }[self.proof]
-        return f"{known}; two jobs on one run would overwrite each other"
-
-    def help(self) -> tuple[Help, ...]:
-        shown = Help(f"unbroken status {quoted(self.path)}", "see what it is doing")
-        if self.proof != "unknown":
-            return (shown,)
-        return shown, Help(
-            f"unbroken release {quoted(self.path)}", "watch its lease, and release it if nobody renews it"
-        )
-
-
-@dataclass(eq=False, kw_only=True)
-class RunGone(CheckpointError):
-    """The run directory was moved or deleted while a job was training."""
-
-    kind = "run-gone"
-    exit_code = 5
-    path: Path
-    job: int
-    # Whether something stands at the path: then only the job's lease is missing.
-    is_there: bool = False
-
-    def headline(self) -> str:
-        if self.is_there:
-            return f"the lease of job {self.job} was removed from the run directory while it was training"
-        return f"the run directory was moved or deleted while job {self.job} was training"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        if self.is_there:
-            return "nothing more is saved: whether another job uses this directory cannot be known"
-        return (
-            "nothing more can be saved, and what was committed there went with it; if it was moved, move it back:"
-            " started as it is, the run would begin at step 0"
-        )
-
-    def help(self) -> tuple[Help, ...]:
-        nearest = next((above for above in self.path.parents if os.access(above, os.F_OK)), self.path.parent)
-        place = self.path if self.is_there else nearest
-        return (Help(f"ls -la {quoted(place)}", "see what is there"),)
-
-
-@dataclass(eq=False, kw_only=True)
-class LeaseLost(BusyError):
-    """This job was taken for dead and another one has the run now."""
-
-    kind = "lease-lost"
-    path: Path
-    mine: int
-    current: int
-
-    def headline(self) -> str:
-        return f"job {self.mine} no longer holds this run; job {self.current} does"
-
-    def at(self) -> str | None:
-        return str(self.path)
-
-    def so(self) -> str | None:
-        return "nothing more is committed by this job, so the two cannot mix"
-
-    def help(self) -> tuple[Help, ...]:
-        return (Help(f"unbroken status {quoted(self.path)}", "see the job that holds it"),)
+        needed = "" if self.needed_bytes is None else f" ({amounts.size(self.needed_bytes)})"
+        return f"out of host memory for the copies of the save{needed}"

@@ -1,23 +1,34 @@
-"""Errors whose remedy is an edit of the config file."""
+"""Errors of the config: a file with mistakes, a config that differs from the run's, names that do not exist."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from unbroken.errors.tree import ConfigError, Help
-from unbroken.quoting import amounts
+from unbroken.errors.tree import (
+    CheckpointError,
+    ConfigError,
+    Each,
+    ExactnessError,
+    Help,
+    UsageError,
+    quoted,
+)
+from unbroken.quoting.amounts import plural
+
+_SHOWN: Final = 4
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong in a config, with the place it stands at."""
+    """One mistake in a config, with its place."""
 
     source: str
     line: int | None
     field: str
     complaint: str
     nearest: str | None = None
-    topic: str | None = None  # what `unbroken explain` has a page for
+    topic: str | None = None  # a topic of `unbroken explain`
 
     def __str__(self) -> str:
         place = self.source if self.line is None else f"{self.source}:{self.line}"
@@ -25,38 +36,144 @@ class Problem:
         return f"{place}  {self.field}: {self.complaint}{hint}"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(frozen=True)
+class FieldChange:
+    """One field: its value when the run was started, and its value in this job."""
+
+    field: str
+    started_with: str
+    now: str
+    is_fixed: bool
+
+    def __str__(self) -> str:
+        rule = "fixed" if self.is_fixed else f"needs --accept {self.field}"
+        return f"{self.field}: {self.started_with} at the start, {self.now} now ({rule})"
+
+
 class ConfigUnreadable(ConfigError):
-    """A config that is no readable YAML or JSON mapping."""
+    """A config that is not a readable YAML or JSON mapping."""
 
     kind = "config-unreadable"
     path: Path
     complaint: str
     line: int | None = None
-
-    def headline(self) -> str:
-        return f"the config cannot be read: {self.complaint}"
+    HEADLINE = "the config cannot be read: {complaint}"
+    HELP = (Help("unbroken init --preset tiny", "print a config to start from"),)
 
     def at(self) -> str | None:
         return str(self.path) if self.line is None else f"{self.path}:{self.line}"
 
-    def help(self) -> tuple[Help, ...]:
-        return (Help("unbroken init --preset tiny", "print a config to start from"),)
 
-
-@dataclass(eq=False, kw_only=True)
 class ConfigInvalid(ConfigError):
-    """A config with wrong values: every problem at once."""
+    """A config with invalid values: every problem at once."""
 
     kind = "config-invalid"
     problems: tuple[Problem, ...]
-
-    def headline(self) -> str:
-        return f"the config has {amounts.plural(len(self.problems), 'problem')}"
-
-    def details(self) -> Iterator[str]:
-        yield from map(str, self.problems)
+    HEADLINE = "the config has {problems:n problem}"
+    DETAILS = Each("problems")
 
     def help(self) -> tuple[Help, ...]:
         topics = [problem.topic for problem in self.problems if problem.topic]
         return (Help(f"unbroken explain {topics[0] if topics else 'config'}", "what it means and takes"),)
+
+
+class ConfigDiffers(ExactnessError):
+    """A job with another config than the run was started with: every field at once."""
+
+    kind = "config-differs"
+    run: Path
+    changes: tuple[FieldChange, ...]
+    AT = "{run}/config.json"
+    SO = "it would not be the same run; nothing was started"
+
+    def headline(self) -> str:
+        differ = "differs" if len(self.changes) == 1 else "differ"
+        return f"{plural(len(self.changes), 'config field')} {differ} from what the run was started with"
+
+    def details(self) -> Iterator[str]:
+        yield from map(str, self.changes[:_SHOWN])
+        if len(self.changes) > _SHOWN:
+            # By name at least: accepting them needs every name.
+            yield f"and {len(self.changes) - _SHOWN} more: {', '.join(each.field for each in self.changes[_SHOWN:])}"
+
+    def help(self) -> tuple[Help, ...]:
+        return (Help(f"unbroken explain {self.changes[0].field}", "what it means, and what a resume may change"),)
+
+
+class ConfigMissing(ExactnessError):
+    """A run that has checkpoints and no ``config.json``: the config they were computed with is unknown."""
+
+    kind = "config-missing"
+    run: Path
+    HEADLINE = "the run has checkpoints, but its config.json is missing"
+    AT = "{run}/config.json"
+    SO = "this job's config cannot be compared with the one the run was started with; nothing was started"
+    HELP = (Help("unbroken explain {kind}", "how to restore it, and what --accept config.json does"),)
+
+    def details(self) -> Iterator[str]:
+        yield "restore the file, or add --accept config.json to continue with the config of this job"
+
+
+class RunRecordDamaged(CheckpointError):
+    """``config.json`` or ``accepted.json`` of a run cannot be read, or was changed after it was written."""
+
+    kind = "run-record-damaged"
+    path: Path
+    complaint: str
+    HEADLINE = "the run's {path.name} is damaged: {complaint}"
+    SO = "it sets the values the run continues with, so nothing was started; restore it if you have a copy"
+
+    def help(self) -> tuple[Help, ...]:
+        aside = self.path.with_name(f"{self.path.name}.bad")
+        effect = "then --accept config.json starts a new record"
+        if self.path.name == "accepted.json":
+            effect = "the next job rebuilds it from the journal"
+        return Help(f"mv {quoted(self.path)} {quoted(aside)}", effect), self.explained("what each record is for")
+
+
+class AcceptUnknown(UsageError):
+    """Names in ``--accept`` that do not exist; for each the nearest ones that do."""
+
+    kind = "accept-unknown"
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+    SO = "nothing was started; use the name exactly as the error printed it"
+    HELP = (Help("unbroken explain {kind}", "list the valid names"),)
+
+    def headline(self) -> str:
+        said = " ".join(f"--accept {quoted(name)}" for name, _ in self.names)
+        return f"{said}: no field or item has {'this name' if len(self.names) == 1 else 'these names'}"
+
+    def details(self) -> Iterator[str]:
+        for name, nearest in self.names:
+            if nearest:
+                yield f"{name}: did you mean {' or '.join(nearest)}?"
+
+
+class GptSimpleRun(UsageError):
+    """The run directory of a job holds a run of GPT-Simple; ``checkpoints`` are the names of its checkpoints."""
+
+    kind = "gpt-simple-run"
+    run: Path
+    checkpoints: tuple[str, ...] = ()
+    HEADLINE = "training.output_dir contains a run of GPT-Simple"
+    AT = "{run}"
+    HELP = (Help("unbroken explain {kind}", "what can be taken over from it, and what cannot"),)
+
+    def so(self) -> str | None:
+        held = ", ".join(self.checkpoints[-_SHOWN:]) or "no checkpoint yet"
+        return f"its state ({held}) cannot be resumed here; nothing was changed. Set another training.output_dir"
+
+
+class BadPlan(UsageError):
+    """The numbers given for a plan are missing or do not fit together."""
+
+    kind = "bad-plan"
+    problems: tuple[str, ...]
+    HEADLINE = "cannot make a plan: {problems:n problem}"
+    DETAILS = Each("problems")
+    HELP = (
+        Help(
+            "unbroken plan --steps 100000 --step-seconds 0.8 --save-seconds 12 --mtbf 86400 --walltime 14400",
+            "a plan from numbers alone",
+        ),
+    )

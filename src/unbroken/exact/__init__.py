@@ -1,4 +1,4 @@
-"""The same bits on any number of ranks: lanes, a canonical sum of their gradients, a norm and generators to match.
+"""The same bits on any number of ranks: lanes, a canonical sum of their gradients, norm, and RNG per lane.
 
     exact.pin()                                             # deterministic kernels, recorded
     reducer = exact.Reducer(model, lanes=8, seed=0)         # a plain module, or one under fully_shard
@@ -8,7 +8,7 @@
         reducer.clip(1.0)                                   # gradients are summed over all lanes by now
         optimizer.step()
 
-The global batch is a fixed list of lanes, whatever the world. Beside ``world.py`` this is the only user of collectives.
+The global batch is a fixed list of lanes on any world size. Besides ``world.py`` only this package uses collectives.
 """
 
 from unbroken.exact.lane_rng import lane_seed

@@ -1,8 +1,8 @@
-"""The gradients of a replicated model in flat buckets, filled from behind while backward is still running.
+"""The gradients of a replicated model in flat buckets, filled while backward is running.
 
-Parameters are put into buckets in reverse order, which is about the order in which backward reaches them, and buckets
-are handed on strictly in their own order: ranks whose graphs finish in another order, or that have no lane, still speak
-to each other in the same sequence.
+Parameters are assigned to buckets in reverse order, which is roughly the order in which backward reaches them. Buckets
+are reduced strictly in order: ranks whose graphs finish in another order, or that have no lane, still issue the same
+sequence of collectives.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from unbroken.errors import LaneBroken
-from unbroken.exact.sums import Room
+from unbroken.exact.sums import LazyBuffer
 
 BUCKET_BYTES = 25 << 20  # as DDP
 
 
 @dataclass
-class Bucket:
-    """Some parameters, and the flat tensor of ``dtype`` that has room for their gradients."""
+class GradientBucket:
+    """Some parameters, and the layout of their gradients in a flat tensor of ``dtype``."""
 
     dtype: torch.dtype
     device: torch.device
@@ -30,7 +30,7 @@ class Bucket:
     missing: set[int] = field(default_factory=set)
 
     def add(self, parameter: nn.Parameter) -> int:
-        """Make room for a parameter's gradient; returns its place."""
+        """Add a parameter; returns its index in the bucket."""
         self.parameters.append(parameter)
         self.starts.append(self.numel)
         self.numel += parameter.numel()
@@ -42,19 +42,19 @@ class Bucket:
         return flat[start : start + parameter.numel()].view(parameter.shape)
 
     def padded(self, pieces: int) -> int:
-        """How many elements it has when it can be cut into so many equal pieces."""
+        """The number of elements, rounded up to a multiple of ``pieces``."""
         return -(-self.numel // pieces) * pieces
 
 
-class Filling:
-    """Fills the buckets of one lane after the other and tells when the next one is full.
+class BucketFiller:
+    """Fills the buckets lane by lane, and calls ``full`` for each full bucket, in order.
 
     Args:
         parameters: the trainable ones, each once, in the model's order.
         dtype_of: the type of a parameter's gradient.
-        put: takes a bucket's number, a parameter's place in it and its gradient, None where the lane has none.
-        full: takes the number of the next bucket that has all its gradients.
-        bucket_bytes: how many bytes fill a bucket.
+        put: called with a bucket's number, a parameter's index in it and its gradient; None if the lane has none.
+        full: called with the number of the next bucket that has all its gradients.
+        bucket_bytes: the size of a bucket.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Filling:
         full: Callable[[int], None],
         bucket_bytes: int,
     ) -> None:
-        self.buckets: list[Bucket] = []
+        self.buckets: list[GradientBucket] = []
         self._put, self._full = put, full
         self._next = 0
         self._is_open = False
@@ -75,7 +75,7 @@ class Filling:
             dtype = dtype_of(parameter)
             bucket = self.buckets[-1] if self.buckets else None
             if bucket is None or size >= bucket_bytes or (bucket.dtype, bucket.device) != (dtype, parameter.device):
-                bucket, size = Bucket(dtype, parameter.device), 0
+                bucket, size = GradientBucket(dtype, parameter.device), 0
                 self.buckets.append(bucket)
             place = bucket.add(parameter)
             size += parameter.numel() * dtype.itemsize
@@ -83,14 +83,14 @@ class Filling:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
-        """A lane begins: every gradient is still to come."""
+        """Start a lane: no gradient has arrived."""
         self._is_open = True
         self._next = 0
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
 
     def close(self) -> None:
-        """The lane is over: a gradient that has not come is one of zeros."""
+        """End the lane: a gradient that did not arrive counts as zeros."""
         for number, bucket in enumerate(self.buckets):
             for place in sorted(bucket.missing):
                 self._put(number, place, None)
@@ -98,18 +98,18 @@ class Filling:
         self._hand_on()
         self._is_open = False
 
-    def hand_out(self, sums: Sequence[Room]) -> None:
-        """Let every parameter's ``grad`` be its part of the sums, which are as many as the buckets."""
+    def hand_out(self, sums: Sequence[LazyBuffer]) -> None:
+        """Set every parameter's ``grad`` to its view of the sums, one per bucket."""
         for bucket, total in zip(self.buckets, sums, strict=True):
             for place, parameter in enumerate(bucket.parameters):
                 parameter.grad = bucket.view(total.tensor, place)
 
     def abandon(self) -> None:
-        """Forget a lane that was left in the middle."""
+        """Drop a lane that was interrupted."""
         self._is_open = False
 
     def release(self) -> None:
-        """Take the hooks off the parameters, which otherwise hold on to everything here."""
+        """Remove the hooks from the parameters; they would keep this object alive."""
         self._is_open = False
         for hook in self._hooks:
             hook.remove()
@@ -122,10 +122,10 @@ class Filling:
             if not self._is_open:
                 return  # a backward of the user's own, outside the lanes
             if place not in bucket.missing:
-                raise LaneBroken(complaint="a gradient came twice: one backward a lane, and no reentrant checkpointing")
+                raise LaneBroken(complaint="a gradient arrived twice: one backward per lane, no reentrant checkpoints")
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and gradient.layout != torch.strided:
-                raise LaneBroken(complaint="a gradient is sparse; the sum takes dense ones: sparse=False")
+                raise LaneBroken(complaint="a gradient is sparse; use sparse=False")
             self._put(number, place, gradient)
             bucket.missing.discard(place)
             self._hand_on()

@@ -1,10 +1,10 @@
 """Sums on CUDA in one pass over memory.
 
-``put_widened_`` adds a lane's gradient to its sum; torch does the same with half of the memory's speed.
+``put_widened_`` adds a lane's gradient to its sum; torch's own add reaches half of the memory bandwidth.
 ``row_squares`` is the sum of squares of each row, with bits that follow from the row alone:
 torch's own sum over a dimension may cut a row in another way when there are more rows, as on another sharding. Here one
-program adds one row, in blocks from left to right, each by a fixed tree. This module needs Triton; nobody imports it
-without a CUDA device.
+program adds one row, in blocks from left to right, each by a fixed tree. This module needs Triton; it is only
+imported with a CUDA device.
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ def put_widened_(total: Tensor, part: Tensor, *, is_first: bool) -> None:
         _put_widened[blocks](total, part.contiguous(), count, IS_FIRST=is_first, BLOCK=PUT_BLOCK, num_warps=WARPS)
 
 
-# Where a shard begins in memory says nothing about its rows: a kernel made for aligned ones would add in another order.
+# Without specialisation on alignment: a kernel compiled for aligned shards would add in another order.
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _row_squares(  # type: ignore[no-untyped-def]  # noqa: ANN202
     rows,  # noqa: ANN001

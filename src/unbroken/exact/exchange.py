@@ -1,8 +1,8 @@
 """The collectives of this package: moving bytes between ranks, never adding them.
 
-A sum inside a collective is a sum in an order that somebody else chose, and another one in every world. So ranks only
-hand each other what they have, and whoever owns a slice adds. Gloo moves host memory alone; several ranks that share
-one device (NCCL refuses that) go through it.
+A reduction inside a collective adds in an order of its own, which differs between world sizes. So ranks only exchange
+data, and the owner of a slice adds. Gloo moves host memory only; several ranks that share one device, which NCCL does
+not support, go through it.
 """
 
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_g
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The ranks that share the lanes; ``group`` is None for a single one that needs no process group."""
+class RankGroup:
+    """The ranks that share the lanes; ``group`` is None for a single rank without a process group."""
 
     rank: int
     size: int
     group: "dist.ProcessGroup | None" = None
 
-    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> "Arrival":
-        """Begin to hand slice ``k`` of ``sent`` to rank ``k``; ``received`` gets theirs, by rank."""
+    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> "Transfer":
+        """Start an all-to-all: slice ``k`` of ``sent`` goes to rank ``k``; ``received`` is ordered by rank."""
         if self._is_staged(sent):
             host = torch.empty(received.shape, dtype=received.dtype)
             dist.all_to_all_single(host, sent.cpu(), group=self.group)
             received.copy_(host)
-            return Arrival(None)
-        return Arrival(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
+            return Transfer(None)
+        return Transfer(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
 
-    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> "Arrival":
-        """Begin to collect every rank's ``part`` into ``whole``, by rank."""
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> "Transfer":
+        """Start an all-gather of every rank's ``part`` into ``whole``, by rank."""
         if self._is_staged(part):
             host = torch.empty(whole.shape, dtype=whole.dtype)
             _all_gather_single(host, part.cpu(), group=self.group)
             whole.copy_(host)
-            return Arrival(None)
-        return Arrival(_all_gather_single(whole, part, group=self.group, async_op=True))
+            return Transfer(None)
+        return Transfer(_all_gather_single(whole, part, group=self.group, async_op=True))
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's ``part``, stacked by rank."""
@@ -51,30 +51,30 @@ class Ranks:
         self.gather(whole.view(-1), part.reshape(-1)).wait()
         return whole
 
-    def add_up_as_stock(self, numbers: torch.Tensor) -> "Arrival":
-        """Begin torch's own sum over all ranks, in place: only for those who opted out of exactness."""
+    def add_up_as_stock(self, numbers: torch.Tensor) -> "Transfer":
+        """Start torch's own all-reduce, in place; only for ``stock``, without exactness."""
         if self._is_staged(numbers):
             host = numbers.cpu()
             dist.all_reduce(host, group=self.group)
             numbers.copy_(host)
-            return Arrival(None)
-        return Arrival(dist.all_reduce(numbers, group=self.group, async_op=True))
+            return Transfer(None)
+        return Transfer(dist.all_reduce(numbers, group=self.group, async_op=True))
 
     def _is_staged(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and dist.get_backend(self.group) == "gloo"
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """Something that is on its way, or has arrived already."""
+class Transfer:
+    """A collective in progress or complete."""
 
     work: "dist.Work | None"
 
     def wait(self) -> None:
-        """Let what follows, on this thread or its stream, see what arrived.
+        """Wait for it, on this thread or its stream.
 
         Raises:
-            PeerLost: a rank is gone or does not answer.
+            PeerLost: a rank is gone or does not respond.
         """
         if self.work is not None:
             with noticing_loss(dist.get_rank()):

@@ -1,7 +1,7 @@
 """The norm of a gradient, and clipping by it, with the same bits however the parameters are sharded.
 
-The rank that owns a row adds its squares, by halving or in one program; the sums of all rows, a small list, are
-gathered and added by halving. torch's own norm adds up each shard first, so that another sharding is another sum.
+The rank that owns a row adds its squares, pairwise or in one program; the sums of all rows, a small list, are gathered
+and added pairwise. torch's own norm adds up each shard first, so its bits depend on the sharding.
 """
 
 from collections import defaultdict
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from unbroken.exact.exchange import Ranks
+from unbroken.exact.exchange import RankGroup
 
 
 def fold_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """The sum of each row of a matrix, which is used up; the same for a row wherever it stands."""
+    """The sum of each row of a matrix, which is overwritten; independent of the row's position."""
     width = matrix.shape[1]
     while width > 1:
         kept = (width + 1) // 2
@@ -28,23 +28,23 @@ def fold(numbers: torch.Tensor) -> torch.Tensor:
     return fold_columns(numbers.to(torch.float64, copy=True).view(1, -1))[0]
 
 
-# Elements that are squared at a time: a sum needs no second copy of the gradients.
+# Elements squared at a time: no second copy of the gradients is needed.
 _AT_ONCE = 1 << 20
 _EPSILON = 1e-6  # as in torch's own clipping
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tensor:
+def gradient_norm(gradients: Sequence[torch.Tensor], ranks: RankGroup) -> torch.Tensor:
     """The 2-norm of all gradients together, in float64. Collective where they are sharded, along their rows.
 
     Args:
-        gradients: in an order that is the same on every rank and in every world.
-        ranks: those that hold the shards.
+        gradients: in the same order on every rank and world size.
+        ranks: the ranks that hold the shards.
     """
     heights = [_height(gradient) for gradient in gradients]
     sums = _row_sums([local(gradient) for gradient in gradients])
@@ -54,13 +54,13 @@ def gradient_norm(gradients: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tens
 
 
 def clip_factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """What gradients of this norm are multiplied by, so that it is at most ``max_norm``."""
+    """The factor that brings gradients of this norm down to ``max_norm``."""
     return (max_norm / (norm + _EPSILON)).clamp(max=1.0)
 
 
 @torch.no_grad()
 def scale(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply every gradient, in place, by one number that is rounded to float32 first."""
+    """Multiply every gradient in place by a factor that is first rounded to float32."""
     by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         held = local(gradient)
@@ -95,11 +95,11 @@ def _width(part: torch.Tensor) -> int:
 
 
 def _rows(part: torch.Tensor) -> torch.Tensor:
-    # Said in full: a shard without a row leaves nothing from which torch could tell the width.
+    # Explicit: torch cannot infer the width of a shard without rows.
     return part.reshape(_height(part), _width(part))
 
 
-def _whole(sums: Sequence[torch.Tensor], heights: Sequence[int], ranks: Ranks) -> torch.Tensor:
+def _whole(sums: Sequence[torch.Tensor], heights: Sequence[int], ranks: RankGroup) -> torch.Tensor:
     """The sums of all rows of all tensors, in the order of the whole tensors, on every rank."""
     each = [-(-height // ranks.size) for height in heights]
     padded = [torch.nn.functional.pad(mine, (0, most - mine.shape[0])) for mine, most in zip(sums, each, strict=True)]

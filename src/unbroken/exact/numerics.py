@@ -1,7 +1,7 @@
-"""The arithmetic of a process: what is set so that kernels repeat their bits, and a record of all that bits depend on.
+"""Deterministic numerics of a process: settings for reproducible kernels, and a record of all that bits depend on.
 
-``pin`` sets what can be set. What cannot, another torch build, another GPU, another instruction set, is written down; a
-``Numerics`` that is handed to ``Run`` compares the record at every resume and names what differs.
+``pin`` sets what can be set. What cannot be set (torch build, GPU, instruction set) is recorded; a ``Numerics``
+registered with ``Run`` compares the record at every resume and names what differs.
 """
 
 import os
@@ -31,7 +31,7 @@ class Numerics:
 
     Args:
         device: the kind of device that trains, ``cpu`` or ``cuda``.
-        accept: differences that a person accepts by name, so that a resume may go on without being exact.
+        accept: names of differences the user accepts, so that a run may resume without being exact.
     """
 
     def __init__(self, device: str | torch.device | None = None, *, accept: Collection[str] = ()) -> None:
@@ -39,7 +39,7 @@ class Numerics:
         self._accept = frozenset(accept)
 
     def record(self) -> Record:
-        """Everything relevant, by name; JSON can hold it."""
+        """Everything relevant by name, as JSON values."""
         found: Record = {
             "torch": str(torch.__version__),
             "torch_build": getattr(torch.version, "git_version", None),
@@ -56,26 +56,26 @@ class Numerics:
         return dict(self.record())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Pass if this process computes as the one that saved did.
+        """Raise unless this process computes like the one that saved.
 
         Raises:
-            ArithmeticDiffers: it does not, in ways that nobody accepted; each is named.
+            ArithmeticDiffers: there are differences that were not accepted; each is named.
         """
         require_alike(state, self.record(), self._accept)
 
 
 def require_alike(saved: Mapping[str, Any], here: Mapping[str, Any], accept: Collection[str]) -> None:
-    """Pass if two records say the same; a difference that a person accepted by its name is said and let pass.
+    """Raise unless two records are equal; an accepted difference is only logged.
 
     Raises:
-        ArithmeticDiffers: they differ in ways that nobody accepted; each is named.
+        ArithmeticDiffers: there are differences that were not accepted; each is named.
     """
     found = differences(saved, here)
     refused = tuple(each for each in found if each[0] not in accept)
     if refused:
         raise ArithmeticDiffers(differences=refused)
     for name, before, now in found:
-        _log.warning("not exact: accepted: %s: %s in the checkpoint, %s here", name, before, now)
+        _log.warning("not exact: %s accepted: %s in the checkpoint, %s here", name, before, now)
 
 
 def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -91,21 +91,21 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple
 def pin(
     device: str | torch.device | None = None, *, allow_tf32: bool = False, accept: Collection[str] = ()
 ) -> Numerics:
-    """Let kernels repeat their bits, and return the record of it. Call it before the first computation.
+    """Make kernels deterministic, and return the record of it. Call it before the first computation.
 
-    Deterministic algorithms are on, a kernel that has none raises. cuBLAS gets a fixed workspace, cuDNN neither
-    searches for the fastest algorithm nor takes part in attention, and inductor does not choose by the clock.
+    Turns on deterministic algorithms (an operation without one raises) and a fixed cuBLAS workspace; turns off
+    cuDNN benchmark, cuDNN attention, and timing-based choices in inductor.
 
     Args:
         device: the kind of device that trains, ``cpu`` or ``cuda``.
-        allow_tf32: let float32 products be rounded to TF32, which is faster and as repeatable, but other bits.
-        accept: differences that a person accepts by name at a resume.
+        allow_tf32: round float32 products to TF32: faster and as repeatable, but other bits.
+        accept: names of differences the user accepts at a resume.
     """
-    # cuBLAS reads it when it is first used; a value that somebody chose stays, and torch refuses one that cannot do.
+    # cuBLAS reads it on first use; a value that is already set stays, and torch rejects one that is not deterministic.
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     os.environ.setdefault(_INDUCTOR, "1")
     torch.use_deterministic_algorithms(True)
-    # Filling memory that is about to be written costs time and changes no bit of a sound program.
+    # Filling memory that is about to be written costs time and changes no result of a correct program.
     _deterministic.fill_uninitialized_memory = False
     _backends.cudnn.benchmark = False
     _backends.cudnn.deterministic = True
@@ -122,7 +122,7 @@ def _usual_device() -> torch.device:
 def _cpu_record() -> Record:
     return {
         "instructions": _backends.cpu.get_cpu_capability(),
-        # A product is cut into as many pieces as there are threads.
+        # The number of threads decides how a product is split.
         "threads": torch.get_num_threads(),
         "mkldnn": _backends.mkldnn.is_available() and bool(_backends.mkldnn.enabled),
     }

@@ -1,8 +1,8 @@
-"""Computing a replicated model in a lower precision than it is kept in.
+"""Mixed precision for a replicated model: compute in a lower precision than that of its parameters.
 
-As FSDP2's mixed precision does for shards: inside a step's lanes every parameter, frozen ones too, *is* its rounded
-copy, so that activations and gradients have that type; outside, it is the float32 one that the optimizer moves. The
-parameter stays the same object, so optimizers, tied weights and hooks notice nothing.
+As FSDP2 does for shards: inside the lanes of a step every parameter, frozen ones too, holds its rounded copy, so that
+activations and gradients have that type; outside, it holds the float32 values that the optimizer updates. The parameter
+stays the same object, so optimizers, tied weights and hooks are not affected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class Lowered:
-    """Parameters that can be exchanged for their copies in another type, and back."""
+    """Parameters that can be swapped for copies in another type, and back."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
         self._parameters = [p for p in parameters if dtype is not None and p.is_floating_point() and p.dtype != dtype]
@@ -27,7 +27,7 @@ class Lowered:
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
-        """Inside, the parameters are their copies; entered again, nothing changes."""
+        """Inside, the parameters are their copies; re-entrant."""
         if self._kept or not self._parameters:
             yield
             return

@@ -1,8 +1,8 @@
-"""``Reducer``: what a training loop holds to get the same bits on any number of ranks.
+"""``Reducer``: gradients with the same bits on any number of ranks, for any training loop.
 
-It deals the lanes of each step to the ranks, lends every lane its generators, sums gradients, losses and counts in
-lane order, and clips by a norm that does not depend on the sharding. When the loop over ``lanes`` has ended, every
-parameter's ``grad`` is that of the whole step on every rank.
+It distributes the lanes of each step over the ranks, seeds the RNG of every lane, sums gradients, losses and counts in
+lane order, and clips by a norm that does not depend on the sharding. After the loop over ``lanes``, every parameter's
+``grad`` is that of the whole step on every rank.
 """
 
 import os
@@ -17,11 +17,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from unbroken.data.lanes import LanePlan
+from unbroken.data.lanes import rank_lanes
 from unbroken.errors import ArithmeticDiffers, CannotFold, LaneBroken, NoProcessGroup
 from unbroken.exact.buckets import BUCKET_BYTES
-from unbroken.exact.exchange import Ranks
-from unbroken.exact.lane_rng import LaneGenerators
+from unbroken.exact.exchange import RankGroup
+from unbroken.exact.lane_rng import LaneRng
 from unbroken.exact.norm import clip_factor, fold, gradient_norm, scale
 from unbroken.exact.precision import Lowered
 from unbroken.exact.reduction import Reduction, ReplicatedFold
@@ -35,12 +35,12 @@ _SUMMING = (nn.parallel.DistributedDataParallel, nn.parallel.DataParallel, Fully
 
 
 class Lane:
-    """One micro-batch of the step, to be computed now.
+    """One micro-batch of the step.
 
     Attributes:
-        number: which one of the step's lanes; its data must depend on this and the step, never on the rank.
-        is_spare: this rank has nothing to do in the last round and takes part with the lane it had before, because the
-            others wait for it; what comes out is not counted.
+        number: its index in the step; its data must depend on this and the step, never on the rank.
+        is_spare: this rank has no lane in the last round and repeats its previous lane, because the collectives of the
+            others need it; the result is not counted.
     """
 
     def __init__(self, number: int, *, is_spare: bool, is_silenced: bool, needs_scale: bool) -> None:
@@ -55,49 +55,46 @@ class Lane:
         """Compute the lane's gradients.
 
         Args:
-            loss: one number. With ``count``, a sum over so many things, such as the tokens that are not masked: losses
-                and gradients are divided by the count of all lanes together. Without, the mean of a lane as large as
-                any other.
-            count: how many things the loss is a sum over; a tensor is not waited for.
-            scaled: what to differentiate in place of ``loss``: ``scaler.scale(loss)``. A lane that computes in float16
-                is not computed without it.
+            loss: a scalar. With ``count``, a sum over that many elements, such as unmasked tokens: losses and gradients
+                are divided by the count of all lanes. Without, a mean; all lanes have equal weight.
+            count: the number of elements in the sum; a tensor does not cause a synchronisation.
+            scaled: the scaled loss to differentiate, ``scaler.scale(loss)``. Required in float16.
 
         Raises:
-            LaneBroken: it was called before in this lane, or has no ``scaled`` and needs one.
+            LaneBroken: called twice in this lane, or ``scaled`` is missing in float16.
         """
         if self._needs_scale and scaled is None:
             raise LaneBroken(
-                complaint="a lane in float16 needs scaled=scaler.scale(loss): small gradients would become zero "
-                "without a word (scaled=loss says that it is meant)"
+                complaint="a lane in float16 needs scaled=scaler.scale(loss): small gradients would silently "
+                "become zero (pass scaled=loss to train without a loss scale)"
             )
         if self._has_begun:
             raise LaneBroken(complaint=f"lane {self.number} called backward twice; a lane is one micro-batch")
         self._has_begun = True
         goal = loss if scaled is None else scaled
         (goal * 0.0 if self._is_silenced else goal).backward()  # type: ignore[no-untyped-call]
-        # Last: a lane whose error was caught by the loop is not a lane that was computed.
+        # Last, so that a lane whose error the loop caught does not count as computed.
         self.told = (loss.detach(), count)
 
 
 class Reducer:
-    """Sums the lanes of each step, with the same bits in every world.
+    """Sums the lanes of each step, with the same bits on any world size.
 
     Args:
-        model: the module itself, not wrapped in DDP; plain on every rank, or under ``fully_shard``. Every rank holds
-            the same parameters when it is made.
-        optimizer: looked at, if given: one whose arithmetic depends on the sharding is refused.
-        lanes: how many micro-batches a step has, on however many ranks: fixed for the whole run.
-        seed: what all generators of all lanes come from.
-        compute_dtype: for a plain model, the type in which lanes compute; the parameters stay float32. A model under
-            ``fully_shard`` says this in its ``MixedPrecisionPolicy``.
+        model: the module itself, not wrapped in DDP; plain on every rank, or under ``fully_shard``. All ranks must
+            start with the same parameters.
+        optimizer: checked, if given: its arithmetic must not depend on the sharding.
+        lanes: micro-batches of a step over all ranks; fixed for the whole run.
+        seed: the seed of the RNG of all lanes.
+        compute_dtype: for a plain model, the dtype in which lanes compute; the parameters stay float32. For a model
+            under ``fully_shard``, set it in its ``MixedPrecisionPolicy``.
         stock: opt out of exactness: torch's own sums and norm (``exact.NOT_PROMISED`` says what that gives up).
-        bucket_bytes: for a plain model, how much travels at a time.
-        defer_scale: leave the gradients as sums, and to the optimizer to multiply them by ``pending_scale`` in its own
-            pass over them.
+        bucket_bytes: for a plain model, the size of a communication bucket.
+        defer_scale: leave the gradients as sums; the optimizer multiplies them by ``pending_scale``.
 
     Raises:
         TooManyRanks: there are more ranks than lanes.
-        CannotFold: a parameter, the model or the optimizer is of a kind that the sum cannot take.
+        CannotFold: a parameter, the model or the optimizer is not supported.
         NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
     """
 
@@ -119,7 +116,7 @@ class Reducer:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._is_sharded = bool(shards_of(model))
         self._ranks = ranks_of(named) if self._is_sharded else _all_ranks()
-        self._plan = LanePlan(lanes, self._ranks.size, self._ranks.rank)
+        self._plan = rank_lanes(lanes, self._ranks.size, self._ranks.rank)
         self._seed, self._is_stock = seed, stock
         self._dtype = compute_dtype_of(model) if self._is_sharded else compute_dtype
         self._precision = Lowered(list(model.parameters()), compute_dtype)
@@ -145,17 +142,17 @@ class Reducer:
     # ---- a step ----
 
     def lanes(self, step: int) -> Iterator[Lane]:
-        """The lanes of a step that this rank computes, one after the other. Collective.
+        """Iterate over the lanes of a step that this rank computes. Collective.
 
-        Inside a lane the global generators are the lane's own, and a plain model computes in ``compute_dtype``. When
-        the loop has ended, gradients, ``loss`` and ``count`` are those of all lanes.
+        Inside a lane the global RNGs are the lane's own, and a plain model computes in ``compute_dtype``. After the
+        loop, gradients, ``loss`` and ``count`` are those of all lanes.
 
         Raises:
-            LaneBroken: a lane was left without ``backward``, or the reducer cannot sum this model any more.
+            LaneBroken: a lane ended without ``backward``, or the reducer was closed or replaced.
         """
         self._require_in_charge()
         if (left_open := self._open()) is not None:
-            # An error left it, and while its traceback is held, parameters and generators are still lent out.
+            # An error left it; while its traceback is alive, parameters and RNGs are not restored.
             left_open.close()
         lanes = self._lanes(step)
         self._open = weakref.ref(lanes)
@@ -163,22 +160,22 @@ class Reducer:
 
     def _require_in_charge(self) -> None:
         if self._is_closed:
-            raise LaneBroken(complaint="the reducer is closed, and has let go of the model")
+            raise LaneBroken(complaint="the reducer is closed")
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise LaneBroken(
-                    complaint=f"{name!r} was frozen when the reducer was made, and is trained now: make a new reducer"
+                    complaint=f"{name!r} was frozen when the reducer was made and is trainable now: make a new reducer"
                 )
 
     def _lanes(self, step: int) -> Generator[Lane, None, None]:
         self._losses = self._count = self.pending_scale = None
         told: list[Lane] = []
         try:
-            with self._precision.lowered(), LaneGenerators(self._seed, step) as generators:
+            with self._precision.lowered(), LaneRng(self._seed, step) as rng:
                 for parameter in self._parameters:
                     parameter.grad = None
                 for round_number in range(self._plan.rounds):
-                    yield from self._round(round_number, generators, told)
+                    yield from self._round(round_number, rng, told)
             self._reduction.finish()
             self._fold_told([lane for lane in told if not lane.is_spare])
         except BaseException:
@@ -192,17 +189,17 @@ class Reducer:
         else:
             self.pending_scale = factor if self.pending_scale is None else self.pending_scale * factor
 
-    def _round(self, number: int, generators: LaneGenerators, told: list[Lane]) -> Iterator[Lane]:
+    def _round(self, number: int, rng: LaneRng, told: list[Lane]) -> Iterator[Lane]:
         plan, is_last = self._plan, number == self._plan.rounds - 1
         self._reduction.begin_round(plan.present(number), is_first=number == 0, is_last=is_last)
         mine = plan.lane(number)
         if mine is not None or self._reduction.runs_spare_lanes:
             is_spare = mine is None
-            # The lane of the round before: its data is at hand.
-            at = mine if mine is not None else number * plan.size + plan.rank - plan.size
+            # The lane of the previous round: its data is in memory.
+            at = mine if mine is not None else plan.nth(number - 1)
             is_silenced, needs_scale = is_spare and self._is_stock, self._dtype is torch.float16
             lane = Lane(at, is_spare=is_spare, is_silenced=is_silenced, needs_scale=needs_scale)
-            generators.enter(at)
+            rng.enter(at)
             yield lane
             if lane.told is None:
                 raise LaneBroken(complaint=f"lane {at} ended without lane.backward(loss)")
@@ -228,14 +225,14 @@ class Reducer:
 
     def _require_alike(self, used: torch.Tensor) -> None:
         if used.is_cuda and self._are_alike:
-            return  # to look waits for the device: there it is done once
+            return  # checking synchronises with the device: done once
         if not bool((used == used[0]).all()):
             raise LaneBroken(
-                complaint="the lanes of some ranks use other parameters; under FSDP2 all lanes use the same ones"
+                complaint="lanes of different ranks use different parameters; under FSDP2 all must use the same"
             )
         self._are_alike = True
 
-    # ---- what came out ----
+    # ---- results ----
 
     @property
     def losses(self) -> torch.Tensor:
@@ -246,14 +243,14 @@ class Reducer:
 
     @property
     def count(self) -> torch.Tensor:
-        """The count of all lanes together: how many lanes there are, or the sum of what ``backward`` was told."""
+        """The count of all lanes together: the number of lanes, or the sum of the ``count`` arguments."""
         if self._count is None:
             raise LaneBroken(complaint="the step's lanes are not all computed yet")
         return self._count
 
     @property
     def loss(self) -> torch.Tensor:
-        """The step's loss: that of all lanes, over their count."""
+        """The loss of the step: the sum over all lanes, divided by their count."""
         return fold(self.losses) / self.count.clamp(min=1)
 
     def gradients(self) -> list[torch.Tensor]:
@@ -264,13 +261,11 @@ class Reducer:
         """The 2-norm of all gradients together. Collective where they are sharded.
 
         Raises:
-            LaneBroken: there are none.
+            LaneBroken: there are no gradients.
         """
         gradients = self.gradients()
         if not gradients:
-            raise LaneBroken(
-                complaint="there are no gradients yet: the norm is that of a step whose lanes are computed"
-            )
+            raise LaneBroken(complaint="there are no gradients yet: compute the lanes of a step first")
         norm = stock_norm(gradients) if self._is_stock else gradient_norm(gradients, self._ranks)
         return norm if self.pending_scale is None else norm * self.pending_scale
 
@@ -281,7 +276,7 @@ class Reducer:
             ValueError: ``max_norm`` is not above 0.
             LaneBroken: there are no gradients.
         """
-        # Written as "not above": what is no number is above nothing.
+        # Written as "not above", so that NaN is rejected too.
         if not max_norm > 0:
             raise ValueError(f"max_norm must be above 0, is {max_norm}")
         norm = self.norm()
@@ -289,28 +284,28 @@ class Reducer:
         return norm
 
     def computing(self) -> AbstractContextManager[None]:
-        """Compute outside the lanes, as an evaluation does, in the type in which lanes compute."""
+        """Compute outside the lanes in the dtype of the lanes, as an evaluation does."""
         return self._precision.lowered()
 
     def close(self) -> None:
-        """Let go of the model: its gradients are again what torch makes of them. Nothing more is computed here.
+        """Remove the hooks from the model; the reducer cannot be used afterwards.
 
-        Without it the reducer lives as long as the model does.
+        Without it the reducer lives as long as the model.
         """
         if (left_open := self._open()) is not None:
             left_open.close()
         self._reduction.release()
         self._is_closed = True
 
-    # ---- what a checkpoint keeps of it ----
+    # ---- state ----
 
     @property
     def is_exact_on_any_world(self) -> bool:
-        """Whether its steps have the same bits on any number of ranks: not with torch's own sums."""
+        """Whether its steps have the same bits on any number of ranks; False with ``stock``."""
         return not self._is_stock
 
     def state_dict(self) -> dict[str, Any]:
-        """What must stay as it is for the bits to stay: hand the reducer to ``Run``, and a change is refused."""
+        """What the bits depend on; register the reducer with ``Run``, and a change is an error at resume."""
         return {
             "lanes": self._plan.lanes,
             "seed": self._seed,
@@ -319,10 +314,10 @@ class Reducer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Pass if the checkpoint's steps had the same lanes, seed, type and sum.
+        """Raise unless the checkpoint has the same lanes, seed, dtype and reduction.
 
         Raises:
-            ArithmeticDiffers: they had not; each difference is named.
+            ArithmeticDiffers: they differ; each difference is named.
         """
         here = self.state_dict()
         differences = tuple((key, str(state.get(key)), str(here[key])) for key in here if state.get(key) != here[key])
@@ -330,12 +325,12 @@ class Reducer:
             raise ArithmeticDiffers(differences=differences)
 
 
-def _all_ranks() -> Ranks:
+def _all_ranks() -> RankGroup:
     if not (dist.is_available() and dist.is_initialized()):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise NoProcessGroup(world_size=int(os.environ["WORLD_SIZE"]))
-        return Ranks(0, 1)
-    return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+        return RankGroup(0, 1)
+    return RankGroup(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
 
 
 def _require_foldable(
@@ -346,22 +341,22 @@ def _require_foldable(
 ) -> None:
     for module in model.modules():
         if isinstance(module, _SUMMING):
-            raise CannotFold(name=type(module).__name__, reason="it sums gradients itself; hand over what is inside it")
+            raise CannotFold(name=type(module).__name__, reason="it sums gradients itself; pass the module inside it")
     if not named:
         raise CannotFold(name=type(model).__name__, reason="it has no trainable parameter")
     if compute_dtype is not None and shards_of(model):
         raise CannotFold(
-            name="compute_dtype", reason="a sharded model says it to fully_shard, in its MixedPrecisionPolicy"
+            name="compute_dtype", reason="for a sharded model, set it in the MixedPrecisionPolicy of fully_shard"
         )
     for name, parameter in named:
         if parameter.dtype != torch.float32:
             told = str(parameter.dtype).removeprefix("torch.")
             raise CannotFold(name=name, reason=f"it is kept in {told}; keep float32 and compute in a lower precision")
         if isinstance(parameter.data, DTensor) and not shards_of(model):
-            raise CannotFold(name=name, reason="it is a DTensor, and no part of the model is under fully_shard")
+            raise CannotFold(name=name, reason="it is a DTensor, but no part of the model is under fully_shard")
     for group in optimizer.param_groups if optimizer is not None else ():
         if group.get("fused") and any(not parameter.is_cuda for parameter in group["params"]):
             raise CannotFold(
                 name=type(optimizer).__name__,
-                reason="fused=True on the CPU rounds by an element's place in its shard; foreach=True does not",
+                reason="fused=True on the CPU rounds by an element's position in its shard; use foreach=True",
             )

@@ -1,9 +1,9 @@
 """The canonical sum of a replicated model's gradients: a left fold over the lanes, in lane order, in float32.
 
-Every rank owns one slice of each bucket. After each round an all-to-all hands it that slice of every lane of the
-round, in the lane's own type, and it adds them in lane order into one accumulator; after the last round the slices
-are gathered. With one rank this is ordinary gradient accumulation. Bytes on the wire are those of a reduce-scatter
-and an all-gather, which is what an all-reduce sends, and they travel while backward runs.
+Every rank owns one slice of each bucket. After each round an all-to-all sends it that slice of every lane of the round,
+in the lane's dtype, and it adds them in lane order into one accumulator; after the last round the slices are gathered.
+With one rank this is ordinary gradient accumulation. The traffic is that of a reduce-scatter and an all-gather, the
+same as an all-reduce, and overlaps with backward.
 """
 
 from collections import deque
@@ -14,40 +14,40 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from unbroken.exact.buckets import BUCKET_BYTES, Bucket, Filling
-from unbroken.exact.exchange import Arrival, Ranks
+from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller, GradientBucket
+from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.sums import Accumulator, Buffers, put
 
-# Buckets under way at one time. A fixed number, so that all ranks speak in the same order whatever arrives first.
+# Buckets in flight. A fixed number, so that all ranks issue collectives in the same order whatever arrives first.
 _IN_FLIGHT = 2
 
 
 class Reduction(Protocol):
-    """How the gradients of the lanes become one; what a ``Reducer`` asks of it."""
+    """How a ``Reducer`` sums the gradients of the lanes."""
 
     runs_spare_lanes: bool
-    """Whether a rank without a lane in the last round must compute one all the same, which then is not counted."""
+    """Whether a rank without a lane in the last round must compute one anyway, which is not counted."""
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
-        """A round begins in which the first ``present`` ranks have a lane."""
+        """Start a round in which the first ``present`` ranks have a lane."""
 
     def end_round(self) -> None:
-        """This rank's lane of the round is over, or it has none."""
+        """End this rank's lane of the round, if it has one."""
 
     def finish(self) -> None:
         """After the last round: every parameter's ``grad`` is the sum over all lanes."""
 
     def used(self) -> int | None:
-        """A number for the parameters that this rank's lanes used, where the sums are right only if it is every rank's.
+        """A hash of the parameters this rank's lanes used, if the sums are right only when all ranks use the same.
 
-        None where each parameter has a place of its own.
+        None if each parameter has its own place in the sums.
         """
 
     def abandon(self) -> None:
-        """A step was left in the middle; the next one begins afresh."""
+        """Drop an interrupted step."""
 
     def release(self) -> None:
-        """Leave the parameters as they were before there was a reduction."""
+        """Restore the parameters as they were before."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Flight:
     number: int
     received: torch.Tensor
     sent: torch.Tensor
-    arrival: Arrival
+    arrival: Transfer
 
 
 class ReplicatedFold:
@@ -67,12 +67,12 @@ class ReplicatedFold:
         self,
         parameters: Sequence[nn.Parameter],
         dtype_of: Callable[[nn.Parameter], torch.dtype],
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._ranks = ranks
-        self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
+        self._filling = BucketFiller(parameters, dtype_of, self._put, self._full, bucket_bytes)
         self._buckets = self._filling.buckets
         self._buffers = Buffers()
         kept = Buffers()
@@ -82,7 +82,7 @@ class ReplicatedFold:
         ]
         self._sending: dict[int, torch.Tensor] = {}
         self._flying: deque[_Flight] = deque()
-        self._gathering: list[Arrival] = []
+        self._gathering: list[Transfer] = []
         self._present, self._is_first, self._is_last = 0, True, False
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
@@ -93,7 +93,7 @@ class ReplicatedFold:
         self._filling.open()
 
     def end_round(self) -> None:
-        """Hand on what is not complete, or, without a lane, nothing but zeros that nobody adds."""
+        """Send the incomplete buckets; without a lane, zeros that are not added."""
         self._filling.close()
         while self._flying:
             self._land()
@@ -109,7 +109,7 @@ class ReplicatedFold:
         """Each parameter has its place in a bucket, whether a lane uses it or not."""
 
     def abandon(self) -> None:
-        """Forget what was under way; the process group itself may be broken by now."""
+        """Drop what is in flight; the process group itself may be broken."""
         self._filling.abandon()
         self._buffers.clear()
         self._sending.clear()
@@ -136,7 +136,7 @@ class ReplicatedFold:
         else:
             room.copy_(gradient)
 
-    def _empty(self, bucket: Bucket) -> torch.Tensor:
+    def _empty(self, bucket: GradientBucket) -> torch.Tensor:
         flat = self._buffers.take(bucket.padded(self._ranks.size), bucket.dtype, bucket.device)
         flat[bucket.numel :].zero_()
         return flat
@@ -154,7 +154,7 @@ class ReplicatedFold:
         flight = self._flying.popleft()
         flight.arrival.wait()
         total = self._sums[flight.number]
-        # A rank without a lane sent zeros; adding them would change the sign of a zero.
+        # A rank without a lane sent zeros; adding them would turn -0.0 into +0.0.
         for part in flight.received.view(self._ranks.size, -1)[: self._present]:
             total.add(part)
         self._buffers.give(flight.sent, flight.received)

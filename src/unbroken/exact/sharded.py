@@ -1,8 +1,8 @@
 """The canonical sum for a model under FSDP2 (``fully_shard``), through its custom reduce-scatter.
 
-In place of a reduce-scatter, FSDP2 runs an all-to-all of the lane's gradients in their own type, and the owner of a
-shard adds them in lane order into one float32 buffer, which is accumulator and ``grad`` at once. It runs where FSDP2
-runs its own, beside backward, and sends as many bytes.
+In place of a reduce-scatter, FSDP2 runs an all-to-all of the lane's gradients in their own dtype, and the owner of a
+shard adds them in lane order into one float32 buffer, which is accumulator and ``grad`` at once. It overlaps with
+backward as FSDP2's own does, and sends as many bytes.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.distributed.tensor import DTensor, Shard
 
 from unbroken.errors import CannotFold, LaneBroken
-from unbroken.exact.exchange import Ranks
+from unbroken.exact.exchange import RankGroup
 from unbroken.exact.sums import Accumulator, Buffers
 
 
@@ -31,18 +31,18 @@ def shards_of(model: nn.Module) -> list[FSDPModule]:
 
 def compute_dtype_of(model: nn.Module) -> torch.dtype | None:
     """The type in which the sharded parts compute; None for that of their parameters."""
-    # FSDP2 tells its policy to nobody.
+    # FSDP2 has no public accessor for its policy.
     policies = [module._get_fsdp_state()._mp_policy for module in shards_of(model)]
     return next((policy.param_dtype for policy in policies if policy.param_dtype is not None), None)
 
 
-def ranks_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> Ranks:
+def ranks_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> RankGroup:
     """The ranks that hold the shards.
 
     Raises:
         CannotFold: a parameter is not sharded by its rows over one mesh that all parameters share.
     """
-    found: Ranks | None = None
+    found: RankGroup | None = None
     for name, parameter in parameters:
         data = parameter.data
         if not isinstance(data, DTensor):
@@ -50,11 +50,11 @@ def ranks_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> Ranks:
         mesh = data.device_mesh
         if mesh.ndim != 1 or tuple(data.placements) != (Shard(0),):
             placed = ", ".join(map(str, data.placements))
-            raise CannotFold(name=name, reason=f"it is placed as ({placed}); the fold takes rows over one mesh: (S(0))")
+            raise CannotFold(name=name, reason=f"its placement is ({placed}), not (S(0)): rows over one mesh")
         group = mesh.get_group()
         if found is not None and not _are_same(group, found.group):
             raise CannotFold(name=name, reason="it is sharded over another mesh than the parameters before it")
-        found = Ranks(mesh.get_local_rank(), mesh.size(), group)
+        found = RankGroup(mesh.get_local_rank(), mesh.size(), group)
     if found is None:
         raise CannotFold(name="(none)", reason="the model has no trainable parameter")
     return found
@@ -67,12 +67,12 @@ def _are_same(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> bool:
 Hook = TypeVar("Hook", bound=ReduceScatter)
 
 
-class Held(Generic[Hook]):
-    """The sharded parts of a model, each with a reduce-scatter that we know in it, and told to do nothing but sum.
+class HookedShards(Generic[Hook]):
+    """The FSDP2 modules of a model, each with our reduce-scatter installed and set to sum only.
 
     Args:
         model: the model.
-        make: the reduce-scatter of a part, given what it would have without us.
+        make: makes the reduce-scatter of a module, given the one it would otherwise have.
     """
 
     def __init__(self, model: nn.Module, make: Callable[[ReduceScatter], Hook]) -> None:
@@ -83,37 +83,37 @@ class Held(Generic[Hook]):
             self._before.append(_without_us(module))
             hook = make(self._before[-1])
             module.set_custom_reduce_scatter(hook)
-            # The division by the count of all lanes comes once, at the end.
+            # The division by the count of all lanes happens once, at the end.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             self._parts.append((module, hook))
 
     @property
     def modules(self) -> list[FSDPModule]:
-        """The parts themselves."""
+        """The modules."""
         return [module for module, _ in self._parts]
 
     @property
     def hooks(self) -> list[Hook]:
-        """What was put into them."""
+        """The installed hooks."""
         return [hook for _, hook in self._parts]
 
     def begin_round(self) -> None:
-        """Pass if every part still asks the reduce-scatter that was put into it, and nothing of a lost step is left.
+        """Raise unless every module still has our reduce-scatter, and nothing is left of an interrupted step.
 
         Raises:
-            LaneBroken: another reducer has the model by now; or a step was left in the middle, and torch is older than
-                2.13, whose FSDP2 cannot forget it.
+            LaneBroken: another reducer has the model; or a step was interrupted, and torch is older than 2.13, whose
+                FSDP2 cannot drop it.
         """
         if not all(_asks(module, hook) for module, hook in self._parts):
-            raise LaneBroken(complaint="the model was handed to another reducer; under FSDP2 it has one at a time")
+            raise LaneBroken(complaint="the model belongs to another reducer; under FSDP2 it has one at a time")
         if self._is_abandoned:
             self._forget()
 
     def abandon(self) -> None:
-        """A forward or backward pass was left in the middle: the parameters are shards again, and it is forgotten."""
+        """Drop an interrupted forward or backward pass, and reshard the parameters."""
         self._is_abandoned = True
-        # What is wrong here is told when the next step begins: now another error is on its way.
+        # Reported at the start of the next step: now another error is being raised.
         with contextlib.suppress(RuntimeError, LaneBroken):
             self._forget()
 
@@ -122,7 +122,7 @@ class Held(Generic[Hook]):
             if not module._get_fsdp_state()._is_root:
                 continue
             if not hasattr(module, "reset_iter_state"):
-                raise LaneBroken(complaint="after an error inside a lane, FSDP2 goes on only with torch 2.13 or newer")
+                raise LaneBroken(complaint="after an error inside a lane, FSDP2 needs torch 2.13 or newer to continue")
             module.reset_iter_state()
         for parameter in (each for module in self.modules for group in _groups(module) for each in group.fsdp_params):
             parameter.unsharded_accumulated_grad = None
@@ -131,12 +131,12 @@ class Held(Generic[Hook]):
         self._is_abandoned = False
 
     def give_back(self) -> None:
-        """Let FSDP2 sum and divide the gradients as it does unasked, unless another reducer has them by now."""
+        """Restore FSDP2's own reduction, unless another reducer has the model by now."""
         for (module, hook), before in zip(self._parts, self._before, strict=True):
             if not _asks(module, hook):
                 continue
             module.set_custom_reduce_scatter(before)
-            module.set_gradient_divide_factor(cast("float", None))  # as FSDP2 has it before anybody sets one
+            module.set_gradient_divide_factor(cast("float", None))  # FSDP2's default
             module.set_force_sum_reduction_for_comms(False)
             module.set_requires_gradient_sync(True, recurse=False)
             module.set_is_last_backward(True)
@@ -145,14 +145,14 @@ class Held(Generic[Hook]):
 
 
 def _groups(module: FSDPModule) -> list[Any]:
-    # FSDP2 tells them to nobody. In older versions of torch a module has one, or None.
+    # There is no public accessor. In older versions of torch a module has one group, or None.
     state: Any = module._get_fsdp_state()
     found = getattr(state, "_fsdp_param_groups", None)
     return list(found) if found is not None else [each for each in (state._fsdp_param_group,) if each is not None]
 
 
 def _without_us(module: FSDPModule) -> ReduceScatter:
-    """What a part would ask if no reducer had it: torch's own, which holds no state, or one that a user has set."""
+    """The reduce-scatter of a module without a reducer: torch's own, which has no state, or the user's."""
     for group in _groups(module):
         asked: ReduceScatter = group._reduce_scatter_comm
         if not isinstance(asked, LaneReduceScatter | DefaultReduceScatter):
@@ -165,7 +165,7 @@ def _asks(module: FSDPModule, hook: ReduceScatter) -> bool:
 
 
 class _Round:
-    """What the hooks of all shards know of the round that is being computed."""
+    """The current round, shared by the hooks of all modules."""
 
     present: int = 0
 
@@ -174,19 +174,19 @@ class _Round:
 
 
 class LaneReduceScatter(ReduceScatter):
-    """The hook of one FSDP2 module: it is asked for the send buffer, then for the output, then to run."""
+    """The hook of one FSDP2 module; FSDP2 calls ``allocate`` for the send buffer and the output, then the hook."""
 
-    def __init__(self, ranks: Ranks, round_: _Round) -> None:
+    def __init__(self, ranks: RankGroup, round_: _Round) -> None:
         self._ranks, self._round = ranks, round_
         self._sum: Accumulator | None = None
         self._numel: int | None = None
         self._has_sent = False
 
     def begin_round(self, *, is_first: bool) -> None:
-        """The next buffer that is asked for is a send buffer."""
+        """Start a round: the next ``allocate`` is for a send buffer."""
         self._has_sent = False
         if is_first:
-            # Freed like any gradient: forward and backward need the memory before the next sum does.
+            # Freed like any gradient: forward and backward need the memory before the next sum.
             self._sum = self._numel = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -199,7 +199,7 @@ class LaneReduceScatter(ReduceScatter):
             raise LaneBroken(complaint="a lane has gradients for other parameters than the lanes before it")
         self._numel = numel
         if self._ranks.size == 1:
-            # FSDP2 copies the gradient in here by itself and adds it to ``grad``: with one rank that is the fold.
+            # FSDP2 copies the gradient in here and adds it to ``grad``: with one rank that is the fold.
             return torch.empty(size, dtype=torch.float32, device=device)
         if self._sum is None:
             self._sum = Accumulator(numel, device, Buffers())
@@ -218,7 +218,7 @@ class LaneReduceScatter(ReduceScatter):
         buffers = self._round.buffers
         received = buffers.take(input_tensor.numel(), input_tensor.dtype, input_tensor.device)
         self._ranks.swap(received, input_tensor).wait()
-        # Only ranks that have a lane: the others computed a spare one.
+        # Only ranks with a lane: the others computed a spare one.
         for part in received.view(self._ranks.size, -1)[: self._round.present]:
             self._sum.add(part)
         buffers.give(received)
@@ -228,13 +228,13 @@ class LaneReduceScatter(ReduceScatter):
 class ShardedFold:
     """The fold for parameters sharded by FSDP2."""
 
-    # Forward and backward gather parameters: a rank that stayed away would let the others wait for ever.
+    # Forward and backward gather parameters: a rank that skipped them would hang the others.
     runs_spare_lanes = True
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], ranks: RankGroup) -> None:
         self._model, self._parameters, self._ranks = model, list(parameters), ranks
         self._round = _Round()
-        self._held = Held(model, lambda _: LaneReduceScatter(ranks, self._round))
+        self._held = HookedShards(model, lambda _: LaneReduceScatter(ranks, self._round))
         self._used: list[bool] | None = None
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
@@ -256,8 +256,8 @@ class ShardedFold:
         Raises:
             LaneBroken: this lane and those before it have gradients for different parameters.
         """
-        # FSDP2 sends what a lane has, one parameter after the other: others than before would be added to the wrong
-        # sums, and the sums of those that did not come again would be handed to nobody.
+        # FSDP2 sends the gradients a lane has, one after the other: a different set of parameters would be added to the
+        # wrong sums.
         used = [parameter.grad is not None for parameter in self._parameters]
         if self._used not in (None, used):
             place = next(place for place, (one, two) in enumerate(zip(self._used, used, strict=True)) if one != two)
@@ -269,20 +269,20 @@ class ShardedFold:
         self._used = used
 
     def finish(self) -> None:
-        """The gradients are the hooks' accumulators already; one that no lane has is zero, as in a plain model."""
+        """The gradients are the accumulators of the hooks; one that no lane has is zero, as in a plain model."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def used(self) -> int:
-        """FSDP2 sends what a lane has: of ranks that use different parameters, the sums of one go to another."""
+        """If ranks used different parameters, FSDP2 would mix up their sums."""
         return zlib.crc32(bytes(self._used or ()))
 
     def abandon(self) -> None:
-        """The next step's first round begins with new sums."""
+        """The first round of the next step starts new sums."""
         self._round.buffers.clear()
         self._held.abandon()
 
     def release(self) -> None:
-        """Let FSDP2 reduce as it does by itself."""
+        """Restore FSDP2's own reduction."""
         self._held.give_back()

@@ -1,7 +1,7 @@
 """The opt-out: the same lanes, summed by torch's own collectives.
 
-For those who measure what exactness costs, or do not need it. Lanes, spare lanes and generators are as ever; sums and
-norm are torch's, whose order depends on the number of ranks.
+To measure what exactness costs, or if it is not needed. Lanes, spare lanes and RNG are the same; sums and norm are
+torch's, whose order depends on the number of ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from unbroken.exact.buckets import BUCKET_BYTES, Filling
-from unbroken.exact.exchange import Arrival, Ranks
-from unbroken.exact.sharded import Held
-from unbroken.exact.sums import Buffers, Room, put
+from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller
+from unbroken.exact.exchange import RankGroup, Transfer
+from unbroken.exact.sharded import HookedShards
+from unbroken.exact.sums import Buffers, LazyBuffer, put
 
 NOT_PROMISED: Final = (
-    "stock reductions: no longer promised are equal bits on another number of ranks, equal bits of a replicated and a "
-    "sharded model, and equal bits where the communication library picks another algorithm for the same ranks"
+    "stock reductions: the bits may differ with another number of ranks, between a replicated and a sharded model, and "
+    "when the communication library picks another algorithm for the same ranks"
 )
 
 
 class ReplicatedStock:
-    """Sums of its own lanes on every rank, and one all-reduce beside the last backward, as DDP does."""
+    """Local sums of lanes on every rank, and one all-reduce during the last backward, as DDP does."""
 
     runs_spare_lanes = False
 
@@ -31,15 +31,15 @@ class ReplicatedStock:
         self,
         parameters: Sequence[nn.Parameter],
         dtype_of: Callable[[nn.Parameter], torch.dtype],
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._ranks = ranks
-        self._filling = Filling(parameters, dtype_of, self._put, self._full, bucket_bytes)
+        self._filling = BucketFiller(parameters, dtype_of, self._put, self._full, bucket_bytes)
         kept = Buffers()
-        self._sums = [Room(each.numel, each.device, kept) for each in self._filling.buckets]
-        self._arrivals: list[Arrival] = []
+        self._sums = [LazyBuffer(each.numel, each.device, kept) for each in self._filling.buckets]
+        self._arrivals: list[Transfer] = []
         self._is_first, self._is_last = True, False
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
@@ -50,7 +50,7 @@ class ReplicatedStock:
         self._filling.open()
 
     def end_round(self) -> None:
-        """What has not come counts as zero."""
+        """Missing gradients count as zero."""
         self._filling.close()
 
     def finish(self) -> None:
@@ -64,7 +64,7 @@ class ReplicatedStock:
         """Each parameter has its place in a bucket, whether a lane uses it or not."""
 
     def abandon(self) -> None:
-        """Forget what was under way."""
+        """Drop what is in flight."""
         self._filling.abandon()
         self._arrivals.clear()
         for each in self._sums:
@@ -90,11 +90,11 @@ class ShardedStock:
     runs_spare_lanes = True
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        self._held = Held(model, lambda before: before)
+        self._held = HookedShards(model, lambda before: before)
         self._parameters = list(parameters)
 
     def begin_round(self, present: int, *, is_first: bool, is_last: bool) -> None:
-        """A round begins; only the last one speaks to the other ranks."""
+        """Start a round; only the last one communicates."""
         self._held.begin_round()
         for parameter in self._parameters if is_first else ():
             parameter.grad = None
@@ -109,14 +109,14 @@ class ShardedStock:
         """FSDP2 has put the sums into the gradients."""
 
     def used(self) -> None:
-        """What FSDP2 makes of it by itself is not looked at."""
+        """Not checked."""
 
     def abandon(self) -> None:
-        """FSDP2 has kept the sum of lanes so far, and forgets it."""
+        """Drop the sum that FSDP2 has kept."""
         self._held.abandon()
 
     def release(self) -> None:
-        """Let FSDP2 divide as it does by itself."""
+        """Restore FSDP2's own division."""
         self._held.give_back()
 
 

@@ -1,4 +1,4 @@
-"""The complete tool: a model built from a config, trained, asked for text, exported.
+"""The complete tool: build a model from a config, train, evaluate, generate, export.
 
 Names are loaded when they are first used.
 """
@@ -54,7 +54,7 @@ _PLACES: Final = {
 
 
 class _Package(ModuleType):
-    """This package. Importing a module puts it here under its own name; a function of that name is meant instead."""
+    """This package. Importing a module ``train`` sets it as an attribute here; the function ``train`` is meant."""
 
     def __setattr__(self, name: str, value: object) -> None:
         is_hidden = isinstance(value, ModuleType) and _PLACES.get(name) == name

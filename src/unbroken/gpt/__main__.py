@@ -1,8 +1,8 @@
 """``python -m unbroken.gpt CONFIG [OVERRIDE]...``: one rank of a job, as ``unbroken train`` and torchrun start it.
 
-Prints the trainer's lines on standard output, errors on standard error, and tells the launcher how it ended where no
-run could: torchrun turns every exit code into 1. With ``--json`` standard output carries events alone, one JSON object
-a line, and everything else goes to standard error.
+Prints the trainer's lines on standard output and errors on standard error, and reports its outcome to the launcher if
+no run could: torchrun turns every exit code into 1. With ``--json`` standard output has only events, one JSON object
+per line, and everything else goes to standard error.
 """
 
 import argparse
@@ -16,12 +16,13 @@ from typing import TextIO
 
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
-from unbroken.errors import RankFailed, UnbrokenError, render
+from unbroken.errors import RankFailed, UnbrokenError
 from unbroken.loop.recorder import SilentRecorder, report_refusal_to_launcher
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
 from unbroken.records.event_lines import EventLines
 from unbroken.records.outcome import EXIT_INTERRUPTED, conclude
+from unbroken.report.error import print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _speak_json(rank: int) -> None:
-    """Keep standard output for events: what anything else prints there goes to standard error."""
+    """Reserve standard output for events; other output goes to standard error."""
     events = os.dup(1)
     os.dup2(2, 1)
     if rank == 0:
@@ -67,7 +68,7 @@ def _speak_json(rank: int) -> None:
 
 
 def _speak(rank: int, *, is_quiet: bool, is_verbose: bool) -> None:
-    """Let the package's log lines reach the terminal: of the first rank all, of the others errors."""
+    """Show the package's log on the terminal: all lines of rank 0, errors of the others."""
     handler = _Lines(sys.stdout)
     handler.setFormatter(_Line("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     level = logging.ERROR if rank else logging.WARNING if is_quiet else logging.INFO
@@ -78,23 +79,23 @@ def _speak(rank: int, *, is_quiet: bool, is_verbose: bool) -> None:
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Log lines on a stream; when its reader goes away (``| head``), that is said once and training continues."""
+    """Log lines on a stream; if its reader goes away (``| head``), one warning is printed and training continues."""
 
     _is_gone = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, if anybody still reads."""
+        """Write one line, unless the stream was lost."""
         if not self._is_gone:
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's own name
-        """Drop the stream if it cannot be written to any more; anything else is our bug and is shown."""
+        """Drop the stream if it cannot be written to; any other error is a bug and is shown."""
         lost = sys.exc_info()[1]
         if not isinstance(lost, OSError):
             super().handleError(record)
             return
         self._is_gone = True
-        # What is still buffered would be tried again, and reported, when the interpreter ends.
+        # Buffered output would be written again, and fail again, at interpreter exit.
         with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), self.stream.fileno())
         with contextlib.suppress(OSError):
@@ -104,10 +105,10 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 
 class _Line(logging.Formatter):
-    """Plain lines; what is more than a note begins with what it is."""
+    """Plain lines; warnings and errors are prefixed with their level."""
 
     def format(self, record: logging.LogRecord) -> str:
-        # A traceback is formatted behind the filter that makes messages fit for a terminal.
+        # A traceback is formatted after the filter that escapes messages for a terminal.
         said = for_terminal(super().format(record))
         return said if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {said}"
 
@@ -115,13 +116,12 @@ class _Line(logging.Formatter):
 def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if rank == 0 or not isinstance(refused, RankFailed):
-        sys.stderr.write(for_terminal(render(refused)) + "\n")
-        sys.stderr.flush()
+        print_error(refused, sys.stderr, os.environ)
     outcome = conclude(refused)
     if rank == 0 and run is not None:
         report_refusal_to_launcher(run, outcome)
     else:
-        # torchrun ends all ranks when one has ended: the first one must have told its outcome by then.
+        # torchrun ends all ranks when one has ended: rank 0 must have reported its outcome by then.
         SilentRecorder().end(outcome)
     return cause.exit_code
 

@@ -1,8 +1,7 @@
-"""What the bits of a run depend on beside its state, as one item of its checkpoints.
+"""The checkpoint item ``arithmetic``: what the bits of a run depend on besides its state.
 
-It holds the lanes, the seed, the type and the kind of sum of the reducer, and the record of the numerics. At a resume
-every difference is named; one that a person accepted, by its own name or by that of the config field it follows from,
-is said and let pass.
+It holds lanes, seed, dtype and reduction of the reducer, and the record of the numerics. Differences are an error at
+resume, unless the user accepted them by their own name or by the config field they follow from.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,7 +12,7 @@ from unbroken.exact import Numerics, Reducer
 from unbroken.exact.numerics import require_alike
 from unbroken.launch.accepted import ARITHMETIC, CONFIG
 
-# What changes with a field that a person may change between two jobs.
+# What changes with a field that the user may change between two jobs.
 FOLLOWING: Final[Mapping[str, tuple[str, ...]]] = {
     "training.exact": (
         *("reduction", "deterministic", "inductor_deterministic", "cublas_workspace", "cudnn_benchmark"),
@@ -21,17 +20,17 @@ FOLLOWING: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "training.mixed_precision": ("compute_dtype",),
 }
-# The item of the state that comes or goes with a field.
+# The item of the state that appears or disappears with a field.
 ITEMS_FOLLOWING: Final[Mapping[str, str]] = {"training.ema_decay": "ema", "training.mixed_precision": "scaler"}
 
 
 def accepted_items(accept: Collection[str]) -> tuple[str, ...]:
-    """The items that a person lets come or go by accepting a field that they follow from."""
+    """The items that may appear or disappear because the user accepted a field they follow from."""
     return tuple(item for field, item in ITEMS_FOLLOWING.items() if field in accept and item not in accept)
 
 
 class Arithmetic:
-    """How this job computes; hand it to ``Run``."""
+    """How this job computes; registered with ``Run``."""
 
     def __init__(
         self,
@@ -48,17 +47,17 @@ class Arithmetic:
         return {**self._reducer.state_dict(), **self._numerics.record()}
 
     def comparable_settings(self) -> Mapping[str, Any]:
-        """The config that the steps of this job are computed under; those of another one are not compared."""
+        """The config of this job's steps; steps of another config are not compared."""
         return self._settings
 
     def is_accepting(self, name: str) -> bool:
-        """Whether an accepted name is looked at here, or was when the config was compared."""
+        """Whether an accepted name is checked here, or was when the config was compared."""
         return name in (*all_fields(), *ARITHMETIC, *ITEMS_FOLLOWING.values(), CONFIG)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Pass if this job computes as the one that saved did.
+        """Raise unless this job computes like the one that saved.
 
         Raises:
-            ArithmeticDiffers: it does not, in ways that nobody accepted; each is named.
+            ArithmeticDiffers: there are differences that were not accepted; each is named.
         """
         require_alike(state, self.state_dict(), self._accept)

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from unbroken.config.sections import ModelConfig
 from unbroken.gpt.rope import Angles, rotate
 
-# ---- keys and values that were seen ----
+# ---- key-value cache ----
 
 
 @dataclass
@@ -58,7 +58,7 @@ class KeyValueCache:
     def empty(
         cls, config: ModelConfig, *, batch: int, room: int, dtype: torch.dtype, device: torch.device
     ) -> "KeyValueCache":
-        """A cache of nothing, with room for ``room`` tokens."""
+        """An empty cache for ``room`` tokens."""
         shape = (batch, config.kv_heads, room, config.n_embd // config.n_head)
 
         def layer() -> LayerCache:
@@ -129,7 +129,7 @@ TILES: Final[Mapping[int, Mapping[str, int]]] = {
 }
 
 
-class Context:
+class ForwardContext:
     """What all blocks share in one forward pass.
 
     A plain class, no tuple and no dataclass: FSDP2 looks into those and casts the tensors it finds to the dtype of the
@@ -171,7 +171,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.n_embd, projected, bias=config.has_qkv_bias)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=config.has_attn_out_bias)
 
-    def forward(self, hidden: Tensor, context: Context, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         """Mix each token with those it may look at; with a cache, also with the tokens of earlier calls."""
         batch, length, _ = hidden.shape
         heads = self.qkv(hidden).view(batch, length, self.heads + 2 * self.kv_heads, -1)
@@ -187,7 +187,7 @@ class Attention(nn.Module):
         projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return projected
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
         is_grouped = self.heads != self.kv_heads
         if isinstance(context.mask, BlockMask):
             attend = flex_attention if _needs_no_compiler(query) else _compiled_flex()
@@ -210,9 +210,9 @@ class Attention(nn.Module):
         )
 
 
-def _kernel_options(query: Tensor, context: Context) -> dict[str, int | bool]:
+def _kernel_options(query: Tensor, context: ForwardContext) -> dict[str, int | bool]:
     # Of a mask that is plainly causal: the blocks that are looked at follow one another, and a row finds something in
-    # the first of them. Documents leave rows for which a whole block is hidden, and a softmax that is told otherwise
+    # the first of them. Documents leave rows for which a whole block is hidden, and a softmax that assumes otherwise
     # divides nothing by nothing.
     is_plain = not context.keeps_documents_apart
     known = {"ROWS_GUARANTEED_SAFE": is_plain, "BLOCKS_ARE_CONTIGUOUS": is_plain}

@@ -1,8 +1,8 @@
 """An exponential moving average of a model's weights, in float32, with the same bits on any number of ranks.
 
-Every element is moved by operations that round once, one after the other, so its bits do not depend on its place in a
-shard. The average is held as the weights are, whole or sharded, under the same names, so that it is saved, proven and
-cut anew as they are.
+Every element is updated by operations that each round once, so its bits do not depend on its position in a shard. The
+average is stored like the weights, whole or sharded, under the same names, so that it is saved, verified and resharded
+like them.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from unbroken.exact.norm import local
 
-# Moved at a time: few kernels, and little memory beside the weights.
+# Bytes updated at a time: few kernels, and little extra memory.
 _AT_ONCE: Final = 1 << 24
 
 
 class WeightAverage(nn.Module):
-    """The average of the weights of a model, which may be sharded; it begins as they are.
+    """The average of the weights of a model, which may be sharded; it starts equal to them.
 
     Attributes:
         is_restored: it came from a checkpoint.
@@ -38,7 +38,7 @@ class WeightAverage(nn.Module):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Begin with the weights as they are now."""
+        """Start from the current weights."""
         for average, live in self._pairs:
             average.copy_(live)
 
@@ -46,14 +46,14 @@ class WeightAverage(nn.Module):
     def update(self) -> None:
         """Move the average towards the weights, once a step."""
         for averages, live in self._slabs():
-            # Not `lerp`, nor a sum with a factor: vectors multiply and add in one rounding, single elements in two.
+            # Not `lerp` or `add(alpha=)`: vectorised code rounds once (FMA), code for single elements twice.
             moves = torch._foreach_sub(live, averages)
             torch._foreach_mul_(moves, 1.0 - self._decay)
             torch._foreach_add_(averages, moves)
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Inside, the model computes with the average; afterwards each has its own bits again."""
+        """Inside, the model has the average as its weights; afterwards both are restored."""
         self._exchange()
         try:
             yield
@@ -63,7 +63,7 @@ class WeightAverage(nn.Module):
     @torch.no_grad()
     def _exchange(self) -> None:
         if any(live.is_cuda for _, live in self._pairs):
-            # A save may still be copying the weights beside the current stream.
+            # A save may still be copying the weights on another stream.
             torch.cuda.synchronize()
         for average, live in self._pairs:
             mine, theirs = local(average), local(live)
@@ -89,7 +89,7 @@ class WeightAverage(nn.Module):
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor where a parameter of this name would be."""
+    """Register a tensor under a parameter's name."""
     *path, last = name.split(".")
     for part in path:
         if part not in root._modules:

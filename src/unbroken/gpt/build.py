@@ -1,7 +1,7 @@
-"""From a config to a model on its device: replicated or sharded, compiled or not, with the same weights in any world.
+"""Build a model from a config: replicated or sharded, compiled or not, with the same weights on any world size.
 
-Blocks are compiled one by one, whether they are sharded or not: the compiler rounds by what it fuses, and so a sharded
-and a replicated model compute the same bits.
+Blocks are compiled one by one, sharded or not: rounding depends on what the compiler fuses, so this way a sharded and a
+replicated model compute the same bits.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ CHUNK_ELEMENTS: Final = 1 << 22
 
 @torch.no_grad()
 def initialize(model: nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter of a model, sharded or not, where it is.
+    """Initialise every parameter of a model in place, sharded or not.
 
     The generator, of a CPU, gives one number: the same on every rank if it was seeded alike.
     """
@@ -119,7 +119,7 @@ def build_model(config: Config, vocab_size: int, device: torch.device, sharded_d
         device: where it lives.
         sharded_dtype: the type a sharded model computes in; a replicated one leaves that to the reducer.
     """
-    # Without memory at first: each rank then takes only what it will hold.
+    # On the meta device first: each rank then allocates only its part.
     with torch.device("meta"):
         model = GPT(config.model, vocab_size, gradient_checkpointing=config.training.gradient_checkpointing)
     if config.training.compile:
@@ -133,12 +133,12 @@ def build_model(config: Config, vocab_size: int, device: torch.device, sharded_d
 
 
 def require_compiler(config: Config, device: torch.device) -> None:
-    """Pass if what the device computes with can be compiled here.
+    """Raise unless the code for the device can be compiled here.
 
     Raises:
         CompilerMissing: torch.compile would need a C++ compiler for a CPU, or Triton a C compiler, and there is none.
     """
-    # Looked for as torch and Triton do, which would tell it with a traceback, in the middle of the first step.
+    # Searched for as torch and Triton do; they would fail with a traceback during the first step.
     if device.type == "cuda":
         # The model has kernels of its own, whether blocks are compiled or not.
         named = os.environ.get("CC")

@@ -1,7 +1,7 @@
-"""A run's model for reading: its config, and the weights of one of its checkpoints, every byte proven.
+"""Load a run's model: its config, and the weights of one of its checkpoints, with all checksums verified.
 
-Finding it costs a look at names and sizes; only loading reads weights, and nothing is ever unpickled. Where none was
-named, one that turns out damaged as it is read is passed over for the next older one, as a resume does it.
+Finding a checkpoint looks at names and sizes; only loading reads weights, and nothing is unpickled. If no checkpoint
+was named, a damaged one is skipped for the next older one, as at a resume.
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ _AVERAGE = "ema"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model in evaluation mode, and the checkpoint it comes from."""
 
     model: GPT
-    found: "Found"
+    found: "FoundModel"
 
     @property
     def config(self) -> Config:
@@ -59,10 +59,10 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint of the trainer, looked at and not read; ``passed_over`` are newer ones that cannot be used.
+class FoundModel:
+    """A checkpoint of the trainer that was found and not read; ``passed_over`` are newer ones that cannot be used.
 
-    ``is_named`` says that a person named this very one, ``is_averaged`` that its average is asked for.
+    ``is_named``: the user named this checkpoint; ``is_averaged``: load its weight average.
     """
 
     store: Store
@@ -81,25 +81,25 @@ class Found:
 
     @property
     def path(self) -> Path:
-        """Where it stands."""
+        """Its path."""
         return self.store.path(self.name)
 
     @property
     def rows(self) -> int:
         """Rows of the embedding: how many ids the model has."""
         held = self.index.tensors.get(_EMBEDDING)
-        # Where there is no embedding, reading says so, with all else that is missing.
+        # A missing embedding is reported when the weights are read, with all else that is missing.
         return 1 if held is None else held.shape[0]
 
-    def load(self, device: torch.device, dtype: torch.dtype | None = None) -> Loaded:
-        """Read the weights; they are kept in their own type unless another is asked for.
+    def load(self, device: torch.device, dtype: torch.dtype | None = None) -> LoadedModel:
+        """Read the weights, in their own dtype unless another is given.
 
         Raises:
-            DamagedCheckpoint: bytes of the one that was named are not what was written.
-            NoUsableCheckpoint: none was named, and of none they are.
-            NoAverage: an older one has to be taken, and holds no average.
-            StateDiffers: its weights are not those of its config.
-            StorageFailed: the system refused to read.
+            DamagedCheckpoint: the named checkpoint is damaged.
+            NoUsableCheckpoint: none was named, and all are damaged.
+            NoAverage: an older one has to be used, and has no average.
+            StateDiffers: its weights do not match its config.
+            StorageFailed: an I/O error.
         """
         found = self
         while True:
@@ -110,36 +110,36 @@ class Found:
                     raise
                 found = found._older(damaged)
 
-    def _older(self, damaged: DamagedCheckpoint) -> "Found":
-        """The next checkpoint that looks whole, in place of this one."""
+    def _older(self, damaged: DamagedCheckpoint) -> "FoundModel":
+        """The next older checkpoint that looks complete."""
         over = _passed_over(self.name, self.manifest, damaged)
         return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
 
-    def _read(self, device: torch.device, dtype: torch.dtype | None) -> Loaded:
-        # Without memory at first: weights that are about to be read are not drawn before.
+    def _read(self, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
+        # On the meta device first: weights that are about to be loaded need no initialisation.
         with torch.device("meta"):
             model = GPT(self.config.model, self.rows)
         model.to_empty(device="cpu")
         item = _AVERAGE if self.is_averaged else "model"
         places = {f"{item}.{key}": tensor for key, tensor in model.state_dict().items()}
         payload.read(self.store, self.name, self.manifest, self.index, places, World(0, 1))
-        return Loaded(model.to(device, dtype).eval(), self)
+        return LoadedModel(model.to(device, dtype).eval(), self)
 
 
-def find_model(reference: str, *, is_averaged: bool = False) -> Found:
+def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
     """The newest usable checkpoint of a run, or the one that is named (``runs/a@1000``, or its path).
 
     Args:
         reference: a run, a step of it, or a checkpoint's path.
-        is_averaged: whether the average of the weights is wanted in their place.
+        is_averaged: whether to load the average of the weights.
 
     Raises:
-        PathMissing: there is no such run, or it has no config.
+        PathMissing: the run does not exist or has no config.
         CheckpointUnknown: the run has no such checkpoint.
-        NoUsableCheckpoint: it has none that is whole.
-        DamagedCheckpoint: the one that was named is not whole.
-        NoAverage: an average is wanted, and it holds none.
-        StorageFailed: the system refused to read.
+        NoUsableCheckpoint: it has no complete checkpoint.
+        DamagedCheckpoint: the named checkpoint is damaged.
+        NoAverage: it has no weight average.
+        StorageFailed: an I/O error.
     """
     named = resolve(reference)
     store = named.store
@@ -148,8 +148,8 @@ def find_model(reference: str, *, is_averaged: bool = False) -> Found:
     return _found(store, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
 
 
-def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> Found:
-    """The newest checkpoint that looks whole and was not passed over yet."""
+def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
+    """The newest checkpoint that looks complete and was not skipped."""
     while True:
         told = {over.name for over in passed_over}
         names = [name for name in newest_first(store, scan(store).committed) if name not in told]
@@ -159,7 +159,7 @@ def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averag
         try:
             return _found(store, chosen, passed_over=passed_over, is_averaged=is_averaged)
         except DamagedCheckpoint as damaged:
-            # The index is read here, and a quick look at sizes does not see a flipped bit in it.
+            # The index is read here; the quick check of sizes does not see a flipped bit in it.
             passed_over = (*passed_over, _passed_over(chosen.name, chosen.manifest, damaged))
 
 
@@ -175,13 +175,13 @@ def _found(
     passed_over: tuple[PassedOver, ...] = (),
     is_named: bool = False,
     is_averaged: bool,
-) -> Found:
+) -> FoundModel:
     assert verdict.manifest is not None
     config = _config(run_of(store))
     index = payload.read_index(store, verdict.name, verdict.manifest)
     if is_averaged and not any(name.startswith(f"{_AVERAGE}.") for name in index.tensors):
         raise NoAverage(checkpoint=store.path(verdict.name))
-    return Found(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
+    return FoundModel(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
 
 
 def _told(finding: str) -> tuple[str, str]:
@@ -191,7 +191,7 @@ def _told(finding: str) -> tuple[str, str]:
 
 
 def _whole(store: Store, name: str) -> Verdict:
-    # Its own words for a manifest that cannot be trusted, or is of a newer format.
+    # Raises its own error for a damaged manifest or a newer format.
     store.read_manifest(name)
     verdict = verify(store, name, Level.QUICK)
     if not verdict.is_sound:

@@ -1,4 +1,4 @@
-"""Which device a model is asked on: the one that is named, if it is there, or the GPU, where there is one."""
+"""Devices: the one to load a model on, and the one of each rank of a job."""
 
 import contextlib
 import os
@@ -20,10 +20,10 @@ DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfl
 
 
 def chosen_device(asked: str | None = None) -> torch.device:
-    """The device that was asked for, or the best one here.
+    """The given device, or the best one of this machine.
 
     Raises:
-        DeviceMissing: there is no such device.
+        DeviceMissing: the device does not exist.
     """
     if asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -38,7 +38,7 @@ def chosen_device(asked: str | None = None) -> torch.device:
 
 
 def chosen_dtype(asked: str | None, device: torch.device) -> torch.dtype:
-    """The type to compute in: as asked, or the one that a device is fast and sound in."""
+    """The dtype to compute in: as given, or bf16 on a GPU and fp32 on a CPU."""
     if asked is not None:
         return DTYPES[asked]
     is_wide = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -47,15 +47,15 @@ def chosen_dtype(asked: str | None, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def noticing_full(device: torch.device, doing: str, *, is_training: bool = False) -> Iterator[None]:
-    """Say what a device had no room for.
+    """Report running out of memory as ``DeviceFull``.
 
     Raises:
-        DeviceFull: an allocation inside was refused.
+        DeviceFull: an allocation inside failed.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as refused:
-        # A CPU's allocator has no error of its own.
+        # The CPU allocator has no error class of its own.
         is_full = isinstance(refused, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(refused)
         if not is_full:
             raise
@@ -77,15 +77,15 @@ _TYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank: the world it belongs to and the device it computes on."""
+class RankDevice:
+    """One rank: its world and its device."""
 
     world: World
     device: torch.device
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """Whether this is rank 0, which logs and writes for all."""
         return self.world.is_first
 
     def compute_dtype(self, training: TrainingConfig) -> torch.dtype | None:
@@ -97,30 +97,30 @@ class Place:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Place]:
-    """Take this process's place among the ranks that a launcher started; alone, no process group is needed."""
+def joined() -> Iterator[RankDevice]:
+    """Join the ranks that a launcher started; a single rank needs no process group."""
     has_cuda = torch.cuda.is_available()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank % torch.cuda.device_count()) if has_cuda else torch.device("cpu")
     if has_cuda:
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
-        # A product is cut into as many pieces as there are threads: their number must not follow from the machine.
+        # The number of threads decides how a product is split: it must not depend on the machine.
         torch.set_num_threads(1)
     is_ours = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if is_ours:
         dist.init_process_group(_backend(has_cuda=has_cuda))
     try:
-        yield Place(World.current(), device)
+        yield RankDevice(World.current(), device)
     finally:
         if is_ours:
             dist.destroy_process_group()
 
 
-def seed_generators(seed: int) -> None:
-    """The global generators, alike on every rank: a checkpoint then holds one state of them, for any number of ranks.
+def seed_rng(seed: int) -> None:
+    """Seed the global RNGs alike on every rank: a checkpoint then has one RNG state for any number of ranks.
 
-    Nothing of the training draws from them: lanes have generators of their own.
+    Training does not draw from them: lanes have RNGs of their own.
     """
     random.seed(seed)
     np.random.seed(seed % (1 << 32))

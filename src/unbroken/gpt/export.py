@@ -1,8 +1,8 @@
-"""Weights as files that other programs read: a plain ``.pt``, or safetensors.
+"""Export weights to files for other programs: a plain ``.pt``, or safetensors.
 
-A file is written under another name, synced, and then moved to its own: nobody ever sees half of one, and none that
-exists is replaced unasked. Safetensors are written one tensor after the other, so that a conversion needs room for the
-largest and not for all of them.
+A file is written under a temporary name, synced, and renamed, so it is never visible half-written; an existing file is
+replaced only on request. Safetensors are written one tensor at a time, so that a conversion needs memory for the
+largest tensor, not for all.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from unbroken.errors import StorageFailed, UnbrokenError, WouldOverwrite
 from unbroken.files import LOCAL, Appender, Files
 
 SAFETENSORS_DTYPES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
-# By these a folder is known as one that an export wrote.
+# A folder with these files was written by an export.
 EXPORTED_NAMES: Final = frozenset({"config.json", "model.safetensors"})
 _LENGTH_BYTES: Final = 8
 
@@ -35,15 +35,15 @@ def to_torch(
     """Write a state as ``torch.load(path, weights_only=True)`` reads it, in its own dtype or another.
 
     Raises:
-        WouldOverwrite: something stands at the path, and is not to be replaced or is no file.
-        StorageFailed: the system refused.
+        WouldOverwrite: the path exists, and is not to be replaced or is not a file.
+        StorageFailed: an I/O error.
     """
     plain = {name: converted(tensor, dtype) for name, tensor in state.items()}
 
     def write(scratch: Path) -> None:
         sink = _Sink(files.appending(scratch))
         try:
-            torch.save(plain, sink)  # type: ignore[arg-type]  # it asks for no more than write and flush
+            torch.save(plain, sink)  # type: ignore[arg-type]  # it only needs write and flush
             sink.finish()
         finally:
             sink.appender.close()
@@ -62,8 +62,8 @@ def to_safetensors(
     """Write a state as one safetensors file, in its own dtype or another.
 
     Raises:
-        WouldOverwrite: something stands at the path, and is not to be replaced or is no file.
-        StorageFailed: the system refused.
+        WouldOverwrite: the path exists, and is not to be replaced or is not a file.
+        StorageFailed: an I/O error.
     """
 
     def write(scratch: Path) -> None:
@@ -73,19 +73,19 @@ def to_safetensors(
 
 
 def publish(path: Path, write: Callable[[Path], None], files: Files, *, is_replacing: bool = False) -> None:
-    """Have a file or folder written under a name beside its own, then move it there in one instant.
+    """Write a file or folder under a temporary name, then rename it atomically.
 
     Raises:
-        WouldOverwrite: something stands at the path, and is not to be replaced or is not of the kind to replace.
-        StorageFailed: the system refused.
+        WouldOverwrite: the path exists, and is not to be replaced or is something else.
+        StorageFailed: an I/O error.
     """
     if not is_replacing and files.find(path) is not None:
         raise WouldOverwrite(path=path)
     files.make_directory(path.parent, durable=True)
     scratch = path.with_name(f".{path.name}.partial")
-    # crash here: what an earlier export left is partly removed; it is under a name that nobody reads.
+    # crash here: leftovers of an earlier export are partly removed; they have a temporary name.
     files.remove_tree(scratch)
-    # crash here: a part of the export, under a name that nobody reads; the next export removes it.
+    # crash here: a part of the export under a temporary name; the next export removes it.
     try:
         write(scratch)
         _require_replaceable(files, path, scratch, is_replacing=is_replacing)
@@ -101,7 +101,7 @@ def publish(path: Path, write: Callable[[Path], None], files: Files, *, is_repla
 
 
 def _require_replaceable(files: Files, path: Path, scratch: Path, *, is_replacing: bool) -> None:
-    """A file may take the place of a file; a folder that of a folder which holds an export and nothing else."""
+    """A file may replace a file; a folder may replace a folder that holds an export and nothing else."""
     if files.find(path) is None:
         return
     is_alike = _is_folder(files, path) == _is_folder(files, scratch)
@@ -115,18 +115,18 @@ def _is_folder(files: Files, path: Path) -> bool:
 
 
 def is_export(files: Files, folder: Path) -> bool:
-    """Whether a folder holds an export and nothing beside it, or nothing at all."""
+    """Whether a folder holds an export and nothing else, or is empty."""
     nodes = files.list_directory(folder)
     names = {node.name for node in nodes}
     return all(node.kind is NodeKind.FILE for node in nodes) and (not names or names >= EXPORTED_NAMES)
 
 
 def _exchange(files: Files, scratch: Path, folder: Path) -> None:
-    """Put a folder in the place of another: no system call does that in one instant that all file systems have."""
+    """Replace a folder by another; not all file systems can do this atomically."""
     old = folder.with_name(f".{folder.name}.replaced")
     # crash here: an older folder that was replaced is partly removed.
     files.remove_tree(old)
-    # crash here: the old folder, or for a moment none under this name; then both stand beside it, whole.
+    # crash here: the old folder, or for a moment none under this name; then both exist, complete, next to it.
     files.publish(folder, old)
     files.publish(scratch, folder)
     # crash here: the new folder, and what is left of the old one, which the next replacement removes.
@@ -143,7 +143,7 @@ def safetensors_chunks(state: Mapping[str, Tensor], dtype: torch.dtype | None) -
         kind = SAFETENSORS_DTYPES[written_as]
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Spaces up to a multiple of eight, so that tensors can be mapped where they lie.
+    # Padded with spaces to a multiple of eight, so that tensors are aligned when the file is mapped.
     text += b" " * (-len(text) % _LENGTH_BYTES)
     yield len(text).to_bytes(_LENGTH_BYTES, "little") + text
     for tensor in state.values():
@@ -152,22 +152,22 @@ def safetensors_chunks(state: Mapping[str, Tensor], dtype: torch.dtype | None) -
 
 
 def converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor on the CPU, contiguous and by itself, in another dtype if one is asked for."""
+    """A contiguous copy on the CPU with storage of its own, in another dtype if given."""
     is_float = tensor.is_floating_point()
     plain = tensor.detach().to("cpu", dtype if is_float and dtype is not None else tensor.dtype).contiguous()
-    # A view would take all that it is a view of into the file.
+    # A view would save its whole storage.
     return plain if plain.untyped_storage().nbytes() == plain.numel() * plain.itemsize else plain.clone()
 
 
 class _Sink:
-    """What ``torch.save`` writes to: bytes go straight to the file."""
+    """The file object for ``torch.save``: bytes go straight to the file."""
 
     def __init__(self, appender: Appender) -> None:
         self.appender = appender
         self._refusal: StorageFailed | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append a copy; after a refusal nothing more, for torch would put an error of its own in its place."""
+        """Append a copy; after an I/O error nothing more, since torch would replace the error by its own."""
         if self._refusal is None:
             try:
                 self.appender.append(bytes(data))
@@ -176,13 +176,13 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def finish(self) -> None:
         """Make the bytes durable.
 
         Raises:
-            StorageFailed: the system refused, now or before.
+            StorageFailed: an I/O error, now or before.
         """
         if self._refusal is not None:
             raise self._refusal

@@ -1,7 +1,7 @@
 """Continuing a prompt, one token at a time, over a cache of keys and values.
 
-Prompts are continued one by one: what a prompt becomes never depends on its company in a batch. Tokens go in and come
-out; what they mean is the tokenizer's business.
+Prompts are continued one by one, so that the result never depends on other prompts of a batch. This module works on
+tokens; text is in ``text``.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +22,7 @@ class Sampling:
     """How tokens are chosen; ``top_k`` of 0 or None, ``top_p`` of None, ``repetition_penalty`` of 1 change nothing.
 
     Raises:
-        GenerationInvalid: a value is out of its range; all such values are named.
+        GenerationInvalid: values are out of range; all are named.
     """
 
     temperature: float = 0.8
@@ -37,7 +37,7 @@ class Sampling:
             raise GenerationInvalid(problems=problems)
 
     def _problems(self) -> Iterator[str]:
-        # Written as "not inside": a value that is no number is inside nothing.
+        # Written as "not inside", so that NaN is rejected too.
         if not 0 < self.temperature < float("inf"):
             yield f"temperature must be above 0, is {self.temperature}; greedy takes the most likely token"
         if self.top_k is not None and self.top_k < 0:
@@ -57,7 +57,7 @@ def choose(logits: Tensor, seen: Collection[int], sampling: Sampling, generator:
     ranked, tokens = torch.sort(_sharpened(logits, sampling.temperature), descending=True, stable=True)
     probabilities = torch.softmax(ranked[: sampling.top_k or None], dim=0)
     if sampling.top_p is not None:
-        # What stands before a token decides, so the most likely one stays, even where fp32 takes top_p for zero.
+        # The sum before a token decides, so the most likely one is always kept, even if top_p is zero in fp32.
         is_kept = probabilities.cumsum(0) - probabilities < sampling.top_p
         is_kept[0] = True
         probabilities = torch.where(is_kept, probabilities, 0.0)
@@ -68,7 +68,7 @@ def _sharpened(logits: Tensor, temperature: float) -> Tensor:
     sharp = logits / temperature
     if bool(sharp.isfinite().all()):
         return sharp
-    # So low that the likeliest cannot be said in fp32: below it, all of them can.
+    # So low that the largest quotient overflows fp32; relative to it, all are finite.
     return ((logits.double() - logits.max()) / temperature).float()
 
 
@@ -79,7 +79,7 @@ def _penalized(logits: Tensor, seen: Collection[int], penalty: float) -> Tensor:
     places = torch.tensor(sorted(set(seen)))
     logits = logits.clone()
     chosen = logits[places]
-    # A penalty out of all proportion gives the largest number there is, never one that is none.
+    # An extreme penalty gives the largest finite number, never Inf or NaN.
     logits[places] = torch.nan_to_num(torch.where(chosen < 0, chosen * penalty, chosen / penalty))
     return logits
 
@@ -101,19 +101,19 @@ def generate(
     """The tokens that follow a prompt, or with ``return_full_text`` the prompt and them.
 
     Args:
-        model: it is asked in evaluation mode, and left in the mode it was in.
+        model: evaluated in evaluation mode; its mode is restored.
         prompt: at least one token.
-        max_new_tokens: how many at most.
-        sampling: how each is chosen.
-        seed: of the generator that draws them.
-        stop_tokens: the first of these ends the text; it is not part of it.
-        known_tokens: only tokens below this are chosen: a vocabulary may have rows that the tokenizer does not know.
-        return_full_text: whether the prompt comes first in what is returned.
+        max_new_tokens: the maximum number of new tokens.
+        sampling: how each token is chosen.
+        seed: the seed of the RNG.
+        stop_tokens: any of these ends the text; it is not part of it.
+        known_tokens: only tokens below this are chosen; the embedding may have rows that the tokenizer does not use.
+        return_full_text: whether to return the prompt as well.
 
     Raises:
         GenerationInvalid: the prompt is empty or holds tokens the model does not have.
-        SequenceTooLong: prompt and new tokens are more than the model has positions.
-        LogitsNotFinite: the model's weights have diverged.
+        SequenceTooLong: prompt and new tokens exceed the model's positions.
+        LogitsNotFinite: the logits are NaN or Inf.
     """
     new = stream(
         model,
@@ -137,9 +137,9 @@ def stream(
     stop_tokens: Collection[int] = (),
     known_tokens: int | None = None,
 ) -> Iterator[int]:
-    """The same tokens, each as soon as it is chosen. Arguments and errors are those of ``generate``."""
+    """The same tokens as an iterator. Arguments and errors are those of ``generate``."""
     _check(model, prompt, max_new_tokens, known_tokens)
-    # A generator function of its own: what is wrong is raised by the call, not by the first token.
+    # Not a generator itself: errors are raised by the call, not by the first token.
     return _stream(model, prompt, max_new_tokens, sampling or Sampling(), seed, stop_tokens, known_tokens)
 
 
@@ -170,7 +170,7 @@ def _stream(
 
 @torch.no_grad()
 def _next_logits(model: GPT, tokens: Sequence[int], cache: KeyValueCache) -> Tensor:
-    # The mode is set for each call alone: whoever takes the tokens may train the model between two of them.
+    # The mode is set per call: the caller may train the model between two tokens.
     was_training = model.training
     model.eval()
     try:
@@ -183,7 +183,7 @@ def _next_logits(model: GPT, tokens: Sequence[int], cache: KeyValueCache) -> Ten
 def _check(model: GPT, prompt: Sequence[int], max_new_tokens: int, known_tokens: int | None) -> None:
     problems = []
     if not prompt:
-        problems.append("the prompt has no token; a text needs one to begin with")
+        problems.append("the prompt has no tokens; at least one is needed")
     if max_new_tokens < 0:
         problems.append(f"max_new_tokens must be at least 0, is {max_new_tokens}")
     if known_tokens is not None and not 1 <= known_tokens <= model.vocab_size:

@@ -1,7 +1,7 @@
 """A folder that ``transformers`` loads as a Llama: config, weights, generation config and, if given, the tokenizer.
 
 The weights are ours under Llama's names, with the fused matrices split by rows; rotary positions are laid out alike, so
-nothing is permuted and the logits are the same. What a Llama cannot express is refused by name before anything is
+nothing is permuted and the logits are the same. What a Llama cannot express is an error, raised before anything is
 written. A bias that Llama has and ours lacks is written as zeros.
 """
 
@@ -49,7 +49,7 @@ def to_huggingface(
     Raises:
         NotExpressible: a Llama has no such option; all of them are named.
         WouldOverwrite: the folder exists, and is not to be replaced or holds something else than an export.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     require_expressible(config)
     weights = llama_state(state, config)

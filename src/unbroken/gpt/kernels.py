@@ -3,7 +3,7 @@
 ``loss_and_slope_`` reads a row of logits, and leaves its loss and, in place of the logits, their gradient.
 ``gated_backward`` reads gate, up and the gradient of their product once, and leaves both gradients and the product
 itself. ``adamw_step_`` scales a gradient, and moves both moments and the weights. Each program owns whole rows or
-elements of its own and adds in a fixed order: the bits repeat. This module needs Triton; nobody imports it without a
+elements of its own and adds in a fixed order: the bits repeat. This module needs Triton; it is only imported with a
 CUDA device.
 """
 

@@ -88,8 +88,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 -- what forward left on it
         rows, weight = ctx.saved_tensors
         scale = gradients[0].float()
-        # A loss scale may be larger than fp16 can say, where its products with small gradients are not: they meet in
-        # fp32. A tensor without dimensions would not see to that by itself.
+        # The loss scale may overflow fp16 while its products with small gradients do not: multiply in fp32. A 0-dim
+        # tensor would not promote by itself.
         wide = rows.float() if rows.dtype is torch.float16 else rows
         return (wide * scale).to(rows.dtype), (weight * scale).to(ctx.weight_dtype), None, None, None
 

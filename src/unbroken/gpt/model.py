@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unbroken.config.sections import ModelConfig
 from unbroken.errors import SequenceTooLong
-from unbroken.gpt.attention import Attention, Context, Kernel, KeyValueCache, LayerCache, kernel_for, mask_for
+from unbroken.gpt.attention import Attention, ForwardContext, Kernel, KeyValueCache, LayerCache, kernel_for, mask_for
 from unbroken.gpt.loss import LossSum, loss_sum, next_token_targets
 from unbroken.gpt.rope import Angles, tables
 
@@ -155,7 +155,7 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(config)
         self.mlp = make_mlp(config)
 
-    def forward(self, hidden: Tensor, context: Context, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, context: ForwardContext, cache: LayerCache | None = None) -> Tensor:
         """One step of the residual stream."""
         hidden = hidden + self._dropped(self.attention(self.attention_norm(hidden), context, cache))
         return hidden + self._dropped(self.mlp(self.mlp_norm(hidden)))
@@ -216,7 +216,7 @@ class GPT(nn.Module):
             self.register_buffer(name, table.to(self.embedding.weight.device), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # A change of dtype would round the angles, and ``to_empty`` would leave them unfilled: they are made anew.
+        # A change of dtype would round the angles, and ``to_empty`` would leave them unfilled: they are recomputed.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.place_angles()
         return self
@@ -252,11 +252,11 @@ class GPT(nn.Module):
             doc_ids = None  # this mode looks across documents
         mask = mask_for(kernel, tokens, doc_ids)
         angles = self._angles(tokens.shape[1], 0, positions)
-        context = Context(angles, mask, keeps_documents_apart=doc_ids is not None)
+        context = ForwardContext(angles, mask, keeps_documents_apart=doc_ids is not None)
         hidden = self._embedded(tokens)
         for number, block in enumerate(self.blocks):
             if self.training and self.checkpoint_every and number % self.checkpoint_every == 0:
-                # Without dropout there is no generator to put back, and asking for it would wait for the device.
+                # Without dropout no RNG state must be restored, and reading it would synchronise with the device.
                 has_dropout = self.config.dropout > 0
                 hidden = checkpoint(block, hidden, context, use_reentrant=False, preserve_rng_state=has_dropout)
             else:
@@ -273,7 +273,7 @@ class GPT(nn.Module):
         Raises:
             SequenceTooLong: cached and new tokens are more than the model has positions.
         """
-        context = Context(self._angles(tokens.shape[1], cache.length, None), None)
+        context = ForwardContext(self._angles(tokens.shape[1], cache.length, None), None)
         hidden = self._embedded(tokens)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             hidden = block(hidden, context, layer)

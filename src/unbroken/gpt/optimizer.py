@@ -1,4 +1,4 @@
-"""AdamW as the trainer uses it: weight decay on matrices only, its rate set before each step."""
+"""Optimizer of the trainer: AdamW with weight decay on matrices only, learning rate schedule, loss scale."""
 
 import math
 from collections.abc import Iterable
@@ -42,19 +42,19 @@ class AdamW(torch.optim.AdamW):
         self._factor: Tensor | None = None
 
     def scale_next(self, factor: Tensor) -> None:
-        """Multiply the gradients of the next step by a number, as part of that step; it waits for no device."""
+        """Multiply the gradients of the next step by a factor, as part of that step; no synchronisation."""
         self._factor = factor
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ANN401 -- torch's own signature
-        """Move the weights by their gradients.
+        """Update the weights.
 
         Raises:
             ValueError: a closure is given, though the gradients are there already; or the weights are in two kinds of
                 memory.
         """
         if closure is not None:
-            raise ValueError("the gradients are computed before the step; there is nothing to call")
+            raise ValueError("closures are not supported: compute the gradients before the step")
         factor, self._factor = self._factor, None
         moved = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
         if all(each.is_cuda for each in moved):
@@ -62,7 +62,7 @@ class AdamW(torch.optim.AdamW):
                 self._step_on_cuda(group, factor)
             return
         if any(each.is_cuda for each in moved):
-            raise ValueError("some weights are on a GPU and others are not; their steps are not the same arithmetic")
+            raise ValueError("some weights are on a GPU and others are not: their updates would round differently")
         if factor is not None:
             scale([each.grad for each in moved if each.grad is not None], factor)
         super().step()
@@ -107,10 +107,10 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
 
 
 def follow(optimizer: AdamW, config: OptimizerConfig) -> None:
-    """Take what may change between two jobs from here: a checkpoint brings its own options back.
+    """Set the options that may change between two jobs: a checkpoint restores its own.
 
-    Those of the config are a person's choice. The kernel is ours, whichever optimizer wrote the checkpoint, and counts
-    its steps on the host.
+    The config's values apply, and our kernel, which counts its steps on the host, whichever optimizer wrote the
+    checkpoint.
     """
     matrices, others = optimizer.param_groups
     for group in (matrices, others):
@@ -140,7 +140,7 @@ class LossScaler(torch.amp.GradScaler):
         self.lowest = 1.0 / divisor
 
     def lower(self) -> bool:
-        """After a gradient that overflowed, halve the scale; False where it is the lowest already, and stays."""
+        """Halve the scale after an overflow; False if it is already the lowest."""
         before = self.get_scale()
         self.update()
         if self.get_scale() < self.lowest:
@@ -148,5 +148,5 @@ class LossScaler(torch.amp.GradScaler):
         return before > self.lowest
 
     def stay(self) -> None:
-        """A step was left out for a reason that is not the scale's: it stays as it is."""
+        """Keep the scale after a step that was skipped for another reason."""
         self.update(self.get_scale())

@@ -1,8 +1,8 @@
-"""What the trainer adds to a run's directory: its config, its tokenizer, and what each job said.
+"""The trainer's files in a run's directory: config, tokenizer, and the log of each job.
 
-``config.json`` and ``tokenizer/`` are written by the job that starts the run, which holds it by then, and never again;
-``accepted.json`` by each job that changes a value by ``--accept``, before its first step.
-``logs/job-0005.log`` has the lines of one job as they were said; a refusal to take them ends no training.
+``config.json`` and ``tokenizer/`` are written once, by the job that starts the run, while it holds the lease;
+``accepted.json`` by each job that changes a value by ``--accept``, before its first step. ``logs/job-0005.log`` has the
+log lines of one job; an I/O error there does not end the training.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ LOGS: Final = "logs"
 
 
 def keep_config(layout: Layout, started: Started, files: Files = LOCAL, *, job: int = 1, step: int = 0) -> None:
-    """Write the config that started the run, unless it stands already, and the values that this job changes.
+    """Write the config that started the run, unless it exists, and the values that this job changes.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     if started.is_recorded:
         if started.taken or started.is_rebuilt:
             write_accepted(layout, started.history(job=job, step=step), files)
         return
     if files.find(layout.accepted) is not None:
-        # Of the run before this one. First, so that no crash leaves them beside the new config.
+        # From an earlier run. Removed first, so that no crash leaves it next to the new config.
         write_accepted(layout, (), files)
     # crash here: no record yet, or the whole one; without a checkpoint the next job writes it again if it differs.
     files.replace(layout.config, started.config.to_json().encode(), scratch=scratch("trainer", "config"))
@@ -47,10 +47,10 @@ def keep_config(layout: Layout, started: Started, files: Files = LOCAL, *, job: 
 def keep_tokenizer(
     layout: Layout, identity: TokenizerIdentity | None, file: TokenizerFile | None, files: Files = LOCAL
 ) -> None:
-    """Write what the ids mean, and the tokenizer's own file where there is one, unless they stand already.
+    """Write the tokenizer's identity, and its file if there is one, unless they exist.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     folder = layout.run / TOKENIZER
     if identity is None or files.find(folder / IDENTITY) is not None:
@@ -65,9 +65,9 @@ def keep_tokenizer(
 
 
 class JobLog(logging.Handler):
-    """Keeps what this package says, from before the number of the job is known; inside its ``with`` block.
+    """Writes the package's log lines to the job's log, inside its ``with`` block.
 
-    Lines wait until ``begin`` says whose they are. Those that storage refuses are lost, and only they.
+    Lines are buffered until ``begin`` gives the job number. A line that cannot be written is lost.
     """
 
     def __init__(self, files: Files = LOCAL) -> None:
@@ -80,7 +80,7 @@ class JobLog(logging.Handler):
         self._level_before = logging.NOTSET
 
     def begin(self, run: Path, job: int) -> None:
-        """The lines belong to this job of this run."""
+        """Start writing, to the log of this job."""
         with contextlib.suppress(StorageFailed):
             self._files.make_directory(run / LOGS)
         self._appender = self._files.appending(run / LOGS / f"job-{job:04d}.log")
@@ -88,7 +88,7 @@ class JobLog(logging.Handler):
         self._waiting.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one line."""
+        """Write or buffer one line."""
         line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         if self._appender is None:
             self._waiting.append(line)
@@ -102,7 +102,7 @@ class JobLog(logging.Handler):
 
     def __enter__(self) -> "JobLog":
         self._level_before = self._spoken.level
-        # Nobody has to set up logging for a run to have its log.
+        # A run has its log even if the user set up no logging.
         self._spoken.setLevel(min(self._spoken.getEffectiveLevel(), logging.INFO))
         self._spoken.addHandler(self)
         return self

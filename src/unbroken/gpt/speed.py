@@ -1,12 +1,78 @@
-"""How long a step is likely to take on this machine's devices, before any was computed: an estimate, said as one."""
+"""Speed of a step: measured while a job trains, or estimated before the first step.
+
+MFU counts six operations per parameter and token plus those of causal attention, against the peak of the device.
+"""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from unbroken.config import Config
-from unbroken.gpt.log_lines import flops_per_token, peak_of
+
+# Dense operations per second in 16 bits, by a part of the device's name; the first that fits counts.
+PEAKS: Final = (
+    ("B200", 2250e12),
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("L40S", 362e12),
+    ("A10G", 70e12),
+    ("RTX 4090", 165e12),
+    ("V100", 125e12),
+    ("T4", 65e12),
+)
+
+
+def flops_per_token(config: Config, parameters: int) -> int:
+    """Operations of one forward and backward pass, per token."""
+    model = config.model
+    return 6 * parameters + 6 * model.n_layer * model.n_embd * config.data.max_length
+
+
+def peak_of(device: torch.device, dtype: torch.dtype | None) -> float | None:
+    """The device's peak in operations per second; None where it is not known."""
+    if device.type != "cuda" or dtype is None:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS if part in name), None)
+
+
+# ---- measured ----
+
+
+@dataclass
+class Speed:
+    """Seconds per step, tokens per second and MFU since the last call."""
+
+    tokens_per_step: int
+    flops_per_token: int
+    peak: float | None
+    clock: Callable[[], float] = time.monotonic
+    _step: int = 0
+    _at_s: float = 0.0
+
+    def begin(self, step: int) -> None:
+        """Start measuring at a step."""
+        self._step, self._at_s = step, self.clock()
+
+    def look(self, step: int) -> tuple[float, dict[str, float]]:
+        """Seconds per step since the last call, and the metrics to log."""
+        now_s = self.clock()
+        each_s = max(now_s - self._at_s, 1e-9) / max(step - self._step, 1)
+        self._step, self._at_s = step, now_s
+        tokens_per_s = self.tokens_per_step / each_s
+        measured = {"tokens_per_s": tokens_per_s}
+        if self.peak is not None:
+            measured["mfu"] = tokens_per_s * self.flops_per_token / self.peak
+        return each_s, measured
+
+
+# ---- estimated ----
 
 # Well-run training of models of a billion parameters and less reaches about this much of the peak.
 _OF_PEAK: Final = 0.4
@@ -17,7 +83,7 @@ _WIDTH: Final = 1024
 
 
 def step_seconds(config: Config, parameters: int) -> tuple[float, str]:
-    """Seconds of one step on all devices here, and a sentence that says how they were estimated."""
+    """Estimated seconds per step on all devices of this machine, and how they were estimated."""
     ranks = torch.cuda.device_count() if torch.cuda.is_available() else 1
     per_s, how = _operations_per_s()
     operations = flops_per_token(config, parameters) * config.global_batch_size(ranks) * config.data.max_length

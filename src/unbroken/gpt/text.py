@@ -3,8 +3,8 @@
     from unbroken.gpt import TextModel
     TextModel.open("runs/a").continue_text("Once upon a time")
 
-What can be wrong about a prompt is found by ``TextSource``, before any weights are read. A prompt becomes the same text
-alone and in any company: each draws from a generator of its own.
+``TextSource`` checks prompts before any weights are read. The text for a prompt does not depend on other prompts: each
+has its own RNG.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from unbroken.errors import GenerationInvalid, SequenceTooLong
-from unbroken.gpt.checkpoint import Found, Loaded, find_model
+from unbroken.gpt.checkpoint import FoundModel, LoadedModel, find_model
 from unbroken.gpt.device import chosen_device, chosen_dtype, noticing_full
 from unbroken.gpt.generation import Sampling, generate
 from unbroken.gpt.vocabulary import Vocabulary, vocabulary_of
@@ -73,7 +73,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Continued:
-    """What a prompt became; ``is_ended`` says that the model ended the text, and not the number of tokens."""
+    """A continued prompt; ``is_ended``: the model ended the text, not the limit on tokens."""
 
     text: str
     prompt_tokens: int
@@ -85,12 +85,12 @@ class Continued:
 class TextSource:
     """A checkpoint and its tokenizer, found and not loaded."""
 
-    found: Found
+    found: FoundModel
     vocabulary: Vocabulary
 
     @classmethod
     def find(cls, reference: str, tokenizer: str | None = None, *, is_averaged: bool = False) -> "TextSource":
-        """Look for a run's model, or the average of its weights, and its tokenizer.
+        """Find a run's model, or the average of its weights, and its tokenizer.
 
         Raises:
             UnbrokenError: as ``find_model`` and ``vocabulary_of`` raise it.
@@ -107,7 +107,7 @@ class TextSource:
         """
         ids = self.vocabulary.encode(prompt)
         if not ids:
-            raise GenerationInvalid(problems=("the prompt has no token; a text needs one to begin with",))
+            raise GenerationInvalid(problems=("the prompt has no tokens; at least one is needed",))
         positions = self.found.config.model.n_positions
         needed = len(ids) + generation.new_tokens(len(ids), positions) - 1
         if needed > positions:
@@ -115,14 +115,14 @@ class TextSource:
         return ids
 
     def load(self, device: torch.device, dtype: torch.dtype) -> "TextModel":
-        """Read the weights; ``source`` of what is returned says of which checkpoint.
+        """Read the weights; ``source`` of the result names the checkpoint.
 
         Raises:
-            DamagedCheckpoint: bytes of the checkpoint that was named are not what was written.
-            NoUsableCheckpoint: none was named, and of none they are.
-            StateDiffers: the weights are not those of the config.
-            DeviceFull: the device has no room for them.
-            StorageFailed: the system refused to read.
+            DamagedCheckpoint: the named checkpoint is damaged.
+            NoUsableCheckpoint: none was named, and all are damaged.
+            StateDiffers: the weights do not match the config.
+            DeviceFull: out of memory on the device.
+            StorageFailed: an I/O error.
         """
         with noticing_full(device, "the weights"):
             loaded = self.found.load(device, dtype)
@@ -134,7 +134,7 @@ class TextModel:
     """A model that continues text."""
 
     source: TextSource
-    loaded: Loaded
+    loaded: LoadedModel
 
     @classmethod
     def open(
@@ -168,8 +168,8 @@ class TextModel:
         Raises:
             GenerationInvalid: the prompt is empty.
             SequenceTooLong: prompt and new tokens are more than the model has positions.
-            LogitsNotFinite: the model's weights have diverged.
-            DeviceFull: the device has no room for the text.
+            LogitsNotFinite: the logits are NaN or Inf.
+            DeviceFull: out of memory on the device.
         """
         wanted = generation or Generation()
         ids = self.source.encode(prompt, wanted)

@@ -3,10 +3,10 @@
     import unbroken.gpt
     unbroken.gpt.train(config="run.yaml")
 
-The same call starts a run and goes on with it, on any number of ranks, and N short jobs leave the bits of one long one.
-That needs four things, each in a place of its own: data that is a function of a sample's number (``unbroken.data``), a
-step that is a fixed list of lanes, summed in lane order (``unbroken.exact``), a rate that is a function of the step
-(``rates``), and a checkpoint with everything else (``unbroken.Run``). What is left is the loop below.
+The same call starts a run or resumes it, on any number of ranks, and N short jobs give the bits of one long job. That
+needs four things: data that is a function of the sample number (``unbroken.data``), a step that is a fixed list of
+lanes, summed in lane order (``unbroken.exact``), a learning rate that is a function of the step (``optimizer``), and a
+checkpoint with everything else (``unbroken.Run``). The rest is the loop below.
 """
 
 import json
@@ -21,18 +21,20 @@ import torch
 from unbroken import exact
 from unbroken.config import Config, load, require_sound
 from unbroken.config.changes import Difference, computing_values
+from unbroken.data.from_config import lanes_of
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
-from unbroken.gpt.device import Place, joined, noticing_full, seed_generators
+from unbroken.gpt.device import RankDevice, joined, noticing_full, seed_rng
 from unbroken.gpt.evaluate import Evaluated, Evaluation
-from unbroken.gpt.log_lines import Progress, Speed, flops_per_token, peak_of, say_first_lines
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, rate_at, set_rate
-from unbroken.gpt.prepare import TrainingData, lanes_of, make_loader, open_data
 from unbroken.gpt.run_files import JobLog, keep_config, keep_tokenizer
+from unbroken.gpt.speed import Speed, flops_per_token, peak_of
+from unbroken.gpt.training_data import TrainingData, make_loader, open_data
+from unbroken.gpt.training_log import StepLog, say_first_lines
 from unbroken.launch.accepted import CONFIG, require_known
 from unbroken.launch.started import Started, settle
 from unbroken.loop.run import Run
@@ -48,7 +50,7 @@ AVERAGED_LOSS = "ema_val_loss"
 
 @dataclass(frozen=True)
 class Trained:
-    """How a job of a run ended; ``loss`` and ``val_loss`` are the last ones it told, None if none."""
+    """How a job ended; ``loss`` and ``val_loss`` are the last ones it logged, None if none."""
 
     run: Path
     step: int
@@ -66,26 +68,26 @@ def train(
     accept: Sequence[str] = (),
     force: bool = False,
 ) -> Trained:
-    """Start a run, or go on with it, to its last step or until it is asked to stop. Collective.
+    """Start or resume a run, and train to its last step or until a stop request. Collective.
 
     Args:
-        config: what to train, or the file that says it.
-        overrides: laid over a file, as ``section.field=value``.
-        accept: differences to the run so far that a person accepts by name.
-        force: with ``training.resume`` scratch, set the checkpoints that are there aside.
+        config: the config, or the path of its file.
+        overrides: overrides of a config file, as ``section.field=value``.
+        accept: names of accepted differences to the run so far.
+        force: with ``training.resume`` scratch, abandon the existing checkpoints.
 
     Raises:
-        ValueError: there are overrides, and no file that they could be laid over.
-        ConfigInvalid: the config has problems; all of them are in it.
+        ValueError: there are overrides, but ``config`` is not a file.
+        ConfigInvalid: the config has problems; it lists all of them.
         ConfigDiffers: the run was started with another config.
-        AcceptUnknown: a name is accepted that nothing has which could differ.
-        DeviceFull: a device has no room for it.
+        AcceptUnknown: an accepted name is unknown.
+        DeviceFull: out of memory on a device.
         DataError: the data is missing, changed, exhausted or does not fit the config.
         UnbrokenError: as ``Run`` raises it.
     """
     if isinstance(config, Config):
         if overrides:
-            raise ValueError("overrides are laid over a file; of a Config, change the fields themselves")
+            raise ValueError("overrides need a config file; change the fields of a Config directly")
         require_sound(config)
     else:
         config = load(Path(config), overrides).config
@@ -93,22 +95,22 @@ def train(
         return _train(config, place, tuple(accept), force=force)
 
 
-def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool) -> Trained:
-    # What the run is: the config as asked, held to the one that started it. Its global batch never changes again.
+def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: bool) -> Trained:
+    # The config: as given, checked against the one that started the run. The global batch size is fixed from here on.
     started = place.world.from_first(lambda: settle(asked, place.world.size, accept=accept, force=force))
     config = started.config
     training = config.training
 
-    # What it reads. Everything that config and data must agree about is looked at before anything is built.
+    # The data. Config and data are checked against each other before anything is built.
     data = open_data(config, place.world)
 
-    # How it computes: kernels that repeat their bits, in the precision of the device.
+    # The numerics: deterministic kernels, in the precision of the device.
     place.world.all_or_none(lambda: require_compiler(config, place.device))
     numerics = exact.pin(place.device) if training.exact else exact.Numerics(place.device)
     dtype = place.compute_dtype(training)
-    seed_generators(training.seed)
+    seed_rng(training.seed)
 
-    # What is trained. First weights, sums and moments do not depend on the number of ranks.
+    # Model, reducer and optimizer. Initial weights, sums and moments do not depend on the number of ranks.
     model = build_model(config, data.vocab_size, place.device, dtype)
     optimizer = make_optimizer(model, config.optimizer)
     reducer = exact.Reducer(
@@ -126,7 +128,7 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
     if training.load_path is None:
         require_known(accept, [f"{item}.{name}" for item in ("model", "ema") for name in model.state_dict()])
 
-    # What a checkpoint holds: all of it. `Run` resumes here, and from here on answers to signals and the clock.
+    # The run: its checkpoints hold everything above. `Run` resumes here, and handles signals and walltime from here on.
     run = Run(
         training.output_dir,
         settings=_settings(started, accept, force=force, has_scaler=scaler is not None),
@@ -143,7 +145,7 @@ def _train(asked: Config, place: Place, accept: tuple[str, ...], *, force: bool)
         place.world.from_first(lambda: _keep_records(run, started, data))
         follow(optimizer, config.optimizer)
         if average is not None and not average.is_restored:
-            # Of a run that goes on from a checkpoint without one, it begins with the weights of that checkpoint.
+            # Resumed from a checkpoint without an average, it starts from the weights of that checkpoint.
             average.begin()
         loop = Training(config, place, data, model, optimizer, reducer, scaler, average, run)
         loop.to_the_end()
@@ -155,7 +157,7 @@ class Training:
     """The loop and what it holds."""
 
     config: Config
-    place: Place
+    place: RankDevice
     data: TrainingData
     model: GPT
     optimizer: AdamW
@@ -167,7 +169,7 @@ class Training:
     val_loss: float | None = None
 
     def to_the_end(self) -> None:
-        """Every step that is left; ends early when somebody asks for it, and with an error when the data runs dry."""
+        """Train the remaining steps; ends early on a stop request, and with an error if the data is exhausted."""
         training = self.config.training
         progress = self._progress()
         evaluation = self._evaluation()
@@ -200,7 +202,7 @@ class Training:
             lane.backward(found.total, count=found.tokens, scaled=scaled)
 
     def _clip(self) -> torch.Tensor:
-        """Bring the gradients down to the largest norm allowed, as part of the next update; returns what theirs was."""
+        """Clip the gradients to the maximum norm, as part of the next update; returns their norm."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         limit = self.config.optimizer.max_grad_norm
@@ -210,18 +212,18 @@ class Training:
         return norm
 
     def _update(self, step: int, norm: torch.Tensor) -> bool:
-        """Move the weights, unless loss or gradient are no numbers and the config says to skip such a step."""
+        """Update the weights, unless loss or gradient is NaN or Inf and the config says to skip such steps."""
         if self.scaler is not None:
             return self._update_scaled(self.scaler, step, norm)
         if self.config.training.non_finite == "skip" and not _are_finite(self.reducer.loss, norm):
             return self._skip(step, norm)
-        # With the policy `stop` nobody waits for the device here: what is no number is found when metrics are read,
-        # which is before every save.
+        # With the policy `stop` there is no synchronisation here: NaN is detected when metrics are read, which is
+        # before every save.
         self.optimizer.step()
         return True
 
     def _update_scaled(self, scaler: LossScaler, step: int, norm: torch.Tensor) -> bool:
-        """The same for fp16: a gradient that overflowed moves nothing and halves the scale, down to the lowest."""
+        """The same for fp16: after an overflow the step is skipped and the scale is halved, down to the lowest."""
         if _are_finite(norm):
             scaler.step(self.optimizer)
             scaler.update()
@@ -232,7 +234,7 @@ class Training:
             return self._note_overflow(step, scaler.get_scale())
         elif self.config.training.non_finite == "stop":
             self.place.world.from_first(lambda: self._refuse_gradient(step, scaler.lowest))
-        # With the policy `stop` a loss that is no number ends the job when metrics are read.
+        # With the policy `stop` a NaN loss ends the job when metrics are read.
         return self._skip(step, norm) if self.config.training.non_finite == "skip" else False
 
     def _note_overflow(self, step: int, scale: float) -> bool:
@@ -247,9 +249,9 @@ class Training:
     def _skip(self, step: int, norm: torch.Tensor) -> bool:
         loss = float(self.reducer.loss)
         skipped = self._count("skipped_steps")
-        self.run.event("skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
+        self.run.event("step-skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
         if self.place.is_first:
-            _log.warning("step %s is skipped: loss %s, norm %s; %d so far", f"{step + 1:,}", loss, float(norm), skipped)
+            _log.warning("step %s skipped: loss %s, norm %s (%d so far)", f"{step + 1:,}", loss, float(norm), skipped)
         return False
 
     def _count(self, name: str) -> int:
@@ -259,7 +261,7 @@ class Training:
         return count
 
     def _left_out(self) -> dict[str, int]:
-        """The steps of the run that moved no weight, by what the lines call them."""
+        """Skipped steps of the run, by their name in the log line."""
         counted = {why: self.run.counters.get(f"{why}_steps", 0) for why in ("overflowed", "skipped")}
         return {why: count for why, count in counted.items() if count}
 
@@ -274,7 +276,7 @@ class Training:
             self._note_evaluated(AVERAGED_LOSS, averaged, done)
 
     def _note_evaluated(self, metric: str, found: Evaluated, done: int) -> None:
-        """Say and log a loss on val/; the best one so far is worth a checkpoint, where the config keeps the best."""
+        """Log a loss on val/; a new best one is saved, if the config keeps the best checkpoint."""
         self.run.log(**{metric: found.loss})
         best = self.run.counters.get(f"best_{metric}", float("inf"))
         if found.loss < best:
@@ -296,15 +298,15 @@ class Training:
         training = self.config.training
         return Evaluation(self.data.validation, training.per_device_batch_size, training.max_eval_batches, self.place)
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> StepLog:
         operations = flops_per_token(self.config, self.config.model.parameters(self.data.vocab_size))
         peak = peak_of(self.place.device, self.place.compute_dtype(self.config.training))
         all_peaks = None if peak is None else peak * self.place.world.size
         speed = Speed(tokens_per_step(self.config), operations, all_peaks)
-        return Progress(self.config.training.max_steps, speed, self.place.is_first)
+        return StepLog(self.config.training.max_steps, speed, self.place.is_first)
 
     def result(self) -> Trained:
-        """What came of it."""
+        """The result of the job."""
         latest = Layout(self.run.directory).checkpoints / "latest"
         return Trained(
             run=self.run.directory,
@@ -323,13 +325,13 @@ def tokens_per_step(config: Config) -> int:
 
 
 def _are_finite(*numbers: torch.Tensor) -> bool:
-    """Whether all of these are numbers; waits for the device."""
+    """Whether all are finite; synchronises with the device."""
     return all(bool(torch.isfinite(number)) for number in numbers)
 
 
 def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
     training = started.config.training
-    # A job that replaces the config of one that never saved computes other losses under the same step numbers.
+    # A job that replaces the config of a run without checkpoints computes other losses for the same steps.
     items = accepted_items((*accept, *started.unsaved))
     accepted = (*accept, *items, *((CONFIG,) if started.is_replaced else ()))
     return Settings(
@@ -345,9 +347,9 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
         max_runtime_s=training.max_runtime_seconds,
         reserve_s=training.walltime_reserve_seconds,
         non_finite="stop" if training.non_finite == "stop" else "allow",
-        # In fp16 a gradient that overflows is the scaler's business.
+        # In fp16 the scaler handles overflows.
         finite=("loss",) if has_scaler else ("loss", "grad_norm"),
-        # Lanes draw from generators of their own.
+        # Lanes have their own RNG.
         shared_generators=True,
         log_steps=training.logging_steps,
         spot=training.spot,
@@ -358,7 +360,7 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
 
 
 def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
-    """What stands beside the checkpoints, before the first step; changes are said and journalled."""
+    """Write the records next to the checkpoints, before the first step; changes are logged and journalled."""
     layout = Layout(run.directory)
     keep_config(layout, started, job=run.job, step=run.step)
     keep_tokenizer(layout, data.tokenizer, data.tokenizer_file)
@@ -372,7 +374,7 @@ def _keep_records(run: Run, started: Started, data: TrainingData) -> None:
 
 
 def _say_changes(started: Started, changes: Sequence[Difference]) -> None:
-    """One line for each value that is not the config file's, or not what the run was started with."""
+    """Log each value that differs from the config file, or from the start of the run."""
     by_field = {change.field: change for change in started.accepted}
     if started.is_rewritten:
         _log.warning(

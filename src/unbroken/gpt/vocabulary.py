@@ -1,7 +1,7 @@
-"""What a model's ids mean: the tokenizer a run was trained with, and proof that another one offered is the same.
+"""The tokenizer of a run's model: the one it was trained with, or another one with the same digest.
 
-A run keeps its tokenizer's file and identity. A tokenizer that is named instead must have the same digest; where a run
-kept none, it must at least have no more ids than the model has rows.
+A run keeps its tokenizer's file and identity. A tokenizer given instead must have the same digest; if the run has none,
+it must at least have no more ids than the model has rows.
 """
 
 import json
@@ -13,7 +13,7 @@ from unbroken.data.corpus.listing import TokenizerIdentity, identity_from_json
 from unbroken.data.ingest.encoders import BYTES, FILE_NAME, TextEncoder, TokenizerFile, find_tokenizer, load_encoder
 from unbroken.errors import TokenizerUnknown, WrongTokenizer
 from unbroken.files import LOCAL, Files
-from unbroken.gpt.checkpoint import Found
+from unbroken.gpt.checkpoint import FoundModel
 from unbroken.gpt.run_files import IDENTITY, TOKENIZER
 from unbroken.quoting.amounts import count
 from unbroken.store.fields import Malformed
@@ -34,26 +34,26 @@ class Vocabulary:
         return self.encoder.identity
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; the words of a control token are words."""
-        # A lone surrogate, which an escape in JSON or odd bytes on a command line leave, is no text.
+        """The ids of a text; the text of a control token is encoded as text."""
+        # A lone surrogate, from a JSON escape or odd bytes on a command line, is not valid text.
         plain = text.encode("utf-8", "replace").decode()
         ids: list[int] = self.encoder.encode_texts([plain]).ids.tolist()
         return ids
 
     def decode_after(self, prompt: list[int], new: list[int]) -> str:
-        """The text of ``new`` as it stands behind ``prompt``: a blank may belong to the place between them."""
+        """The text of ``new`` after ``prompt``: decoding may put a space between them."""
         before, whole = self.encoder.decode(prompt), self.encoder.decode([*prompt, *new])
         return whole[len(before) :] if whole.startswith(before) else self.encoder.decode(new)
 
 
-def vocabulary_of(found: Found, asked: str | None = None, files: Files = LOCAL) -> Vocabulary:
-    """The tokenizer of a run's model, or the one that was asked for, if it is the same.
+def vocabulary_of(found: FoundModel, asked: str | None = None, files: Files = LOCAL) -> Vocabulary:
+    """The tokenizer of a run's model, or the given one, if it is the same.
 
     Raises:
-        TokenizerUnknown: the run kept none and none was named, or the one that was named is not there.
-        WrongTokenizer: it is another one, or has more ids than the model.
+        TokenizerUnknown: the run has none and none was given, or the given one does not exist.
+        WrongTokenizer: it differs, or has more ids than the model.
         PackageMissing: ``tokenizers`` is not installed.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     folder = found.layout.run / TOKENIZER
     trained_with = recorded_identity(folder, files)
@@ -69,11 +69,11 @@ def vocabulary_of(found: Found, asked: str | None = None, files: Files = LOCAL) 
 
 
 def recorded_identity(folder: Path, files: Files = LOCAL) -> TokenizerIdentity | None:
-    """What a run says about its ids; None where it says nothing.
+    """The recorded identity of a run's tokenizer; None if there is none.
 
     Raises:
-        TokenizerUnknown: the record is not what a job wrote.
-        StorageFailed: the system refused to read.
+        TokenizerUnknown: the record is damaged.
+        StorageFailed: an I/O error.
     """
     path = folder / IDENTITY
     if files.find(path) is None:
@@ -81,13 +81,13 @@ def recorded_identity(folder: Path, files: Files = LOCAL) -> TokenizerIdentity |
     try:
         return identity_from_json(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
     except (Malformed, ValueError) as wrong:
-        raise TokenizerUnknown(asked=str(path), reason=f"the record is not what a job wrote: {wrong}") from wrong
+        raise TokenizerUnknown(asked=str(path), reason=f"the record is damaged: {wrong}") from wrong
 
 
-def _kept(folder: Path, trained_with: TokenizerIdentity | None, found: Found, files: Files) -> TokenizerFile:
+def _kept(folder: Path, trained_with: TokenizerIdentity | None, found: FoundModel, files: Files) -> TokenizerFile:
     if trained_with is not None and trained_with.name == BYTES:
         return find_tokenizer(BYTES)
     if files.find(folder / FILE_NAME) is not None:
         return find_tokenizer(str(folder))
-    # The job that started the run could not find its file; it may be there by now.
+    # The job that started the run could not find its file; it may exist by now.
     return find_tokenizer(found.config.data.tokenizer)

@@ -30,7 +30,7 @@ ARITHMETIC: Final = (
     *("matmul_bf16_reduced", "matmul_fp16_reduced", "cudnn_benchmark", "cudnn_deterministic", "attention"),
 )
 # What a checkpoint is made of; a name may also stand below these, for a tensor.
-ITEMS: Final = ("model", "optimizer", "ema", "scaler", "arithmetic", "data", "generators")
+ITEMS: Final = ("model", "optimizer", "ema", "scaler", "arithmetic", "data", "rng_state")
 GROW: Final = "data.grow"
 # A run whose record of its config is missing continues with the config of the job.
 CONFIG: Final = "config.json"
@@ -69,10 +69,10 @@ def still_accepted(facts: Sequence[Event]) -> tuple[str, ...]:
     """
     names: dict[str, None] = {}
     for fact in facts:
-        told, unmet = fact.values.get("names"), fact.values.get("without_difference")
+        told, unmet = fact.values.get("names"), fact.values.get("unused")
         if fact.kind == "accept" and isinstance(told, list) and isinstance(unmet, list):
             names |= dict.fromkeys(name for name in told if isinstance(name, str) and name not in unmet)
-        elif fact.kind in ("commit", "emergency-resume") or (fact.kind == "resume" and fact.values.get("set_aside")):
+        elif fact.kind in ("commit", "emergency-resume") or (fact.kind == "resume" and fact.values.get("abandoned")):
             names.clear()
     return tuple(names)
 
@@ -116,7 +116,7 @@ def read_accepted(layout: Layout, files: Files = LOCAL) -> tuple[AcceptedValue, 
     if files.find(path) is None:
         return None
     found = opened(files.read_bytes(path, limit_bytes=_LIMIT_BYTES))
-    if found is None or not found.is_proven or found.form != _FORMAT:
+    if found is None or not found.is_verified or found.form != _FORMAT:
         raise RunRecordDamaged(path=path, complaint=f"it is no {_FORMAT} record, or was changed after it was written")
     try:
         rows = Table(json.loads(found.body), path.name).rows("changes")

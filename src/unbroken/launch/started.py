@@ -143,7 +143,7 @@ def _request(asked: Config) -> str:
 
 def _is_carried_out(store: Store, resume: str) -> bool:
     last = last_request(store)
-    return last is not None and last.asked == resume
+    return last is not None and last.text == resume
 
 
 def require_own(layout: Layout, files: Files = LOCAL) -> None:

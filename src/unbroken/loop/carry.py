@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unbroken.state.skeleton import split
+from unbroken.state.flatten import flatten
 
 CARRIED = "carried"
 
@@ -51,7 +51,7 @@ class Carried:
             value = make() if callable(make) else make
             if name not in self._values:
                 # Checked where the loop calls, not at the first save many steps later.
-                split(f"{CARRIED}.{name}", value, allow_pickle=is_pickle_allowed)
+                flatten(f"{CARRIED}.{name}", value, allow_pickle=is_pickle_allowed)
         self._values[name] = value
         return value
 

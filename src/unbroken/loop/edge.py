@@ -33,7 +33,7 @@ from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import State
-from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.state.save import Request, Saved
 from unbroken.state.trainer_state import COUNTERS
 from unbroken.store.names import FINAL, PERIODIC
@@ -268,11 +268,11 @@ class StepEdges:
         # Of this step alone: with an earlier validation loss a later checkpoint would count as the best.
         metrics = {name: float(value) for name, value in self.logged.of_step(self.step).items()}
         account = self._settle_served()
-        details: dict[str, Any] = {"job": self.opened.lease.number}
+        metadata: dict[str, Any] = {"job": self.opened.lease.number}
         if unfinished:
-            details[UNFINISHED] = list(unfinished)
-        request = Request(self.step, kind, dict(self.counters), metrics, details, account)
-        self.opened.saver.start(request, rng or (lambda: capture_generators(generator_devices())))
+            metadata[UNFINISHED] = list(unfinished)
+        request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
+        self.opened.saver.start(request, rng or (lambda: capture_rng(rng_devices())))
         self.body.gradients.is_wanted = False
 
     def _settle_served(self) -> Callable[[], Mapping[str, Any]] | None:

@@ -30,18 +30,18 @@ from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of, require_held
 from unbroken.records.process import host_name
 from unbroken.records.stop import StopSources
-from unbroken.state.adopt import Adopting, adopt
-from unbroken.state.dump import Dumped, Whose, dump
+from unbroken.state.adopt import AdoptTarget, adopt
+from unbroken.state.dump import Dumped, DumpOwner, dump
 from unbroken.state.items import Item, present
-from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import choose
 from unbroken.store.directory import Store
 from unbroken.store.dump_copies import mirror, sweep_dumps
 from unbroken.store.dumps import (
     Area,
-    Choice,
-    Moment,
+    DumpChoice,
+    DumpSet,
     Pointer,
     choose_dumps,
     look,
@@ -117,14 +117,14 @@ def _reason(refused: UnbrokenError) -> str:
     return next(iter(cause.details()), cause.headline())
 
 
-def _ahead(store: Store) -> Callable[[Moment], bool]:
+def _ahead(store: Store) -> Callable[[DumpSet], bool]:
     """Whether dumps are ahead of the newest usable checkpoint, and made by a job no older than it."""
     found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, Level.QUICK))
     newest = found.chosen.manifest if found.chosen is not None else None
     if newest is None:
-        return lambda moment: True
+        return lambda dump_set: True
     step, number = newest.step, number_of(newest.job) or 0
-    return lambda moment: moment.step > step and (number_of(moment.job) or 0) >= number
+    return lambda dump_set: dump_set.step > step and (number_of(dump_set.job) or 0) >= number
 
 
 class Emergency:
@@ -176,32 +176,32 @@ class Emergency:
             return []
         world, lease, run = self._world, self._lease, self._layout.run
         store = Store(self._layout.checkpoints)
-        sights = world.gather_to_first(lambda: look(area, host_name(), read_pointers(run)))
-        into = Adopting(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
-        failed: dict[Moment, str] = {}
+        visible = world.gather_to_first(lambda: look(area, host_name(), read_pointers(run)))
+        into = AdoptTarget(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
+        failed: dict[DumpSet, str] = {}
         while True:
             choice = world.from_first(
-                lambda: choose_dumps(sights, read_pointers(run), is_newer=_ahead(store), failed=failed)
+                lambda: choose_dumps(visible, read_pointers(run), is_newer=_ahead(store), failed=failed)
             )
-            if choice.moment is None:
+            if choice.dump_set is None:
                 return list(choice.passed_over)
             try:
-                name = adopt(choice.moment, choice.copies, self._items, world, into)
+                name = adopt(choice.dump_set, choice.copies, self._items, world, into)
             except UnbrokenError as refused:
-                failed[choice.moment] = _reason(refused)
+                failed[choice.dump_set] = _reason(refused)
                 continue
             self._record_adopted(choice, name)
             return list(choice.passed_over)
 
-    def _record_adopted(self, choice: Choice, name: str) -> None:
-        moment = choice.moment
-        assert moment is not None
+    def _record_adopted(self, choice: DumpChoice, name: str) -> None:
+        dump_set = choice.dump_set
+        assert dump_set is not None
         hosts = sorted({machine_of(copies[0][1].host) for copies in choice.copies.values()})
-        self._recorder.event("emergency-resume", step=moment.step, name=name, job=moment.job, hosts=hosts)
+        self._recorder.event("emergency-resume", step=dump_set.step, name=name, job=dump_set.job, hosts=hosts)
         if self._world.is_first:
-            ranks = amounts.plural(moment.world, "rank")
+            ranks = amounts.plural(dump_set.world_size, "rank")
             where = ", ".join(hosts)
-            _log.info("made %s of the emergency dumps of step %s by %s on %s", name, f"{moment.step:,}", ranks, where)
+            _log.info("made %s of the emergency dumps of step %s by %s on %s", name, f"{dump_set.step:,}", ranks, where)
 
     def warn_of_windows(self) -> None:
         """Warn at the start of a grace window or deadline that no save fits into; rank 0 only."""
@@ -268,7 +268,7 @@ class Emergency:
             self.dump(step, counters, why="the grace window is too small for a save")
         elif self._world.is_first:
             _log.warning("no time for a save: leaving without one; the next job resumes from the last commit")
-            self._recorder.event("let-go", step=step, left_s=self.left_s())
+            self._recorder.event("grace-too-short", step=step, remaining_s=self.left_s())
 
     def dump(self, step: int, counters: Mapping[str, Any], *, why: str) -> bool:
         """Write this rank's state to local disk, record where it is, copy it; returns whether it is durable."""
@@ -278,15 +278,15 @@ class Emergency:
         try:
             dumped = dump(
                 present(self._items),
-                lambda: capture_generators(generator_devices()),
+                lambda: capture_rng(rng_devices()),
                 self._world,
                 area.store(local, self._world.rank),
                 step=step,
                 counters=counters,
-                whose=Whose(area.key, self._lease.job, host_name()),
+                whose=DumpOwner(area.key, self._lease.job, host_name()),
                 at_ns=time.time_ns(),
                 allow_pickle=self._settings.allow_pickle,
-                shares_generators=self._settings.shared_generators,
+                shares_rng=self._settings.shared_generators,
                 files_per_rank=self._settings.files_per_rank,
                 hyperparameters=self.hyperparameters,
             )
@@ -315,7 +315,7 @@ class Emergency:
             bytes=size_bytes,
             host=pointer.host,
             path=path,
-            why=why,
+            reason=why,
         )
         if (copy := self._mirror(dumped)) is not None:
             self._point(replace(pointer, copy=copy))

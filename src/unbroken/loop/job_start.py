@@ -14,9 +14,9 @@ from unbroken.records.deadline import Deadline, skew_sentence
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
-from unbroken.state.capture import GENERATORS
-from unbroken.state.cold import without_difference
-from unbroken.store.rewind import asked_again, without_tag
+from unbroken.state.capture import RNG
+from unbroken.state.fresh import unused_names
+from unbroken.store.rewind import next_request, without_tag
 from unbroken.world import World
 
 _log = logger(__name__)
@@ -32,12 +32,12 @@ def record_resume(
 ) -> None:
     """Journal where the job resumes from and what it passed over, and start its metrics."""
     for name, reason in found.passed_over:
-        recorder.event("passed-over", name=name, reason=reason)
+        recorder.event("checkpoint-skipped", name=name, reason=reason)
         if world.is_first:
             _log.warning("passed over %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
     notes = found.restored.notes if found.restored else ()
-    asked = {} if settings.resume == "auto" else {"asked": settings.resume}
+    asked = {} if settings.resume == "auto" else {"requested": settings.resume}
     if found.followed is not None:
         asked["carried_out_by"] = found.followed.job
     recorder.event(
@@ -45,7 +45,7 @@ def record_resume(
         step=step,
         name=found.target.name if found.target else None,
         notes=list(notes),
-        set_aside=found.set_aside,
+        abandoned=found.set_aside,
         changed=[change.name for change in found.changes if change.used(settings.hyperparameters) == "script"],
         **asked,
     )
@@ -53,7 +53,7 @@ def record_resume(
         _log_request(found, settings)
         _record_hyperparameters(found, settings, recorder)
     # RNG states that were accepted start over in every job.
-    fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {GENERATORS})
+    fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {RNG})
     is_comparable = not fresh and not notes and not found.set_aside
     recorder.begin_metrics(step, is_comparable=is_comparable, settings=found.computes_under)
 
@@ -68,7 +68,7 @@ def _log_request(found: Resumed, settings: Settings) -> None:
             "to do it again, use '%s'",
             without_tag(settings.resume),
             number_of(found.followed.job) or found.followed.job,
-            asked_again(settings.resume),
+            next_request(settings.resume),
         )
 
 
@@ -91,9 +91,9 @@ def record_accepted(
     unmet: list[str] = []
     if found.restored is not None:
         # Whether RNG states differ is found out when they are set, after everything else.
-        differed = (*found.restored.accepted, GENERATORS)
-        unmet = without_difference(settings.accept, differed, list(objects))
-    recorder.event("accept", names=list(settings.accept), without_difference=unmet)
+        differed = (*found.restored.accepted, RNG)
+        unmet = unused_names(settings.accept, differed, list(objects))
+    recorder.event("accept", names=list(settings.accept), unused=unmet)
     for name in unmet if world.is_first else ():
         _log.warning("accept '%s' had no effect: it did not change", name)
 

@@ -17,7 +17,7 @@ from unbroken.loop.open_run import OpenRun
 from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem
-from unbroken.state.rng import capture_generators, generator_devices, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng, rng_devices
 
 _log = logger(__name__)
 # A whole model that is switched has hundreds of parts.
@@ -40,7 +40,7 @@ class LoopChecks:
         self._late: set[str] = set()
         self._modes: dict[str, tuple[bool, ...]] = {}
         self._logged_modes: set[str] = set()
-        self._rng = capture_generators(generator_devices())
+        self._rng = capture_rng(rng_devices())
 
     @contextlib.contextmanager
     def carrying(self, name: str) -> Iterator[None]:
@@ -53,13 +53,13 @@ class LoopChecks:
         self._look()
         yield
         self._drawn = self._cursor.drawn if self._cursor is not None else 0
-        self._rng = capture_generators(generator_devices())
+        self._rng = capture_rng(rng_devices())
 
     def _look(self) -> None:
         """Note what was drawn since the last look."""
         if self._cursor is not None:
             self._drawn_before += self._cursor.drawn - self._drawn
-        self._is_rng_moved = self._is_rng_moved or not are_equal(self._rng, capture_generators(generator_devices()))
+        self._is_rng_moved = self._is_rng_moved or not are_equal(self._rng, capture_rng(rng_devices()))
 
     def loop_starts(self, accept: Collection[str]) -> None:
         """The loop starts; after a resume the RNG state is again the checkpoint's, whatever was drawn before.
@@ -78,7 +78,7 @@ class LoopChecks:
         self._is_before_loop = False
         self._look()
         if self._is_rng_moved and self._opened.restored is not None:
-            restore_generators(self._rng)
+            restore_rng(self._rng)
 
     def edge_reached(self, draws: Sequence[int]) -> None:
         """Log at the first edges what the draws show; ``draws`` are those of the first bodies."""

@@ -67,7 +67,7 @@ def find_drill(world: World) -> Drilled | None:
     if not drill.faults:
         return Drilled(drill)
     # By name: nothing here may import the fault injection, and a real job never loads it.
-    strike: Callable[[], None] = importlib.import_module("unbroken.prove.inside").install(drill, world.rank)
+    strike: Callable[[], None] = importlib.import_module("unbroken.prove.fault_injection").install(drill, world.rank)
     return Drilled(drill, strike)
 
 

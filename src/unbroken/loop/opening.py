@@ -36,12 +36,12 @@ from unbroken.records.process import holder_of, host_name, placement, process_of
 from unbroken.records.stop import StopSources, clear_requests
 from unbroken.records.takeover import take_over
 from unbroken.state.audit import Unsaved, UnsavedWatch, audit, modules_of, named_rngs, non_persistent
-from unbroken.state.capture import GENERATORS, require_savable
+from unbroken.state.capture import RNG, require_savable
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem, make_items
 from unbroken.state.restore import Restored
-from unbroken.state.rng import restore_generators
-from unbroken.state.save import Keeping, Saver
+from unbroken.state.rng import restore_rng
+from unbroken.state.save import SaveContext, Saver
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.keep import compose
@@ -231,7 +231,7 @@ def _record_start(leased: LeasedRun, deadline: Deadline | None) -> list[Holder]:
     warn_of_clock_skew(world)
     leased.recorder.event(
         "job-start",
-        world=world.size,
+        world_size=world.size,
         processes=processes,
         placement=placed.as_json() if (placed := placement(os.environ)) else None,
         deadline_s=deadline.at_s if deadline else None,
@@ -314,7 +314,7 @@ def _notices(objects: Mapping[str, object]) -> list[str]:
 def _saver(leased: LeasedRun, found: Resumed) -> Saver:
     layout, lease, settings = leased.layout, leased.lease, leased.settings
     store = Store(layout.checkpoints)
-    keeping = Keeping(
+    keeping = SaveContext(
         store,
         lease.job,
         compose(settings.keep_last_k, settings.keep_milestone_every, settings.keep_every_seconds, settings.keep_best),
@@ -328,18 +328,18 @@ def _saver(leased: LeasedRun, found: Resumed) -> Saver:
         leased.world,
         keeping,
         allow_pickle=settings.allow_pickle,
-        shares_generators=settings.shared_generators,
+        shares_rng=settings.shared_generators,
         hyperparameters=found.hyperparameters,
     )
 
 
 def _restore_rng(restored: Restored, settings: Settings) -> None:
     try:
-        restore_generators(restored.generators)
+        restore_rng(restored.rng_state)
     except Malformed as wrong:
-        if GENERATORS not in settings.accept:
-            raise NotExact(differences=((GENERATORS, str(wrong)),)) from wrong
-        _log.warning("not exact: accepted: %s: %s; they start over", GENERATORS, wrong)
+        if RNG not in settings.accept:
+            raise NotExact(differences=((RNG, str(wrong)),)) from wrong
+        _log.warning("not exact: accepted: %s: %s; they start over", RNG, wrong)
 
 
 def _launcher() -> list[Holder]:

@@ -36,15 +36,15 @@ from unbroken.store.rewind import (
     SCRATCH,
     Request,
     last_request,
+    move_abandoned,
     record_rewind,
     rewind,
-    set_aside,
     without_tag,
 )
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
 
-# In a checkpoint's facts: what an abandoned step had changed. Accepting this name resumes from it all the same.
+# In a checkpoint's metadata: what an abandoned step had changed. Accepting this name resumes from it all the same.
 UNFINISHED: Final = "unfinished-step"
 
 
@@ -145,7 +145,7 @@ def _settle_hyperparameters(script: Script, found: Resumed, settings: Settings) 
 
 def _require_finished(target: Target, settings: Settings) -> None:
     """Raise for a checkpoint of a step that was abandoned in the middle, unless it was accepted."""
-    moved = target.manifest.facts.get(UNFINISHED)
+    moved = target.manifest.metadata.get(UNFINISHED)
     if moved and UNFINISHED not in settings.accept:
         what = f"the loop was left inside step {target.manifest.step + 1:,}, which had already changed: {moved}"
         raise NotExact(differences=((UNFINISHED, what),))
@@ -168,13 +168,13 @@ def _prepare(store: Store, settings: Settings, job: str) -> _Start:
     names = newest_first(store, scan(store).committed)
     wanted = without_tag(settings.resume)
     last = last_request(store)
-    followed = last if last is not None and last.asked == settings.resume else None
+    followed = last if last is not None and last.text == settings.resume else None
     if wanted == SCRATCH:
         # Without force it is an error even if it was carried out before: the request means step 0.
         if names and not settings.force:
             raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
         if followed is None:
-            _abandon_all(store, names, job, asked=settings.resume if settings.force else None)
+            _abandon_all(store, names, job, request=settings.resume if settings.force else None)
         set_aside = () if followed else tuple(names)
         return _Start(elsewhere=settings.load_path, set_aside=set_aside, followed=followed)
     if followed is not None:
@@ -194,7 +194,7 @@ def _prepare(store: Store, settings: Settings, job: str) -> _Start:
     return _Start(elsewhere=wanted, is_required=True)
 
 
-def _carry_out(store: Store, asked: str, start: _Start, target: Target | None, job: str) -> list[str]:
+def _carry_out(store: Store, request: str, start: _Start, target: Target | None, job: str) -> list[str]:
     """Record that the request was carried out, now that its checkpoint is loaded; returns what was abandoned.
 
     Only now: a target that is damaged or does not fit must leave the newer checkpoints where they are.
@@ -203,18 +203,18 @@ def _carry_out(store: Store, asked: str, start: _Start, target: Target | None, j
         return []
     if start.named is not None:
         names = newest_first(store, scan(store).committed)
-        return rewind(store, names, target=start.named, job=job, at_ns=time.time_ns(), asked=asked)
+        return rewind(store, names, target=start.named, job=job, at_ns=time.time_ns(), request=request)
     if target.store.root != store.root:
         path = str(target.store.path(target.name).absolute())
-        record_rewind(store, target=path, abandoned={}, job=job, at_ns=time.time_ns(), asked=asked)
+        record_rewind(store, target=path, abandoned={}, job=job, at_ns=time.time_ns(), request=request)
     return []
 
 
-def _abandon_all(store: Store, names: list[str], job: str, *, asked: str | None) -> None:
+def _abandon_all(store: Store, names: list[str], job: str, *, request: str | None) -> None:
     ids = {name: manifest.id for name in names if (manifest := read_quietly(store, name))}
-    if ids or asked is not None:
-        record_rewind(store, target=SCRATCH, abandoned=ids, job=job, at_ns=time.time_ns(), asked=asked)
-        set_aside(store, list(ids))
+    if ids or request is not None:
+        record_rewind(store, target=SCRATCH, abandoned=ids, job=job, at_ns=time.time_ns(), request=request)
+        move_abandoned(store, list(ids))
     for name in names:
         if name not in ids:
             quarantine(store, name, ("abandoned unread by a start from scratch",), job=job, at_ns=time.time_ns())

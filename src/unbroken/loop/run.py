@@ -35,7 +35,7 @@ from unbroken.records.layout import absolute_run
 from unbroken.records.stop import StopReason
 from unbroken.state.audit import calling_frame, remember
 from unbroken.state.cursor import Cursor, require_loader
-from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.world import is_first_process
 
 
@@ -96,7 +96,7 @@ class Run:
         self._is_open = self._is_self_entered = False
         # Known from here on: another run of this process is not to miss what belongs to this one.
         remember(objects.values())
-        self._rng = capture_generators(generator_devices())
+        self._rng = capture_rng(rng_devices())
 
     # ---- entering and leaving ----
 
@@ -114,7 +114,7 @@ class Run:
                 other._abandon()
         carried, group = Carried(), self._process_group
         # Without `with` a script that prefetches does it before the run is entered.
-        is_rng_moved = not are_equal(self._rng, capture_generators(generator_devices()))
+        is_rng_moved = not are_equal(self._rng, capture_rng(rng_devices()))
         hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process(group))
         try:
             opened = open_run(self.directory, self._objects, self.settings, frame, carried=carried, process_group=group)

@@ -43,10 +43,10 @@ class SaveClock:
         self._since_s = self._clock()
         self._timings = replace(self._timings, steps=0)
 
-    def save_ended(self, blocked_s: float, total_s: float) -> None:
+    def save_ended(self, paused_s: float, total_s: float) -> None:
         """A save was committed; learn what it cost."""
         self.reserve = self.reserve.after_save(total_s)
-        self._timings = replace(self._timings, cost_s=blocked_s, write_s=total_s)
+        self._timings = replace(self._timings, cost_s=paused_s, write_s=total_s)
 
     def resume_clock(self) -> None:
         """Time spent outside the step, on a save at its edge, is not the next step's."""

@@ -39,21 +39,21 @@ def note_save(opened: OpenRun, saved: Saved) -> UnbrokenError | None:
 
 def _note_commit(opened: OpenRun, saved: Saved) -> None:
     step = saved.request.step
-    opened.clock.save_ended(saved.blocked_s, saved.total_s)
+    opened.clock.save_ended(saved.paused_s, saved.total_s)
     opened.recorder.event(
         "commit",
         step=step,
         name=saved.name,
         bytes=saved.size_bytes,
         seconds=saved.total_s,
-        blocked_s=saved.blocked_s,
+        paused_s=saved.paused_s,
         removed=list(saved.removed),
         data=saved.account,
     )
     if saved.account is not None and not saved.account["agrees"]:
         _log.error("the data served up to %s is not each sample exactly once: %s", saved.name, saved.account)
     opened.recorder.snapshot(latest_checkpoint=saved.name)
-    size, seconds, paused_s = saved.size_bytes, saved.total_s, saved.blocked_s
+    size, seconds, paused_s = saved.size_bytes, saved.total_s, saved.paused_s
     extra = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
     if opened.world.is_first:
         _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=extra)

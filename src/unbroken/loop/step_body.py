@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from unbroken.loop.carry import Carried
 from unbroken.state.cursor import Cursor, Mark
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
-from unbroken.state.rng import capture_generators, generator_devices
+from unbroken.state.rng import capture_rng, rng_devices
 
 # A save waits this many edges for an optimizer step, or twice the longest gap between two steps seen so far.
 LEAST_PATIENCE_STEPS: Final = 8
@@ -115,7 +115,7 @@ class StepBody:
             rng={
                 "python": random.getstate(),
                 "torch": torch.get_rng_state(),
-                "cuda": [torch.cuda.get_rng_state(device) for device in generator_devices()],
+                "cuda": [torch.cuda.get_rng_state(device) for device in rng_devices()],
             },
             numpy=_peek(numpy) if numpy is not None else None,
             mark=self._cursor.mark() if self._cursor is not None else None,
@@ -206,7 +206,7 @@ class StepBody:
         """The RNG state of the last edge; numpy's as it is now, which ``left`` has found unchanged or named."""
         edge = self._edge
         assert edge is not None
-        return {**capture_generators(generator_devices()), **edge.rng}
+        return {**capture_rng(rng_devices()), **edge.rng}
 
 
 def _versions_of(optimizer: torch.optim.Optimizer) -> list[tuple["weakref.ref[torch.Tensor]", int]]:

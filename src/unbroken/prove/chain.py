@@ -1,7 +1,7 @@
-"""One chain: a run made of jobs that meet trouble, then one that is left alone, held against the uninterrupted run.
+"""One chain: a run of jobs with injected faults, then an undisturbed job, compared with the uninterrupted run.
 
-After each job the prover looks for itself what the next one must go on from, and holds it to that: a job that began
-anew would reach the same bits, and would be no proof of anything.
+After each job the prover determines itself from which step the next one must resume, and checks it: a job that started
+over would reach the same bits without proving anything.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from unbroken.errors import UnbrokenError
 from unbroken.prove import small_disk
 from unbroken.prove.baseline import Baseline
 from unbroken.prove.damage import do_damage
-from unbroken.prove.fault_schedule import Leg
-from unbroken.prove.watched_job import POLL_S, Ended, Job
-from unbroken.prove.workplace import LOG_LINES, Bench
+from unbroken.prove.fault_schedule import PlannedJob
+from unbroken.prove.job_process import POLL_S, JobEnd, JobProcess
+from unbroken.prove.proof_setup import LOG_LINES, ProofSetup
 from unbroken.quoting import amounts
 from unbroken.records.drill import Drill, Fault
 from unbroken.records.journal import History, read_history
@@ -31,41 +31,41 @@ from unbroken.store.directory import Store
 from unbroken.store.scan import newest_first, scan
 from unbroken.testing.exactness import Comparison, compare_runs
 
-# ---- legs ----
+# ---- drills ----
 
-# A script whose steps take no time is over before anybody can interrupt it: from where it is to end, it is held up.
+# A script with very fast steps would end before it can be interrupted: it is slowed down from the planned end on.
 _STEP_S: Final = 0.05
-# A request to stop is looked for once a second.
+# Stop requests are polled once a second.
 _STEP_TO_STOP_S: Final = 0.3
 _SLOW_WRITE_S: Final = 0.05
-# A fault that is not met, a sweep with nothing to sweep, must not let the job complete the run.
+# If a fault does not occur (a sweep with nothing to sweep), the job must still not complete the run.
 _SAVES_TO_WAIT: Final = 4
 
 
-def step_of(leg: Leg, baseline: Baseline, begin: int) -> int:
-    """The step at which a leg ends: behind the one it goes on from, before the last."""
-    return min(max(int(leg.at * baseline.steps), begin + 1), baseline.steps - 1)
+def step_of(planned: PlannedJob, baseline: Baseline, begin: int) -> int:
+    """The step at which a planned job ends: after the one it resumes from, before the last."""
+    return min(max(int(planned.at * baseline.steps), begin + 1), baseline.steps - 1)
 
 
-def drill_for(leg: Leg, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
-    """The drill of one job: what strikes inside it, and what lets it be struck from outside in time."""
-    every, at = baseline.save_steps, step_of(leg, baseline, begin)
+def drill_for(planned: PlannedJob, baseline: Baseline, *, begin: int, ranks: int) -> Drill:
+    """The drill of one job: its faults, and the delays that let it be interrupted from outside in time."""
+    every, at = baseline.save_steps, step_of(planned, baseline, begin)
     saves = max(1, at // every - begin // every)
     edges = max(1, at - begin)
-    faults = list(_trouble(leg, ranks, saves))
+    faults = list(_trouble(planned, ranks, saves))
     stop_at: int | None = None
-    if leg.ending == "save":
-        when = 1 if leg.phase == "sweep" else saves
-        faults.append(Fault(leg.phase, "kill", when, leg.rank % ranks if leg.phase == "parts" else 0))
+    if planned.ending == "save":
+        when = 1 if planned.phase == "sweep" else saves
+        faults.append(Fault(planned.phase, "kill", when, planned.rank % ranks if planned.phase == "parts" else 0))
         stop_at = min(baseline.steps - 1, at + _SAVES_TO_WAIT * every)
-    elif leg.ending == "rank":
-        faults.append(Fault("edge", "kill", edges, leg.rank % ranks, leg.pause * max(baseline.step_s, _STEP_S)))
+    elif planned.ending == "rank":
+        faults.append(Fault("edge", "kill", edges, planned.rank % ranks, planned.pause * max(baseline.step_s, _STEP_S)))
         faults.append(_held_up(edges, _STEP_S))
         stop_at = min(baseline.steps - 1, at + _SAVES_TO_WAIT * every)
     else:
-        pace_s = _STEP_TO_STOP_S if leg.ending == "stop" else _STEP_S
+        pace_s = _STEP_TO_STOP_S if planned.ending == "stop" else _STEP_S
         if baseline.step_s < pace_s:
-            faults.append(_held_up(1 if leg.trouble == "full" else edges, pace_s))
+            faults.append(_held_up(1 if planned.trouble == "full" else edges, pace_s))
     if stop_at is not None and stop_at <= begin:
         stop_at = None
     return Drill(save_steps=every, stop_at=stop_at, faults=tuple(faults))
@@ -75,18 +75,18 @@ def _held_up(edge: int, seconds: float) -> Fault:
     return Fault("edge", "delay", edge, None, seconds)
 
 
-def _trouble(leg: Leg, ranks: int, saves: int) -> list[Fault]:
-    if leg.trouble == "slow":
+def _trouble(planned: PlannedJob, ranks: int, saves: int) -> list[Fault]:
+    if planned.trouble == "slow":
         return [Fault("parts", "delay", 1, None, _SLOW_WRITE_S)]
-    if leg.trouble == "error":
+    if planned.trouble == "error":
         # An earlier save than the one it is killed in, where there is one.
-        rank = leg.rank % ranks if leg.refused_at == "parts" else 0
-        return [Fault(leg.refused_at, leg.refusal, max(1, saves - 1), rank)]
+        rank = planned.rank % ranks if planned.refused_at == "parts" else 0
+        return [Fault(planned.refused_at, planned.refusal, max(1, saves - 1), rank)]
     return []
 
 
 def in_words(fault: Fault) -> str | None:
-    """What a fault of a drill does to a job; None for one that only gives others the time to strike."""
+    """The effect of a fault, for messages; None for a delay that only helps other faults."""
     match fault.do, fault.at:
         case "delay", "edge":
             return None
@@ -104,24 +104,24 @@ def in_words(fault: Fault) -> str | None:
 _ROOM_FOR_RECORDS_BYTES: Final = 32 << 20
 _CHECKPOINTS_OF_ROOM: Final = 8
 _LONGEST_FULL_S: Final = 5.0
-# Endings that the drill brings about by itself.
+# Endings that the drill itself causes inside the job.
 _INSIDE: Final = ("rank", "save")
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """What was done to one job, and what became of it.
+    """The faults of one job, and how it ended.
 
     Attributes:
-        ranks: how many processes trained, where that was ours to set.
-        went_on_from: the step it resumed from; None where it was gone before that.
-        last_step: the last one it computed, as far as its records say.
-        injected: what was done to it, as it happened.
-        missed: what was to be done to it, and never came to be.
+        ranks: the number of ranks, if the prover set it.
+        went_on_from: the step it resumed from; None if it ended before that.
+        last_step: the last step in its records.
+        injected: the faults that occurred.
+        missed: planned faults that did not occur.
         ended: how it ended.
-        exit_code: as a shell says it; None where it hung and was killed.
-        passed_over: checkpoints it did not take, each with the reason.
-        damage: what was done to its newest checkpoint afterwards, or why nothing was.
+        exit_code: as a shell reports it; None if it hung and was killed.
+        passed_over: checkpoints it skipped, each with the reason.
+        damage: the damage to its newest checkpoint afterwards, or why there was none.
     """
 
     ranks: int | None
@@ -137,9 +137,9 @@ class JobReport:
 
 @dataclass
 class ChainReport:
-    """A chain: its jobs, how it compares, what it cost; ``problem`` says why it is no run at all, if it is none.
+    """A chain: its jobs, its comparison and its cost; ``problem`` says why it did not complete, if so.
 
-    ``unsaved`` is the live state that the script does not hand to its run, as far as the run's audit knows it.
+    ``unsaved`` is live state that the script does not register with its run, as found by the run's audit.
     """
 
     number: int
@@ -154,37 +154,37 @@ class ChainReport:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it was completed, and equals the uninterrupted run in every bit."""
+        """Whether it completed and equals the uninterrupted run bit for bit."""
         return self.problem is None and self.comparison is not None and self.comparison.is_equal
 
 
 class _Stuck(Exception):
-    """A job that did what no job may do; says what."""
+    """A job behaved in a way that is never correct."""
 
 
 class Chain:
-    """One chain while it is made."""
+    """One chain in progress."""
 
-    def __init__(self, bench: Bench, baseline: Baseline, number: int, say: Callable[[str], None]) -> None:
-        self._bench, self._baseline, self._say = bench, baseline, say
-        self._run = bench.run(f"chain-{number:04}")
+    def __init__(self, setup: ProofSetup, baseline: Baseline, number: int, say: Callable[[str], None]) -> None:
+        self._setup, self._baseline, self._say = setup, baseline, say
+        self._run = setup.run(f"chain-{number:04}")
         self._ranks: int | None = None
         self._layout = Layout(self._run)
         self._store = Store(self._layout.checkpoints)
         self.report = ChainReport(number, self._run)
 
-    def make(self, legs: Sequence[Leg]) -> ChainReport:
-        """Make the chain and compare it.
+    def make(self, planned_jobs: Sequence[PlannedJob]) -> ChainReport:
+        """Run the chain and compare it.
 
         Raises:
             StorageFailed: the folder could not be written.
-            OSError: the program is gone, or the small file system could not be made.
+            OSError: the program does not exist, or the small file system could not be mounted.
         """
         began_s = time.monotonic()
-        self._ranks = legs[0].ranks
-        with self._place(legs):
+        self._ranks = planned_jobs[0].ranks
+        with self._place(planned_jobs):
             try:
-                self._to_the_end(legs)
+                self._to_the_end(planned_jobs)
                 self.report.comparison = compare_runs(self._baseline.run, self._run, idle=self._baseline.idle)
             except _Stuck as stuck:
                 self.report.problem = str(stuck)
@@ -196,9 +196,9 @@ class Chain:
         return self.report
 
     @contextlib.contextmanager
-    def _place(self, legs: Sequence[Leg]) -> Iterator[None]:
-        """Where the run is made: on a small file system, if it is to be full."""
-        if not any(leg.trouble == "full" for leg in legs):
+    def _place(self, planned_jobs: Sequence[PlannedJob]) -> Iterator[None]:
+        """The place of the run: a small file system, if the disk is to be full."""
+        if not any(planned.trouble == "full" for planned in planned_jobs):
             yield
             return
         room = RESERVE_BYTES + _ROOM_FOR_RECORDS_BYTES + _CHECKPOINTS_OF_ROOM * self._baseline.checkpoint_bytes
@@ -206,19 +206,19 @@ class Chain:
         with small_disk.mounted(self._run, room):
             yield
             if not self.report.is_proven:
-                # What is on it is the evidence, and goes with it.
+                # Its content is the evidence and would be lost with it.
                 self.report.run = self._run.with_name(f"{self._run.name}-kept")
                 small_disk.keep(self._run, self.report.run)
 
-    def _to_the_end(self, legs: Sequence[Leg]) -> None:
-        for leg in legs:
+    def _to_the_end(self, planned_jobs: Sequence[PlannedJob]) -> None:
+        for planned in planned_jobs:
             if self._is_completed():
                 return
-            self._do(leg)
+            self._do(planned)
         if not self._is_completed():
             self._do(None)
         if not self._is_completed():
-            raise _Stuck(f"the last job was left alone and did not complete the run: {self.report.jobs[-1].ended}")
+            raise _Stuck(f"the last, undisturbed job did not complete the run: {self.report.jobs[-1].ended}")
 
     def _is_completed(self) -> bool:
         end = read_history(self._layout).last("job-end")
@@ -226,104 +226,104 @@ class Chain:
 
     # ---- one job ----
 
-    def _do(self, leg: Leg | None) -> None:
-        """One job, and the damage after it; without a leg it is left alone."""
+    def _do(self, planned: PlannedJob | None) -> None:
+        """Run one job, and damage its checkpoint afterwards; without a plan it is undisturbed."""
         expected = self._expected()
-        # Before the first commit a config may still take its global batch from the ranks of the job.
-        ranks = self._ranks if leg is None or expected == 0 else leg.ranks
+        # Before the first commit a config may still derive its global batch size from the number of ranks.
+        ranks = self._ranks if planned is None or expected == 0 else planned.ranks
         drill = Drill(save_steps=self._baseline.save_steps)
-        if leg is not None:
-            drill = drill_for(leg, self._baseline, begin=expected, ranks=ranks or self._baseline.ranks)
+        if planned is not None:
+            drill = drill_for(planned, self._baseline, begin=expected, ranks=ranks or self._baseline.ranks)
         before = set(read_history(self._layout).jobs)
-        with self._bench.start(self._run, drill, ranks) as job:
-            outside = self._interrupt(job, leg, drill, expected) if leg is not None else []
-            ended = self._bench.wait(job)
+        with self._setup.start(self._run, drill, ranks) as job:
+            outside = self._interrupt(job, planned, drill, expected) if planned is not None else []
+            ended = self._setup.wait(job)
         small_disk.empty(self._run)
         history = read_history(self._layout)
         mine = [number for number in history.jobs if number not in before]
         report = self._reported(history, mine, ended, ranks)
         report = self._with_faults(report, drill, outside, is_over=ended is not None and _is_completed(ended))
-        if leg is not None and leg.damage is not None and not self._is_completed():
-            done = do_damage(self._store, leg.damage, leg.where, job=max(mine, default=0))
-            injected = [*report.injected, *([f"then {leg.damage}"] if done.name is not None else [])]
+        if planned is not None and planned.damage is not None and not self._is_completed():
+            done = do_damage(self._store, planned.damage, planned.where, job=max(mine, default=0))
+            injected = [*report.injected, *([f"then {planned.damage}"] if done.name is not None else [])]
             report = replace(report, injected=tuple(injected), damage=done.words)
         self.report.jobs.append(report)
         self._say(_line(self.report.number, len(self.report.jobs), report))
-        self._require_sound(job, ended, report, expected, leg)
+        self._require_sound(job, ended, report, expected, planned)
 
     def _with_faults(self, report: JobReport, drill: Drill, outside: Sequence[str], *, is_over: bool) -> JobReport:
-        """What was done to a job, by the marks that faults leave; what never struck is told apart."""
+        """The faults that occurred, by the marks they leave, and those that did not."""
         before = self.report.jobs[-1].ranks if self.report.jobs else report.ranks
         resized = [] if report.ranks == before else [f"{before} to {report.ranks} ranks"]
-        struck = self._bench.struck(self._run, drill)
+        struck = self._setup.struck(self._run, drill)
         inside = [words for fault in struck if (words := in_words(fault)) is not None]
         missed = [words for fault in drill.faults if fault not in struck and (words := in_words(fault)) is not None]
         if is_over:
-            # It came to its end before it was met by what was sent from outside.
+            # It ended before the signal from outside arrived.
             outside, missed = (), [*missed, *outside]
         return replace(report, injected=(*resized, *inside, *outside), missed=tuple(missed))
 
     def _expected(self) -> int:
-        """The step that the next job must not fall behind: of the newest checkpoint whose every byte is right."""
+        """The least step the next job must resume from: that of the newest checkpoint with correct bytes."""
         names = newest_first(self._store, scan(self._store).committed)
         found = choose(names, lambda name: verify(self._store, name, Level.FULL)).chosen
         return found.manifest.step if found is not None and found.manifest is not None else 0
 
-    def _interrupt(self, job: Job, leg: Leg, drill: Drill, begin: int) -> list[str]:
-        """Do to the job from outside what its leg says, and tell it; the drill does the rest inside."""
-        at = step_of(leg, self._baseline, begin)
+    def _interrupt(self, job: JobProcess, planned: PlannedJob, drill: Drill, begin: int) -> list[str]:
+        """Interrupt the job from outside as planned, and report it; the drill does the rest inside."""
+        at = step_of(planned, self._baseline, begin)
         done: list[str] = []
         step_s = max(self._baseline.step_s, *(fault.seconds for fault in drill.faults if fault.at == "edge"), 0.0)
-        if leg.trouble == "full":
+        if planned.trouble == "full":
             self._wait_for_step(job, begin + 1)
             if job.is_running and job.number() is not None:
                 done.append(f"disk full, {amounts.size(small_disk.fill(self._run))} taken")
-            # Nothing can be written any more, so nothing tells the step: the clock has to do.
+            # Nothing can be written any more, so the step is unknown: wait by time.
             time.sleep(min(_LONGEST_FULL_S, max(0, at - begin) * step_s))
         else:
-            self._wait_for_step(job, at, is_inside=leg.ending in _INSIDE)
-        if leg.ending in _INSIDE:
+            self._wait_for_step(job, at, is_inside=planned.ending in _INSIDE)
+        if planned.ending in _INSIDE:
             return done
-        time.sleep(leg.pause * step_s)
+        time.sleep(planned.pause * step_s)
         if not job.is_running:
             return done
-        return [*done, self._end(job, leg)]
+        return [*done, self._end(job, planned)]
 
-    def _end(self, job: Job, leg: Leg) -> str:
-        if leg.ending == "kill":
+    def _end(self, job: JobProcess, planned: PlannedJob) -> str:
+        if planned.ending == "kill":
             job.kill()
             return "killed, every process"
-        # On a full disk nobody can write a request.
-        if leg.ending == "stop" and leg.trouble != "full":
-            return "asked to stop" if job.stop(self._bench.limit_s) else "ended before it could be asked to stop"
+        # On a full disk no stop request can be written.
+        if planned.ending == "stop" and planned.trouble != "full":
+            return "stop request" if job.stop(self._setup.limit_s) else "ended before the stop request"
         job.terminate(signal.SIGTERM)
         return "SIGTERM"
 
-    def _wait_for_step(self, job: Job, step: int, *, is_inside: bool = False) -> None:
-        """Wait until a job has come to a step, or is over; for what strikes inside the job there is nothing to do."""
-        deadline_s = time.monotonic() + self._bench.limit_s
+    def _wait_for_step(self, job: JobProcess, step: int, *, is_inside: bool = False) -> None:
+        """Wait until a job has reached a step or ended; faults inside the job need no action."""
+        deadline_s = time.monotonic() + self._setup.limit_s
         while not is_inside and job.is_running and self._reached(job) < step and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
 
-    def _reached(self, job: Job) -> int:
-        """The last step known of a job: of its metrics, or of its last save where it logs none."""
+    def _reached(self, job: JobProcess) -> int:
+        """The last known step of a job: from its metrics, or from its last save if it logs none."""
         number = job.number()
         if number is None:
             return -1
         saved = read_history(self._layout).last("save", job=number)
         return max(job.step() or 0, (saved.whole("step") if saved else None) or 0)
 
-    # ---- what became of it ----
+    # ---- how it ended ----
 
-    def _reported(self, history: History, mine: Sequence[int], ended: Ended | None, ranks: int | None) -> JobReport:
+    def _reported(self, history: History, mine: Sequence[int], ended: JobEnd | None, ranks: int | None) -> JobReport:
         start = history.last("job-start", job=max(mine)) if mine else None
         resumed = next((history.last("resume", job=number) for number in mine), None)
-        passed = [fact for fact in history.of_kind("passed-over") if fact.job in mine]
+        passed = [fact for fact in history.of_kind("checkpoint-skipped") if fact.job in mine]
         rows = [row.step for row in read_metrics(self._layout).kept.values() if row.job in mine]
         end = history.last("job-end", job=max(mine)) if mine else None
         return JobReport(
             # As many as there really were, where that was ours to set.
-            ranks=(start.whole("world") if start else None) or ranks if ranks is not None else None,
+            ranks=(start.whole("world_size") if start else None) or ranks if ranks is not None else None,
             went_on_from=resumed.whole("step") if resumed else None,
             last_step=max([*rows, *([end.whole("step") or 0] if end else [])], default=None),
             injected=(),
@@ -332,30 +332,32 @@ class Chain:
             passed_over=tuple(f"{fact.text('name')}: {fact.text('reason')}" for fact in passed),
         )
 
-    def _require_sound(self, job: Job, ended: Ended | None, report: JobReport, expected: int, leg: Leg | None) -> None:
-        """Raise if a job did what no job may do, whatever happens to it."""
+    def _require_sound(
+        self, job: JobProcess, ended: JobEnd | None, report: JobReport, expected: int, planned: PlannedJob | None
+    ) -> None:
+        """Raise if a job behaved in a way that no fault justifies."""
         number = len(self.report.jobs)
         if report.went_on_from is not None and report.went_on_from < expected:
-            self._fail(job, f"job {number} went on from step {report.went_on_from}, though {expected} was usable")
+            self._fail(job, f"job {number} resumed from step {report.went_on_from}, though {expected} was usable")
         if report.went_on_from is not None and report.went_on_from > expected:
-            self._fail(job, f"job {number} went on from step {report.went_on_from}, a checkpoint with wrong bytes")
+            self._fail(job, f"job {number} resumed from step {report.went_on_from}, a damaged checkpoint")
         if ended is None:
-            self._fail(job, f"job {number} did not end within {amounts.duration(self._bench.limit_s)}, and was killed")
+            self._fail(job, f"job {number} did not end within {amounts.duration(self._setup.limit_s)}, and was killed")
             return
         outcome = ended.outcome
         if outcome is None:
-            is_ours = leg is not None and leg.ending in ("kill", "term", "stop")
+            is_ours = planned is not None and planned.ending in ("kill", "term", "stop")
             if not is_ours:
-                self._fail(job, f"job {number} ended with exit code {ended.code} and never took the run")
+                self._fail(job, f"job {number} exited with code {ended.code} without taking the run's lease")
         elif outcome.status not in ("stopped", "completed", "crashed") and outcome.verdict != "again":
             self._fail(job, f"job {number} ended as {outcome.status}: {outcome.reason}")
 
-    def _fail(self, job: Job, problem: str) -> None:
+    def _fail(self, job: JobProcess, problem: str) -> None:
         self.report.log = job.said(LOG_LINES)
         raise _Stuck(problem)
 
 
-def _is_completed(ended: Ended) -> bool:
+def _is_completed(ended: JobEnd) -> bool:
     return ended.outcome is not None and ended.outcome.status == "completed"
 
 
@@ -365,11 +367,11 @@ def _unsaved(history: History) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _words(ended: Ended | None) -> str:
+def _words(ended: JobEnd | None) -> str:
     if ended is None:
         return "hangs"
     if ended.outcome is None:
-        return f"gone before it began (exit code {ended.code})"
+        return f"ended before the run started (exit code {ended.code})"
     status, code = ended.outcome.status, ended.outcome.exit_code
     return f"{status}, exit code {code}" if status in ("error", "halted") else status
 

@@ -1,8 +1,8 @@
-"""The command of a user, made to write its run elsewhere and to train on another number of ranks.
+"""The user's training command, rewritten for another run directory and another number of ranks.
 
-Where the command has the words ``{run}`` or ``{ranks}`` they are replaced. A drill sends the run elsewhere in any
-case; ``unbroken train`` is also told by its config. Without ``{ranks}`` the option of ``unbroken run``,
-``unbroken train`` and ``torchrun`` is set.
+``{run}`` and ``{ranks}`` in the command are replaced. The drill redirects the run in any case; for ``unbroken train``
+the config is overridden as well. Without ``{ranks}`` the option of ``unbroken run``, ``unbroken train`` or ``torchrun``
+is set.
 """
 
 import shutil
@@ -27,13 +27,13 @@ _PYTHON: Final = "python"
 
 @dataclass(frozen=True)
 class Command:
-    """A training command as it was given.
+    """A training command.
 
     Attributes:
         given: the words as the user wrote them.
         words: the program that is started, and its arguments.
         program: ``train``, ``run`` or ``torchrun`` where it is one of those, else empty.
-        head: how many words name the program; options of it stand behind them.
+        head: the number of words that name the program; its options follow.
     """
 
     given: tuple[str, ...]
@@ -43,7 +43,7 @@ class Command:
 
     @property
     def is_startable(self) -> bool:
-        """Whether its program is there."""
+        """Whether its program exists."""
         return shutil.which(self.words[0]) is not None
 
     @property
@@ -53,7 +53,7 @@ class Command:
 
     @property
     def ranks(self) -> int | None:
-        """How many processes it asks for by itself; None where that is not said by a number."""
+        """The number of processes in the command; None if it is not given as a number."""
         for at, word in enumerate(self.words):
             name, _, value = word.partition("=")
             if name in _PROCESSES:
@@ -65,7 +65,7 @@ class Command:
         return any(mark in word for word in self.words)
 
     def words_for(self, run: Path, ranks: int | None) -> list[str]:
-        """The command of one job; ``ranks`` is None where the number is not ours to set."""
+        """The command of one job; ``ranks`` is None if the number cannot be set."""
         words = list(self.words)
         if ranks is not None and not self._has(RANKS) and ranks != self.ranks:
             words = [*words[: self.head], _PROCESSES[0], str(ranks), *_without(words[self.head :], _PROCESSES)]
@@ -76,9 +76,9 @@ class Command:
 
 
 def understood(words: Sequence[str], *, python: str = sys.executable) -> Command:
-    """A command line, with the programs known that this house has a way with.
+    """Parse a command line and recognise its program.
 
-    ``unbroken`` is the one that is running, whatever stands first on the path.
+    ``unbroken`` is the one that is running, whatever is first on the path.
     """
     given, started = tuple(words), tuple(words)
     if Path(given[0]).name == "unbroken":
@@ -95,7 +95,7 @@ def understood(words: Sequence[str], *, python: str = sys.executable) -> Command
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words without some options that take a value; what stands behind ``--`` or the script is left alone."""
+    """The words without some options that take a value; anything after ``--`` or the script is kept."""
     kept: list[str] = []
     waiting = iter(words)
     for word in waiting:
@@ -117,14 +117,14 @@ _LIMIT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What a recomputation has otherwise than the run: its directory, and its data where that was moved."""
+class Relocation:
+    """The paths of a recomputation: its output directory, and its data if that was moved."""
 
     output_dir: Path
     data_path: Path | None = None
 
     def changes(self) -> dict[str, Any]:
-        """The fields of the config that say it."""
+        """The config fields for them."""
         changed: dict[str, Any] = {"training.output_dir": str(self.output_dir), "training.resume": "auto"}
         return changed if self.data_path is None else {**changed, "data.path": str(self.data_path)}
 
@@ -134,7 +134,7 @@ def recorded_config(layout: Layout) -> Config | None:
 
     Raises:
         RunRecordDamaged: the record is damaged, or was changed after it was written.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     if LOCAL.find(layout.config) is None:
         return None
@@ -143,11 +143,11 @@ def recorded_config(layout: Layout) -> Config | None:
 
 
 def config_of_jobs(layout: Layout, started: Config, jobs: Iterable[int]) -> Config:
-    """The config that these jobs had in all that bits depend on.
+    """The config of these jobs, in all fields that bits depend on.
 
     Raises:
-        BadUsage: they did not have the same one, so no single recomputation can follow them.
-        StorageFailed: the system refused.
+        BadUsage: the jobs had different configs, so no single recomputation can reproduce them.
+        StorageFailed: an I/O error.
     """
     history = read_history(layout)
     by_job = {job: with_values(started, _changes(history, job)) for job in sorted(set(jobs))}
@@ -158,8 +158,8 @@ def config_of_jobs(layout: Layout, started: Config, jobs: Iterable[int]) -> Conf
         found = compare(config, other)
         if differing := [each.field for each in (*found.fixed, *found.declared)]:
             complaint = (
-                f"jobs {first} and {job} of {layout.run} had another {' and another '.join(differing)}; "
-                "take A and B where it did not change"
+                f"jobs {first} and {job} of {layout.run} differ in {' and '.join(differing)}; "
+                "choose A and B where it did not change"
             )
             raise BadUsage(command=PROGRAM, complaint=complaint)
         config = other
@@ -167,7 +167,7 @@ def config_of_jobs(layout: Layout, started: Config, jobs: Iterable[int]) -> Conf
 
 
 def _changes(history: History, job: int) -> dict[str, Any]:
-    """What a job's config had otherwise than the run's record, by field."""
+    """The differences of a job's config to the run's record, by field."""
     fact = history.last("config", job=job)
     told = fact.values.get("changes") if fact is not None else None
     if not isinstance(told, dict) or fact is None or fact.values.get("is_replaced"):

@@ -1,7 +1,7 @@
 """Damage to the newest checkpoint, as broken disks and crashes do it; every byte goes through ``files``.
 
-The damaged file takes the place of the sound one in one instant, so that a prover that is killed leaves one or the
-other. Nothing here touches a run that is not a drill's own.
+The damaged file replaces the good one atomically, so that a killed prover leaves one or the other. Only runs made by
+the prover or the demo are damaged.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,23 +22,23 @@ _SCRATCH: Final = scratch("damage", "part")
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done, in words, to which checkpoint; ``name`` is None where nothing was, and ``words`` say why."""
+    """The damage and its checkpoint; ``name`` is None if nothing was damaged, and ``words`` say why."""
 
     words: str
     name: str | None = None
 
 
 def do_damage(store: Store, kind: str, where: tuple[float, float], *, job: int) -> Damage:
-    """Damage the newest checkpoint, if a sound one is left behind it: a run that has lost all cannot go on.
+    """Damage the newest checkpoint, if a good one is left: a run without any cannot resume.
 
     Args:
-        store: the store of a run that nobody holds.
+        store: the store of a run that is not running.
         kind: ``flip``, ``truncate`` or ``torn``.
         where: which of its files, and where in it, as shares.
-        job: the job that is said to have left a torn one.
+        job: the job named as the writer of a torn checkpoint.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     names = newest_first(store, scan(store).committed)
     sound = [name for name in names if verify(store, name, Level.FULL).is_sound]
@@ -59,10 +59,10 @@ def do_damage(store: Store, kind: str, where: tuple[float, float], *, job: int) 
 
 
 def _tear(store: Store, name: str, job: int) -> Damage:
-    """Back to where a crash before the commit would have left it: a draft without a manifest."""
+    """Turn it into what a crash before the commit leaves: a draft without a manifest."""
     draft = store.path(str(DraftName(f"j{job:04}_torn", store.read_manifest(name).step, 1)))
     store.files.publish(store.path(name), draft)
-    # crash here: a draft with a manifest: torn all the same, for its name is none of a checkpoint.
+    # crash here: a draft with a manifest: still torn, because of its name.
     store.files.remove_file(draft / MANIFEST)
     return Damage(f"{name}: torn, as if killed before its commit", name)
 

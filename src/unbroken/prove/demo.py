@@ -1,7 +1,7 @@
-"""The demo: one tiny GPT trained twice, once left alone and once as a chain of jobs that are killed, and compared.
+"""The demo: a tiny GPT trained twice, once uninterrupted and once as a chain of killed jobs, then compared.
 
-Owns the order of things and the checks that each job really met the end it was to meet; everything heavy is a command
-of its own, started as a user would start it. What is shown is read from the runs' own records afterwards.
+This module runs the steps and checks that each job ended as planned; each job is a command of its own, as a user would
+start it. The report is read from the runs' records afterwards.
 """
 
 import subprocess
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.errors import DemoFailed
-from unbroken.prove.corpus import BUCKETS, write_corpus
 from unbroken.prove.damage import Damage, do_damage
-from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, Act, Places, environment
-from unbroken.prove.watched_job import Ended, Job
+from unbroken.prove.demo_corpus import BUCKETS, write_corpus
+from unbroken.prove.demo_setup import ALONE, CHAIN, STEPS, VALIDATION, VOCABULARY, DemoFolder, DemoJob, environment
+from unbroken.prove.job_process import JobEnd, JobProcess
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, write_drill
 from unbroken.records.layout import Layout
@@ -33,8 +33,8 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Voice:
-    """What the demo says things through: a line that stays, and a bar that is drawn only on a terminal."""
+class Console:
+    """The output of the demo: lines, and a progress bar on a terminal."""
 
     line: Callable[[str, str], None]
     bar: Callable[[str, int], AbstractContextManager[Advance]]
@@ -42,7 +42,7 @@ class Voice:
 
 @dataclass(frozen=True)
 class Torn:
-    """What a job that was killed while it saved left behind: a draft that no reader trusts."""
+    """What a job that was killed during a save left: a draft, which readers ignore."""
 
     name: str
     step: int
@@ -50,57 +50,57 @@ class Torn:
     size_bytes: int
 
     def sentence(self) -> str:
-        """What it is, in one line."""
+        """One line that describes it."""
         held = f"{amounts.plural(self.files, 'file')}, {amounts.size(self.size_bytes)}"
         return f"step {amounts.count(self.step)} was never committed: {self.name} ({held})"
 
 
 @dataclass(frozen=True)
-class Played:
-    """The demo when all jobs have ended: where it is, and what was done to the chained run besides ending its jobs."""
+class DemoResult:
+    """The finished demo: its folder, and the damage to the chained run."""
 
-    places: Places
+    places: DemoFolder
     torn: Torn
     damage: Damage
     seconds: float
 
 
-def play(places: Places, voice: Voice, environ: Mapping[str, str]) -> Played:
-    """Everything up to the last step of the chained run.
+def run_demo(places: DemoFolder, console: Console, environ: Mapping[str, str]) -> DemoResult:
+    """Run both trainings up to the last step.
 
     Raises:
-        DemoFailed: a command ended otherwise than it was to.
-        SourcesMissing: there is nothing to make a corpus of.
-        StorageFailed: the system refused.
+        DemoFailed: a command did not end as planned.
+        SourcesMissing: there are no sources for a corpus.
+        StorageFailed: an I/O error.
     """
     started_s = time.monotonic()
-    stage = _Stage(places, voice, environment(environ))
+    stage = _Commands(places, console, environment(environ))
     stage.make_data()
     stage.job("alone", ALONE, places.alone)
-    for number, act in enumerate(CHAIN[:-1], start=1):
-        stage.job(f"job {number}", act, places.chained)
+    for number, planned in enumerate(CHAIN[:-1], start=1):
+        stage.job(f"job {number}", planned, places.chained)
     torn = _torn(places, CHAIN[-2])
-    voice.line("torn", torn.sentence())
+    console.line("torn", torn.sentence())
     damage = _damaged(places)
-    voice.line("damage", f"{damage.words}; it is the newest there is")
+    console.line("damage", f"{damage.words}; it is the newest checkpoint")
     stage.job(f"job {len(CHAIN)}", CHAIN[-1], places.chained)
-    return Played(places, torn, damage, time.monotonic() - started_s)
+    return DemoResult(places, torn, damage, time.monotonic() - started_s)
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """Where commands are started, one after the other."""
+class _Commands:
+    """Starts commands, one after the other."""
 
-    places: Places
-    voice: Voice
+    places: DemoFolder
+    console: Console
     env: Mapping[str, str]
 
     def make_data(self) -> None:
-        """Text, a tokenizer learned from it, and shards in both splits."""
+        """Write text, train a tokenizer, and tokenize both splits."""
         places = self.places
         corpus = write_corpus(places.text)
         sizes = ", ".join(f"{bucket} {amounts.size(corpus.size_bytes[bucket])}" for bucket in BUCKETS)
-        self.voice.line("corpus", f"{corpus.modules} modules of Python's own library: {sizes}")
+        self.console.line("corpus", f"{corpus.modules} modules of Python's own library: {sizes}")
         words = ["tokenizer", "train", str(places.text), "-o", str(places.tokenizer), "--vocab-size", str(VOCABULARY)]
         self._call("tokenizer", "learn a tokenizer", words)
         words = ["tokenize", "--input-dir", str(places.text), "--output-dir", str(places.data), "--num-workers", "1"]
@@ -108,85 +108,89 @@ class _Stage:
         self._call("tokens", "tokenize the corpus", words)
 
     def _call(self, label: str, was_to: str, words: Sequence[str]) -> None:
-        """A command that is to end well, and whose first line is worth showing."""
+        """Run a command that must succeed, and show its first line."""
         log = self.places.log(label)
         with self._started(words, log, self.places.folder) as job:
             ended = _ended(f"unbroken {words[0]}", was_to, job)
             if ended.code != 0:
                 raise _failed(f"unbroken {words[0]}", was_to, ended, job)
             first = job.said(_SHOWN_LINES)[:1]
-        self.voice.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
+        self.console.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
 
-    def job(self, label: str, act: Act, run: Path) -> None:
-        """One job of a run, to the end that it is to meet."""
+    def job(self, label: str, planned: DemoJob, run: Path) -> None:
+        """Run one job to its planned end."""
         started_s = time.monotonic()
-        words = ["train", str(self.places.config), f"training.output_dir={run}", f"data.num_workers={act.workers}"]
-        words += ["--nproc-per-node", str(act.ranks)]
+        words = ["train", str(self.places.config), f"training.output_dir={run}", f"data.num_workers={planned.workers}"]
+        words += ["--nproc-per-node", str(planned.ranks)]
         env = dict(self.env)
-        if (drill := act.drill()) is not None:
+        if (drill := planned.drill()) is not None:
             write_drill(self.places.drill, drill)
             env[ENVIRONMENT] = str(self.places.drill)
         with self._started(words, self.places.log(label.replace(" ", "-")), run, env) as job:
-            self._followed(job, act, f"{label}, {amounts.plural(act.ranks, 'rank')}")
-            ended = _ended(label, act.was_to(), job)
-            _require_end(act, label, ended, job)
+            self._followed(job, planned, f"{label}, {amounts.plural(planned.ranks, 'rank')}")
+            ended = _ended(label, planned.was_to(), job)
+            _require_end(planned, label, ended, job)
             at = amounts.count(job.step() or 0)
         took = amounts.duration(time.monotonic() - started_s)
-        self.voice.line(label, f"{amounts.plural(act.ranks, 'rank')}, to step {at}: {act.ending()}  ({took})")
+        self.console.line(label, f"{amounts.plural(planned.ranks, 'rank')}, to step {at}: {planned.ending()}  ({took})")
 
-    def _followed(self, job: Job, act: Act, title: str) -> None:
-        """Watch a job to its end, which is brought about when it is due; its steps are shown on the way."""
-        shown, is_left_alone = 0, act.end == "completed"
-        with self.voice.bar(title, STEPS) as advance:
+    def _followed(self, job: JobProcess, planned: DemoJob, title: str) -> None:
+        """Watch a job and its steps, and end it at the planned step."""
+        shown, is_left_alone = 0, planned.end == "completed"
+        with self.console.bar(title, STEPS) as advance:
             for at in job.steps(PATIENCE_S):
                 advance(at - shown)
                 shown = at
-                if not is_left_alone and _is_due(act, at, job):
+                if not is_left_alone and _is_due(planned, at, job):
                     is_left_alone = True
-                    job.stop(PATIENCE_S) if act.end == "stopped" else job.kill()
+                    job.stop(PATIENCE_S) if planned.end == "stopped" else job.kill()
 
-    def _started(self, words: Sequence[str], log: Path, run: Path, env: Mapping[str, str] | None = None) -> Job:
+    def _started(self, words: Sequence[str], log: Path, run: Path, env: Mapping[str, str] | None = None) -> JobProcess:
         command = [sys.executable, "-m", "unbroken", *words]
-        return Job.started(command, env=self.env if env is None else env, log=log, run=run, cwd=self.places.folder)
+        return JobProcess.started(
+            command, env=self.env if env is None else env, log=log, run=run, cwd=self.places.folder
+        )
 
 
-def _is_due(act: Act, at: int, job: Job) -> bool:
-    """Whether a job is to be ended now; who dies while it saves dies by itself, and the machine goes down with it."""
-    return job.has_lost_holder() if act.end == "killed-saving" else at >= act.after
+def _is_due(planned: DemoJob, at: int, job: JobProcess) -> bool:
+    """Whether to end a job now; one that is killed during a save is killed by its drill."""
+    return job.has_lost_holder() if planned.end == "killed-saving" else at >= planned.after
 
 
-def _ended(what: str, was_to: str, job: Job) -> Ended:
+def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
     try:
         return job.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        told = f"it has not ended after {amounts.duration(PATIENCE_S)}"
+        told = f"it did not end within {amounts.duration(PATIENCE_S)}"
         raise DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES)) from None
 
 
-def _require_end(act: Act, label: str, ended: Ended, job: Job) -> None:
-    """Pass if a job met the end it was to meet; a demo that shows another one shows nothing."""
-    wanted = {"killed": "crashed", "stopped": "stopped", "killed-saving": "crashed", "completed": "completed"}[act.end]
+def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
+    """Raise unless a job ended as planned."""
+    wanted = {"killed": "crashed", "stopped": "stopped", "killed-saving": "crashed", "completed": "completed"}[
+        planned.end
+    ]
     found = ended.outcome.status if ended.outcome is not None else None
     if found != wanted:
-        raise _failed(label, act.was_to(), ended, job)
+        raise _failed(label, planned.was_to(), ended, job)
 
 
-def _failed(what: str, was_to: str, ended: Ended, job: Job) -> DemoFailed:
+def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
     status = f" ({ended.outcome.status})" if ended.outcome is not None else ""
-    told = f"it ended with exit code {ended.code}{status}"
+    told = f"it exited with code {ended.code}{status}"
     return DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES))
 
 
-def _torn(places: Places, act: Act) -> Torn:
-    """The draft that the job before the last has left, which was killed while it saved."""
+def _torn(places: DemoFolder, planned: DemoJob) -> Torn:
+    """The draft of the second-to-last job, which was killed during a save."""
     store = Store(Layout(places.chained).checkpoints)
     for draft in scan(store).torn:
         files, size_bytes = draft.weigh(store)
         return Torn(str(draft.name), draft.name.step, files, size_bytes)
-    raise _shows_nothing(places, act.was_to(), "no half-written checkpoint was left behind")
+    raise _shows_nothing(places, planned.was_to(), "no half-written checkpoint was left behind")
 
 
-def _damaged(places: Places) -> Damage:
+def _damaged(places: DemoFolder) -> Damage:
     store = Store(Layout(places.chained).checkpoints)
     damage = do_damage(store, "flip", _WHERE, job=len(CHAIN) - 1)
     if damage.name is None:
@@ -194,6 +198,6 @@ def _damaged(places: Places) -> Damage:
     return damage
 
 
-def _shows_nothing(places: Places, was_to: str, ended: str) -> DemoFailed:
+def _shows_nothing(places: DemoFolder, was_to: str, ended: str) -> DemoFailed:
     number = len(CHAIN) - 1
     return DemoFailed(what=f"job {number}", was_to=was_to, ended=ended, log=places.log(f"job-{number}"))

@@ -1,6 +1,6 @@
-"""The folder a demo is kept in: whose it may be, and how an earlier demo in it gives way to a new one.
+"""The setup of the demo: its jobs, its config, and its folder.
 
-Promises that nothing is ever removed that a demo did not make, nor anything that another demo is at work on.
+Nothing is removed that a demo did not make, nor anything that another running demo uses.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files
-from unbroken.prove.corpus import CODE, DOCSTRINGS
+from unbroken.prove.demo_corpus import CODE, DOCSTRINGS
 from unbroken.quoting import amounts
 from unbroken.quoting.yaml import scalar
 from unbroken.records.drill import Drill, Fault
@@ -24,7 +24,7 @@ from unbroken.records.lease import DIRECTORY as LEASES
 from unbroken.records.lease import Holder, ProcessOf, acquire
 from unbroken.store.names import scratch
 
-# ---- what the demo does ----
+# ---- jobs and config ----
 
 STEPS: Final = 120
 SAVE_STEPS: Final = 20
@@ -34,15 +34,15 @@ VALIDATION: Final = "0.1"
 NEEDED_BYTES: Final = 200_000_000
 
 _LENGTH, _LANE, _LANES = 64, 2, 7
-# A stop is looked for once a second: no machine may reach the last step in that time.
+# Stop requests are polled once a second: no machine may reach the last step in that time.
 _SLOWED_S: Final = 0.02
 
 End = Literal["killed", "stopped", "killed-saving", "completed"]
 
 
 @dataclass(frozen=True)
-class Act:
-    """One job of the chain: its ranks and workers, how it is to end, and after which of its steps."""
+class DemoJob:
+    """One job of the chain: ranks, workers, how it ends, and after which of its steps."""
 
     ranks: int
     workers: int
@@ -50,10 +50,10 @@ class Act:
     after: int = STEPS
 
     def was_to(self) -> str:
-        """How it is to end, for a sentence."""
+        """Its planned end, for a sentence."""
         return {
             "killed": "be killed in mid-step",
-            "stopped": "stop when asked to",
+            "stopped": "stop on request",
             "killed-saving": "be killed while it saves",
             "completed": "reach the last step",
         }[self.end]
@@ -62,32 +62,32 @@ class Act:
         """How it ended, for a table."""
         return {
             "killed": "SIGKILL in mid-step",
-            "stopped": "asked to stop: it saved and ended",
+            "stopped": "stopped on request: saved and exited",
             "killed-saving": "SIGKILL while it saved",
             "completed": "completed",
         }[self.end]
 
     def drill(self) -> Drill | None:
-        """What is planted in the job itself."""
+        """The drill inside the job."""
         if self.end == "killed-saving":
-            # The second save of the job: the first one leaves a checkpoint that can be damaged afterwards.
+            # At the second save of the job: the first leaves a checkpoint to damage afterwards.
             return Drill(faults=(Fault(at="parts", do="kill", when=2),))
         if self.end == "stopped":
             return Drill(faults=(Fault(at="edge", do="delay", seconds=_SLOWED_S),))
         return None
 
 
-ALONE: Final = Act(ranks=1, workers=0, end="completed")
+ALONE: Final = DemoJob(ranks=1, workers=0, end="completed")
 CHAIN: Final = (
-    Act(ranks=2, workers=0, end="killed", after=33),
-    Act(ranks=1, workers=0, end="stopped", after=45),
-    Act(ranks=3, workers=0, end="killed-saving"),
-    Act(ranks=2, workers=1, end="completed"),
+    DemoJob(ranks=2, workers=0, end="killed", after=33),
+    DemoJob(ranks=1, workers=0, end="stopped", after=45),
+    DemoJob(ranks=3, workers=0, end="killed-saving"),
+    DemoJob(ranks=2, workers=1, end="completed"),
 )
 
 
 @dataclass(frozen=True)
-class Places:
+class DemoFolder:
     """The names in the demo's folder."""
 
     folder: Path
@@ -99,7 +99,7 @@ class Places:
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer that is learned from it."""
+        """The tokenizer trained on it."""
         return self.folder / "tokenizer.json"
 
     @property
@@ -114,7 +114,7 @@ class Places:
 
     @property
     def alone(self) -> Path:
-        """The run that is left alone."""
+        """The uninterrupted run."""
         return self.folder / "runs" / "alone"
 
     @property
@@ -124,25 +124,25 @@ class Places:
 
     @property
     def drill(self) -> Path:
-        """What is planted in the job at work."""
+        """The drill of the current job."""
         return self.folder / "drill.json"
 
     @property
     def scratch(self) -> Path:
-        """Where the config is written before it has its name."""
+        """The temporary name of the config."""
         return self.folder / scratch("demo", "run.yaml")
 
     def log(self, name: str) -> Path:
-        """What one command said."""
+        """The log of one command."""
         return self.folder / "logs" / f"{name}.log"
 
     def made(self) -> tuple[Path, ...]:
-        """All that a demo makes in its folder, beside the lease that says whose it is."""
+        """All that a demo makes in its folder, besides the lease."""
         names = ("text", "data", "runs", "logs", self.tokenizer.name, self.drill.name, self.config.name)
         return tuple(self.folder / name for name in names)
 
 
-def config_text(places: Places) -> str:
+def config_text(places: DemoFolder) -> str:
     """The config: a GPT of some hundred thousand parameters, with dropout and a mixture that changes halfway."""
     phase_tokens = STEPS // 2 * _LANES * _LANE * _LENGTH
     return f"""\
@@ -181,7 +181,7 @@ training:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a job is the demo's alone: on the CPU, with no other launcher's or scheduler's words."""
+    """The environment of the demo's jobs: on the CPU, without variables of other launchers or schedulers."""
     foreign = (
         "UNBROKEN_",
         "GPT_SIMPLE_",
@@ -206,16 +206,16 @@ COMMAND: Final = "unbroken demo"
 
 
 def fresh_folder() -> Path:
-    """A new temporary folder, which nobody removes: it is there to be looked at.
+    """A new temporary folder, which is kept for inspection.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     try:
         return Path(tempfile.mkdtemp(prefix="unbroken-demo-"))
     except OSError as refusal:
         where = Path(refusal.filename or ".")
-        raise StorageFailed(operation="make", path=where, cause=refusal.strerror or str(refusal)) from refusal
+        raise StorageFailed(operation="create", path=where, cause=refusal.strerror or str(refusal)) from refusal
 
 
 def prepare(
@@ -225,8 +225,8 @@ def prepare(
     now_s: float,
     process_of: ProcessOf,
     files: Files = LOCAL,
-) -> Places:
-    """Make the demo's folder ready: a new or an empty one, or that of an earlier demo, which is begun anew.
+) -> DemoFolder:
+    """Prepare the demo's folder: a new or empty one, or that of an earlier demo, which is replaced.
 
     Args:
         folder: where to keep the demo.
@@ -237,28 +237,28 @@ def prepare(
 
     Raises:
         BadUsage: it is a file, or holds other things.
-        RunHeld: another demo is at work in it.
-        StorageFailed: the system refused, or the disk has no room for the demo.
+        RunHeld: another demo is running in it.
+        StorageFailed: an I/O error, or not enough disk space.
     """
-    places = Places(folder.resolve())
+    places = DemoFolder(folder.resolve())
     _require_own(places, folder, files)
     files.make_directory(places.folder)
     free_bytes = files.space(places.folder).free_bytes
     if free_bytes < NEEDED_BYTES:
         cause = f"it needs {amounts.size(NEEDED_BYTES)}, and {amounts.size(free_bytes)} are free"
-        raise StorageFailed(operation="hold the demo", path=places.folder, cause=cause)
-    # What is removed below must not be what another demo is at work on.
+        raise StorageFailed(operation="write the demo", path=places.folder, cause=cause)
+    # Another running demo's files must not be removed below.
     acquire(places.folder, holder, token=secrets.token_hex(4), now_s=now_s, process_of=process_of, files=files)
     for path in places.made():
-        # crash here: less of an earlier demo; the lease says whose folder it is.
+        # crash here: less of an earlier demo; the lease marks the folder as a demo's.
         files.remove_tree(path)
-    # crash here: a folder with a lease and no config; the next demo takes it for its own.
+    # crash here: a folder with a lease and no config; the next demo uses it.
     files.replace(places.config, config_text(places).encode(), scratch=places.scratch.name, durable=False)
     return places
 
 
-def _require_own(places: Places, asked: Path, files: Files) -> None:
-    """Pass if a folder is a demo's own, empty, or not there: nothing of anybody else is ever removed."""
+def _require_own(places: DemoFolder, asked: Path, files: Files) -> None:
+    """Raise unless a folder is a demo's, empty or missing: nothing else is ever removed."""
     found = files.find(places.folder)
     if found is None:
         return
@@ -268,12 +268,12 @@ def _require_own(places: Places, asked: Path, files: Files) -> None:
     others = names - {LEASES, places.scratch.name} - {path.name for path in places.made()}
     if others or (names and LEASES not in names):
         held = ", ".join(sorted(others or names)[:3])
-        complaint = f"--dir is a folder that holds other things ({held}); the demo wants one of its own: {asked}"
+        complaint = f"--dir contains other files ({held}); the demo needs a folder of its own: {asked}"
         raise BadUsage(command=COMMAND, complaint=complaint)
 
 
 def called() -> str:
-    """How this very program is called, in the fewest words that work when pasted."""
+    """The shortest command that starts this program."""
     beside = Path(sys.executable).parent / "unbroken"
     found = shutil.which("unbroken")
     if found is not None and Path(found).resolve() == beside.resolve():

@@ -1,8 +1,8 @@
-"""What goes wrong when: the legs of a chain of jobs as a pure function of a seed.
+"""The schedule of faults: the planned jobs of a chain as a pure function of a seed.
 
-A chain is one run made of short jobs. Each leg of it is a job that meets trouble, is ended in some way, and may find
-its newest checkpoint damaged afterwards; the last job is left alone and completes the run. The same seed, faults and
-number of chain give the same legs on every machine, so that a chain that failed can be made again.
+A chain is one run made of short jobs. Each planned job may have trouble, is ended in some way, and its newest
+checkpoint may be damaged afterwards; the last job is undisturbed and completes the run. The same seed, faults and chain
+number give the same jobs on every machine, so that a failed chain can be repeated.
 """
 
 import hashlib
@@ -38,27 +38,27 @@ FAULTS: Final[Mapping[str, str]] = {
 # Where a save can be killed, and where a write of it can be refused.
 KILLED_AT: Final = ("begin", "parts", "manifest", "rename", "committed", "latest", "sweep")
 REFUSED_AT: Final = ("parts", "manifest", "rename", "latest")
-LEGS: Final = 4
+PLANNED_JOBS: Final = 4
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Leg:
-    """One job of a chain that does not reach the end.
+class PlannedJob:
+    """One job of a chain that is interrupted.
 
     Attributes:
-        ranks: how many processes train; None for as many as the command says.
+        ranks: the number of ranks; None: as in the command.
         ending: one of ``ENDINGS``.
-        at: where in the run it ends, as a share of all steps.
-        pause: how long after that, as a share of a step's time.
-        phase: the phase of a save it is killed at, for the ending ``save``.
-        rank: a number from which the rank is taken that is killed or refused.
+        at: where in the run it ends, as a fraction of all steps.
+        pause: how long after that, as a fraction of a step's time.
+        phase: the phase of a save at which it is killed, for the ending ``save``.
+        rank: decides the rank that is killed or gets the I/O error.
         trouble: one of ``TROUBLE``.
-        refused_at: the phase of a save at which the disk refuses, for the trouble ``error``.
-        refusal: how it does: ``eio`` or ``enospc``.
-        damage: one of ``DAMAGE``, done when the job is over.
-        where: which file of the checkpoint, and which bit of it, as shares.
+        refused_at: the phase of a save with the I/O error, for the trouble ``error``.
+        refusal: the error, ``eio`` or ``enospc``.
+        damage: one of ``DAMAGE``, done after the job.
+        where: the file of the checkpoint and the bit in it, as fractions.
     """
 
     ranks: int | None
@@ -75,55 +75,55 @@ class Leg:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The names of all that is done in this leg."""
+        """The names of all faults of this job."""
         return tuple(name for name in (self.trouble, self.ending, self.damage) if name is not None)
 
 
-def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int]) -> tuple[Leg, ...]:
-    """The legs of one chain.
+def plan_chain(seed: int, chain: int, faults: Sequence[str], ranks: Sequence[int]) -> tuple[PlannedJob, ...]:
+    """The planned jobs of one chain.
 
-    Over several chains every fault comes up as often as every other: each kind goes round in a shuffled order. The
-    first job has the number of ranks of the uninterrupted run, since a config may take its global batch from it.
+    Over several chains all faults are equally frequent: each kind cycles in a shuffled order. The first job has the
+    number of ranks of the uninterrupted run, since a config may derive its global batch size from it.
 
     Args:
-        seed: what all chains of one proof follow from.
-        chain: which of them, from 1.
+        seed: the seed of the proof.
+        chain: the number of the chain, from 1.
         faults: names from ``FAULTS``; without an ending among them, jobs are killed.
-        ranks: the numbers of ranks there may be, that of the uninterrupted run first; none if they are not ours to set.
+        ranks: the possible numbers of ranks, that of the uninterrupted run first; empty if they cannot be set.
     """
     draw = _generator(seed, f"chain {chain}")
-    first = (chain - 1) * LEGS
+    first = (chain - 1) * PLANNED_JOBS
     endings = [name for name in ENDINGS if name in faults] or ["kill"]
     damage = [name for name in DAMAGE if name in faults]
     trouble = [name for name in TROUBLE if name in faults]
     return tuple(
-        Leg(
-            ranks=_ranks(seed, first + leg, leg, ranks, is_resized=RESIZE in faults),
-            ending=_turn(seed, "ending", endings, first + leg),
-            # Evenly spread, each within its own stretch: a job resumes before the stretch it ends in.
-            at=(leg + draw.random()) / (LEGS + 1),
+        PlannedJob(
+            ranks=_ranks(seed, first + planned, planned, ranks, is_resized=RESIZE in faults),
+            ending=_turn(seed, "ending", endings, first + planned),
+            # Evenly spread, each within its own interval: a job resumes before the interval it ends in.
+            at=(planned + draw.random()) / (PLANNED_JOBS + 1),
             pause=draw.random(),
-            phase=_turn(seed, "phase", KILLED_AT, first + leg),
+            phase=_turn(seed, "phase", KILLED_AT, first + planned),
             rank=draw.randrange(1 << 16),
-            trouble=_turn(seed, "trouble", [*trouble, None], first + leg) if trouble else None,
-            refused_at=_turn(seed, "refused", REFUSED_AT, first + leg),
+            trouble=_turn(seed, "trouble", [*trouble, None], first + planned) if trouble else None,
+            refused_at=_turn(seed, "refused", REFUSED_AT, first + planned),
             refusal=draw.choice(("eio", "enospc")),
-            # The first job leaves too few checkpoints to lose one.
-            damage=_turn(seed, "damage", [*damage, None], first - chain + leg) if damage and leg else None,
+            # The first job has too few checkpoints to lose one.
+            damage=_turn(seed, "damage", [*damage, None], first - chain + planned) if damage and planned else None,
             where=(draw.random(), draw.random()),
         )
-        for leg in range(LEGS)
+        for planned in range(PLANNED_JOBS)
     )
 
 
-def _ranks(seed: int, position: int, leg: int, ranks: Sequence[int], *, is_resized: bool) -> int | None:
+def _ranks(seed: int, position: int, planned: int, ranks: Sequence[int], *, is_resized: bool) -> int | None:
     if not ranks:
         return None
-    return _turn(seed, "ranks", ranks, position) if leg and is_resized else ranks[0]
+    return _turn(seed, "ranks", ranks, position) if planned and is_resized else ranks[0]
 
 
 def _turn(seed: int, purpose: str, choices: Sequence[T], position: int) -> T:
-    """The choice at a position of an endless sequence that holds each choice once in every round."""
+    """The choice at a position of an endless sequence that contains each choice once per round."""
     rounds, place = divmod(position, len(choices))
     order = list(choices)
     _generator(seed, f"{purpose} {rounds}").shuffle(order)

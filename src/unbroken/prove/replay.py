@@ -1,8 +1,7 @@
-"""A replay: from checkpoint A recompute the steps up to checkpoint B, and compare all that both histories say.
+"""A replay: recompute the steps from checkpoint A to checkpoint B, and compare metrics and state.
 
-The run is only read. A copy of A, every byte proven, stands in a directory of its own; the command that made the run
-goes on from it as a drill that stops at the step of B. What it logs on the way must be what the run logged, and what
-it saves must be what B holds: then A leads to B, and anybody who has the two can check it.
+The run is only read. A verified copy of A is placed in a separate directory; the command that made the run resumes from
+it, as a drill that stops at the step of B. Its metrics must equal those of the run, and its final state that of B.
 """
 
 import contextlib
@@ -16,8 +15,8 @@ from typing import Any, Final
 from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, CheckpointUnknown, DamagedCheckpoint, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
-from unbroken.prove.command import PROGRAM, RANKS, Elsewhere, config_of_jobs, recorded_config, understood
-from unbroken.prove.watched_job import POLL_S, Ended, Job
+from unbroken.prove.command import PROGRAM, RANKS, Relocation, config_of_jobs, recorded_config, understood
+from unbroken.prove.job_process import POLL_S, JobEnd, JobProcess
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, Drill, write_drill
 from unbroken.records.layout import Layout, run_of
@@ -33,22 +32,22 @@ from unbroken.testing.exactness import MetricsComparison, StateComparison, compa
 
 
 def copy_checkpoint(source: Store, name: str, manifest: Manifest, target: Store, *, job: str) -> None:
-    """Copy one checkpoint under its own name, with its own manifest; ``job`` is whose draft it is until it is whole.
+    """Copy one checkpoint with its name and manifest; ``job`` owns the draft until it is complete.
 
     Raises:
-        DamagedCheckpoint: its bytes are not what was written; the target has no such checkpoint.
-        StorageFailed: the system refused.
+        DamagedCheckpoint: it is damaged; the target gets no such checkpoint.
+        StorageFailed: an I/O error.
     """
     draft = begin(target, step=manifest.step, job=job)
     for part in manifest.parts:
         with contextlib.closing(read_part(source.files, source.path(name), manifest, part)) as blocks:
-            # crash here: a draft with some of the parts, which no reader takes for a checkpoint.
+            # crash here: a draft with some of the parts, which readers ignore.
             written = draft.write_part(part.name, blocks)
         if written.digest.size_bytes != part.size_bytes:
-            raise DamagedCheckpoint(path=source.path(name), findings=(f"{part.name}: it is shorter than it was",))
+            raise DamagedCheckpoint(path=source.path(name), findings=(f"{part.name}: it became shorter",))
     for directory in sorted({(draft.path / part.name).parent for part in manifest.parts} - {draft.path}):
         target.files.sync_directory(directory)
-    # crash here: a whole checkpoint under a draft's name: torn all the same.
+    # crash here: a complete checkpoint under a draft's name: still torn.
     target.files.write_new(draft.path / MANIFEST, [encode(manifest)])
     target.files.sync_directory(draft.path)
     # crash here: the draft's name or the checkpoint's own, and nothing between.
@@ -65,7 +64,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ReplayEnd:
     """One end of a replay."""
 
     name: str
@@ -78,12 +77,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Span:
+class ReplaySpan:
     """The part of a history that is recomputed."""
 
     store: Store
-    a: Checkpoint
-    b: Checkpoint
+    a: ReplayEnd
+    b: ReplayEnd
 
     @property
     def layout(self) -> Layout:
@@ -102,7 +101,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Means:
+class ReplayOptions:
     """How it is recomputed: with what command, on how many ranks, with which data."""
 
     words: tuple[str, ...] = ()
@@ -111,8 +110,8 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The directory of a replay and what stands in it."""
+class ReplayFolder:
+    """The directory of a replay and its contents."""
 
     root: Path
 
@@ -123,15 +122,15 @@ class Place:
 
     @property
     def log(self) -> Path:
-        """What its job says."""
+        """The log of its job."""
         return self.root / LOG
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What a replay has shown; ``metrics`` is None where the run kept none of these steps."""
+class ReplayResult:
+    """The result of a replay; ``metrics`` is None if the run has none for these steps."""
 
-    span: Span
+    span: ReplaySpan
     world: int
     metrics: MetricsComparison | None
     state: StateComparison
@@ -147,54 +146,54 @@ class Replayed:
         done = f"{amounts.plural(span.steps, 'step')} recomputed on {amounts.plural(self.world, 'rank')}"
         if not self.is_equal:
             return f"{done}; they do not lead from {span.a.name} to {span.b.name}"
-        losses = "no metrics of them are kept" if self.metrics is None else "all loss bits"
+        losses = "the run has no metrics for them" if self.metrics is None else "all loss bits"
         tensors = f"all {amounts.plural(self.state.tensors, 'tensor')} of {span.b.name} equal"
         return f"{done}; {losses}{',' if self.metrics is None else ' and'} {tensors}"
 
     def lines(self) -> list[str]:
         """What was found, in words."""
-        said = ["the run kept no metrics of these steps"]
+        said = ["the run has no metrics for these steps"]
         if self.metrics is not None:
             said = self.metrics.lines("the run", "the recomputation")
         return said + self.state.lines()
 
     def facts(self) -> dict[str, Any]:
-        """The same for a document."""
+        """The same as JSON."""
         return {
             "run": str(self.span.layout.run),
             "a": {"name": self.span.a.name, "step": self.span.a.step, "id": self.span.a.manifest.id},
             "b": {"name": self.span.b.name, "step": self.span.b.step, "id": self.span.b.manifest.id},
             "steps": self.span.steps,
-            "world": self.world,
+            "world_size": self.world,
             "is_equal": self.is_equal,
             "metrics": None if self.metrics is None else asdict(self.metrics),
             "state": asdict(self.state),
         }
 
 
-def span_of(store: Store, a: str, b: str) -> Span:
-    """The two ends of a replay, by what a person calls them.
+def span_of(store: Store, a: str, b: str) -> ReplaySpan:
+    """The two ends of a replay, by step or name.
 
     Raises:
         CheckpointUnknown: the run has no such checkpoint.
         BadUsage: B is not after A.
         CheckpointError: a manifest is damaged or of another version.
     """
-    first, second = (Checkpoint(name, store.read_manifest(name)) for name in (named_in(store, a), named_in(store, b)))
+    first, second = (ReplayEnd(name, store.read_manifest(name)) for name in (named_in(store, a), named_in(store, b)))
     if first.step == second.step:
-        same = f"A and B are both of step {first.step:,}; there is nothing to recompute between them"
+        same = f"A and B are both at step {first.step:,}: nothing to recompute"
         raise BadUsage(command=PROGRAM, complaint=same)
     if first.step > second.step:
-        complaint = f"A is of step {first.step:,} and B of step {second.step:,}; the earlier one stands first"
+        complaint = f"A is at step {first.step:,}, B at step {second.step:,}; give the earlier one first"
         raise BadUsage(command=PROGRAM, complaint=complaint)
-    return Span(store, first, second)
+    return ReplaySpan(store, first, second)
 
 
-def require_sound(span: Span, advance: Advance | None = None) -> None:
-    """Pass if every byte of both checkpoints is what was written.
+def require_sound(span: ReplaySpan, advance: Advance | None = None) -> None:
+    """Verify all checksums of both checkpoints.
 
     Raises:
-        DamagedCheckpoint: it is not; every bad place is named.
+        DamagedCheckpoint: one is damaged; all findings are listed.
     """
     for end in (span.a, span.b):
         verdict = verify(span.store, end.name, Level.FULL, progress=advance)
@@ -202,13 +201,13 @@ def require_sound(span: Span, advance: Advance | None = None) -> None:
             raise verdict.error(span.store)
 
 
-def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[str]:
+def command_of(span: ReplaySpan, means: ReplayOptions, place: ReplayFolder, *, python: str) -> list[str]:
     """The command that recomputes; for a run of ``unbroken train`` its config is written into the replay's directory.
 
     Raises:
-        BadUsage: nothing says what made the run, or the number of ranks cannot be told to the command.
+        BadUsage: the command of the run is unknown, or its number of ranks cannot be set.
         RunRecordDamaged: the run's record of its config is damaged.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     if means.words:
         return _spoken(means, place, python)
@@ -216,50 +215,50 @@ def command_of(span: Span, means: Means, place: Place, *, python: str) -> list[s
     started = recorded_config(layout)
     if started is None:
         complaint = (
-            f"no `unbroken train` started {layout.run}, so its command is not known; "
-            f"it stands last: unbroken replay {layout.run} {span.a.step} {span.b.step} -- python train.py"
+            f"{layout.run} was not started by `unbroken train`, so its command is unknown; "
+            f"give it last: unbroken replay {layout.run} {span.a.step} {span.b.step} -- python train.py"
         )
         raise BadUsage(command=PROGRAM, complaint=complaint)
     jobs = {row.job for step, row in read_metrics(layout).kept.items() if span.a.step < step <= span.b.step}
-    config = with_values(config_of_jobs(layout, started, jobs), Elsewhere(place.run, means.data_path).changes())
+    config = with_values(config_of_jobs(layout, started, jobs), Relocation(place.run, means.data_path).changes())
     path = place.root / CONFIG
     LOCAL.replace(path, config.to_json().encode(), scratch=scratch("replay", CONFIG), durable=False)
     ranks = [] if means.ranks is None else ["--nproc-per-node", str(means.ranks)]
     return [python, "-m", "unbroken", "train", str(path), *ranks]
 
 
-def _spoken(means: Means, place: Place, python: str) -> list[str]:
-    """The command as it was said: a bare script or module is launched, everything else is started as it is."""
+def _spoken(means: ReplayOptions, place: ReplayFolder, python: str) -> list[str]:
+    """The given command: a bare script or module is launched, anything else is started as it is."""
     if means.data_path is not None:
         raise BadUsage(command=PROGRAM, complaint="--data-path is for runs of `unbroken train`, which need no command")
     is_bare = means.words[0] == "-m" or means.words[0].endswith(".py")
     launched = [python, "-m", "unbroken", "run", "--"] if is_bare else []
     command = understood([*launched, *means.words], python=python)
     if means.ranks is not None and not command.sets_ranks:
-        complaint = f"{means.words[0]} starts its own processes; put {RANKS} where it is told how many"
+        complaint = f"{means.words[0]} starts its own processes; put {RANKS} in place of their number"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     return command.words_for(place.run, means.ranks)
 
 
 def replay(
-    span: Span, command: Sequence[str], place: Place, *, environ: Mapping[str, str], advance: Advance
-) -> Replayed:
-    """Recompute and compare; ``advance`` hears of steps as they are done.
+    span: ReplaySpan, command: Sequence[str], place: ReplayFolder, *, environ: Mapping[str, str], advance: Advance
+) -> ReplayResult:
+    """Recompute and compare; ``advance`` is called with completed steps.
 
     Raises:
         ReplayUnfinished: the job ended before the step of B.
-        PathMissing: there is no such program.
-        DamagedCheckpoint: a checkpoint is not what was written.
-        StorageFailed: the system refused.
+        PathMissing: the program does not exist.
+        DamagedCheckpoint: a checkpoint is damaged.
+        StorageFailed: an I/O error.
     """
     again = Layout(place.run)
     target = Store(again.checkpoints)
     copy_checkpoint(span.store, span.a.name, span.a.manifest, target, job=JOB)
     if LOCAL.find(place.root / CONFIG) is not None:
-        # A run of `unbroken train` that has checkpoints has the record of its config, too.
+        # A run of `unbroken train` with checkpoints also has a record of its config.
         config = LOCAL.read_bytes(place.root / CONFIG, limit_bytes=1 << 24)
         LOCAL.replace(again.config, config, scratch=scratch("replay", CONFIG), durable=False)
-    # Called as the run calls it: nothing was shut down where B is one save among others.
+    # Named as in the run: B may be a periodic save, without a shutdown.
     stops_as = SHUTDOWN if span.b.manifest.kind == SHUTDOWN else PERIODIC
     drill = Drill(directory=place.run.absolute(), stop_at=span.b.step, stops_as=stops_as)
     write_drill(place.root / DRILL, drill)
@@ -269,7 +268,7 @@ def replay(
     except CheckpointUnknown:
         raise _unfinished(span, place, ended, said) from None
     kept, recomputed = read_metrics(span.layout), read_metrics(again)
-    return Replayed(
+    return ReplayResult(
         span=span,
         world=_world(target.read_manifest(name)),
         metrics=_metrics(span, kept, recomputed),
@@ -277,7 +276,7 @@ def replay(
     )
 
 
-def _metrics(span: Span, kept: Stitched, recomputed: Stitched) -> MetricsComparison | None:
+def _metrics(span: ReplaySpan, kept: Stitched, recomputed: Stitched) -> MetricsComparison | None:
     after, until = span.a.step, span.b.step
     if not any(after < step <= until for step in kept.kept):
         return None
@@ -285,16 +284,16 @@ def _metrics(span: Span, kept: Stitched, recomputed: Stitched) -> MetricsCompari
 
 
 def _world(manifest: Manifest) -> int:
-    world = manifest.facts.get("world")
+    world = manifest.metadata.get("world_size")
     return world if type(world) is int else 1
 
 
 def _run(
-    span: Span, command: Sequence[str], place: Place, environ: Mapping[str, str], advance: Advance
-) -> tuple[Ended, tuple[str, ...]]:
+    span: ReplaySpan, command: Sequence[str], place: ReplayFolder, environ: Mapping[str, str], advance: Advance
+) -> tuple[JobEnd, tuple[str, ...]]:
     done = span.a.step
     try:
-        job = Job.started(command, env=environ, log=place.log, run=place.run)
+        job = JobProcess.started(command, env=environ, log=place.log, run=place.run)
     except OSError as refused:
         if isinstance(refused, FileNotFoundError | PermissionError | NotADirectoryError):
             raise PathMissing(path=Path(command[0]), purpose="program") from refused
@@ -309,7 +308,7 @@ def _run(
         return job.wait(), job.said(_LAST_LINES)
 
 
-def _unfinished(span: Span, place: Place, ended: Ended, said: tuple[str, ...]) -> ReplayUnfinished:
+def _unfinished(span: ReplaySpan, place: ReplayFolder, ended: JobEnd, said: tuple[str, ...]) -> ReplayUnfinished:
     outcome = ended.outcome
     reason = f"its command ended with exit code {ended.code} and never entered a Run"
     if outcome is not None:
@@ -328,11 +327,11 @@ def _unfinished(span: Span, place: Place, ended: Ended, said: tuple[str, ...]) -
 
 
 def require_fresh(directory: Path) -> None:
-    """Pass if nothing stands at a path, or an empty directory.
+    """Raise unless a path is free or an empty directory.
 
     Raises:
-        BadUsage: something does; a replay never writes over anything.
+        BadUsage: it is not; a replay never overwrites anything.
     """
     if directory.exists() and (not directory.is_dir() or any(os.scandir(directory))):
-        complaint = f"{directory} is there already and not empty; a replay is made in a directory of its own"
+        complaint = f"{directory} exists and is not empty; a replay needs a directory of its own"
         raise BadUsage(command=PROGRAM, complaint=complaint)

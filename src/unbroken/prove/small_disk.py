@@ -1,6 +1,6 @@
 """A small file system of its own, which can really be full. Needs root, and a system that lets root mount.
 
-What cannot be had is said in words, never passed by in silence: a proof must name what it left out.
+If there can be none, the reason is reported: a proof must name the faults it left out.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def why_not(folder: Path) -> str | None:
         with mounted(place, _PIECE_BYTES):
             return None
     except OSError as refusal:
-        return f"the system mounts none: {refusal}"
+        return f"mount failed: {refusal}"
     finally:
         place.rmdir()
 
@@ -35,7 +35,7 @@ def mounted(place: Path, size_bytes: int) -> Iterator[None]:
     """A file system of this size at an empty directory while the block runs; what is on it is lost then.
 
     Raises:
-        OSError: the system refused.
+        OSError: an I/O error.
     """
     _ask("mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0755", "tmpfs", str(place))
     try:
@@ -59,7 +59,7 @@ def fill(place: Path) -> int:
             try:
                 taken += ballast.write(piece)
             except OSError:
-                # The last page too: smaller and smaller pieces, until not even one byte goes in.
+                # The last page too: smaller and smaller pieces, until not even one byte fits.
                 piece = piece[: len(piece) // 2]
     return taken
 

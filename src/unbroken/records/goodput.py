@@ -29,7 +29,7 @@ class Numbers:
         steps: steps still to be done.
         step_s: what one takes.
         save_s: a save from its first copy to its commit.
-        blocked_s: how long the loop stands still for it; None means all of ``save_s``.
+        paused_s: how long the loop stands still for it; None means all of ``save_s``.
         mtbf_s: mean time between failures.
         walltime_s: the walltime limit of one job; None without one.
         reserve_s: what a job keeps of that for its last save.
@@ -39,7 +39,7 @@ class Numbers:
     steps: int | None = None
     step_s: float | None = None
     save_s: float | None = None
-    blocked_s: float | None = None
+    paused_s: float | None = None
     mtbf_s: float | None = None
     walltime_s: float | None = None
     reserve_s: float | None = None
@@ -149,7 +149,7 @@ def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None
     interval_s = max(interval_s or _interval_s(numbers), numbers.step_s)
     mtbf_s = numbers.mtbf_s or UNMEASURED_MTBF_S
     training_s = numbers.steps * numbers.step_s
-    saving_s = training_s / interval_s * _blocked_s(numbers)
+    saving_s = training_s / interval_s * _paused_s(numbers)
     lost_s = _lost_per_failure_s(numbers, interval_s)
     # Failures come in the time that failures cost as well.
     total_s = (training_s + saving_s) / max(1 - lost_s / mtbf_s, 1e-9)
@@ -174,15 +174,15 @@ def _interval_s(numbers: Numbers) -> float:
         0,
         0.0,
         step_s=numbers.step_s,
-        cost_s=_blocked_s(numbers),
+        cost_s=_paused_s(numbers),
         write_s=numbers.save_s or 0.0,
         mean_time_between_failures_s=numbers.mtbf_s or UNMEASURED_MTBF_S,
     )
     return Auto().interval_s(pace)
 
 
-def _blocked_s(numbers: Numbers) -> float:
-    return numbers.blocked_s if numbers.blocked_s is not None else numbers.save_s or 0.0
+def _paused_s(numbers: Numbers) -> float:
+    return numbers.paused_s if numbers.paused_s is not None else numbers.save_s or 0.0
 
 
 def _lost_per_failure_s(numbers: Numbers, interval_s: float) -> float:
@@ -203,7 +203,7 @@ def _reserve_s(numbers: Numbers) -> float:
 def measured(events: Sequence[Event]) -> tuple[Numbers, list[str]]:
     """What the journal of a run says, and what had to be assumed because it does not."""
     commits = [event for event in events if event.kind == "commit"][-_RECENT:]
-    save_s, blocked_s = _median(commits, "seconds"), _median(commits, "blocked_s")
+    save_s, paused_s = _median(commits, "seconds"), _median(commits, "paused_s")
     step_s = _step_s(events)
     mtbf_s = mean_time_between_failures_s(events) if events else None
     assumed = []
@@ -211,7 +211,7 @@ def measured(events: Sequence[Event]) -> tuple[Numbers, list[str]]:
         assumed.append("mean time between failures: one failure a day is added to what the run has lived through")
     reserve = learned_reserve(events)
     reserve_s = reserve.after_step(step_s).seconds() if reserve.saves_s and step_s is not None else None
-    return Numbers(None, step_s, save_s, blocked_s, mtbf_s, None, reserve_s), assumed
+    return Numbers(None, step_s, save_s, paused_s, mtbf_s, None, reserve_s), assumed
 
 
 def _median(events: Sequence[Event], name: str) -> float | None:

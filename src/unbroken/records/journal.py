@@ -14,18 +14,19 @@ from unbroken.files import LOCAL, Files
 from unbroken.records.jsonl import LineWriter, Torn, job_file, jobs_in, plain, read_lines
 from unbroken.records.layout import Layout
 from unbroken.store.fields import as_instant, as_number, as_whole
+from unbroken.store.old_names import updated_event
 
 # What an event of each kind says; a reader skips kinds that it does not know.
 KINDS: Final[Mapping[str, str]] = {
     "job-start": "a job took the run: world, versions, processes, deadline, placement",
     "drill": "the job is a drill: where it was made to write, stop or fail",
     "resume": "the checkpoint and step it resumes from",
-    "passed-over": "a newer checkpoint it did not take, and why",
+    "checkpoint-skipped": "a newer checkpoint it did not resume from, and why",
     "accept": "a difference that was accepted by name",
     "hyperparameters": "values that the script constructs differently than at the start of the run, and which are used",
     "audit": "live state that was not passed to the run",
     "config": "fields in which this job differs from what the run was started with",
-    "skipped": "a step whose loss or gradient was NaN or infinite; it changed no weight",
+    "step-skipped": "a step whose loss or gradient was NaN or infinite; it changed no weight",
     "overflowed": "a step whose gradient overflowed in fp16: it changed no weight and halved the loss scale",
     "save": "a save started",
     "save-failed": "a save that failed; training continued",
@@ -39,7 +40,7 @@ KINDS: Final[Mapping[str, str]] = {
     "emergency-failed": "a dump, or the copy of one, that failed",
     "emergency-resume": "the checkpoint that was made of the dumps of all ranks",
     "emergency-sweep": "dumps removed because a later commit made them useless",
-    "let-go": "a grace window too short to save anything",
+    "grace-too-short": "the grace window was too short to save anything",
     "stop": "why the job is ending",
     "job-end": "how it ended",
 }
@@ -145,7 +146,8 @@ def read_history(layout: Layout, files: Files = LOCAL) -> History:
             kind = line.pop("kind", None)
             at = line.pop("at", None)
             if isinstance(kind, str):
-                events.append(Event(job, kind, _seconds(at), line))
+                kind, values = updated_event(kind, line)
+                events.append(Event(job, kind, _seconds(at), values))
             else:
                 torn.lines += 1
     return History(tuple(events), torn.lines)

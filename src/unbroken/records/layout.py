@@ -115,7 +115,7 @@ def _bad_path(path: Path, refusal: OSError) -> BadRunPath | StorageFailed:
     if refusal.errno == errno.EACCES:
         closed = next((above for above in path.absolute().parents if os.access(above, os.F_OK)), path)
         return BadRunPath(path=str(path), problem="forbidden", obstacle=str(closed))
-    return StorageFailed(operation="look at", path=path, cause=os.strerror(refusal.errno or errno.EIO))
+    return StorageFailed(operation="read", path=path, cause=os.strerror(refusal.errno or errno.EIO))
 
 
 def require_directory(run: Path) -> None:

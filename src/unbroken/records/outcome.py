@@ -127,14 +127,16 @@ def record_outcome(outcome: Outcome, journal: Journal, write_state: Callable[[Ou
     """
     refused: StorageFailed | None = None
     try:
+        # A keyword of Python.
+        named_class: dict[str, Any] = {"class": outcome.verdict}
         # crash here: no outcome stands anywhere, and the job reads as crashed: true, for it did not end in words.
         journal.write(
             "job-end",
             status=outcome.status,
             exit_code=outcome.exit_code,
-            verdict=outcome.verdict,
             reason=outcome.reason,
             step=outcome.step,
+            **named_class,
         )
     except StorageFailed as refusal:
         refused = refusal
@@ -210,7 +212,7 @@ def _from_state(state: RunState | None, job: int | None) -> Outcome | None:
 def _decoded(event: Event) -> Outcome | None:
     status: Any = event.text("status")
     code = event.whole("exit_code")
-    verdict: Any = event.text("verdict")
+    verdict: Any = event.text("class")
     if status not in _VERDICTS or code is None or code >= _EXIT_CODES or verdict not in _VERDICTS.values():
         return None
     return Outcome(status, code, verdict, event.text("reason") or "", event.whole("step"), event.job)

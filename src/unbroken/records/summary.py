@@ -18,7 +18,7 @@ from unbroken.records.stop import read_request
 from unbroken.store.check import Cause, Level, Verdict, verify
 from unbroken.store.choose import Choice, choose
 from unbroken.store.directory import Store
-from unbroken.store.dumps import Moment, Pointer, read_pointers
+from unbroken.store.dumps import DumpSet, Pointer, read_pointers
 from unbroken.store.fields import as_whole
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
@@ -35,7 +35,7 @@ class Dumps:
     """The dumps of one step by one job: how many ranks point at theirs, where, and of how many there is a copy."""
 
     step: int
-    world: int
+    world_size: int
     ranks: int
     hosts: tuple[str, ...]
     copies: int
@@ -43,24 +43,24 @@ class Dumps:
     @property
     def name(self) -> str:
         """What resuming calls it."""
-        return str(Moment(self.step, "", self.world))
+        return str(DumpSet(self.step, "", self.world_size))
 
     def sentence(self) -> str:
         """One line of text; whether the dumps are complete is checked by the next job."""
         where = ", ".join(self.hosts)
         copied = f", {self.copies} copied" if self.copies else ""
-        return f"{self.ranks} of {amounts.plural(self.world, 'rank')} dumped on {where}{copied}; {self._then()}"
+        return f"{self.ranks} of {amounts.plural(self.world_size, 'rank')} dumped on {where}{copied}; {self._then()}"
 
     @property
     def is_complete(self) -> bool:
         """Whether every rank points at a dump, so that together they may be a checkpoint."""
-        return self.ranks == self.world
+        return self.ranks == self.world_size
 
     def _then(self) -> str:
         """What the next job makes of them."""
         if not self.is_complete:
             return "not a checkpoint without the others"
-        if self.copies == self.world:
+        if self.copies == self.world_size:
             return "the next job makes a checkpoint of the copies, on any host"
         where = f"if it runs on {self.hosts[0]}" if len(self.hosts) == 1 else "if it runs on these hosts"
         return f"the next job makes a checkpoint of it, {where}"
@@ -68,19 +68,19 @@ class Dumps:
 
 def emergencies(pointers: Iterable[Pointer], *, after_step: int) -> list[Dumps]:
     """The dumps that are ahead of a step, newest first."""
-    found: dict[Moment, list[Pointer]] = {}
+    found: dict[DumpSet, list[Pointer]] = {}
     for pointer in pointers:
         if pointer.step > after_step:
-            found.setdefault(pointer.moment, []).append(pointer)
+            found.setdefault(pointer.dump_set, []).append(pointer)
     return [
         Dumps(
-            moment.step,
-            moment.world,
+            dumps.step,
+            dumps.world_size,
             len(theirs),
             tuple(sorted({machine_of(pointer.host) for pointer in theirs})),
             sum(pointer.copy is not None for pointer in theirs),
         )
-        for moment, theirs in sorted(found.items(), reverse=True)
+        for dumps, theirs in sorted(found.items(), reverse=True)
     ]
 
 
@@ -125,7 +125,7 @@ class Account:
 
 def account_of(manifest: Manifest | None) -> Account | None:
     """What a checkpoint says of the data; None where its loader keeps no account."""
-    said = manifest.facts.get("data") if manifest is not None else None
+    said = manifest.metadata.get("data") if manifest is not None else None
     if not isinstance(said, Mapping):
         return None
     samples, digest, agrees = as_whole(said.get("samples")), said.get("digest"), said.get("agrees")
@@ -331,7 +331,7 @@ def _moved_line(store: Store, name: str, state: str) -> Line:
     try:
         manifest = store.read_manifest(name)
     except (CheckpointError, StorageFailed):
-        return Line(name, state, note="its manifest could not be verified")
+        return Line(name, state, note="its manifest does not verify")
     return Line(
         name, state, manifest.step, manifest.kind, manifest.saved_at_ns, manifest.size_bytes, len(manifest.parts)
     )

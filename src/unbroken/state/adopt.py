@@ -1,9 +1,9 @@
-"""From the dumps of all ranks to one ordinary checkpoint: what an emergency could not do, done in peace.
+"""One ordinary checkpoint from the emergency dumps of all ranks.
 
-Each dump is read by a rank that sees it, every byte proven; what the ranks would have told each other while they lived
-(which values they share, which tensors are one tensor, who holds which box) follows from their records. The result is
-committed into the run's store like any save, so that resuming, resharding, verifying and keeping know nothing of
-emergencies. Until that commit nothing has changed, and a dump that turns out bad costs nothing but the attempt.
+Each dump is read by a rank that sees it, all checksums verified. What the ranks of an ordinary save exchange (which
+values they share, which tensors are one tensor, who holds which box) is computed from the records in their dumps. The
+result is committed into the run's store like any save, so that resuming, resharding, verifying and keeping need no case
+for emergencies. Until that commit nothing has changed; a damaged dump costs only the attempt.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ import torch
 from unbroken.errors import DamagedCheckpoint, ManifestDamaged, StorageFailed
 from unbroken.files import Files
 from unbroken.state import payload
-from unbroken.state.capture import GENERATORS, differing_names, own_prefix
+from unbroken.state.capture import RNG, differing_names, own_prefix
 from unbroken.state.cursor import Cursor
 from unbroken.state.dump import RECORD_PART, Sums, View, filled_boxes, read_view
 from unbroken.state.encode import Json, decode, encode
 from unbroken.state.fingerprint import box_sums, combine, print_of
 from unbroken.state.index import DTYPES, Box, Chunk, Entry, Index
 from unbroken.state.items import Item, ObjectItem
-from unbroken.state.payload import Place, Written
+from unbroken.state.payload import Location, Written
 from unbroken.state.pieces import Held, Piece, Planned, SavePlan, agree_on
 from unbroken.state.read import read
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
 from unbroken.store.commit import Draft, Record, begin, commit
 from unbroken.store.directory import Store
-from unbroken.store.dumps import FACTS, Dump, Moment
+from unbroken.store.dumps import METADATA, Dump, DumpSet
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest, Part, Tensor
 from unbroken.store.names import SHUTDOWN, machine_of
@@ -38,8 +38,8 @@ from unbroken.world import World
 
 
 @dataclass(frozen=True)
-class Adopting:
-    """Where the checkpoint is to stand and in whose name; ``fence`` as for every commit."""
+class AdoptTarget:
+    """The store to commit into, and the job that does it; ``fence`` as for every commit."""
 
     store: Store
     job: str
@@ -63,7 +63,7 @@ class _Merged:
     """What the dumps say together: a plan as an ordinary save makes it, and the values."""
 
     plan: SavePlan
-    places: Mapping[tuple[str, Box], Place]
+    places: Mapping[tuple[str, Box], Location]
     renamed: Mapping[int, Mapping[str, str]]
     shared: Mapping[str, Json]
     ranked: Sequence[Mapping[str, Json]]
@@ -74,18 +74,18 @@ class _Merged:
 
 
 def adopt(
-    moment: Moment,
+    dump_set: DumpSet,
     copies: Mapping[int, Sequence[tuple[int, Dump]]],
     items: Sequence[Item],
     world: World,
-    into: Adopting,
+    into: AdoptTarget,
 ) -> str:
     """Make one checkpoint of the dumps of all ranks and commit it; returns its name. Collective.
 
     Args:
-        moment: the step, job and world of the dumps.
+        dump_set: the step, job and world of the dumps.
         copies: for each rank of that world, who of this job can read which copy of its dump, the best first.
-        items: what this run was handed, for a loader's account.
+        items: the items of this run, for a loader's account.
         world: the ranks of this job.
         into: the run's store.
 
@@ -93,18 +93,18 @@ def adopt(
         DamagedCheckpoint: a dump is not what was written, in all its copies.
         ManifestDamaged: a dump's record is none.
         TensorUnsupported: the dumps do not fit together.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
         RankFailed: one of these, on another rank.
     """
     files = into.store.files
     found = world.gather_or_none(lambda: _open_mine(copies, world.rank, files))
     views = {view.rank: view for theirs in found for view in theirs}
-    merged = world.all_or_none(lambda: _fitting([views[rank] for rank in range(moment.world)], items))
-    draft_name = world.from_first(lambda: begin(into.store, step=moment.step, job=into.job).name)
+    merged = world.all_or_none(lambda: _fitting([views[rank] for rank in range(dump_set.world_size)], items))
+    draft_name = world.from_first(lambda: begin(into.store, step=dump_set.step, job=into.job).name)
     draft = Draft(into.store, draft_name)
     try:
-        told = world.gather_to_first(lambda: _bring_in(merged, copies, draft, world.rank))
-        return world.from_first(lambda: _commit(moment, merged, views[0], told, copies, draft, into))
+        reports = world.gather_to_first(lambda: _bring_in(merged, copies, draft, world.rank))
+        return world.from_first(lambda: _commit(dump_set, merged, views[0], reports, copies, draft, into))
     except BaseException:
         if world.is_first:
             into.store.files.remove_tree(draft.path)
@@ -112,7 +112,7 @@ def adopt(
 
 
 def _reader(copies: Sequence[tuple[int, Dump]]) -> int:
-    """Who brings a dump in: whoever sees its best copy."""
+    """The rank that reads a dump: the one that sees its best copy."""
     return copies[0][0]
 
 
@@ -134,7 +134,7 @@ def _open(copies: Sequence[tuple[int, Dump]], me: int, files: Files) -> _Source:
     raise refused
 
 
-# ---- what the dumps say together ----
+# ---- merging the records ----
 
 
 def _fitting(views: Sequence[View], items: Sequence[Item]) -> _Merged:
@@ -154,13 +154,13 @@ def _merge(views: Sequence[View], items: Sequence[Item]) -> _Merged:
     held = [[_renamed(one, renamed[view.rank]) for one in view.held] for view in views]
     planned = agree_on(held)
     places, pieces = _first_holders(views, held, renamed, planned)
-    shared: dict[str, Json] = {n: v for n, v in first.values.items() if n != GENERATORS and n not in differing}
+    shared: dict[str, Json] = {n: v for n, v in first.values.items() if n != RNG and n not in differing}
     ranked: list[dict[str, Json]] = [{name: _own_value(view, name) for name in sorted(differing)} for view in views]
-    if first.shares_generators:
-        shared[GENERATORS] = first.values[GENERATORS]
+    if first.shares_rng:
+        shared[RNG] = first.values[RNG]
     else:
         for mine, view in zip(ranked, views, strict=True):
-            mine[GENERATORS] = view.values[GENERATORS]
+            mine[RNG] = view.values[RNG]
     plan = SavePlan(0, planned, pieces, (), sum(piece.size_bytes for theirs in pieces for piece in theirs))
     return _Merged(plan, places, renamed, _settled(shared, views, items), ranked)
 
@@ -188,9 +188,9 @@ def _first_holders(
     held: Sequence[Sequence[Held]],
     renamed: Mapping[int, Mapping[str, str]],
     planned: Mapping[str, Planned],
-) -> tuple[dict[tuple[str, Box], Place], tuple[tuple[Piece, ...], ...]]:
+) -> tuple[dict[tuple[str, Box], Location], tuple[tuple[Piece, ...], ...]]:
     """Where each piece is taken from: the first rank that holds it, so that as few files as possible are brought in."""
-    taken: dict[tuple[str, Box], Place] = {}
+    taken: dict[tuple[str, Box], Location] = {}
     pieces: list[tuple[Piece, ...]] = []
     for view, theirs in zip(views, held, strict=True):
         names = renamed[view.rank]
@@ -207,7 +207,7 @@ def _first_holders(
 
 
 def _settled(shared: dict[str, Json], views: Sequence[View], items: Sequence[Item]) -> dict[str, Json]:
-    """Take into the loader's account what each rank had served and could not tell the others."""
+    """Add to the loader's account the samples that each rank had served and not yet reported."""
     shares = [view.share for view in views if view.share is not None]
     for item in items if shares else ():
         if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor) and item.name in shared:
@@ -223,32 +223,34 @@ def _settled(shared: dict[str, Json], views: Sequence[View], items: Sequence[Ite
 
 
 def _no_tensor(name: Json) -> torch.Tensor:
-    raise ValueError(f"a loader that stands at one position names a tensor: {name!r}")
+    raise ValueError(f"a loader with one position for all ranks names a tensor: {name!r}")
 
 
 def _take_no_tensor(path: str, tensor: torch.Tensor) -> Json:
-    raise ValueError(f"a loader that stands at one position holds a tensor: {path}")
+    raise ValueError(f"a loader with one position for all ranks holds a tensor: {path}")
 
 
-# ---- bringing the bytes in ----
+# ---- copying the bytes ----
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What one reader has brought in of one dump."""
+class _RankReport:
+    """What one reader has copied from one dump."""
 
     written: Written
     record: Part
     sums: Mapping[tuple[str, Box], Sums]
 
 
-def _bring_in(merged: _Merged, copies: Mapping[int, Sequence[tuple[int, Dump]]], draft: Draft, me: int) -> list[_Told]:
+def _bring_in(
+    merged: _Merged, copies: Mapping[int, Sequence[tuple[int, Dump]]], draft: Draft, me: int
+) -> list[_RankReport]:
     return [
         _bring_one(merged, rank, found, draft, me) for rank, found in sorted(copies.items()) if _reader(found) == me
     ]
 
 
-def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], draft: Draft, me: int) -> _Told:
+def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], draft: Draft, me: int) -> _RankReport:
     """Copy the parts that are needed of one dump, from the first copy of it that is whole."""
     mine = [each for each in copies if each[0] == me]
     refused: DamagedCheckpoint | None = None
@@ -269,10 +271,10 @@ def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], d
                 draft.store.files.remove_file(draft.path / name)
             continue
         record = draft.write_part(rank_part(rank), [encode_rank(rank, merged.ranked[rank])])
-        places: dict[tuple[str, Box], Place] = {
+        places: dict[tuple[str, Box], Location] = {
             (piece.name, piece.box): merged.places[piece.name, piece.box] for piece in merged.plan.pieces_by_rank[rank]
         }
-        return _Told(Written(tuple(parts), places), record, sums)
+        return _RankReport(Written(tuple(parts), places), record, sums)
     assert refused is not None
     raise refused
 
@@ -280,7 +282,7 @@ def _bring_one(merged: _Merged, rank: int, copies: Sequence[tuple[int, Dump]], d
 def _sums(merged: _Merged, rank: int, source: _Source) -> dict[tuple[str, Box], Sums]:
     """What each piece adds to its tensor's fingerprint, under every name of it, as taken from the live tensor.
 
-    A fingerprint depends on the name: under a new one it is counted again, from bytes whose old one is proven first.
+    A fingerprint depends on the name: under a new one it is computed again, from bytes whose old one is verified first.
     """
     old = {new: name for name, new in merged.renamed[rank].items()}
     names: dict[str, list[str]] = {}
@@ -297,7 +299,7 @@ def _sums(merged: _Merged, rank: int, source: _Source) -> dict[tuple[str, Box], 
     return found
 
 
-def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Place) -> Sums:
+def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Location) -> Sums:
     # Only plain tensors get names of their own, so that the box is the whole tensor.
     box = piece.box
     tensor = torch.empty(box.sizes, dtype=DTYPES[piece.dtype], device="cpu")
@@ -313,23 +315,23 @@ def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Place) 
 
 
 def _commit(
-    moment: Moment,
+    dump_set: DumpSet,
     merged: _Merged,
     first: View,
-    told: Sequence[Sequence[_Told]],
+    reports: Sequence[Sequence[_RankReport]],
     copies: Mapping[int, Sequence[tuple[int, Dump]]],
     draft: Draft,
-    into: Adopting,
+    into: AdoptTarget,
 ) -> str:
-    everything = [each for theirs in told for each in theirs]
+    everything = [each for theirs in reports for each in theirs]
     parts = [part for each in everything for part in (*each.written.parts, each.record)]
     parts += payload.finish(merged.plan, [each.written for each in everything], draft)
     trainer = TrainerState(
-        step=moment.step,
-        world=moment.world,
+        step=dump_set.step,
+        world_size=dump_set.world_size,
         kinds=first.kinds,
         values=merged.shared,
-        ranked=tuple(sorted(merged.ranked[0])),
+        per_rank=tuple(sorted(merged.ranked[0])),
         counters=first.counters,
         hyperparameters=first.hyperparameters,
     )
@@ -341,14 +343,14 @@ def _commit(
         saved_at_ns=into.at_ns,
         tensors=described,
         fingerprint=combine({name: tensor.digest for name, tensor in described.items()}),
-        facts={
-            "world": moment.world,
+        metadata={
+            "world_size": dump_set.world_size,
             "torch": torch.__version__,
             "job": into.number,
-            FACTS: {"job": moment.job, "hosts": hosts},
+            METADATA: {"job": dump_set.job, "hosts": hosts},
         },
     )
-    ranks = range(moment.world)
+    ranks = range(dump_set.world_size)
     plan = [name for rank in ranks for name in (*merged.parts_of(rank), rank_part(rank))]
     plan += [payload.INDEX_PART, payload.METADATA_PART, TRAINER_STATE]
     return commit(draft, plan=plan, parts=parts, record=record, fence=into.fence)

@@ -1,7 +1,7 @@
-"""What is alive and was not handed over: the state that a resume would lose without a word.
+"""Live state that was not passed to the run, and that a resume would silently lose.
 
 Looks at every live object once, when a run starts, for the kinds whose state matters: optimizers, schedulers, scalers,
-averaged models and loaders that can say where they stand. What belongs to something that was handed over, to this run
+averaged models and loaders that have a position. What belongs to something that was passed to the run, to this one
 or to another one in this process, is not named. Generators and non-persistent buffers are watched instead: one that
 nobody draws from any more is no state, so it is named at the first save that finds it changed.
 """
@@ -27,7 +27,7 @@ from unbroken.state.pieces import local_tensors
 from unbroken.state.rng import comparable, is_rng, rng_state
 from unbroken.state.wrappers import is_wrapped_loader, layers_of, real
 
-# What was handed to any run of this process, by identity. Weak: a run's objects may go, and their numbers come again.
+# What was passed to any run of this process, by identity. Weak: a run's objects may go, and their numbers come again.
 _HANDED: Final[dict[int, Callable[[], object]]] = {}
 # Fingerprints of buffers cost a pass over them; what training changes at all, it changes in its first steps.
 _BUFFER_LOOKS: Final = 2
@@ -35,7 +35,7 @@ _BUFFER_LOOKS: Final = 2
 
 @dataclass(frozen=True)
 class Unsaved:
-    """One live object whose state nobody saves."""
+    """One live object whose state is not saved."""
 
     kind: str
     type_name: str
@@ -60,10 +60,10 @@ def kind_of(thing_type: type[object]) -> str | None:
 
 
 def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved]:
-    """Live objects with state that were not handed over; ``frame`` is where their names are looked up."""
+    """Live objects with state that were not passed to the run; ``frame`` is where their names are looked up."""
     known = remember(handed.values())
     if any(True for _ in _forgotten(known)):
-        # What only a cycle of dead objects keeps alive is nobody's state.
+        # What only a cycle of dead objects keeps alive is not state.
         gc.collect()
     found = [Unsaved(kind, type(thing).__name__, _name_of(thing, frame)) for kind, thing in _forgotten(known)]
     return sorted(found, key=lambda each: (each.kind, each.type_name, each.called or ""))
@@ -72,7 +72,7 @@ def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved
 def _forgotten(known: Collection[int]) -> Iterator[tuple[str, object]]:
     kinds: dict[type[object], str | None] = {}
     for thing in gc.get_objects():
-        # type(), not isinstance(): a proxy may lie about its class, or raise when it is asked.
+        # type(), not isinstance(): a proxy may lie about its class, or raise when it is inspected.
         thing_type = type(thing)
         if thing_type not in kinds:
             kinds[thing_type] = kind_of(thing_type)
@@ -87,7 +87,7 @@ def _forgotten(known: Collection[int]) -> Iterator[tuple[str, object]]:
 
 
 def remember(things: Iterable[object]) -> set[int]:
-    """Note what is handed to a run; returns the identities of all that was handed over in this process, by now."""
+    """Note what is passed to a run; returns the identities of all that was passed to any run of this process."""
     for thing in _with_parts(things):
         try:
             _HANDED[id(thing)] = weakref.ref(thing)
@@ -100,9 +100,9 @@ def remember(things: Iterable[object]) -> set[int]:
 
 
 def named_rngs(frame: FrameType | None, *, ignore: Collection[str] = ()) -> dict[str, object]:
-    """Generators under the caller's names that were handed to no run, beside the global ones that every checkpoint has.
+    """Generators under the caller's names that were passed to no run, beside the global ones that every checkpoint has.
 
-    Those that libraries keep are nobody's business, and a Python generator object is no source of randomness.
+    Those that libraries keep do not count, and a Python generator object is not an RNG.
     """
     if frame is None:
         return {}
@@ -205,7 +205,7 @@ def _name_of(thing: object, frame: FrameType | None) -> str | None:
 
 
 def calling_frame(depth: int) -> FrameType | None:
-    """The frame of whoever called, ``depth`` calls up."""
+    """The caller's frame, ``depth`` calls up."""
     try:
         return sys._getframe(depth + 1)
     except ValueError:

@@ -1,13 +1,13 @@
 """The state of a run at one step: live tensors by name, and everything else as JSON.
 
 What all ranks agree on is stored once; what differs by rank (generators, a loader's position) is stored for each. The
-ranks find out by comparing digests, so nobody has to say which is which.
+ranks find out by comparing digests, so the user does not have to say which is which.
 """
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
@@ -18,16 +18,18 @@ from unbroken.errors import NotAnItem, UnbrokenError
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
+from unbroken.state.flatten import Flat, flatten
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State, present
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.pieces import require_supported
-from unbroken.state.skeleton import Split, split
 from unbroken.state.stage import as_bits
 from unbroken.store.digest import digest_bytes
 from unbroken.world import World
 
-GENERATORS = "generators"
+RNG: Final = "rng_state"
+# Names go into fingerprints: under another one, an RNG state that an earlier version saved would compare as different.
+RNG_TENSORS: Final = "generators"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Captured:
 
 
 def own_prefix(rank: int, item: str) -> str:
-    """The name under which the tensors of one rank's own item stand."""
+    """The prefix of the tensor names of one rank's own item."""
     return f"ranks.{rank}.{item}"
 
 
@@ -54,40 +56,40 @@ def capture(
     world: World,
     *,
     allow_pickle: Collection[str] = (),
-    shares_generators: bool = False,
+    shares_rng: bool = False,
 ) -> Captured:
-    """Take the state of every item, and that of the generators after them. Collective.
+    """Take the state of every item, and the RNG states after them. Collective.
 
-    ``shares_generators`` says that one rank's generators stand for all.
+    ``shares_rng`` says that all ranks have the same RNG states, so that one is stored.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
-        NoMemory: there is no memory to look at it.
+        NoMemory: host memory ran out.
     """
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
-    called = GENERATORS if shares_generators else own_prefix(world.rank, GENERATORS)
+    called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
     taken = world.all_or_none(lambda: take_alone(items, generators, called, world, allow_pickle))
     differing = _compare(taken.digests, world)
     uneven = sorted(_compare(taken.copies, world))
     tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
-    own: set[str] = set() if shares_generators else set(taken.drawn.tensors)
-    shared: dict[str, Json] = {GENERATORS: taken.drawn.skeleton} if shares_generators else {}
-    ranked: dict[str, Json] = {} if shares_generators else {GENERATORS: taken.drawn.skeleton}
+    own: set[str] = set() if shares_rng else set(taken.drawn.tensors)
+    shared: dict[str, Json] = {RNG: taken.drawn.structure} if shares_rng else {}
+    ranked: dict[str, Json] = {} if shares_rng else {RNG: taken.drawn.structure}
     for item in items:
-        name, mine = item.name, taken.splits[item.name]
+        name, mine = item.name, taken.flat[item.name]
         if name not in differing:
-            shared[name] = mine.skeleton
+            shared[name] = mine.structure
             tensors.update(mine.tensors)
             continue
         if isinstance(item, ObjectItem):
             is_allowed = name in allow_pickle
-            mine = split(name, taken.states[name], allow_pickle=is_allowed, called=own_unless_sharded(world.rank))
+            mine = flatten(name, taken.states[name], allow_pickle=is_allowed, called=own_unless_sharded(world.rank))
             own |= {each for each, tensor in mine.tensors.items() if not is_sharded(tensor)}
-        ranked[name] = mine.skeleton
+        ranked[name] = mine.structure
         tensors.update(mine.tensors)
     for name in uneven if not world.is_first else ():
-        # The first rank's stands under the plain name, where every tool looks for it.
+        # The first rank's has the plain name, where every tool looks for it.
         own_name = own_prefix(world.rank, name)
         tensors[own_name] = tensors.pop(name)
         own.add(own_name)
@@ -95,40 +97,40 @@ def capture(
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What one rank finds by itself: every state, in two; digests to compare; and what the generators drew so far."""
+class LocalState:
+    """One rank's state without the others: each item's, flattened; digests to compare; and the RNG states."""
 
     states: Mapping[str, State]
-    splits: Mapping[str, Split]
+    flat: Mapping[str, Flat]
     digests: Mapping[str, str]
     copies: Mapping[str, str]
-    drawn: Split
+    drawn: Flat
 
 
 def take_alone(
     items: Sequence[Item], generators: Callable[[], State], called: str, world: World, allow_pickle: Collection[str]
-) -> Taken:
-    """Take the state of every item as this rank has it; asks no other rank, unless a model is of the older FSDP.
+) -> LocalState:
+    """Take the state of every item as this rank has it, without the other ranks, unless a model is of the older FSDP.
 
     Raises:
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
-        NoMemory: there is no memory to look at it.
+        NoMemory: host memory ran out.
     """
-    # All states before anything can be refused: the older FSDP speaks to the other ranks when it is asked for one.
+    # All states before anything can raise: the older FSDP communicates with the other ranks in state_dict().
     states = {item.name: item.take() for item in items}
-    # Behind them: an object may draw when it is asked, and a resume goes on from the draw after that one.
-    drawn = split(called, generators(), allow_pickle=False)
-    splits = {name: split(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
-    _require_supported(splits.values())
+    # After them: an object may draw random numbers in state_dict(), and a resume continues after that draw.
+    drawn = flatten(called, generators(), allow_pickle=False)
+    flat = {name: flatten(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
+    _require_supported(flat.values())
     with asking_for_memory():
-        digests = {item.name: _digest(item, splits[item.name]) for item in items}
-        copies = _local_prints(_copies(items, splits)) if world.size > 1 else {}
-    return Taken(states, splits, digests, copies, drawn)
+        digests = {item.name: _digest(item, flat[item.name]) for item in items}
+        copies = _local_prints(_copies(items, flat)) if world.size > 1 else {}
+    return LocalState(states, flat, digests, copies, drawn)
 
 
-def _require_supported(splits: Iterable[Split]) -> None:
-    for found in splits:
+def _require_supported(flat: Iterable[Flat]) -> None:
+    for found in flat:
         for name, tensor in found.tensors.items():
             require_supported(name, tensor)
 
@@ -142,14 +144,14 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
         NotAnItem: an object cannot say its state.
     """
     for item in present(items):
-        # Asking a loader where it stands may start it, and it has not been told where to start yet; asking the older
-        # FSDP needs the other ranks, one of which may be refused here.
-        is_asked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
-        if not is_asked_later:
-            _require_supported([split(item.name, _asked(item), allow_pickle=item.name in allow_pickle)])
+        # state_dict() of a loader may start it, before its position is restored; that of the older FSDP needs the other
+        # ranks, one of which may raise here.
+        is_checked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
+        if not is_checked_later:
+            _require_supported([flatten(item.name, _state_of(item), allow_pickle=item.name in allow_pickle)])
 
 
-def _asked(item: Item) -> State:
+def _state_of(item: Item) -> State:
     try:
         return item.take()
     except UnbrokenError:
@@ -168,8 +170,8 @@ def _is_whole_later(item: ModuleItem | OptimizerItem | GradientsItem) -> bool:
     return any(is_lazy(tensor) or tensor.is_meta for tensor in held)
 
 
-def _digest(item: Item, found: Split) -> str:
-    said = json.dumps(found.skeleton, sort_keys=True).encode()
+def _digest(item: Item, found: Flat) -> str:
+    said = json.dumps(found.structure, sort_keys=True).encode()
     pieces = [digest_bytes(said)]
     if isinstance(item, ObjectItem):
         # A module's and an optimizer's tensors are sharded or replicated by design; an object's may differ by rank.
@@ -217,16 +219,16 @@ def differing_names(digests: Mapping[str, str], everybody: Sequence[Mapping[str,
     return {name for name in digests if len({said.get(name) for said in everybody}) > 1}
 
 
-def _copies(items: Sequence[Item], splits: Mapping[str, Split]) -> dict[str, torch.Tensor]:
+def _copies(items: Sequence[Item], flat: Mapping[str, Flat]) -> dict[str, torch.Tensor]:
     """The tensors of modules and optimizers that every rank holds whole, to see whether all hold them alike.
 
-    Running statistics follow the batches that a rank saw; parameters that nobody keeps equal drift apart. To store one
-    copy for all would lose the others, and which one is stored would be chance.
+    Running statistics follow the batches that a rank saw; parameters that are not kept equal drift apart. To store one
+    copy for all would lose the others, and which one is stored would be random.
     """
     copies: dict[str, torch.Tensor] = {}
     for item in items:
         if not isinstance(item, ObjectItem):
-            copies |= {name: each for name, each in splits[item.name].tensors.items() if not is_sharded(each)}
+            copies |= {name: each for name, each in flat[item.name].tensors.items() if not is_sharded(each)}
     return copies
 
 

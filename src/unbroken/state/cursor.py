@@ -1,6 +1,6 @@
-"""Where the data stands, for any loader.
+"""The position in the data, for any loader.
 
-A loader that can say all of its state is asked for it; the generators it was given are kept beside that, since it draws
+A loader with a state_dict of its own is saved by it; the generators it was given are kept beside that, since it draws
 later epochs from them and may not count all that it drew. Any other loader is replayed: the generators as they were
 when its epoch began are kept, the loader's own among them, so that making its iterator again draws the same order, and
 the batches already served are drawn and dropped. That is exact for a loader that draws its order when its iterator is
@@ -18,10 +18,10 @@ from unbroken.quoting.log import logger
 from unbroken.state.items import Stateful
 from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
 from unbroken.state.rng import (
-    capture_generators,
+    capture_rng,
     comparable,
-    generator_devices,
-    restore_generators,
+    restore_rng,
+    rng_devices,
     rng_state,
     set_rng_state,
 )
@@ -41,7 +41,7 @@ class Positioned(Stateful, Protocol):
     notices: list[str]
 
     def accept(self, names: Collection[str]) -> None:
-        """Hear which differences a person accepts, before a state is loaded."""
+        """Take the differences that the user accepts, before a state is loaded."""
 
     def ended(self) -> str | None:
         """Why no further step can be served; None while one can. All ranks say the same at the same step."""
@@ -64,10 +64,10 @@ class Positioned(Stateful, Protocol):
         """
 
 
-# A process that is killed closes its connections before the system says that it has ended.
+# A killed process closes its connections before the system reports that it has ended.
 _DIES_WITHIN_S = 1.0
 _LOADERS_OWN = "loader"
-# A step that begins so many epochs is no step.
+# A step that starts so many epochs is an endless loop.
 _ODD_EPOCHS = 3
 _OWN = "generators"
 _WORKERS = "workers"
@@ -95,13 +95,13 @@ class Mark:
 
 
 class Cursor(Generic[T]):
-    """An endless iterator over a loader, epoch after epoch, that knows where it stands."""
+    """An endless iterator over a loader, epoch after epoch, that knows its position."""
 
     def __init__(self, loader: Iterable[T]) -> None:
         self.loader = loader
         self.epoch = 0
         self.served = 0
-        # Batches handed out by this object, in all epochs: what a loop has drawn, whatever the position is.
+        # Batches served by this object, in all epochs: what a loop has drawn, whatever the position is.
         self.drawn = 0
         self._epochs_in_step = 0
         self._mark: Mark | None = None
@@ -117,7 +117,7 @@ class Cursor(Generic[T]):
 
     @property
     def notices(self) -> list[str]:
-        """What is to be said of the loader when a run is entered."""
+        """Warnings about the loader when a run is entered."""
         found = remarks(self.loader, is_replayed=not self.is_stateful)
         before, now = self._workers_before, workers_of(self.loader)
         if before is not None and now is not None and before != now:
@@ -162,7 +162,7 @@ class Cursor(Generic[T]):
             return next(self._iterator)
 
     def use_workers_of_run(self, is_stopping: Callable[[], bool]) -> None:
-        """Start the loader's workers anew, so that they ignore stop signals; hear whether such a signal came."""
+        """Restart the loader's workers, so that they ignore stop signals; says whether such a signal came."""
         self._is_stopping = is_stopping
         if getattr(self.loader, "persistent_workers", False):
             self._drop_workers()
@@ -175,12 +175,12 @@ class Cursor(Generic[T]):
         return not all(worker.is_alive() for worker in workers)
 
     def _replace_workers(self) -> None:
-        held = capture_generators(generator_devices())
+        held = capture_rng(rng_devices())
         state = self.state_dict()
         self._drop_workers()
         self.load_state_dict(state)
         # Finding the place drew from them.
-        restore_generators(held)
+        restore_rng(held)
 
     def _drop_workers(self) -> None:
         """End the loader's workers, also those that it keeps from epoch to epoch."""
@@ -194,7 +194,7 @@ class Cursor(Generic[T]):
         self._set_epoch()
         if not self.is_stateful:
             renew(self.loader)
-            self._began = {**capture_generators(), _LOADERS_OWN: states_of(self.loader)}
+            self._began = {**capture_rng(), _LOADERS_OWN: states_of(self.loader)}
         self._iterator = iter(self.loader)
         self._drawn = states_of(self.loader)
 
@@ -234,7 +234,7 @@ class Cursor(Generic[T]):
         self._epochs_in_step = 0
 
     def mark(self) -> "Mark | None":
-        """Where it stands now, for ``stand_at``; None for a loader whose state only the loader can say."""
+        """The position now, for ``stand_at``; None for a loader that keeps its own state."""
         return None if self.is_stateful else Mark(self.epoch, self.served, self._began, self.drawn)
 
     def stand_at(self, mark: "Mark") -> None:
@@ -243,11 +243,11 @@ class Cursor(Generic[T]):
 
     @property
     def positioned(self) -> Positioned | None:
-        """The loader, if it stands at one position for all ranks."""
+        """The loader, if it has one position for all ranks."""
         return self.loader if isinstance(self.loader, Positioned) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """The position."""
         if self.positioned is not None:
             # Batches served differ by rank where the ranks do not divide the lanes; the position does not.
             return {"loader": self.positioned.state_dict()}
@@ -274,21 +274,21 @@ class Cursor(Generic[T]):
         return [comparable(each) for each in own] == [comparable(each) for each in self._drawn]
 
     def complaint(self, state: object) -> str | None:
-        """Why this loader cannot stand where another kind of loader stood; None where it can."""
+        """Why this loader cannot take the position of the checkpoint's loader; None where it can."""
         if not isinstance(state, dict):
             return "its state in the checkpoint is not that of a loader"
         here = type(self.loader).__name__
         if "loader" in state and not self.is_stateful:
             return (
-                "the checkpoint's loader says by itself where it stands, with state_dict and load_state_dict; "
+                "the checkpoint's loader saved its own state, with state_dict and load_state_dict; "
                 f"the {here} here has none"
             )
         if "loader" in state and "epoch" not in state and self.positioned is None:
-            return f"the checkpoint's loader stands at one position for all ranks; the {here} here does not"
+            return f"the checkpoint's loader has one position for all ranks; the {here} here does not"
         if self.is_stateful and "loader" not in state and state.get("began") is not None:
             return (
                 "the checkpoint's loader had no state and is replayed from the start of its epoch; "
-                f"the {here} here says by itself where it stands"
+                f"the {here} here saves its own state"
             )
         # torchdata asserts it, with a traceback.
         before, now = state.get(_WORKERS), workers_of(self.loader)
@@ -327,7 +327,7 @@ class Cursor(Generic[T]):
             return
         self._set_epoch()
         renew(self.loader)
-        restore_generators({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
+        restore_rng({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
         set_states(self.loader, self._began[_LOADERS_OWN])
         self._iterator = iter(self.loader)
         for done in range(self.served):

@@ -1,7 +1,7 @@
-"""What one rank alone writes in an emergency: all that it holds, taken at a step's edge, asking nobody.
+"""The emergency dump of one rank: all that it holds, taken at the end of a step, without the other ranks.
 
 A dump is a directory with a manifest like any checkpoint's, and the tensors lie in the same parts; but it is one rank's
-view. Beside the tensors stands a record of that view (what the rank holds of each tensor and where it lies, every
+view. Beside the tensors is a record of that view (what the rank holds of each tensor and where it lies, every
 item's values, the digests by which ranks find out what they have in common), so that the comparison which an ordinary
 save makes between live ranks can be made later, between dumps.
 """
@@ -16,34 +16,35 @@ import torch
 
 from unbroken.errors import ManifestDamaged, NeedsPeers, UnbrokenError
 from unbroken.quoting.log import logger
-from unbroken.state.capture import GENERATORS, Taken, is_sharded, own_prefix, own_unless_sharded, take_alone
+from unbroken.state.capture import RNG, RNG_TENSORS, LocalState, is_sharded, own_prefix, own_unless_sharded, take_alone
 from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import box_sums
+from unbroken.state.flatten import flatten
 from unbroken.state.index import DTYPES, Box
 from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.naming import is_flat_sharded
-from unbroken.state.payload import Place, share_out, write_bundles
+from unbroken.state.payload import Location, share_out, write_bundles
 from unbroken.state.pieces import Held, Piece, held_by, local_piece
-from unbroken.state.skeleton import split
 from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.trainer_state import HYPERPARAMETERS, encode_counters, json_part, read_hyperparameters, read_record
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.directory import Store
-from unbroken.store.dumps import FACTS, dump_name
+from unbroken.store.dumps import METADATA, dump_name
 from unbroken.store.fields import MOST_RANKS, Malformed, Table
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import EMERGENCY
+from unbroken.store.old_names import updated
 from unbroken.world import World
 
 RECORD_PART: Final = "emergency.json"
-_SCHEMA: Final = "unbroken.emergency/1"
+_SCHEMA: Final = "unbroken.emergency/2"
 _log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Whose:
-    """Which run, job and host a dump is of."""
+class DumpOwner:
+    """The run, job and host that a dump belongs to."""
 
     run: str
     job: str
@@ -62,7 +63,7 @@ class View:
         world: how many ranks there were.
         step: the steps completed.
         kinds: the kind of each item.
-        values: each item's values, tensors by name; and those of the generators.
+        values: each item's values, tensors by name; and the RNG states.
         own_values: the values of objects with tensors under names that only this rank uses, with the new name of each.
         digests: of each item, to compare with those of other ranks.
         copies: of each tensor that every rank holds whole, to compare.
@@ -70,8 +71,8 @@ class View:
         places: where each box lies, under the one name that it is written under.
         sums: what each box adds to the fingerprint of its tensor, under every name of it.
         counters: the loop's own.
-        share: what this rank's loader has served and not yet told the others; None where it keeps no account.
-        shares_generators: whether one rank's generators stand for all.
+        share: samples that this rank's loader has served and not yet reported; None where it keeps no account.
+        shares_rng: whether all ranks have the same RNG states.
         hyperparameters: the values that the run began with.
     """
 
@@ -84,11 +85,11 @@ class View:
     digests: Mapping[str, str]
     copies: Mapping[str, str]
     held: Sequence[Held]
-    places: Mapping[tuple[str, Box], Place]
+    places: Mapping[tuple[str, Box], Location]
     sums: Mapping[tuple[str, Box], Sums]
     counters: Json
     share: Json = None
-    shares_generators: bool = False
+    shares_rng: bool = False
     hyperparameters: Mapping[str, str] | None = None
 
 
@@ -109,28 +110,28 @@ def dump(
     *,
     step: int,
     counters: Mapping[str, Any],
-    whose: Whose,
+    whose: DumpOwner,
     at_ns: int,
     allow_pickle: Collection[str] = (),
-    shares_generators: bool = False,
+    shares_rng: bool = False,
     files_per_rank: int = 1,
     hyperparameters: Mapping[str, str] | None = None,
 ) -> Dumped:
     """Write all that this rank holds, durably, into a store of its own. Not collective: other ranks may be gone.
 
-    Call it only where the state is whole. Nothing is copied first: the loop waits.
+    Call it only between steps. Nothing is copied first: the loop waits.
 
     Raises:
         NeedsPeers: an item cannot say its state alone.
         NeedsPickle: a value can only be stored by pickle, and its item is not allowed to.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
-        StorageFailed: the system refused; there is no dump.
+        StorageFailed: I/O error; there is no dump.
     """
     require_alone(items)
     encoded = encode_counters(counters)
-    called = GENERATORS if shares_generators else own_prefix(world.rank, GENERATORS)
+    called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
     taken = take_alone(items, generators, called, world, allow_pickle)
-    tensors = {**{n: t for found in taken.splits.values() for n, t in found.tensors.items()}, **taken.drawn.tensors}
+    tensors = {**{n: t for found in taken.flat.values() for n, t in found.tensors.items()}, **taken.drawn.tensors}
     held = held_by(tensors)
     draft = begin(store, step=step, job=whose.job)
     try:
@@ -141,17 +142,17 @@ def dump(
             step=step,
             places=written.places,
             counters=encoded,
-            shares_generators=shares_generators,
+            shares_rng=shares_rng,
             hyperparameters=hyperparameters,
         )
         # crash here: a draft with some of its parts; it is torn.
         parts = (*written.parts, draft.write_part(RECORD_PART, [_encode(view)]))
-        facts = {"run": whose.run, "rank": world.rank, "world": world.size, "host": whose.host}
+        belongs_to = {"run": whose.run, "rank": world.rank, "world_size": world.size, "host": whose.host}
         name = commit(
             draft,
             plan=[part.name for part in parts],
             parts=parts,
-            record=Record(kind=EMERGENCY, saved_at_ns=at_ns, facts={FACTS: facts, "torch": torch.__version__}),
+            record=Record(EMERGENCY, at_ns, metadata={METADATA: belongs_to, "torch": torch.__version__}),
             called=dump_name(step, at_ns),
         )
     except BaseException:
@@ -166,7 +167,7 @@ def _give_up(store: Store, name: str) -> None:
     try:
         store.files.remove_tree(store.path(name))
     except UnbrokenError as refused:
-        _log.warning("what was written of %s stays where it is: %s", name, refused)
+        _log.warning("could not remove the unfinished dump %s: %s", name, refused)
 
 
 def require_alone(items: Sequence[Item]) -> None:
@@ -182,7 +183,7 @@ def require_alone(items: Sequence[Item]) -> None:
 
 @dataclass(frozen=True)
 class _LivePiece(StagedPiece):
-    """A piece that is copied only when its turn to be written comes: the loop stands still meanwhile."""
+    """A piece that is copied only when its turn to be written comes: the loop is paused meanwhile."""
 
     source: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -199,7 +200,7 @@ def filled_boxes(one: Held) -> list[Box]:
 
 def _bundles(
     items: Sequence[Item],
-    taken: Taken,
+    taken: LocalState,
     held: Sequence[Held],
     tensors: Mapping[str, torch.Tensor],
     files: int,
@@ -209,7 +210,7 @@ def _bundles(
     Apart, because a later job brings in only the files it needs: of replicas, those of one rank.
     """
     objects = {item.name for item in items if isinstance(item, ObjectItem)}
-    loose = {n for name in objects for n, t in taken.splits[name].tensors.items() if not is_sharded(t)}
+    loose = {n for name in objects for n, t in taken.flat[name].tensors.items() if not is_sharded(t)}
     loose |= taken.drawn.tensors.keys()
     common: list[StagedPiece] = []
     own: list[StagedPiece] = []
@@ -227,7 +228,7 @@ def _bundles(
 
 def _view(
     items: Sequence[Item],
-    taken: Taken,
+    taken: LocalState,
     held: Sequence[Held],
     tensors: Mapping[str, torch.Tensor],
     world: World,
@@ -239,7 +240,7 @@ def _view(
         world=world.size,
         step=0,
         kinds={item.name: item.kind for item in items},
-        values={**{n: found.skeleton for n, found in taken.splits.items()}, GENERATORS: taken.drawn.skeleton},
+        values={**{n: found.structure for n, found in taken.flat.items()}, RNG: taken.drawn.structure},
         own_values=_own_values(items, taken, world.rank, allow_pickle),
         digests=taken.digests,
         copies=taken.copies,
@@ -260,7 +261,7 @@ def _sums(held: Sequence[Held], tensors: Mapping[str, torch.Tensor]) -> dict[tup
 
 
 def _share(items: Sequence[Item]) -> Json:
-    """What a loader that stands at one position for all ranks has handed out here since the ranks last added up."""
+    """What a loader with one position for all ranks has served here since the ranks last added up."""
     for item in items:
         if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor) and item.thing.positioned is not None:
             return cast("Json", item.thing.positioned.served_share().as_json())
@@ -268,15 +269,15 @@ def _share(items: Sequence[Item]) -> Json:
 
 
 def _own_values(
-    items: Sequence[Item], taken: Taken, rank: int, allow_pickle: Collection[str]
+    items: Sequence[Item], taken: LocalState, rank: int, allow_pickle: Collection[str]
 ) -> dict[str, tuple[Json, Mapping[str, str]]]:
     """Every object's values once more, should they turn out to differ by rank: with tensors under this rank's names."""
     own: dict[str, tuple[Json, Mapping[str, str]]] = {}
     for item in items:
         if isinstance(item, ObjectItem):
             is_allowed, called = item.name in allow_pickle, own_unless_sharded(rank)
-            mine = split(item.name, taken.states[item.name], allow_pickle=is_allowed, called=called)
-            own[item.name] = (mine.skeleton, dict(zip(taken.splits[item.name].tensors, mine.tensors, strict=True)))
+            mine = flatten(item.name, taken.states[item.name], allow_pickle=is_allowed, called=called)
+            own[item.name] = (mine.structure, dict(zip(taken.flat[item.name].tensors, mine.tensors, strict=True)))
     return own
 
 
@@ -287,19 +288,21 @@ def _encode(view: View) -> bytes:
     body: dict[str, Any] = {
         "schema": _SCHEMA,
         "rank": view.rank,
-        "world": view.world,
+        "world_size": view.world,
         "step": view.step,
         "kinds": dict(view.kinds),
         "values": dict(view.values),
-        "own_values": {name: {"values": v, "names": dict(names)} for name, (v, names) in view.own_values.items()},
+        "rank_values": {name: {"values": v, "names": dict(names)} for name, (v, names) in view.own_values.items()},
         "digests": dict(view.digests),
-        "copies": dict(view.copies),
-        "held": [[h.name, h.dtype, list(h.shape), [_box_out(box) for box in h.boxes], h.same_as] for h in view.held],
-        "places": [[n, _box_out(box), [p.part, p.blob_at, p.blob_bytes, p.at]] for (n, box), p in view.places.items()],
-        "sums": [[name, _box_out(box), list(sums)] for (name, box), sums in view.sums.items()],
+        "replica_digests": dict(view.copies),
+        "tensors": [[h.name, h.dtype, list(h.shape), [_box_out(box) for box in h.boxes], h.same_as] for h in view.held],
+        "locations": [
+            [n, _box_out(box), [p.part, p.blob_at, p.blob_bytes, p.at]] for (n, box), p in view.places.items()
+        ],
+        "fingerprint_sums": [[name, _box_out(box), list(sums)] for (name, box), sums in view.sums.items()],
         "counters": view.counters,
-        "share": view.share or {},
-        "shares_generators": view.shares_generators,
+        "unreported_samples": view.share or {},
+        "shares_rng": view.shares_rng,
         **({} if view.hyperparameters is None else {HYPERPARAMETERS: dict(view.hyperparameters)}),
     }
     return json_part(body)
@@ -310,49 +313,49 @@ def _box_out(box: Box) -> list[list[int]]:
 
 
 def read_view(store: Store, name: str, manifest: Manifest) -> View:
-    """The record of a dump, its bytes proven first.
+    """The record of a dump, its checksums verified first.
 
     Raises:
-        ManifestDamaged: it is missing from the manifest, or is no such record.
+        ManifestDamaged: it is missing from the manifest, or is not such a record.
         DamagedCheckpoint: its bytes are not what was written.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     path = store.path(name) / RECORD_PART
     data = read_record(store, name, manifest, RECORD_PART)
     try:
-        said = json.loads(data)
-        body = Table(said, RECORD_PART)
+        found = updated(json.loads(data))
+        body = Table(found, RECORD_PART)
         body.one_of("schema", (_SCHEMA,))
-        view = _decode(body, said)
+        view = _decode(body, found)
     except (ValueError, TypeError, KeyError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=path, complaint=f"it does not decode: {wrong}") from wrong
     if view.step != manifest.step:
-        raise ManifestDamaged(path=path, complaint=f"it says step {view.step}, the manifest says {manifest.step}")
+        raise ManifestDamaged(path=path, complaint=f"its step is {view.step}, the manifest's is {manifest.step}")
     return view
 
 
-def _decode(body: Table, said: Mapping[str, Any]) -> View:
+def _decode(body: Table, found: Mapping[str, Any]) -> View:
     held = [
         Held(name, dtype, tuple(shape), tuple(_box_in(box) for box in boxes), same_as)
-        for name, dtype, shape, boxes, same_as in said["held"]
+        for name, dtype, shape, boxes, same_as in found["tensors"]
     ]
     if unknown := [one.dtype for one in held if one.dtype not in DTYPES]:
-        raise Malformed(f"there is no dtype {unknown[0]!r}")
+        raise Malformed(f"unknown dtype {unknown[0]!r}")
     return View(
         rank=body.whole("rank", below=MOST_RANKS),
-        world=body.whole("world", below=MOST_RANKS),
+        world=body.whole("world_size", below=MOST_RANKS),
         step=body.whole("step"),
         kinds={str(k): str(v) for k, v in body.table("kinds").items()},
         values=body.table("values"),
-        own_values={name: (own["values"], own["names"]) for name, own in body.table("own_values").items()},
+        own_values={name: (own["values"], own["names"]) for name, own in body.table("rank_values").items()},
         digests=body.table("digests"),
-        copies=body.table("copies"),
+        copies=body.table("replica_digests"),
         held=held,
-        places={(name, _box_in(box)): Place(*place) for name, box, place in said["places"]},
-        sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in said["sums"]},
+        places={(name, _box_in(box)): Location(*place) for name, box, place in found["locations"]},
+        sums={(name, _box_in(box)): (first, second) for name, box, (first, second) in found["fingerprint_sums"]},
         counters=dict(body.table("counters")),
-        share=dict(body.table("share")) or None,
-        shares_generators=body.flag("shares_generators"),
+        share=dict(body.table("unreported_samples")) or None,
+        shares_rng=body.flag("shares_rng"),
         hyperparameters=read_hyperparameters(body),
     )
 

@@ -1,8 +1,8 @@
 """Values of a state dict as tagged JSON, and back, exactly: every bit of a float, every kind of key, every order.
 
 None, booleans, integers that 64 bits hold, finite floats, text and lists are themselves. Everything else is an object
-with one member, whose name is the tag: ``{"tuple": [1, 2]}``. Tensors are handed out to the caller and stand here as
-what the caller says about them. What none of this can hold needs pickle, which is code, and is refused unless allowed.
+with one member, whose name is the tag: ``{"tuple": [1, 2]}``. Tensors go to the caller, and what the caller returns for
+one is stored in its place. What none of this can hold needs pickle, which is code, and is an error unless allowed.
 Reading treats its input as hostile: it builds the types named here and calls nothing that the input names.
 """
 
@@ -49,7 +49,7 @@ def encode(value: object, *, item: str, path: str, take_tensor: TakeTensor, allo
         value: what to encode.
         item: the item it belongs to, for messages.
         path: its name; what it holds is named by this, a dot, and the key or index.
-        take_tensor: gets the path of each tensor and the tensor; what it returns stands for the tensor.
+        take_tensor: gets the path of each tensor and the tensor; what it returns is stored for it.
         allow_pickle: whether a value of another type may be pickled.
 
     Raises:
@@ -64,7 +64,7 @@ def decode(found: Json, *, item: str, give_tensor: GiveTensor, allow_pickle: boo
     Args:
         found: the JSON.
         item: the item it belongs to, for messages.
-        give_tensor: gets what stands for a tensor, returns the tensor.
+        give_tensor: gets what was stored for a tensor, returns the tensor.
         allow_pickle: whether what was pickled may be unpickled, which runs code that the file holds.
 
     Raises:
@@ -279,7 +279,7 @@ class _Decoder:
         if not self._allow_pickle:
             raise NeedsPickle(item=self._item, path=str(self.decode(path, 0)), type_name=str(name))
         try:
-            return pickle.loads(read_bytes(raw))  # noqa: S301 - a person allowed it by name
+            return pickle.loads(read_bytes(raw))  # noqa: S301 - the user allowed it by name
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError) as refused:
             raise Malformed(f"a pickle of {name!r} cannot be opened: {refused}") from refused
 

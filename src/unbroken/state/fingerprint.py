@@ -3,7 +3,7 @@
 A tensor's fingerprint is 128 bits over its name, its dtype, its global shape and, for each element, its place in the
 whole tensor and its bits. It is a sum over elements, so each rank adds what it holds and one exchange of integers
 gives the whole; what several ranks hold is counted once. It finds accidents (a flipped bit, an exchanged element, a
-tensor that was never loaded); it is no seal against a person who wants to deceive. ``mixing`` owns the arithmetic.
+tensor that was never loaded); it does not protect against forgery. ``mixing`` owns the arithmetic.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ _Saying = tuple[str, dict[str, str], dict[str, list[Box]]]
 def _saying(
     tensors: Mapping[str, torch.Tensor], shared: Sequence[str], own: Collection[str], world: World, *, with_boxes: bool
 ) -> _Saying:
-    """What one rank tells the others before they count: which names it shares, the prints of its own, its boxes."""
+    """What one rank sends the others first: a digest of its names, the fingerprints of its own tensors, its boxes."""
     with asking_for_memory():
         prints = {name: _text(contribution(name, tensors[name])) for name in sorted(own)}
     compared = shared if with_boxes else ()
@@ -119,7 +119,7 @@ def contribution(name: str, tensor: torch.Tensor, *, rank: int = 0, size: int = 
 
 @torch.no_grad()
 def box_sums(name: str, box: torch.Tensor, offsets: Sequence[int], whole: Sequence[int]) -> tuple[int, int]:
-    """What one box of a tensor adds to its two sums, whoever holds it; ``print_of`` puts them together."""
+    """What one box of a tensor adds to its two sums, on any rank; ``print_of`` puts them together."""
     total = torch.zeros(2, dtype=torch.int64, device=box.device)
     keys = keys_of(name, box.dtype, whole)
     add_box(total, box, whole=whole, offsets=offsets, keys=keys, add=arithmetic(box.device))
@@ -140,7 +140,7 @@ def combine(prints: Mapping[str, str]) -> str:
 
 
 def keys_of(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Keys:
-    """The two numbers that stand for a tensor's name, dtype and global shape."""
+    """The two numbers for a tensor's name, dtype and global shape."""
     digest = _digest([name, str(dtype).removeprefix("torch."), list(shape)], 16)
     return Keys(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 

@@ -1,4 +1,4 @@
-"""Host memory that a save asks for beside training, and how the want of it is told from every other failure.
+"""Host memory for a save beside training, and how an out-of-memory error is told from other failures.
 
 A save that finds no memory is given up and tried again later; a device that broke, or a mistake of ours, is neither.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from unbroken.errors import NoMemory, UnbrokenError
 
 # Torch has no type of its own for this: its allocators, the pinning of memory and the starting of threads say it in
-# words. What a broken device says is none of these.
+# words. An error of a broken device is none of these.
 _SAYINGS: Final = ("can't allocate memory", "not enough memory", "out of memory", "can't start new thread")
 
 
@@ -31,5 +31,5 @@ def asking_for_memory(needed_bytes: int | None = None) -> Iterator[None]:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that there was no memory, or no thread."""
+    """Whether an error means that there was no memory, or no thread."""
     return isinstance(error, MemoryError) or any(saying in str(error) for saying in _SAYINGS)

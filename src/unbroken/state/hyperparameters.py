@@ -53,7 +53,7 @@ class Change:
         return "script" if self.is_code else mode
 
     def sentence(self, mode: str) -> str:
-        """What a person reads about it."""
+        """The log line about it."""
         used = self.used(mode)
         value = self.script if used == "script" else self.checkpoint
         said = f"{self.name} is {self.script} in the script and was {self.checkpoint} when the run began: using {value}"
@@ -81,7 +81,7 @@ _first_seen: "WeakKeyDictionary[object, _Constructed]" = WeakKeyDictionary()
 class Script:
     """What the script made, taken before anything is restored.
 
-    Objects that are handed to a second run in the same process count as they were made, or as they were when the run
+    Objects that are passed to a second run in the same process count as they were made, or as they were when the run
     that they began was started.
     """
 
@@ -118,13 +118,13 @@ class Script:
         return {name: text if _FUNCTION in name else before.get(name, text) for name, text in now.items()}
 
     def changes(self, before: Mapping[str, str]) -> list[Change]:
-        """The values that were others when the run began; those that only one side has are no change of a value."""
+        """The values that were others when the run began; those that only one side has do not count as changed."""
         now = self.values()
         changed = {name: (text, before[name]) for name, text in now.items() if before.get(name, text) != text}
         return list(_collapsed(changed, {name: len(made.groups) for name, made in self._made.items() if made.groups}))
 
     def put_in_place(self, before: Mapping[str, str]) -> None:
-        """Give the restored objects the changed values, and put each schedule where it would stand with them."""
+        """Give the restored objects the changed values, and put each schedule where it would be with them."""
         now = self.values()
         changed = {name for name, text in now.items() if before.get(name, text) != text}
         for name, optimizer in self._optimizers.items():
@@ -188,7 +188,7 @@ class Configured(Protocol):
 def digest_of_settings(hyperparameters: Mapping[str, str], items: Sequence[Item]) -> str:
     """A digest that is equal for jobs whose steps are computed alike, as far as the run can see."""
     known = [item.thing for item in items if isinstance(item, ObjectItem) and isinstance(item.thing, Configured)]
-    # A config says it all, and was compared by name: what it makes of its optimizer needs no second look.
+    # The config was compared field by field: the optimizer that is built from it needs no second check.
     said = [thing.comparable_settings() for thing in known] or hyperparameters
     return digest_bytes(json.dumps(said, sort_keys=True).encode()).hex()
 
@@ -206,7 +206,7 @@ def _is_told(thing: object) -> bool:
 
 
 def _is_replayable(thing: object) -> bool:
-    """Whether stepping it so many times says where it stands; one that follows a metric cannot be."""
+    """Whether its position follows from the number of steps; not so for one that follows a metric."""
     return isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau)
 
 
@@ -272,7 +272,7 @@ def _texts_of_state(name: str, state: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _text(value: object) -> str | None:
-    """A value in one spelling; None for what is no plain value."""
+    """A value in one spelling; None for anything but a plain value."""
     if isinstance(value, torch.Tensor):
         return _text(value.item()) if value.numel() == 1 else None
     if isinstance(value, bool | str) or value is None:

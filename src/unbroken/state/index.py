@@ -1,6 +1,6 @@
 """Where every tensor of a checkpoint lies: our own JSON, the only description of the payload that we ever read.
 
-An index says for each tensor its dtype, its global shape, and the boxes it is cut into, each with the part and the byte
+An index has for each tensor its dtype, its global shape, and the boxes it is cut into, each with the part and the byte
 at which its elements begin, row by row. Decoding treats the file as hostile: every box must lie inside its tensor, no
 two may overlap, together they must fill it, and every byte range must lie inside its part. Nothing here is code.
 """
@@ -90,7 +90,7 @@ def encode(index: Index) -> bytes:
     """The index as canonical JSON.
 
     Raises:
-        ValueError: a name is no Unicode text.
+        ValueError: a name is not valid Unicode.
     """
     parts = sorted({chunk.part for entry in index.tensors.values() for chunk in entry.chunks})
     number = {name: position for position, name in enumerate(parts)}
@@ -114,7 +114,7 @@ def encode(index: Index) -> bytes:
 
 
 def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
-    """The index in a part's bytes; ``part_sizes`` is what the manifest says of the parts it may name.
+    """The index in a part's bytes; ``part_sizes`` are the sizes in the manifest of the parts it may name.
 
     Raises:
         Malformed: it is not what a save wrote.

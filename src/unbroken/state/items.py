@@ -1,4 +1,4 @@
-"""What can be handed to a run, and how the state of each kind is taken and given back.
+"""What can be passed to a run, and how the state of each kind is taken and loaded.
 
 A module's state is its ``state_dict`` under clean names; an optimizer's is keyed by the names of its parameters, not
 their numbers, so that it can be resharded and regrouped; everything else speaks for itself through ``state_dict`` and
@@ -30,7 +30,7 @@ from unbroken.state.wrappers import is_foreign_engine, real
 State = dict[str, Any]
 _STEP = "step"
 # Under these a checkpoint keeps what every run has.
-_TAKEN = frozenset({"generators", "ranks", "counters", "gradients", "carried"})
+_TAKEN = frozenset({"rng_state", "generators", "ranks", "counters", "gradients", "carried"})
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class ModuleItem:
     kind: str = "module"
 
     def take(self) -> State:
-        """Tensors under clean names; a tied one stands under each of its names."""
+        """Tensors under clean names; a tied one has several."""
         if is_flat_sharded(self.module):
             return dict(get_model_state_dict(self.module))
         raw = self.module.state_dict()
@@ -135,7 +135,7 @@ class ObjectItem:
     kind: str = "object"
 
     def take(self) -> State:
-        """Whatever it says its state is."""
+        """Its state_dict."""
         return {"state": self.thing.state_dict()}
 
     def give(self, state: State) -> None:
@@ -191,7 +191,7 @@ Item = ModuleItem | OptimizerItem | ObjectItem | GradientsItem
 
 
 def present(items: Sequence[Item]) -> list[Item]:
-    """The items that have a state now: gradients are stored only when asked for, carried values once there are any."""
+    """The items that have a state now: gradients are stored only on request, carried values once there are any."""
     return [item for item in items if not is_optional(item) or _is_filled(item)]
 
 
@@ -211,12 +211,12 @@ def _flat_sharded_take(module: nn.Module, optimizer: torch.optim.Optimizer) -> S
 
 
 def make_items(things: Mapping[str, object]) -> list[Item]:
-    """Sort what was handed over by kind, models first and optimizers next, since those need their models.
+    """Sort what was passed to the run by kind, models first and optimizers next, since those need their models.
 
     What a framework wrapped is unwrapped. Generators come last: putting a loader back may draw from them.
 
     Raises:
-        NotAnItem: something has no state to save, or an optimizer has parameters of no module that was handed over.
+        NotAnItem: something has no state to save, or an optimizer has parameters of no module of the run.
     """
     for name, thing in things.items():
         if name in _TAKEN or not name.isidentifier():
@@ -267,12 +267,14 @@ def _owner(name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn
     if wanted <= {id(p) for p in everything.parameters()}:
         return everything
     raise NotAnItem(
-        name=name, type_name=type(optimizer).__name__, lacks="a model that was handed over and holds all its parameters"
+        name=name,
+        type_name=type(optimizer).__name__,
+        lacks="a model, passed to the run, that holds all its parameters",
     )
 
 
 def is_extra(name: str) -> bool:
-    """Whether a tensor is part of what a module says through ``get_extra_state``."""
+    """Whether a tensor is part of what a module returns from ``get_extra_state``."""
     return "_extra_state" in name.split(".")
 
 
@@ -286,7 +288,7 @@ def like_parameter(
     """
     if tuple(parameter.size()) == shape and key != _STEP:
         if isinstance(parameter, ShardedTensor):
-            # There is no empty one without asking the other ranks; the elements do not matter.
+            # There is no empty one without the other ranks; the elements do not matter.
             return _sharded_like(parameter, dtype)
         return torch.empty_like(parameter.detach(), dtype=dtype)
     held = local_tensors(parameter)

@@ -59,17 +59,17 @@ def load(
 
     Raises:
         PathMissing: there is nothing at the path.
-        NotAStore: there is, and it is no run and no checkpoint.
+        NotAStore: it is neither a run nor a checkpoint.
         CheckpointUnknown: the run has no such checkpoint.
         NoUsableCheckpoint: the run has none at all.
         NotAnItem: an object has no state that could be loaded.
         StateDiffers: the checkpoint has no such item, or names, types or shapes differ; nothing was loaded.
         NotExact: an item's state differs by rank and cannot be taken as it is.
         DamagedCheckpoint: bytes are not what was written; says whether objects were touched.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if "data" in items and not isinstance(items["data"], Cursor):
-        lacks = "a meaning without a run: where the data stands is restored by Run(..., data=loader)"
+        lacks = "a meaning without a run: the position in the data is restored by Run(..., data=loader)"
         raise NotAnItem(name="data", type_name=type(items["data"]).__name__, lacks=lacks)
     wanted = make_items(items)
     store, name, manifest = resolve_checkpoint(os.fspath(reference))
@@ -89,14 +89,14 @@ def load(
         allow_pickle=tuple(allow_pickle),
         is_partial=True,
     )
-    # What was not asked for is no news, nor are generators, which are not set here.
+    # Items that were not requested are not reported, nor are RNG states, which are not set here.
     silent = ("world ", *(f"accepted: {each}:" for each in others))
     notes = tuple(note for note in restored.notes if not note.startswith(silent))
     return Loaded(restored.step, path, restored.counters, dict(manifest.metrics), tuple(sorted(trainer.kinds)), notes)
 
 
 def _world_of(items: Sequence[Item]) -> World:
-    """All ranks where a model is in shards, which they fill and prove together; else this process alone."""
+    """All ranks where a model is in shards, which they load and verify together; else this process alone."""
     modules = [item.module for item in items if isinstance(item, ModuleItem)]
     is_shared = any(is_sharded(tensor) for module in modules for tensor in module.state_dict().values())
     return World.current() if is_shared else World(0, 1)

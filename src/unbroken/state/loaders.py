@@ -1,9 +1,9 @@
 """What a loader draws from, and what makes a resume draw the same.
 
-A loader of torch is replayed from the start of its epoch: its iterator, its workers and their RNGs are made anew from
+A loader of torch is replayed from the start of its epoch: its iterator, its workers and their RNGs are recreated from
 the same seeds, so that every batch comes again as it was. For that the workers must be new in every epoch. torchdata's
-``StatefulDataLoader`` is not replayed where it can say all of its state; what it leaves out, the RNG state of its
-workers, rides along with the state that each worker reports after each batch. Nothing here changes what a loader gives.
+``StatefulDataLoader`` is not replayed where its state_dict is complete; what it leaves out, the RNG state of its
+workers, is saved with the state that each worker reports after each batch. Nothing here changes what a loader gives.
 """
 
 import array
@@ -37,7 +37,7 @@ def says_all(loader: object) -> bool:
     """Whether a loader's own state is all there is to restore, so that it need not be replayed.
 
     A framework's wrapper looks one batch ahead of its loader's state, and torchdata restores neither an order that its
-    sampler draws when asked, nor what an iterable dataset without ``state_dict`` drew: those are replayed.
+    sampler draws on demand, nor what an iterable dataset without ``state_dict`` drew: those are replayed.
     """
     if is_wrapped_loader(loader) or not isinstance(loader, Stateful):
         return False
@@ -73,7 +73,7 @@ def workers_of(loader: object) -> int | None:
 
 
 def renew(loader: object) -> None:
-    """Let the next iterator be a new one with new workers: those kept over epochs carry an RNG state nobody knows."""
+    """Let the next iterator be a new one with new workers: those kept over epochs carry an unknown RNG state."""
     inner: Any = real_loader(loader)
     kept = getattr(inner, "_iterator", None)
     if kept is None or not isinstance(inner, torch.utils.data.DataLoader):
@@ -86,7 +86,7 @@ def renew(loader: object) -> None:
 
 
 def remarks(loader: object, *, is_replayed: bool) -> list[str]:
-    """What is to be said of a loader when a run is entered."""
+    """Warnings about a loader when a run is entered."""
     inner: Any = real_loader(loader)
     if not isinstance(inner, torch.utils.data.DataLoader) or not inner.num_workers:
         return []

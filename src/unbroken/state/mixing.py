@@ -29,7 +29,7 @@ Add = Callable[[torch.Tensor, "Places", "Keys", torch.Tensor], None]
 
 @dataclass(frozen=True)
 class Keys:
-    """The two numbers, below 2**64, that stand for a tensor's name, dtype and global shape."""
+    """The two numbers, below 2**64, for a tensor's name, dtype and global shape."""
 
     first: int
     second: int
@@ -37,7 +37,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the words of a box stand in the whole tensor.
+    """Where the words of a box are in the whole tensor.
 
     Word ``j`` of the box, counted in its own order, has the place ``start + j + sum(j // period * jump)``: each inner
     dimension that the box covers only in part makes the count jump once a period.
@@ -104,7 +104,7 @@ def add_box(
 def arithmetic(device: torch.device) -> Add:
     """What adds words up on a device: one fused kernel where there is one, else passes over chunks.
 
-    The passes have buffers of their own, so the result belongs to the thread that asked for it.
+    The passes have buffers of their own, so the result belongs to the calling thread.
     """
     return (_fused(device) if device.type == "cuda" else None) or Passes(device)
 

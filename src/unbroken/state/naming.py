@@ -88,5 +88,5 @@ def state_names(module: nn.Module) -> dict[str, str]:
     names = {raw: clean(module, raw) for raw in module.state_dict()}
     if len(set(names.values())) != len(names):
         doubled = sorted(name for name in set(names.values()) if list(names.values()).count(name) > 1)
-        raise ValueError(f"these names would stand for two tensors each: {', '.join(doubled[:4])}")
+        raise ValueError(f"each of these names would mean two tensors: {', '.join(doubled[:4])}")
     return names

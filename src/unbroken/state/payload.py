@@ -47,7 +47,7 @@ from unbroken.store.manifest import Part
 
 @dataclass(frozen=True)
 class Container:
-    """What stands before and behind the elements of a tensor."""
+    """The bytes before and after the elements of a tensor."""
 
     head: bytes
     tail: bytes
@@ -57,7 +57,7 @@ class Container:
 def container(dtype: torch.dtype, shape: tuple[int, ...]) -> Container:
     """The container of a contiguous tensor; the same for the same dtype and shape."""
     with FakeTensorMode(), warnings.catch_warnings():
-        # That some operators do not know a dtype is no news here: none is applied.
+        # A warning that some operators lack a dtype does not matter here: none is applied.
         warnings.simplefilter("ignore", UserWarning)
         stand_in = torch.empty(shape, dtype=dtype, device="cpu")
     file = _FileWithoutData(math.prod(shape) * dtype.itemsize)
@@ -90,7 +90,7 @@ class _FileWithoutData(io.RawIOBase):
         return len(self._head) + offset
 
     def finish(self) -> Container:
-        """What stands before and behind the elements; without elements all stands before them."""
+        """The bytes before and after the elements; without elements all are before."""
         if self._head is None:
             if self._data_bytes:
                 raise io.UnsupportedOperation("the elements were not left out")
@@ -107,7 +107,7 @@ class _FileWithoutData(io.RawIOBase):
 __all__ = [
     "INDEX_PART",
     "METADATA_PART",
-    "Place",
+    "Location",
     "Report",
     "SavePlan",
     "Written",
@@ -126,7 +126,7 @@ _DCP_VERSION: Final = "1.0.0"
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where one piece lies: its blob in a part, and its elements in the blob."""
 
     part: str
@@ -140,7 +140,7 @@ class Written:
     """What one rank has written: the evidence for a commit, and where each piece lies."""
 
     parts: tuple[Part, ...]
-    places: Mapping[tuple[str, Box], Place]
+    places: Mapping[tuple[str, Box], Location]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Report:
         steps = torch.frombuffer(data, dtype=torch.int64).view(_COLUMNS, -1) if data else torch.zeros(_COLUMNS, 0)
         rows = steps.cumsum(dim=1).t().tolist()
         places = {
-            (piece.name, piece.box): Place(self.parts[part].name, blob_at, blob_bytes, at)
+            (piece.name, piece.box): Location(self.parts[part].name, blob_at, blob_bytes, at)
             for piece, (part, blob_at, blob_bytes, at) in zip(pieces, rows, strict=True)
         }
         return Written(self.parts, places)
@@ -193,7 +193,7 @@ def write(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> Written
     """Write what was staged, into so many files at the same time.
 
     Raises:
-        StorageFailed: the system refused; the draft can be given up.
+        StorageFailed: I/O error; the draft can be given up.
     """
     if files < 1:
         raise ValueError(f"a rank writes into at least one file, not {files}")
@@ -205,9 +205,9 @@ def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: 
     """Write each bundle into a file of its own, all at the same time.
 
     Raises:
-        StorageFailed: the system refused; the draft can be given up.
+        StorageFailed: I/O error; the draft can be given up.
     """
-    places: dict[tuple[str, Box], Place] = {}
+    places: dict[tuple[str, Box], Location] = {}
 
     def write_one(number: int, pieces: Sequence[StagedPiece]) -> Part:
         name = part_name(rank, number)
@@ -235,7 +235,7 @@ def share_out(pieces: Sequence[StagedPiece], files: int) -> list[list[StagedPiec
 
 
 def _blobs(
-    pieces: Sequence[StagedPiece], part: str, places: dict[tuple[str, Box], Place]
+    pieces: Sequence[StagedPiece], part: str, places: dict[tuple[str, Box], Location]
 ) -> Iterator[bytes | memoryview]:
     position = 0
     for staged in pieces:
@@ -246,7 +246,7 @@ def _blobs(
         padding = -(position + (len(around.head) if size_bytes else 0)) % ALIGNMENT_BYTES
         blob_at = position + padding
         blob_bytes = len(around.head) + size_bytes + len(around.tail)
-        places[name, box] = Place(part, blob_at, blob_bytes, blob_at + (len(around.head) if size_bytes else 0))
+        places[name, box] = Location(part, blob_at, blob_bytes, blob_at + (len(around.head) if size_bytes else 0))
         yield bytes(padding) + around.head
         yield from staged.views()
         yield around.tail
@@ -269,11 +269,11 @@ def finish(plan: SavePlan, written: Sequence[Written], draft: Draft) -> tuple[Pa
 
     Raises:
         EvidenceMissing: a piece of the plan was not written, or not as planned.
-        StorageFailed: the system refused; the draft can be given up.
+        StorageFailed: I/O error; the draft can be given up.
     """
     places = {key: place for one in written for key, place in one.places.items()}
     sizes = {part.name: part.size_bytes for one in written for part in one.parts}
-    chunks: dict[str, list[tuple[Box, Place]]] = {name: [] for name in plan.tensors}
+    chunks: dict[str, list[tuple[Box, Location]]] = {name: [] for name in plan.tensors}
     missing = []
     for pieces in plan.pieces_by_rank:
         for piece in pieces:
@@ -298,7 +298,7 @@ def finish(plan: SavePlan, written: Sequence[Written], draft: Draft) -> tuple[Pa
     )
 
 
-def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Place]]]) -> Index:
+def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]]) -> Index:
     return Index(
         {
             name: Entry(
@@ -311,7 +311,7 @@ def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Place]]]) -> 
     )
 
 
-def _metadata(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Place]]]) -> Metadata:
+def _metadata(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]]) -> Metadata:
     """The same facts for stock readers."""
     return Metadata(
         state_dict_metadata={

@@ -1,6 +1,6 @@
-"""Who writes what: the local shards of every rank, made into one list of pieces without doubles.
+"""Who writes what: the local shards of every rank, as one list of pieces without duplicates.
 
-PyTorch's distributed checkpoint says what a rank holds of each tensor. Rank 0 gathers that, decides who writes what,
+PyTorch's distributed checkpoint knows what a rank holds of each tensor. Rank 0 gathers that, decides who writes what,
 and sends each rank its own part of the plan, so that no rank but the first receives or holds what grows with the number
 of ranks. A piece that several ranks hold is written by the one with the least to write; tensors that are one tensor
 under several names are written once. The plan stays valid while names, dtypes, shapes and placements stay the same, and
@@ -239,7 +239,7 @@ def _placement(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """For each name the first one that stands for the same memory in the same way; "" where there is no memory."""
+    """For each name the first one for the same memory with the same layout; "" where there is no memory."""
     first: dict[object, str] = {}
     return {
         name: "" if (key := _memory(tensor)) is None else first.setdefault(key, name)
@@ -261,7 +261,7 @@ def _memory(tensor: torch.Tensor) -> object | None:
 
 
 def agree_on(held: Sequence[Sequence[Held]]) -> dict[str, Planned]:
-    """The tensors that all ranks together hold, by what each of them says.
+    """The tensors that all ranks together hold, by what each of them reports.
 
     Raises:
         TensorUnsupported: the ranks do not agree on what a tensor is, or do not hold all of it.

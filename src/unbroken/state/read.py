@@ -1,4 +1,4 @@
-"""Parts to tensors: every byte proven before it is used, every element accounted for.
+"""Parts to tensors: every block's checksum is verified before it is used, every element is accounted for.
 
 PyTorch's distributed checkpoint plans which boxes of the saved tensors fill the live ones, whatever the sharding then
 and now; it plans against our index, and nothing is ever unpickled. Bytes are read in the blocks that the manifest has
@@ -42,11 +42,11 @@ DEFAULT_THREADS: Final = 4
 
 
 def read_index(store: Store, name: str, manifest: Manifest) -> Index:
-    """The index of a checkpoint, its bytes proven by the manifest.
+    """The index of a checkpoint, its checksums verified.
 
     Raises:
         DamagedCheckpoint: there is none, or it is not what a save wrote.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     directory = store.path(name)
     data = read_whole(store.files, directory, manifest, INDEX_PART)
@@ -74,7 +74,7 @@ def read(
         StateDiffers: a tensor is not in the checkpoint, or with another dtype or shape; nothing was loaded.
         DamagedCheckpoint: a block is not what was written; tensors read before it are filled, the others are not.
         NotRestored: a tensor was not filled whole.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
         RankFailed: one of these, on another rank only.
     """
     world.all_or_none(lambda: _require_fitting(name, index, tensors))
@@ -131,7 +131,7 @@ class _Arrival:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, block: torch.Tensor, block_start: int) -> None:
-        """Take what a proven block holds of the stretch; the last one completes it."""
+        """Take what a verified block holds of the stretch; the last one completes it."""
         low, high = max(self.start, block_start), min(self.end, block_start + block.numel())
         with self.lock:
             if self.landing is None:
@@ -219,17 +219,17 @@ class _Block:
 
 
 def _bring_in(store: Store, directory: Path, manifest: Manifest, arrivals: Iterable[_Arrival], threads: int) -> None:
-    """Read every block that is needed, once; prove it; hand it out."""
+    """Read every needed block once, verify it, and copy it to its tensors."""
     reader = BlockReader(store.files, manifest.block_bytes)
 
     def bring(block: _Block) -> None:
         data = reader.read(directory / block.part, block.start, block.end)
         require_block(directory, block.part, (block.start, block.end), data, block.digest)
-        proven = torch.frombuffer(data, dtype=torch.uint8)
+        verified = torch.frombuffer(data, dtype=torch.uint8)
         # A thread has its own idea of whether gradients are recorded.
         with torch.no_grad():
             for arrival in block.arrivals:
-                arrival.take(proven, block.start)
+                arrival.take(verified, block.start)
 
     with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-read") as pool:
         for _ in pool.map(bring, _needed_blocks(manifest, arrivals)):
@@ -254,13 +254,13 @@ def _needed_blocks(manifest: Manifest, arrivals: Iterable[_Arrival]) -> list[_Bl
     ]
 
 
-# ---- what a restore has no use for ----
+# ---- blocks that no tensor needs ----
 
 
-def prove_unread(
+def verify_unread(
     store: Store, name: str, manifest: Manifest, index: Index, wanted: Collection[str], world: World
 ) -> None:
-    """Read and prove the blocks that hold nothing of the tensors that ranks are about to read. Collective.
+    """Read and verify the blocks that hold nothing of the tensors that ranks are about to read. Collective.
 
     Args:
         store: where the checkpoint is.
@@ -272,7 +272,7 @@ def prove_unread(
 
     Raises:
         DamagedCheckpoint: a block is not what was written.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
         RankFailed: one of these, on another rank only.
     """
     # All ranks must share out one list: what the first one reads, and what each reads for itself alone.
@@ -288,14 +288,14 @@ def prove_unread(
     ]
     reader = BlockReader(store.files, manifest.block_bytes)
 
-    def prove(block: tuple[str, int, int, bytes]) -> None:
+    def check(block: tuple[str, int, int, bytes]) -> None:
         part, start, end, expected = block
         data = reader.read(store.path(name) / part, start, end)
         require_block(store.path(name), part, (start, end), data, expected)
 
     def prove_mine() -> None:
         with ThreadPoolExecutor(DEFAULT_THREADS, thread_name_prefix="unbroken-prove") as pool:
-            for _ in pool.map(prove, unread[world.rank :: world.size]):
+            for _ in pool.map(check, unread[world.rank :: world.size]):
                 pass
 
     world.all_or_none(prove_mine)

@@ -1,8 +1,8 @@
-"""From a checkpoint back to live objects: everything, exactly, or an error that says what is not.
+"""From a checkpoint back to live objects: all of it, exactly, or an error that names what is not.
 
 Nothing is touched before names, types and shapes fit. Then every destination is filled with a pattern no training
-produces, read with its bytes proven, handed back to its object, and the live tensors' fingerprints must be those that
-were saved: a tensor that nobody wrote, or that a load zeroed, cannot pass.
+produces, read with its checksums verified and loaded into its object. The live tensors' fingerprints must equal
+the saved ones: a tensor that was never written, or that a load zeroed, is found.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,19 +22,19 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.state import payload
-from unbroken.state.capture import GENERATORS, is_sharded, own_prefix
-from unbroken.state.cold import Cold
+from unbroken.state.capture import RNG, is_sharded, own_prefix
 from unbroken.state.cursor import Cursor
+from unbroken.state.destinations import Looked, find_destinations
 from unbroken.state.encode import Json, decode
 from unbroken.state.fingerprint import fingerprints
+from unbroken.state.flatten import flatten, unflatten
+from unbroken.state.fresh import FreshTensors
 from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
 from unbroken.state.pieces import local_tensors
-from unbroken.state.places import Looked, find_places
-from unbroken.state.read import prove_unread, read
+from unbroken.state.read import read, verify_unread
 from unbroken.state.rng import OwnRng
-from unbroken.state.skeleton import join, split
 from unbroken.state.trainer_state import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
@@ -48,13 +48,13 @@ _SENTINEL = 0xA5
 class Restored:
     """What a resume brought back, and what it could not bring back exactly; ``world`` is how many ranks saved it.
 
-    ``accepted`` are the items and tensors that differed and were let pass because a person accepted them;
+    ``accepted`` are the items and tensors that differed and were let pass because the user accepted them;
     ``hyperparameters`` are the values the script constructed its objects with when the run began.
     """
 
     step: int
     counters: Mapping[str, object]
-    generators: State
+    rng_state: State
     notes: tuple[str, ...]
     world: int = 1
     accepted: tuple[str, ...] = ()
@@ -79,57 +79,57 @@ def restore(
     allow_pickle: Collection[str] = (),
     is_partial: bool = False,
 ) -> Restored:
-    """Load a checkpoint into the items; the generators are returned, to be set when nothing draws from them any more.
+    """Load a checkpoint into the items; the RNG states are returned, to be set when nothing draws from them any more.
 
     ``is_partial`` reads and verifies what the items need and nothing else. Collective. Which rank saved what does not
     matter for modules and optimizers: they are resharded.
 
     Raises:
         StateDiffers: names, types or shapes do not fit; nothing was loaded.
-        NotExact: an item is missing on one side, or cannot be split over this world, and nobody accepted it.
+        NotExact: an item is missing on one side, or cannot be split over this world, and it was not accepted.
         DamagedCheckpoint: bytes are not what was written, or contradict their fingerprint; says whether the objects
             are still as they were.
-        StorageFailed: the system refused; says the same.
+        StorageFailed: I/O error; says the same.
         NotRestored: the live state is not what was saved; the objects are no longer as they were.
     """
-    # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
-    # The older FSDP speaks to the other ranks when it is asked for its state, so whatever one rank alone may fail at,
+    # Every phase ends on all ranks or on none: a rank that leaves alone would leave the others waiting for ever.
+    # The older FSDP communicates with the other ranks in state_dict(), so whatever one rank alone may fail at,
     # reading, comes before.
     record = world.all_or_none(lambda: _read_record(source, items, world, accept, allow_pickle))
     plan = world.all_or_none(lambda: _plan(source, record, world, accept))
     if not is_partial:
-        prove_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
+        verify_unread(source.store, source.name, source.manifest, plan.index, plan.places, world)
     for tensor in plan.places.values():
         _fill(tensor)
     try:
         payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
         world.all_or_none(lambda: _give(plan, allow_pickle))
-        _prove(source, plan, world)
+        _verify_live(source, plan, world)
     except Exception as refused:
         raise _half_loaded(refused) from refused
-    generators = join(plan.skeletons[GENERATORS], plan.places, item=GENERATORS, allow_pickle=False)
+    rng_state = unflatten(plan.structures[RNG], plan.places, item=RNG, allow_pickle=False)
     trainer = plan.trainer
     counters = decode_counters(trainer.counters)
-    accepted = (*record.accepted, *plan.cold.tensors())
+    accepted = (*record.accepted, *plan.fresh.tensors())
     return Restored(
         trainer.step,
         counters,
-        cast("State", generators),
+        cast("State", rng_state),
         plan.notes,
-        trainer.world,
+        trainer.world_size,
         accepted,
         trainer.hyperparameters,
     )
 
 
 def _half_loaded(refused: Exception) -> Exception:
-    """The same error, saying that the objects handed over are no longer as they were."""
+    """The same error, with a note that the objects passed to the run are changed."""
     if isinstance(refused, RankFailed):
         return RankFailed(rank=refused.rank, cause=cast("UnbrokenError", _half_loaded(refused.cause)))
     if isinstance(refused, StorageFailed | DamagedCheckpoint):
         return replace(refused, is_half_loaded=True)
     if not isinstance(refused, NotRestored):
-        refused.add_note("the objects handed to the run are no longer as they were; do not train on with them")
+        refused.add_note("the objects passed to the run are partly loaded; do not train with them")
     return refused
 
 
@@ -137,18 +137,18 @@ def _half_loaded(refused: Exception) -> Exception:
 class _Plan:
     trainer: TrainerState
     items: tuple[Item, ...]
-    skeletons: Mapping[str, Json]
+    structures: Mapping[str, Json]
     names: Mapping[str, tuple[str, ...]]
     index: Index
     places: Mapping[str, torch.Tensor]
     # Tensors of which this rank has a value of its own: the name in the module to the name in the checkpoint.
     own_names: Mapping[str, str]
     notes: tuple[str, ...]
-    cold: Cold
+    fresh: FreshTensors
 
     def values(self) -> dict[str, torch.Tensor]:
-        """The tensors by the names that the skeletons use; nothing stands for those that start anew."""
-        nothing = {name: torch.empty(0) for name in self.cold.names}
+        """The tensors by the names that the structures use; empty ones for those that start fresh."""
+        nothing = {name: torch.empty(0) for name in self.fresh.names}
         return {**nothing, **self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
 
 
@@ -156,7 +156,7 @@ class _Plan:
 class _Record:
     trainer: TrainerState
     items: tuple[Item, ...]
-    skeletons: Mapping[str, Json]
+    structures: Mapping[str, Json]
     looked: Mapping[str, Looked]
     index: Index
     notes: tuple[str, ...]
@@ -167,12 +167,12 @@ def _read_record(
     source: Source, items: Sequence[Item], world: World, accept: Collection[str], allow_pickle: Collection[str]
 ) -> _Record:
     trainer = read_trainer_state(source.store, source.name, source.manifest)
-    skeletons, differences, notes = _skeletons(source, trainer, items, world, accept)
+    structures, differences, notes = _structures(source, trainer, items, world, accept)
     notes += [f"accepted: {name}: {what}" for name, what in differences]
-    wanted = tuple(item for item in items if item.name in skeletons)
+    wanted = tuple(item for item in items if item.name in structures)
     index = payload.read_index(source.store, source.name, source.manifest)
     try:
-        looked = {name: _look(name, skeleton, name in allow_pickle) for name, skeleton in skeletons.items()}
+        looked = {name: _look(name, structure, name in allow_pickle) for name, structure in structures.items()}
     except Malformed as wrong:
         raise ManifestDamaged(path=source.store.path(source.name), complaint=str(wrong)) from wrong
     _require_kinds(source, trainer, wanted, looked)
@@ -181,7 +181,7 @@ def _read_record(
     wanted = tuple(item for item in wanted if item.name not in unscaled)
     notes += _bucket_notes(wanted, world)
     accepted = tuple(name for name, _ in differences)
-    return _Record(trainer, wanted, skeletons, looked, index, tuple(notes), accepted)
+    return _Record(trainer, wanted, structures, looked, index, tuple(notes), accepted)
 
 
 def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
@@ -219,19 +219,19 @@ def _require_kinds(
 def _plan(source: Source, record: _Record, world: World, accept: Collection[str]) -> _Plan:
     index = record.index
     names = {name: found for name, (found, _) in record.looked.items()}
-    cold = Cold(accept)
+    fresh = FreshTensors(accept)
     where = str(source.store.path(source.name))
-    places = find_places(where, record.items, record.looked, index, cold)
+    places = find_destinations(where, record.items, record.looked, index, fresh)
     own_names, notes = _own_names(record, places, world)
     for name, own in own_names.items():
         places[own] = places.pop(name)
     places |= {
         # Their states are on the CPU, whatever torch.set_default_device says.
         name: torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype, device="cpu")
-        for name in names[GENERATORS]
+        for name in names[RNG]
     }
-    notes = (*record.notes, *notes, *cold.notes())
-    return _Plan(record.trainer, record.items, record.skeletons, names, index, places, own_names, notes, cold)
+    notes = (*record.notes, *notes, *fresh.notes())
+    return _Plan(record.trainer, record.items, record.structures, names, index, places, own_names, notes, fresh)
 
 
 def _own_names(
@@ -239,21 +239,21 @@ def _own_names(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Of which tensors this rank has a value of its own, by the names in its objects; and what a resize loses of them.
 
-    In another world there is no telling which rank is which, and shards are of one tensor: there all take the first
+    With another world size ranks cannot be matched, and shards are of one tensor: there all take the first
     rank's.
     """
     mine = [item.name for item in record.items if not isinstance(item, ObjectItem)]
     whole = [name for item in mine for name in record.looked[item][0] if name in places]
-    ranks = range(1, record.trainer.world)
+    ranks = range(1, record.trainer.world_size)
     uneven = [name for name in whole if any(own_prefix(rank, name) in record.index.tensors for rank in ranks)]
-    kept = [name for name in uneven if world.size == record.trainer.world and not is_sharded(places[name])]
+    kept = [name for name in uneven if world.size == record.trainer.world_size and not is_sharded(places[name])]
     lost = sorted(set(uneven) - set(kept))
     own = {name: own_prefix(world.rank, name) for name in kept}
     notes = (f"{', '.join(lost[:4])}: differed by rank; all take the values of rank 0",) if lost else ()
     return {name: called for name, called in own.items() if called in record.index.tensors}, notes
 
 
-def _look(item: str, skeleton: Json, allow_pickle: bool) -> Looked:
+def _look(item: str, structure: Json, allow_pickle: bool) -> Looked:
     """The names of the tensors in an item's values, and the values with nothing in the tensors' places."""
     names: list[str] = []
 
@@ -261,42 +261,40 @@ def _look(item: str, skeleton: Json, allow_pickle: bool) -> Looked:
         names.append(str(name))
         return torch.empty(0)
 
-    state = decode(skeleton, item=item, give_tensor=give, allow_pickle=allow_pickle)
+    state = decode(structure, item=item, give_tensor=give, allow_pickle=allow_pickle)
     return tuple(names), cast("State", state)
 
 
 def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
     for item in plan.items:
         is_allowed = item.name in allow_pickle
-        state = join(plan.skeletons[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
-        item.give(plan.cold.settle(item, cast("State", state)))
+        state = unflatten(plan.structures[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
+        item.give(plan.fresh.settle(item, cast("State", state)))
 
 
-def _skeletons(
+def _structures(
     source: Source, trainer: TrainerState, items: Sequence[Item], world: World, accept: Collection[str]
 ) -> tuple[dict[str, Json], list[tuple[str, str]], list[str]]:
     """Each item's values for this rank, after every difference was accepted or refused; and the accepted ones."""
     here = {item.name: item for item in items}
     differences, notes = _item_differences(trainer, here)
-    found: dict[str, Json] = {
-        name: value for name, value in trainer.values.items() if name in here or name == GENERATORS
-    }
-    if trainer.ranked:
-        lender = world.rank % trainer.world
+    found: dict[str, Json] = {name: value for name, value in trainer.values.items() if name in here or name == RNG}
+    if trainer.per_rank:
+        lender = world.rank % trainer.world_size
         mine = read_rank_values(source.store, source.name, source.manifest, lender)
-        found |= {name: value for name, value in mine.items() if name in here or name == GENERATORS}
-        if world.size != trainer.world:
+        found |= {name: value for name, value in mine.items() if name in here or name == RNG}
+        if world.size != trainer.world_size:
             if not _draws_in_lanes(items):
-                lenders = f"each rank takes the RNG states of rank number modulo {trainer.world}"
-                notes.append(f"world {trainer.world} -> {world.size}: {lenders}")
+                lenders = f"each rank takes the RNG states of rank number modulo {trainer.world_size}"
+                notes.append(f"world {trainer.world_size} -> {world.size}: {lenders}")
             differences += [
-                (name, f"its state differs by rank, and {trainer.world} ranks became {world.size}")
-                for name in trainer.ranked
+                (name, f"its state differs by rank, and {trainer.world_size} ranks became {world.size}")
+                for name in trainer.per_rank
                 if name in here
             ]
     lost = [name for name in here if name in trainer.kinds and name not in found]
-    if lost or GENERATORS not in found:
-        complaint = f"it has no values for {', '.join(lost) or GENERATORS}"
+    if lost or RNG not in found:
+        complaint = f"it has no values for {', '.join(lost) or RNG}"
         raise ManifestDamaged(path=source.store.path(source.name), complaint=complaint)
     refused = tuple((name, what) for name, what in differences if name not in accept)
     if refused:
@@ -329,9 +327,9 @@ def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[
             # A run that turns mixed precision on begins with a fresh scale; there is nothing it could have lost.
             notes.append(f"{name}: not in the checkpoint, starts fresh")
         else:
-            differences.append((name, "is not in the checkpoint and would start anew"))
+            differences.append((name, "is not in the checkpoint and would start fresh"))
     differences += [
-        (name, "is in the checkpoint and was not handed over") for name in trainer.kinds if name not in here
+        (name, "is in the checkpoint and was not passed to the run") for name in trainer.kinds if name not in here
     ]
     return differences, notes
 
@@ -347,15 +345,15 @@ def _fill(tensor: torch.Tensor) -> None:
                 local.detach().reshape(-1).view(torch.uint8).fill_(_SENTINEL)
 
 
-def _prove(source: Source, plan: _Plan, world: World) -> None:
+def _verify_live(source: Source, plan: _Plan, world: World) -> None:
     """Compare the live tensors with the fingerprints of the manifest."""
-    live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[GENERATORS]}
+    live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[RNG]}
     for item in plan.items:
         if isinstance(item, ObjectItem):
-            # An object may keep its state in another form than it says it; what it was handed is what can be checked.
+            # An object may keep its state in another form than in its state_dict: what it was given is checked.
             live |= {name: plan.places[name] for name in plan.names[item.name]}
         else:
-            taken = split(item.name, item.take(), allow_pickle=True).tensors
+            taken = flatten(item.name, item.take(), allow_pickle=True).tensors
             live |= {plan.own_names.get(name, name): tensor for name, tensor in taken.items()}
     own = {name for name in live if name.startswith("ranks.")}
     found = fingerprints(live, world, own=own)
@@ -363,7 +361,7 @@ def _prove(source: Source, plan: _Plan, world: World) -> None:
     wrong = {name for name, value in found.items() if name not in saved or saved[name].digest != value}
     # What an object dropped on the way has no live tensor to compare.
     wrong |= {name for names in plan.names.values() for name in names if name not in found}
-    everybody = world.all_gather(tuple(wrong - plan.cold.names))
+    everybody = world.all_gather(tuple(wrong - plan.fresh.names))
     named = tuple(sorted({name for names in everybody for name in names}))
     if named:
         world.from_first(lambda: _require_as_stored(source, plan.index, named))
@@ -381,7 +379,7 @@ def _require_as_stored(source: Source, index: Index, names: Collection[str]) -> 
         if name not in index.tensors:
             continue
         entry = index.tensors[name]
-        # One at a time, read anew: the live tensors are what a load made of them.
+        # One at a time, read again: the live tensors are what a load made of them.
         stored = {name: torch.empty(entry.shape, dtype=entry.dtype, device="cpu")}
         read(source.store, source.name, source.manifest, index, stored, alone)
         described = source.manifest.tensors.get(name)

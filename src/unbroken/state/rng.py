@@ -15,14 +15,14 @@ from unbroken.store.fields import Malformed
 _NAMES = frozenset({"python", "torch", "cuda"})
 
 
-def capture_generators(devices: Iterable[torch.device | str | int] = ()) -> dict[str, object]:
+def capture_rng(devices: Iterable[torch.device | str | int] = ()) -> dict[str, object]:
     """The states of the global generators; ``encode`` can store them, and drawing on changes none of them.
 
     Args:
         devices: the CUDA devices of this rank.
     """
     state: dict[str, object] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    # Loading numpy here would only capture a generator that nobody has drawn from.
+    # Loading numpy here would only capture a generator that was never drawn from.
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy"] = numpy.random.get_state(legacy=False)
     # By position: the same rank may be given another device in its next job.
@@ -30,8 +30,8 @@ def capture_generators(devices: Iterable[torch.device | str | int] = ()) -> dict
     return state
 
 
-def restore_generators(state: object, devices: Iterable[torch.device | str | int] | None = None) -> None:
-    """Set the global generators to what ``capture_generators`` found.
+def restore_rng(state: object, devices: Iterable[torch.device | str | int] | None = None) -> None:
+    """Set the global generators to what ``capture_rng`` found.
 
     Args:
         state: what was found.
@@ -39,15 +39,15 @@ def restore_generators(state: object, devices: Iterable[torch.device | str | int
             goes to the current device, several to the devices from 0 on.
 
     Raises:
-        Malformed: it is no state of generators, or not of as many devices; no generator was changed then.
+        Malformed: it is not such a state, or of another number of devices; no generator was changed then.
     """
     if not isinstance(state, dict) or state.keys() - {"numpy"} != _NAMES or not isinstance(state["cuda"], list):
-        raise Malformed("it is no state of generators")
+        raise Malformed("it is not an RNG state")
     saved = len(state["cuda"])
     targets = _usual_devices(saved) if devices is None else list(devices)
     if len(targets) != saved:
         raise Malformed(f"the generators of {saved} CUDA devices were saved; {len(targets)} are here")
-    before = capture_generators(targets)
+    before = capture_rng(targets)
     try:
         _set(state, targets)
     except (TypeError, ValueError, RuntimeError, LookupError) as refused:
@@ -72,12 +72,12 @@ def _set(state: dict[str, Any], devices: list[torch.device | str | int]) -> None
         torch.cuda.set_rng_state(held, device)
 
 
-def generator_devices() -> list[int]:
+def rng_devices() -> list[int]:
     """The CUDA devices whose generators a rank draws from: its own, once it has used it."""
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-# ---- generators of one's own ----
+# ---- the script's own generators ----
 
 
 def kinds_of_rng() -> tuple[type[Any], ...]:
@@ -89,7 +89,7 @@ def kinds_of_rng() -> tuple[type[Any], ...]:
 
 def is_rng(thing: object) -> bool:
     """Whether an object is a generator with a state; the system's source of randomness has none."""
-    # type(), not isinstance(): a proxy may lie about its class, or raise when it is asked.
+    # type(), not isinstance(): a proxy may lie about its class, or raise when it is inspected.
     return issubclass(type(thing), kinds_of_rng()) and not issubclass(type(thing), random.SystemRandom)
 
 

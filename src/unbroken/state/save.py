@@ -1,8 +1,8 @@
 """Saving beside the training loop: a short stop to take the state, and a thread for everything slow.
 
 At the step's edge the state is captured, fingerprinted and copied to host memory; writing, digesting, syncing and
-committing happen in a thread over a group of its own. At most one save is in flight. A save that fails says so at the
-next edge, leaves the last commit intact and lets training go on.
+committing happen in a thread over a group of its own. At most one save is in flight. A save that fails is reported
+at the end of the next step, leaves the last commit intact and lets training continue.
 """
 
 import queue
@@ -42,14 +42,14 @@ _log = logger(__name__)
 class Request:
     """What is to be saved, beside the items' state.
 
-    ``account`` is asked by the first rank in the thread, where it may take its time, for what the data has served.
+    ``account`` is called by the first rank in the save thread, where it may take time: what the data has served.
     """
 
     step: int
     kind: str
     counters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     account: Callable[[], Mapping[str, Any]] | None = None
 
 
@@ -60,7 +60,7 @@ class Saved:
     request: Request
     name: str | None
     size_bytes: int
-    blocked_s: float
+    paused_s: float
     total_s: float
     removed: tuple[str, ...] = ()
     error: UnbrokenError | None = None
@@ -68,8 +68,8 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """What the saver needs to know of the run around it."""
+class SaveContext:
+    """The run that a saver saves: its store, its job, its policies."""
 
     store: Store
     job: str
@@ -87,18 +87,18 @@ class Saver:
         self,
         items: Sequence[Item],
         world: World,
-        keeping: Keeping,
+        context: SaveContext,
         *,
         allow_pickle: Collection[str] = (),
-        shares_generators: bool = False,
+        shares_rng: bool = False,
         hyperparameters: Mapping[str, str] | None = None,
     ) -> None:
         self._items = list(items)
         self._world = world
         self._beside = world.beside()
-        self._keeping = keeping
+        self._context = context
         self._allow_pickle = frozenset(allow_pickle)
-        self._shares_generators = shares_generators
+        self._shares_generators = shares_rng
         self._hyperparameters = hyperparameters
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
@@ -110,11 +110,11 @@ class Saver:
         # Set once weights were written during a copy: from then on nothing is copied beside the next step.
         self._copies_at_once = False
 
-    def start(self, request: Request, generators: Callable[[], State]) -> None:
+    def start(self, request: Request, rng: Callable[[], State]) -> None:
         """Take the state now and save it behind; waits for a save that is still in flight. Collective.
 
         A state that cannot be taken now, because a value has come to need pickle or there is no memory for the copies,
-        is a save that failed, on every rank; ``collect`` tells it.
+        is a save that failed, on every rank; ``collect`` returns it.
 
         Raises:
             PeerLost: another rank is gone.
@@ -124,23 +124,23 @@ class Saver:
         self.wait()
         self._ended = self._thread = None
         try:
-            self._thread = self._take(request, generators, began)
+            self._thread = self._take(request, rng, began)
         except UnbrokenError as refused:
             if not _ends_the_save_only(refused):
                 raise
-            blocked_s = time.monotonic() - began
-            self._ended = Saved(request, None, 0, blocked_s, blocked_s, error=refused)
+            paused_s = time.monotonic() - began
+            self._ended = Saved(request, None, 0, paused_s, paused_s, error=refused)
 
-    def _take(self, request: Request, generators: Callable[[], State], began: float) -> threading.Thread:
+    def _take(self, request: Request, rng: Callable[[], State], began: float) -> threading.Thread:
         # On all ranks or on none, as everything that one rank alone may fail at.
         counters = self._world.all_or_none(lambda: encode_counters(request.counters))
         items = present(self._items)
         found = capture(
             items,
-            generators,
+            rng,
             self._world,
             allow_pickle=self._allow_pickle,
-            shares_generators=self._shares_generators,
+            shares_rng=self._shares_generators,
         )
         plan = payload.plan_save(found.tensors, self._world, self._plan)
         if plan is not self._plan:
@@ -168,9 +168,9 @@ class Saver:
                 # Nobody will write it: the next save needs the buffers.
                 staged.release()
             raise
-        blocked_s = time.monotonic() - began
+        paused_s = time.monotonic() - began
         sums = torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu")
-        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, sums, began, blocked_s))
+        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, sums, began, paused_s))
         return thread
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -217,29 +217,29 @@ class Saver:
             done = self._write_and_commit(work)
             error: UnbrokenError | None = None
         except UnbrokenError as refused:
-            done, error = _Done(), refused
-            # All ranks hear of it, so that all copy the same way from now on.
+            done, error = _Committed(), refused
+            # All ranks get this error, so that all copy the same way from now on.
             self._copies_at_once = self._copies_at_once or _is_written_during_save(refused)
-        except Exception as surprise:  # noqa: BLE001 - a thread's top: nobody above could say it
-            done, error = _Done(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
+        except Exception as surprise:  # noqa: BLE001 - the top of a thread: nothing above could report it
+            done, error = _Committed(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
         total_s, size_bytes = time.monotonic() - work.began, work.plan.total_bytes
         self._ended = Saved(
-            work.request, done.name, size_bytes, work.blocked_s, total_s, done.removed, error, account=done.account
+            work.request, done.name, size_bytes, work.paused_s, total_s, done.removed, error, account=done.account
         )
 
-    def _write_and_commit(self, work: "_Work") -> "_Done":
-        world, keeping = self._beside, self._keeping
+    def _write_and_commit(self, work: "_Work") -> "_Committed":
+        world, context = self._beside, self._context
         try:
             draft_name = world.from_first(lambda: self._begin(work))
         except BaseException:
             # Nothing will be written: the next save needs the buffers.
             work.staged.release()
             raise
-        draft = Draft(keeping.store, draft_name)
-        committed: list[_Done] = []
+        draft = Draft(context.store, draft_name)
+        committed: list[_Committed] = []
 
-        def commit_once() -> _Done:
+        def commit_once() -> _Committed:
             self._is_committing = True
             try:
                 committed.append(self._commit(work, draft, reports))
@@ -254,50 +254,50 @@ class Saver:
             return world.from_first(commit_once)
         except UnbrokenError:
             if committed:
-                # A rank was lost before it heard of the commit: the checkpoint is there all the same.
+                # A rank was lost before it learned of the commit: the checkpoint exists all the same.
                 return committed[0]
             if world.is_first:
                 self._give_up(draft)
             raise
 
     def _begin(self, work: "_Work") -> DraftName:
-        keeping = self._keeping
-        if keeping.fence is not None:
-            # Asked again before the commit; here so that a run that was moved or deleted is not made anew.
-            keeping.fence()
+        context = self._context
+        if context.fence is not None:
+            # Checked again before the commit; here so that a run that was moved or deleted is not recreated.
+            context.fence()
         # Beside the tensors: index, metadata, manifest, the shared record, the directories, and one record a rank.
         others = 8 + self._world.size
         require_room(
-            keeping.store,
+            context.store,
             coming_bytes=work.plan.total_bytes,
-            coming_files=len(work.plan.part_names(keeping.files_per_rank)) + others,
-            policies=keeping.policies,
-            is_live=keeping.is_live,
+            coming_files=len(work.plan.part_names(context.files_per_rank)) + others,
+            policies=context.policies,
+            is_live=context.is_live,
         )
-        return begin(keeping.store, step=work.request.step, job=keeping.job).name
+        return begin(context.store, step=work.request.step, job=context.job).name
 
-    def _write(self, work: "_Work", draft: Draft) -> "_Report":
+    def _write(self, work: "_Work", draft: Draft) -> "_RankReport":
         try:
             work.staged.wait()
-            with ThreadPoolExecutor(1, thread_name_prefix="unbroken-prove") as pool:
-                proving = pool.submit(staged_sums, work.staged.pieces, work.plan)
-                written = payload.write(work.staged, draft, self._world.rank, files=self._keeping.files_per_rank)
-                work.sums.copy_(proving.result())
+            with ThreadPoolExecutor(1, thread_name_prefix="unbroken-verify") as pool:
+                checking = pool.submit(staged_sums, work.staged.pieces, work.plan)
+                written = payload.write(work.staged, draft, self._world.rank, files=self._context.files_per_rank)
+                work.sums.copy_(checking.result())
         finally:
             work.staged.release()
         part = rank_part(self._world.rank)
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
-        return _Report(payload.Report.of(written, work.plan.pieces), mine)
+        return _RankReport(payload.Report.of(written, work.plan.pieces), mine)
 
-    def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_Report"]) -> "_Done":
-        keeping, request = self._keeping, work.request
+    def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_RankReport"]) -> "_Committed":
+        context, request = self._context, work.request
         require_as_fingerprinted(work.plan, work.described, work.sums, request.step)
         trainer = TrainerState(
             step=request.step,
-            world=self._world.size,
+            world_size=self._world.size,
             kinds={item.name: item.kind for item in work.items},
             values=work.captured.shared,
-            ranked=tuple(sorted(work.captured.ranked)),
+            per_rank=tuple(sorted(work.captured.ranked)),
             counters=work.counters,
             hyperparameters=self._hyperparameters,
         )
@@ -313,31 +313,31 @@ class Saver:
             tensors=work.described,
             metrics=request.metrics,
             fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
-            facts={"world": self._world.size, "torch": torch.__version__, **served, **request.facts},
+            metadata={"world_size": self._world.size, "torch": torch.__version__, **served, **request.metadata},
         )
-        name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=keeping.fence)
-        return _Done(name, self._settle(name), account)
+        name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=context.fence)
+        return _Committed(name, self._settle(name), account)
 
     def _planned(self, plan: payload.SavePlan) -> list[str]:
         """Every part that must be there, known before anybody has reported one."""
-        tensors = payload.planned_parts(plan, files=self._keeping.files_per_rank)
+        tensors = payload.planned_parts(plan, files=self._context.files_per_rank)
         return [*tensors, TRAINER_STATE, *map(rank_part, range(self._world.size))]
 
     def _settle(self, name: str) -> tuple[str, ...]:
         """What follows a commit; returns what was swept."""
-        keeping = self._keeping
+        context = self._context
         try:
             _, swept = settle(
-                keeping.store,
+                context.store,
                 name,
-                keeping.policies,
-                job=keeping.job,
-                is_live=keeping.is_live,
-                resume_target=keeping.resume_target,
+                context.policies,
+                job=context.job,
+                is_live=context.is_live,
+                resume_target=context.resume_target,
             )
         except UnbrokenError as refused:
             # The checkpoint exists: to call the save failed would be untrue. The next one points and sweeps again.
-            _log.warning("%s is committed, but what follows a commit was refused: %s", name, refused)
+            _log.warning("%s is committed, but updating `latest` or removing old checkpoints failed: %s", name, refused)
             return ()
         return swept.names
 
@@ -350,7 +350,7 @@ class Saver:
 
 
 @dataclass(frozen=True)
-class _Report:
+class _RankReport:
     """What one rank sends to rank 0: what it wrote of the tensors, and the part with its own record."""
 
     tensors: payload.Report
@@ -358,8 +358,8 @@ class _Report:
 
 
 @dataclass(frozen=True)
-class _Done:
-    """What a commit leaves to tell; nothing where there was none."""
+class _Committed:
+    """The result of a commit; empty where there was none."""
 
     name: str | None = None
     removed: tuple[str, ...] = ()
@@ -379,13 +379,13 @@ class _Work:
     described: Mapping[str, Tensor]
     sums: torch.Tensor
     began: float
-    blocked_s: float
+    paused_s: float
 
 
 def _ends_the_save_only(refused: UnbrokenError) -> bool:
-    """Whether training may go on after a state could not be taken; all ranks answer alike."""
+    """Whether training may continue after a state could not be taken; the same on all ranks."""
     cause = refused.cause if isinstance(refused, RankFailed) else refused
-    # A bug, or an error of the user's own object, is no news about one save; and who has lost a rank cannot go on.
+    # A bug, or an error of the user's own object, is not about this save; and a job that lost a rank cannot continue.
     return not isinstance(cause, InternalError | PeerLost)
 
 

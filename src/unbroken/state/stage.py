@@ -1,6 +1,6 @@
 """Copies of what this rank will write, in host memory that is reused from save to save.
 
-From the moment ``stage`` returns, the training loop may go on: a tensor on the CPU has been copied, one on a GPU is
+From the moment ``stage`` returns, the training loop may continue: a tensor on the CPU has been copied, one on a GPU is
 being copied. What only an optimizer step changes is copied on a side stream beside the next forward and backward, and
 the step waits on the device for what is left; everything else is copied in the order of the current stream, so the
 next kernel already finds it done. There is exactly one set of buffers, so one save in flight at most.
@@ -162,7 +162,7 @@ class Staged:
     pieces: tuple[StagedPiece, ...]
     buffers: Buffers
     events: tuple[torch.cuda.Event, ...] = ()
-    # Kept until the copies are done: memory that is given back could be handed out again while it is being read.
+    # Kept until the copies are done: memory that is given back could be reused while it is being read.
     sources: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     def wait(self) -> None:
@@ -244,7 +244,7 @@ def _room(pieces: Iterable[Piece]) -> int:
 
 
 def _stretches(pieces: Iterable[Piece], arenas: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
-    """Memory for one piece after the other; one that does not fit into the rest of an arena goes on in the next."""
+    """Memory for one piece after the other; one that does not fit into the rest of an arena continues in the next."""
     number = position = 0
     for piece in pieces:
         found, left = [], piece.size_bytes
@@ -271,7 +271,7 @@ def _copy(source: torch.Tensor, stretches: Sequence[torch.Tensor]) -> None:
         position += into.numel()
 
 
-# ---- whether the staged bytes are those that were fingerprinted ----
+# ---- checking staged bytes against their fingerprints ----
 
 # Larger than the chunks at an edge: fewer, longer operations leave Python's lock to the training thread.
 _CHUNK_WORDS: Final = 1 << 17
@@ -284,7 +284,7 @@ def staged_sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> torch.Tensor:
     One row a tensor, in the order of the plan: added up over the ranks they are the sums of the whole tensors.
     """
     threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 4, len(pieces)))
-    with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-prove") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-verify") as pool:
         return sum(
             pool.map(lambda first: _sums(pieces[first::threads], plan), range(threads)),
             start=torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu"),

@@ -12,27 +12,28 @@ from unbroken.state.encode import Json, decode, encode
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed, Table
 from unbroken.store.manifest import Manifest
+from unbroken.store.old_names import updated
 from unbroken.store.parts import read_whole
 
 COUNTERS: Final = "counters"
 HYPERPARAMETERS: Final = "hyperparameters"
 TRAINER_STATE: Final = "trainer_state.json"
-_SCHEMA: Final = "unbroken.trainer-state/1"
-_RANK_SCHEMA: Final = "unbroken.rank-state/1"
+_SCHEMA: Final = "unbroken.trainer-state/2"
+_RANK_SCHEMA: Final = "unbroken.rank-state/2"
 
 
 @dataclass(frozen=True)
 class TrainerState:
     """What all ranks agree on: the step, each item's kind and values, and which items differ by rank.
 
-    ``hyperparameters`` are the values the run began with, as text; None where a checkpoint was written without them.
+    ``hyperparameters`` are the values the run started with, as text; None where a checkpoint was written without them.
     """
 
     step: int
-    world: int
+    world_size: int
     kinds: Mapping[str, str]
     values: Mapping[str, Json]
-    ranked: tuple[str, ...]
+    per_rank: tuple[str, ...]
     counters: Json = None
     hyperparameters: Mapping[str, str] | None = None
 
@@ -41,10 +42,10 @@ class TrainerState:
         body = {
             "schema": _SCHEMA,
             "step": self.step,
-            "world": self.world,
+            "world_size": self.world_size,
             "kinds": dict(self.kinds),
             "values": dict(self.values),
-            "ranked": list(self.ranked),
+            "per_rank": list(self.per_rank),
             "counters": self.counters,
             **({} if self.hyperparameters is None else {HYPERPARAMETERS: dict(self.hyperparameters)}),
         }
@@ -55,7 +56,7 @@ def encode_counters(counters: Mapping[str, Any]) -> Json:
     """The loop's own counters as JSON, exactly: infinity is where many a best loss begins.
 
     Raises:
-        NeedsPickle: one is no plain value; a tensor belongs to an item.
+        NeedsPickle: one is not a plain value; a tensor belongs into an item.
     """
     return encode(dict(counters), item=COUNTERS, path=COUNTERS, take_tensor=_refuse_tensor, allow_pickle=False)
 
@@ -64,11 +65,11 @@ def decode_counters(counters: Json) -> dict[str, Any]:
     """The counters again.
 
     Raises:
-        Malformed: they are none.
+        Malformed: they are not counters.
     """
     found = decode(counters, item=COUNTERS, give_tensor=_no_tensor, allow_pickle=False)
     if not isinstance(found, dict):
-        raise Malformed("the counters are no table")
+        raise Malformed("the counters are not an object")
     return found
 
 
@@ -81,10 +82,10 @@ def _no_tensor(name: Json) -> torch.Tensor:
 
 
 def read_hyperparameters(body: Table) -> Mapping[str, str] | None:
-    """The values that a run began with, from a record that may lack them.
+    """The values that a run started with, from a record that may lack them.
 
     Raises:
-        Malformed: one of them is no text.
+        Malformed: one of them is not text.
     """
     if HYPERPARAMETERS not in body:
         return None
@@ -108,20 +109,20 @@ def json_part(body: Mapping[str, Any]) -> bytes:
 
 
 def read_trainer_state(store: Store, name: str, manifest: Manifest) -> TrainerState:
-    """The shared record of a checkpoint, its bytes proven first.
+    """The shared record of a checkpoint, its checksums verified first.
 
     Raises:
-        ManifestDamaged: the part is missing from the manifest, or is no such record; a missing counter is never 0.
+        ManifestDamaged: the part is missing from the manifest, or is not such a record; a missing counter is never 0.
         DamagedCheckpoint: its bytes are not what was written.
     """
     body = _table(store, name, manifest, TRAINER_STATE, _SCHEMA)
     try:
         state = TrainerState(
             step=body.whole("step"),
-            world=body.whole("world"),
+            world_size=body.whole("world_size"),
             kinds={str(k): str(v) for k, v in body.table("kinds").items()},
             values=body.table("values"),
-            ranked=tuple(body.texts("ranked")),
+            per_rank=tuple(body.texts("per_rank")),
             counters=dict(body.table("counters")),
             hyperparameters=read_hyperparameters(body),
         )
@@ -129,16 +130,16 @@ def read_trainer_state(store: Store, name: str, manifest: Manifest) -> TrainerSt
     except Malformed as wrong:
         raise ManifestDamaged(path=store.path(name) / TRAINER_STATE, complaint=str(wrong)) from wrong
     if state.step != manifest.step:
-        complaint = f"it says step {state.step}, the manifest says {manifest.step}"
+        complaint = f"its step is {state.step}, the manifest's is {manifest.step}"
         raise ManifestDamaged(path=store.path(name) / TRAINER_STATE, complaint=complaint)
     return state
 
 
 def read_rank_values(store: Store, name: str, manifest: Manifest, rank: int) -> Mapping[str, Json]:
-    """One rank's own values, their bytes proven first.
+    """One rank's own values, their checksums verified first.
 
     Raises:
-        ManifestDamaged: the part is missing from the manifest, or is no such record.
+        ManifestDamaged: the part is missing from the manifest, or is not such a record.
         DamagedCheckpoint: its bytes are not what was written.
     """
     part = rank_part(rank)
@@ -149,7 +150,7 @@ def read_rank_values(store: Store, name: str, manifest: Manifest, rank: int) -> 
 
 
 def read_record(store: Store, name: str, manifest: Manifest, part_name: str) -> bytes:
-    """The bytes of a part that every such checkpoint has, proven.
+    """The bytes of a part that every such checkpoint has, their checksums verified.
 
     Raises:
         ManifestDamaged: the part is missing from the manifest.
@@ -164,7 +165,7 @@ def read_record(store: Store, name: str, manifest: Manifest, part_name: str) -> 
 def _table(store: Store, name: str, manifest: Manifest, part_name: str, schema: str) -> Table:
     data = read_record(store, name, manifest, part_name)
     try:
-        body = Table(json.loads(data), part_name)
+        body = Table(updated(json.loads(data)), part_name)
         body.one_of("schema", (schema,))
     except (ValueError, RecursionError, Malformed) as wrong:
         complaint = f"it does not decode: {wrong}"

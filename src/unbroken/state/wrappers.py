@@ -33,7 +33,7 @@ def real(thing: object) -> object:
         if attribute is not None:
             thing = getattr(thing, attribute)
         elif isinstance(thing, nn.Module) and _holds_wrapper(thing):
-            # torch.compile around Fabric's module: the compiled code is no state.
+            # torch.compile around Fabric's module: the compiled code is not state.
             thing = thing._modules[str(inner_attribute(thing))]
         else:
             return thing

@@ -1,4 +1,4 @@
-"""What a directory can take: room for a save, asked before it, and how fast it writes bytes durably."""
+"""What a directory can take: free space for a save, checked before it, and its speed of durable writes."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -30,8 +30,8 @@ def require_room(
     """Pass if the file system has bytes and inodes for the coming save and a reserve.
 
     Raises:
-        NoRoom: it has not; the error says what pruning by ``policies`` would free.
-        StorageFailed: the system refused to say.
+        NoRoom: it has not; the error names what pruning by ``policies`` would free.
+        StorageFailed: I/O error.
     """
     store.files.make_directory(store.root)
     space = store.files.space(store.root)
@@ -80,7 +80,7 @@ def write_speed(
         size_bytes: how many bytes are written.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     for node in files.list_directory(directory):
         if node.name.startswith(PREFIX) and node.kind is NodeKind.FILE:

@@ -1,6 +1,6 @@
 """Verifying a checkpoint: quick (names and sizes), sampled, full.
 
-Every level first proves the manifest against its own digest. Quick then looks at names, kinds and sizes; sampled also
+Every level first verifies the manifest by its own digest. Quick then checks names, kinds and sizes; sampled also
 reads some blocks of each part; full reads every byte. All bad places are named, with their byte ranges; nothing is
 changed. Links are never followed: a part is a regular file inside its own checkpoint or it is a finding.
 """
@@ -35,7 +35,7 @@ class Level(Enum):
 
 
 class Cause(Enum):
-    """Why a place is not proven: its bytes are wrong, could not be had, or are of a format we do not read."""
+    """Why a part did not verify: its bytes are wrong, cannot be read, or are of an unknown format."""
 
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
@@ -70,7 +70,7 @@ class Verdict:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing bad was found, as far as was asked."""
+        """Whether nothing bad was found at this level."""
         return not self.findings
 
     @property
@@ -100,9 +100,9 @@ def verify(
     workers: int = DEFAULT_WORKERS,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Check one checkpoint; ``seed`` draws the sample, ``progress`` hears of bytes as they are proven.
+    """Check one checkpoint; ``seed`` draws the sample, ``progress`` gets the number of bytes as they are verified.
 
-    Nothing here raises for a bad checkpoint: what cannot be read is a finding too.
+    A bad checkpoint raises nothing: what cannot be read is a finding too.
     """
     try:
         manifest = store.read_manifest(name)
@@ -161,7 +161,7 @@ def _name_problem(store: Store, directory: Path, part: Part, kinds: dict[Path, N
             found = store.files.find(directory / above)
             kinds[above] = found.kind if found else None
         if kinds.get(above) is NodeKind.LINK:
-            return f"stands behind a link, {above}"
+            return f"is behind a link, {above}"
     found = store.files.find(directory / part.name)
     if found is None:
         return "is missing"

@@ -1,6 +1,6 @@
-"""Which checkpoint to resume from: the newest usable one, why each newer one was passed over, and the quarantine.
+"""Which checkpoint to resume from: the newest usable one, why each newer one was skipped, and the quarantine.
 
-A bad checkpoint is moved aside with the reason beside it, never deleted: what looks bad today may be read tomorrow.
+A damaged checkpoint is moved to ``quarantine/`` with its reason, never deleted: a later version may read more of it.
 """
 
 import json
@@ -21,7 +21,7 @@ def quarantine(store: Store, name: str, reasons: tuple[str, ...], *, job: str, a
     """Move a checkpoint into ``quarantine/``, its reason file first; returns the name it has there.
 
     Raises:
-        StorageFailed: the system refused; the checkpoint is where it was.
+        StorageFailed: I/O error; the checkpoint is where it was.
     """
     directory = store.path(QUARANTINE)
     store.files.make_directory(directory, durable=True)
@@ -37,14 +37,14 @@ def quarantine(store: Store, name: str, reasons: tuple[str, ...], *, job: str, a
         (json.dumps(reason, sort_keys=True, indent=1) + "\n").encode(),
         scratch=scratch(job, "reason"),
     )
-    # crash here: the checkpoint stands in one place or the other, whole as it was.
+    # crash here: the checkpoint is in one place or the other, unchanged.
     store.files.publish(store.path(name), directory / aside)
     return aside
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A checkpoint that was looked at and not taken; ``moved_to`` says where it stands now, if it was moved."""
+    """A checkpoint that was skipped; ``moved_to`` is where it is now, if it was moved."""
 
     verdict: Verdict
     moved_to: str | None = None
@@ -63,13 +63,13 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Choice:
-    """The checkpoint to resume from, with the verdict on it, and those passed over on the way."""
+    """The checkpoint to resume from, with the verdict on it, and the newer ones that were skipped."""
 
     chosen: Verdict | None
     passed_over: tuple[PassedOver, ...] = ()
 
     def required(self, store: Store) -> Verdict:
-        """The chosen one, where there must be one.
+        """The chosen one; an error where there is none.
 
         Raises:
             NoUsableCheckpoint: there is none.
@@ -81,7 +81,7 @@ class Choice:
 
 
 def choose(names_newest_first: Iterable[str], judge: Callable[[str], Verdict]) -> Choice:
-    """Take the first that the judge finds sound; nothing older than it is looked at."""
+    """The first that ``judge`` finds sound; older ones are not read."""
     passed: list[PassedOver] = []
     for name in names_newest_first:
         verdict = judge(name)
@@ -94,11 +94,11 @@ def choose(names_newest_first: Iterable[str], judge: Callable[[str], Verdict]) -
 def resume_point(store: Store, level: Level, *, job: str, at_ns: int) -> Choice:
     """The newest usable checkpoint of a store; each damaged one that is newer is quarantined.
 
-    One of a newer format, or one that the storage would not give us just now, is passed over and stays where it is: it
-    is not known to be damaged. Only the job that holds the run calls this.
+    One of a newer format, or one that could not be read just now, is skipped and stays where it is: it is not known to
+    be damaged. Only the job that holds the run calls this.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, level))
     passed = []

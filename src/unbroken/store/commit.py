@@ -1,4 +1,4 @@
-"""The one instant at which a checkpoint begins to exist.
+"""The commit: the one instant at which a checkpoint begins to exist.
 
 Parts go into a draft, a directory whose name no reader trusts. A commit then looks at the evidence (every part of the
 plan reported, and on disk with that size), writes the manifest, makes everything durable, and renames the draft to its
@@ -44,16 +44,16 @@ class Draft:
         return self.store.path(str(self.name))
 
     def write_part(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
-        """Write one part durably; the returned evidence goes to whoever commits.
+        """Write one part durably; the returned evidence is for the commit.
 
         Raises:
             UnsafeName: the name leads out of the checkpoint.
-            StorageFailed: the system refused; the draft can be given up.
+            StorageFailed: I/O error; the draft can be given up.
         """
         require_safe(name)
         files = self.store.files
         if files.find(self.path) is None:
-            # Made anew on this node it would look like success here and be missing there.
+            # Created on this node alone it would look like success here and be missing on the others.
             cause = "the draft is not there; every rank must see the same directory"
             raise StorageFailed(operation="write a part into", path=self.path, cause=cause)
         files.make_directory((self.path / name).parent)
@@ -64,14 +64,14 @@ class Draft:
         """Give the draft up.
 
         Raises:
-            StorageFailed: the system refused; the next sweep tries again.
+            StorageFailed: I/O error; the next sweep tries again.
         """
         self.store.files.remove_tree(self.path)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a manifest says beside the parts."""
+    """The fields of a manifest beside the parts."""
 
     kind: str
     saved_at_ns: int
@@ -79,14 +79,14 @@ class Record:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def begin(store: Store, *, step: int, job: str) -> Draft:
     """Start a checkpoint; a second attempt at the same step by the same job gets a directory of its own.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if not is_job(job):
         raise ValueError(f"a job is named by at most 64 letters, digits and underscores, not {job!r}")
@@ -109,7 +109,7 @@ def commit(
     fence: Callable[[], None] | None = None,
     called: str | None = None,
 ) -> str:
-    """Turn a draft into a checkpoint if the evidence bears it out; returns the checkpoint's name.
+    """Turn a draft into a checkpoint if the evidence is complete; returns the checkpoint's name.
 
     ``plan`` is what must be there, ``parts`` what the writers report. ``fence`` is called last and raises if this job
     has been taken for dead meanwhile, so that a job that slept through its successor's start cannot commit. ``called``
@@ -119,7 +119,7 @@ def commit(
         EvidenceMissing: a planned part was not reported or is not on disk with its size, or there are others.
         ManifestDamaged: the record holds what a manifest cannot carry; nothing is committed.
         UnsafeName: a part's name leads out of the checkpoint; nothing is committed.
-        StorageFailed: the system refused; the old state is intact.
+        StorageFailed: I/O error; the old state is intact.
     """
     store, files = draft.store, draft.store.files
     stem = called or checkpoint_name(draft.name.step, record.kind)
@@ -138,7 +138,7 @@ def commit(
         tensors=record.tensors,
         metrics=record.metrics,
         fingerprint=record.fingerprint,
-        facts=record.facts,
+        metadata=record.metadata,
     )
     encoded = encode(manifest)
     # What no reader would take must not become a checkpoint: it would be found out when it is needed.
@@ -171,16 +171,16 @@ def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]
         if name not in present:
             yield f"{name}: reported and not on disk"
         elif (size_bytes := present[name]) is None:
-            yield f"{name}: is no regular file"
+            yield f"{name}: is not a regular file"
         elif size_bytes != part.size_bytes:
             yield f"{name}: {size_bytes:,} bytes on disk, {part.size_bytes:,} reported"
 
 
 def walk_files(files: Files, directory: Path) -> Iterator[tuple[str, int | None]]:
-    """Every name below a directory that is no directory, with its size; None for what is no regular file.
+    """Every file below a directory with its size; None for what is not a regular file.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     # A list and no recursion: a folder nested a thousand deep must not stop a resume.
     pending = [("", directory)]
@@ -234,13 +234,13 @@ def _make_way(store: Store, taken: Collection[str], step: int) -> set[str]:
 
 
 def point_latest(store: Store, name: str, *, job: str) -> bool:
-    """Point ``latest`` at a committed checkpoint; it is a hint for people, never the truth.
+    """Point ``latest`` at a committed checkpoint; it is a hint, never used to choose.
 
-    Something called ``latest`` that is no link belongs to another tool and is left alone, and some file systems have no
-    symlinks; then this says False.
+    False where it was not updated: something else called ``latest`` belongs to another tool, or the file system has no
+    symlinks.
 
     Raises:
-        StorageFailed: the system refused; the old link is intact.
+        StorageFailed: I/O error; the old link is intact.
     """
     link = store.path(LATEST)
     found = store.files.find(link)

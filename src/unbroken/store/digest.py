@@ -2,7 +2,7 @@
 
 A part is cut into blocks of 16 MiB; each block has an xxh3-128 digest. A part of one block has that block's digest, so
 ``xxh128sum`` gives the same value; a longer part has the digest of its blocks' digests laid end to end. Blocks make it
-possible to say which bytes are bad, to check a sample, and to check one large part on every core. The hash is chosen
+possible to name the bad bytes, to check a sample, and to check one large part on every core. The hash is chosen
 for speed against accidents, not against forgers: see ``docs/decisions/003-digest.md``.
 """
 

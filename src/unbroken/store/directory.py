@@ -20,7 +20,7 @@ class Store:
         return self.root / name
 
     def read_manifest(self, name: str) -> Manifest:
-        """The manifest of one checkpoint, proven against its own digest.
+        """The manifest of one checkpoint, verified by its own digest.
 
         Raises:
             ManifestDamaged: it is not what a commit wrote.

@@ -1,6 +1,6 @@
-"""What becomes of emergency dumps: copied to a directory that every host sees, and swept once they are of no use.
+"""Copies of emergency dumps in a directory that every host sees, and the removal of dumps after a later commit.
 
-A copy is called one only after every byte of it was read back and proven; a dump is removed only after a later commit.
+A copy gets its name only after all of it was read back and its checksums verified.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from unbroken.store.sweep import sweep
 
 
 def mirror(source: Store, name: str, target: Store) -> str:
-    """Copy a dump to another directory, read every byte back there, and only then let it stand; returns its name.
+    """Copy a dump to another directory, read it back there, and only then commit it; returns its name.
 
     Raises:
-        MirrorDiffers: what stands there is not what was copied; it is removed.
+        MirrorDiffers: the copy differs from the dump; it is removed.
         DamagedCheckpoint: the dump itself is not what was written.
-        StorageFailed: the system refused; there is no copy.
+        StorageFailed: I/O error; there is no copy.
     """
     manifest = source.read_manifest(name)
     draft = begin(target, step=manifest.step, job=manifest.job)
     try:
         for part in manifest.parts:
             with contextlib.closing(read_part(source.files, source.path(name), manifest, part)) as blocks:
-                # crash here: a draft in the other directory, which nobody takes for a copy; the dump is untouched.
+                # crash here: a draft in the other directory, which no reader uses; the dump is untouched.
                 draft.write_part(part.name, blocks)
         _require_same(draft, manifest)
         return _commit(draft, manifest, name)
@@ -41,7 +41,7 @@ def mirror(source: Store, name: str, target: Store) -> str:
 
 
 def _require_same(draft: Draft, manifest: Manifest) -> None:
-    """Read the copy back: what the writing said of itself proves nothing about what stands there."""
+    """Read the copy back: a write that returned does not show what is on disk."""
     try:
         for part in manifest.parts:
             for _ in read_part(draft.store.files, draft.path, manifest, part):
@@ -58,20 +58,20 @@ def _commit(draft: Draft, manifest: Manifest, name: str) -> str:
         tensors=manifest.tensors,
         metrics=manifest.metrics,
         fingerprint=manifest.fingerprint,
-        facts=manifest.facts,
+        metadata=manifest.metadata,
     )
     plan = [part.name for part in manifest.parts]
     return commit(draft, plan=plan, parts=manifest.parts, record=record, called=name)
 
 
 def sweep_dumps(run: Path, area: Area, *, up_to_step: int, share: tuple[int, int], files: Files = LOCAL) -> list[str]:
-    """Remove the dumps that a commit of this step or a later one has made useless; returns their paths.
+    """Remove the dumps that a commit of this step or a later one has replaced; returns their paths.
 
-    ``share`` is which of how many sweepers this is, so that no two touch one directory: the rank and the world. Drafts
-    and leftovers go too, and all that stands under earlier keys of the run. Only called after the commit.
+    ``share`` is the rank and the world size, so that no two ranks sweep one directory. Drafts
+    and leftovers go too, and all dumps under earlier keys of the run. Only called after the commit.
 
     Raises:
-        StorageFailed: the system refused; what is left is swept next time.
+        StorageFailed: I/O error; what is left is swept next time.
     """
     mine, sweepers = share
     removed: list[str] = []

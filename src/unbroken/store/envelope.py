@@ -1,9 +1,9 @@
-"""Records that prove themselves: one line of JSON, a body and the digest of its bytes as they stand in the file.
+"""Records with their own checksum: one line of JSON, a body and the digest of its bytes in the file.
 
-``{"body":…,"digest":"xxh3-128:…","format":"…"}`` is the envelope of what people keep; records of work in progress leave
+``{"body":…,"digest":"xxh3-128:…","format":"…"}`` is the envelope of what is kept; records of work in progress leave
 the algorithm and the format out. It never changes: what may change is a body, and then its format's name does. Bodies
-that are kept have one spelling, so that the same record is the same bytes. What a body means is for its reader to say,
-and so is the error; nothing here trusts what it reads.
+that are kept have one spelling, so that the same record is the same bytes. Readers decode the body
+and raise the errors; nothing here trusts what it reads.
 """
 
 import json
@@ -24,7 +24,7 @@ _BARE_END_BYTES: Final = len(b',"digest":""}\n') + HEX_LENGTH
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a file of this form says; its body is only to be believed if it is proven."""
+    """The fields of such a file; the body may be used only if it is verified."""
 
     body: bytes
     algorithm: str
@@ -32,8 +32,8 @@ class Envelope:
     form: str
 
     @property
-    def is_proven(self) -> bool:
-        """Whether the body has the digest that stands beside it, taken with our own algorithm whatever it says."""
+    def is_verified(self) -> bool:
+        """Whether the body has the digest beside it, computed with our algorithm whichever the file names."""
         return digest_bytes(self.body).hex() == self.proof
 
 
@@ -44,7 +44,7 @@ def sealed(body: bytes, form: str) -> bytes:
 
 
 def opened(data: bytes) -> Envelope | None:
-    """What such a file says, not proven yet; None if it has another form."""
+    """The fields of such a file, not verified yet; None if it has another form."""
     ends = list(_END.finditer(data, max(len(data) - _END_LONGEST, 0)))
     if not data.startswith(_START) or not ends or ends[-1].end() != len(data):
         return None
@@ -57,16 +57,16 @@ def sealed_bare(body: bytes) -> bytes:
 
 
 def opened_bare(data: bytes) -> bytes | None:
-    """The body of such a file; None if it does not prove it."""
+    """The body of such a file; None if its digest does not match."""
     body = data[len(_START) : -_BARE_END_BYTES]
     return body if sealed_bare(body) == data else None
 
 
 def begins_one(files: Files, path: Path) -> bool:
-    """Whether a file begins like an envelope, which tells ours from another tool's of the same name.
+    """Whether a file begins like an envelope, to distinguish ours from another tool's of the same name.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     start = bytearray(len(_START))
     with files.reading(path) as source:
@@ -77,7 +77,7 @@ def canonical(value: object) -> bytes:
     """The one spelling of a JSON value.
 
     Raises:
-        ValueError: a text is no Unicode, or a number is none.
+        ValueError: a text is not valid Unicode, or a number is not finite.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
@@ -87,7 +87,7 @@ def from_canonical(data: bytes) -> Any:  # noqa: ANN401 -- whatever JSON held
 
     Raises:
         Malformed: it is spelled in another way.
-        ValueError: it is no JSON, or is nested too deeply.
+        ValueError: it is not JSON, or is nested too deeply.
     """
     found = parsed(data)
     # Two readers must never see two values in the same bytes: no key twice, no NaN, one order, one spelling.

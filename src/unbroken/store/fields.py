@@ -1,4 +1,4 @@
-"""Reading JSON and typed values out of it, refusing everything else by name. Owns no format.
+"""Reading JSON and typed values out of it; anything else is an error that names the field. Owns no format.
 
 Numbers are bounded here, once, so that no arithmetic behind a reader can overflow: whole numbers fit into 64 bits,
 others are finite and no larger than any duration or rate can be, instants lie within the calendar.
@@ -13,7 +13,7 @@ MOST_WHOLE: Final = (1 << 63) - 1
 MOST_NUMBER: Final = 1e15
 # The last second of the year 9999, where the calendar of Python and of ISO 8601 ends.
 LATEST_S: Final = 253_402_300_799.0
-# More ranks than this are no world, and loops over them would not end.
+# No world has more ranks, and loops over them would not end.
 MOST_RANKS: Final = 1 << 20
 _MOST_NESTED: Final = 200
 
@@ -22,7 +22,7 @@ def parsed(data: bytes | str) -> Any:  # noqa: ANN401 -- whatever JSON held
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or is nested too deeply for whoever handles the value.
+        ValueError: it is not JSON, or is nested too deeply to be handled.
     """
     try:
         found = json.loads(data)
@@ -63,7 +63,7 @@ def as_whole(value: object) -> int | None:
 
 
 def as_instant(value: object) -> float | None:
-    """Seconds since 1970 that a calendar has a date for; None if it is no such number."""
+    """Seconds since 1970 that a calendar has a date for; None if it is not such a number."""
     found = as_number(value)
     return found if found is not None and 0 <= found <= LATEST_S else None
 
@@ -73,7 +73,7 @@ class Malformed(Exception):
 
 
 class Table:
-    """One JSON object whose members are asked for by type."""
+    """One JSON object whose members are read by type."""
 
     def __init__(self, value: Any, name: str) -> None:  # noqa: ANN401 - whatever JSON held
         if not isinstance(value, dict):
@@ -126,7 +126,7 @@ class Table:
         return self._get(key) is not None
 
     def only(self, keys: Set[str]) -> None:
-        """Pass if there is no member but these."""
+        """Pass if it has no other members."""
         if unknown := sorted(self._values.keys() - keys):
             raise Malformed(f"{self._name} has an unknown member {unknown[0]!r}")
 

@@ -1,7 +1,7 @@
 """Which checkpoints to keep, as pure functions: no disk, no clock.
 
 A policy maps candidates to reasons for keeping some of them; a keep decision is the union of its policies. Whatever no
-policy keeps is released, and only then may the sweep remove it. Three rules stand above every policy: the newest usable
+policy keeps is released, and only then may the sweep remove it. Three rules override every policy: the newest usable
 checkpoint is always kept; only usable ones count, so that a damaged newcomer can never push out the last good one; and
 without any policy nothing is released.
 """
@@ -82,7 +82,7 @@ class EveryT:
 
 @dataclass(frozen=True)
 class BestBy:
-    """The k best by a metric; one that was not measured, or is no number, is never best."""
+    """The k best by a metric; one that was not measured, or is NaN, is never best."""
 
     metric: str
     mode: str = "min"
@@ -99,7 +99,7 @@ class BestBy:
 
 @dataclass(frozen=True)
 class Pinned:
-    """What a person asked to keep."""
+    """What the user pinned."""
 
     def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
         """The names it keeps, each with the reason."""
@@ -155,7 +155,7 @@ class Decision:
 
 
 def keeps_everything(policies: Collection[Policy]) -> bool:
-    """Whether no checkpoint can be released, so that nobody needs to read ten thousand manifests to learn it."""
+    """Whether no checkpoint can be released, so that ten thousand manifests need not be read."""
     return not policies or LastK(None) in policies
 
 
@@ -164,7 +164,7 @@ def decide(
 ) -> Decision:
     """Split candidates into kept and released.
 
-    Pins and missing mirror copies are honoured whether or not a policy says so. A checkpoint that is not usable is
+    Pins and missing mirror copies are kept with any policy. A checkpoint that is not usable is
     neither counted nor released: it is for the quarantine, not for the sweep.
     """
     newest_first = sorted(candidates, key=lambda c: (c.step, c.saved_at_ns, c.name), reverse=True)

@@ -1,7 +1,7 @@
 """What a checkpoint contains: canonical JSON, a digest for every part and one for itself.
 
-The file is one line, ``{"body":{…},"digest":"xxh3-128:…","format":"unbroken.checkpoint/1"}``, in the form of
-``envelope``: a reader trusts a field only after every byte of the body is proven. Decoding treats the file as hostile:
+The file is one line, ``{"body":{…},"digest":"xxh3-128:…","format":"unbroken.checkpoint/2"}``, in the form of
+``envelope``: no field is read before the body's digest is verified. Decoding treats the file as hostile:
 it is data, never code, and every name in it must stay inside the checkpoint.
 """
 
@@ -14,17 +14,19 @@ from typing import Any, Final
 
 from unbroken.errors import FormatUnknown, ManifestDamaged, UnsafeName
 from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest
-from unbroken.store.envelope import canonical, from_canonical, opened, sealed
+from unbroken.store.envelope import Envelope, canonical, from_canonical, opened, sealed
 from unbroken.store.fields import Malformed, Table, as_whole
 from unbroken.store.names import KINDS, require_safe
+from unbroken.store.old_names import updated
 
-FORMAT: Final = "unbroken.checkpoint/1"
+FORMAT: Final = "unbroken.checkpoint/2"
+_FORMATS: Final = (FORMAT, "unbroken.checkpoint/1")
 _ANY_FORMAT: Final = re.compile(r"unbroken\.checkpoint/[1-9][0-9]*")
 FILE_LIMIT_BYTES: Final = 1 << 30
 # It names a pin's file, so it must not hide and must not climb.
 _ID: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
 _BODY: Final = frozenset(
-    {"block_bytes", "digest", "facts", "fingerprint", "id", "job", "kind", "metrics", "origin", "parts"}
+    {"block_bytes", "digest", "fingerprint", "id", "job", "kind", "metadata", "metrics", "origin", "parts"}
     | {"saved_at_ns", "step", "tensors"}
 )
 _PART: Final = frozenset({"blocks", "bytes", "digest", "name"})
@@ -59,7 +61,7 @@ class Tensor:
 class Manifest:
     """The contents of one checkpoint.
 
-    ``facts`` carries what the store does not interpret: world, versions, architecture and config hashes.
+    ``metadata`` is what the store does not interpret: world size, versions, architecture and config hashes.
     """
 
     id: str
@@ -72,7 +74,7 @@ class Manifest:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     block_bytes: int = BLOCK_BYTES
 
     @property
@@ -85,17 +87,17 @@ def encode(manifest: Manifest) -> bytes:
     """The manifest's file, byte for byte the same for the same manifest.
 
     Raises:
-        ValueError: a text is no Unicode, or a number in ``facts`` is none.
+        ValueError: a text is not valid Unicode, or a number in ``metadata`` is not finite.
     """
     body = canonical(
         {
             "block_bytes": manifest.block_bytes,
             "digest": ALGORITHM,
-            "facts": manifest.facts,
             "fingerprint": manifest.fingerprint,
             "id": manifest.id,
             "job": manifest.job,
             "kind": manifest.kind,
+            "metadata": manifest.metadata,
             "metrics": {name: _metric_to_json(value) for name, value in manifest.metrics.items()},
             "origin": manifest.origin,
             "parts": [_part_to_json(part) for part in sorted(manifest.parts, key=lambda part: part.name)],
@@ -108,39 +110,39 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, path: Path) -> Manifest:
-    """The manifest in a file's bytes, after the bytes are proven; ``path`` is for the error.
+    """The manifest in a file's bytes, its digest verified first; ``path`` is for the error.
 
     Raises:
         ManifestDamaged: the bytes are not what a commit wrote.
         FormatUnknown: another version's manifest, or a digest this version does not know.
         UnsafeName: a part's name leads out of the checkpoint.
     """
-    body = _proven_body(data, path)
+    found = _verified(data, path)
     try:
-        return _manifest(Table(from_canonical(body), "body"))
+        return _manifest(Table(updated(from_canonical(found.body), found.form), "body"))
     except UnsafeName as refused:
         raise UnsafeName(name=refused.name, reason=refused.reason, path=path) from refused
     except (ValueError, OverflowError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=path, complaint=f"its body does not decode: {_short(wrong)}") from wrong
 
 
-def _proven_body(data: bytes, path: Path) -> bytes:
+def _verified(data: bytes, path: Path) -> Envelope:
     found = opened(data)
     if found is None:
         raise ManifestDamaged(path=path, complaint=f"its {len(data)} bytes have not the form of a manifest")
     if not _ANY_FORMAT.fullmatch(found.form):
         raise ManifestDamaged(path=path, complaint=f"its format is called {found.form!r}")
-    if found.form != FORMAT:
-        raise FormatUnknown(path=path, found=found.form, known=(FORMAT,))
-    is_proven = found.is_proven
+    if found.form not in _FORMATS:
+        raise FormatUnknown(path=path, found=found.form, known=_FORMATS)
+    is_verified = found.is_verified
     if found.algorithm != ALGORITHM:
-        # A body that our own digest proves was proven by it: then the algorithm's name is what is damaged.
-        if not is_proven:
+        # A body that matches our own digest was written with it: then the algorithm's name is damaged.
+        if not is_verified:
             raise FormatUnknown(path=path, found=f"digest {found.algorithm}", known=(ALGORITHM,))
         raise ManifestDamaged(path=path, complaint=f"its digest is called {found.algorithm}")
-    if not is_proven:
+    if not is_verified:
         raise ManifestDamaged(path=path, complaint="its bytes do not match its own digest")
-    return found.body
+    return found
 
 
 def _manifest(body: Table) -> Manifest:
@@ -162,7 +164,7 @@ def _manifest(body: Table) -> Manifest:
         tensors={name: _tensor(value, name) for name, value in body.table("tensors").items()},
         metrics={name: _metric_from_json(value, name) for name, value in body.table("metrics").items()},
         fingerprint=body.optional_text("fingerprint"),
-        facts=body.table("facts"),
+        metadata=body.table("metadata"),
         block_bytes=block_bytes,
     )
 

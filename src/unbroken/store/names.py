@@ -1,11 +1,11 @@
 """The names inside a store, and which names a manifest may use. Pure text; touches no disk.
 
-A store is one directory. Checkpoints stand in it as ``checkpoint-1000``, ``checkpoint-2734-shutdown`` or ``final``;
+A store is one directory. Checkpoints are called ``checkpoint-1000``, ``checkpoint-2734-shutdown`` or ``final``;
 a second save of the same step gets ``.2`` behind it. What is unfinished (drafts, trash, scratch files) begins with a
-dot and ends in a mark, ``~`` and a checksum of the name before it: something nobody types, and the proof that it is
+dot and ends in a mark, ``~`` and a checksum of the name before it: something no user types, and the evidence that it is
 ours before anything is removed. Every other name that carries no manifest is foreign and never touched, ``.trash-x``
 and ``.tmp-a-3-1`` included. Versions before the mark wrote the names without it; those are taken for ours only where
-the job in them has the form that a lease gives.
+the job in them has the form that a lease gives. The last section has the names of hosts, as dumps and leases use them.
 """
 
 import re
@@ -59,7 +59,7 @@ _LONGEST_NAME: Final = 1024
 
 @dataclass(frozen=True)
 class DraftName:
-    """What the name of an unfinished checkpoint says: who writes it, for which step, at which attempt.
+    """The fields in the name of an unfinished checkpoint: job, step and attempt.
 
     ``is_marked`` is False for a draft that an earlier version left behind.
     """
@@ -91,14 +91,14 @@ def is_checkpoint_name(name: str) -> bool:
     return bool(_CHECKPOINT.fullmatch(name) or _FINAL.fullmatch(name))
 
 
-def step_told_by(name: str) -> int | None:
+def step_in_name(name: str) -> int | None:
     """The step that another tool's folder name states: ``global_step500``, ``step_500``, ``epoch=1-step=500``."""
     found = _STEP_IN_NAME.findall(name)
     return int(found[-1]) if found else None
 
 
 def parse_draft(name: str) -> DraftName | None:
-    """What the name of an unfinished checkpoint says; None if it is no such name, or not ours."""
+    """The fields in the name of an unfinished checkpoint; None if it is not such a name, or not ours."""
     stem = _unmarked(name)
     found = _DRAFT.fullmatch(stem or name)
     if found is None or (stem is None and not is_leased(found["job"])):
@@ -107,7 +107,7 @@ def parse_draft(name: str) -> DraftName | None:
 
 
 def trash_name(name: str) -> str:
-    """What a checkpoint is called from the instant it is no longer one until its files are gone."""
+    """The name of a checkpoint while it is being removed."""
     kept = name.encode("utf-8", "surrogateescape")[:_LONGEST_TRASHED_BYTES].decode("utf-8", "ignore")
     return _marked(f"{TRASH_PREFIX}{kept}")
 
@@ -119,12 +119,12 @@ def is_trash(name: str) -> bool:
 
 
 def trashed_before_marks(name: str) -> bool:
-    """Whether a sweep of an earlier version gives a checkpoint this name; a person may have, too."""
+    """Whether a sweep of an earlier version gives a checkpoint this name; so may a user."""
     return name.startswith(TRASH_PREFIX) and is_checkpoint_name(name.removeprefix(TRASH_PREFIX))
 
 
 def scratch(owner: str, purpose: str) -> str:
-    """A name beside a file being replaced; ``owner`` is the job that writes, and tells a sweep whose leftover it is."""
+    """A name beside a file being replaced; ``owner`` is the job that writes, by which a sweep knows the leftover."""
     return _marked(f"{SCRATCH_PREFIX}{owner}-{purpose}")
 
 
@@ -153,7 +153,7 @@ def _unmarked(name: str) -> str | None:
 
 
 def is_job(text: str) -> bool:
-    """Whether a text can stand for a job inside a name."""
+    """Whether a text can be the job in a name."""
     return _JOB.fullmatch(text) is not None
 
 
@@ -193,7 +193,7 @@ def host_of(machine: str, boot: str | None) -> str:
 
 
 def machine_of(host: str) -> str:
-    """The machine that a host is, whatever boot of it: the name that people know."""
+    """The machine of a host, without its boot: the name that users know."""
     return host.partition("/")[0]
 
 

@@ -1,7 +1,7 @@
 """Writing and reading one part, its bytes digested on the way.
 
-What is digested is the very buffer that is handed to the kernel, and a reader gets a block only after the block is
-proven: there is no moment at which unproven bytes can be used.
+The digest is computed from the same buffer that the kernel writes, and a reader gets a block only after its digest is
+verified.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -21,10 +21,10 @@ _WORTH_A_THREAD_BYTES: Final = 1 << 20
 
 
 def write_part(files: Files, directory: Path, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
-    """Write one part durably into a draft's directory; returns the evidence a commit asks for.
+    """Write one part durably into a draft's directory; returns the evidence for the commit.
 
     Raises:
-        StorageFailed: the system refused; no part is left.
+        StorageFailed: I/O error; no part is left.
     """
     # Imported here: readers, `status` among them, need no threads.
     from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ def write_part(files: Files, directory: Path, name: str, chunks: Iterable[bytes 
 def _digested(
     chunks: Iterable[bytes | memoryview], digester: BlockDigester, pool: "Executor"
 ) -> Iterator[bytes | memoryview]:
-    """Hand each piece to the kernel and to the digest at the same time; both let go of the interpreter lock."""
+    """Write and digest each piece at the same time; both release the interpreter lock."""
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), BLOCK_BYTES):
@@ -65,7 +65,7 @@ class BlockReader:
         """The bytes of a range, fewer at the end of the file; valid until this thread's next read.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: I/O error.
         """
         if not hasattr(self._own, "buffer"):
             self._own.buffer = memoryview(bytearray(self._longest_bytes))
@@ -75,13 +75,13 @@ class BlockReader:
 
 
 def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> Generator[memoryview, None, None]:
-    """The bytes of one part, block by block, each proven before it is handed out.
+    """The bytes of one part, block by block, each verified before it is yielded.
 
-    The buffer is reused: a block is valid until the next one is asked for.
+    The buffer is reused: a block is valid until the next one is read.
 
     Raises:
         DamagedCheckpoint: a block is not what was written.
-        StorageFailed: the system refused to read.
+        StorageFailed: I/O error.
     """
     path = directory / part.name
     buffer = memoryview(bytearray(min(manifest.block_bytes, max(part.size_bytes, 1))))
@@ -95,18 +95,18 @@ def read_part(files: Files, directory: Path, manifest: Manifest, part: Part) -> 
 
 
 def read_whole(files: Files, directory: Path, manifest: Manifest, name: str) -> bytes | None:
-    """All bytes of the part of this name, proven; None if the manifest names no such part.
+    """All bytes of the part of this name, verified; None if the manifest names no such part.
 
     Raises:
         DamagedCheckpoint: a block is not what was written.
-        StorageFailed: the system refused to read.
+        StorageFailed: I/O error.
     """
     part = next((part for part in manifest.parts if part.name == name), None)
     return None if part is None else b"".join(map(bytes, read_part(files, directory, manifest, part)))
 
 
 def require_block(directory: Path, part: str, place: tuple[int, int], block: memoryview, expected: bytes) -> None:
-    """Pass if a block of a part, which stands from one byte to another, is what was written.
+    """Pass if a block of a part, from one byte to another, is what was written.
 
     Raises:
         DamagedCheckpoint: it is not.

@@ -1,8 +1,8 @@
-"""What a person means by a path or a step: every command and every loader resolves references here.
+"""References to runs and checkpoints, as users write them: every command and every loader resolves them here.
 
 Accepted: a run directory, its ``checkpoints`` directory, one checkpoint, a file or directory inside one (its
 ``state/``, a ``model_000200.pt``), the ``latest`` link, and ``RUN@1000``, ``RUN@checkpoint-1000``, ``RUN@latest``.
-Naming one checkpoint is honoured: nothing else is ever taken in its place.
+A named checkpoint is used or is an error: no other is taken in its place.
 """
 
 import os
@@ -16,7 +16,7 @@ from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, Pa
 from unbroken.files import LOCAL, Files
 from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_of, step_told_by
+from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_in_name, step_of
 from unbroken.store.scan import Inventory, Torn, holds_store, newest_first, read_quietly, scan, without_manifest
 from unbroken.store.seal import seal_command
 
@@ -42,7 +42,7 @@ def resolve(reference: str, files: Files = LOCAL) -> Reference:
 
     Raises:
         PathMissing: there is nothing at the path.
-        NotAStore: there is, and it holds no checkpoint of ours.
+        NotAStore: it holds no checkpoint of ours.
         CheckpointUnknown: the store has no checkpoint by that name or step.
         TornCheckpoint: the path is, or lies in, a checkpoint that was never committed.
     """
@@ -52,7 +52,7 @@ def resolve(reference: str, files: Files = LOCAL) -> Reference:
         store = find_store(Path(place), files)
         return Reference(store, named_in(store, wanted))
     path = Path(reference)
-    # Looked at through links: a run directory may stand behind one.
+    # Through links: a run directory may be behind one.
     if files.find(path) is None:
         raise PathMissing(path=path, purpose="run, store or checkpoint")
     around = _checkpoint_around(path, files)
@@ -60,11 +60,11 @@ def resolve(reference: str, files: Files = LOCAL) -> Reference:
 
 
 def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str, Manifest]:
-    """One checkpoint: the one named, or a store's newest whose manifest is proven.
+    """One checkpoint: the one named, or a store's newest whose manifest verifies.
 
     Raises:
         PathMissing: there is nothing at the path.
-        NotAStore: there is, and it holds no checkpoint of ours.
+        NotAStore: it holds no checkpoint of ours.
         CheckpointUnknown: no such checkpoint.
         TornCheckpoint: it was never committed.
         NoUsableCheckpoint: the store has none at all.
@@ -75,7 +75,7 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
 
 
 def checkpoint_of(found: Reference) -> tuple[Store, str, Manifest]:
-    """The checkpoint that a reference names, or its store's newest whose manifest is proven.
+    """The checkpoint that a reference names, or its store's newest whose manifest verifies.
 
     Raises:
         NoUsableCheckpoint: the store has none at all.
@@ -97,11 +97,11 @@ def is_bare(reference: str) -> bool:
 
 
 def find_store(path: Path, files: Files = LOCAL) -> Store:
-    """The store of a run directory, or the directory itself if checkpoints stand in it.
+    """The store of a run directory, or the directory itself if it holds checkpoints.
 
     Raises:
         PathMissing: there is nothing at the path.
-        NotAStore: there is, and it holds no run and no checkpoint of ours.
+        NotAStore: it holds no run and no checkpoint of ours.
     """
     if files.find(path) is None:
         raise PathMissing(path=path, purpose="run or store")
@@ -130,7 +130,7 @@ def named_in(store: Store, wanted: str) -> str:
         target = store.files.read_link(store.path(LATEST))
         if target in names:
             return target
-        # The link is a hint: where it is missing or wrong, the newest whose manifest is proven is what it stood for.
+        # The link is a hint: where it is missing or wrong, the newest whose manifest verifies is meant.
         if (newest := next((name for name in names if read_quietly(store, name)), None)) is not None:
             return newest
     if wanted in names:
@@ -138,11 +138,11 @@ def named_in(store: Store, wanted: str) -> str:
     if _STEP.fullmatch(wanted):
         step = int(wanted)
         for name in names:
-            told = step_of(name)
-            if told is None:
+            its_step = step_of(name)
+            if its_step is None:
                 manifest = read_quietly(store, name)
-                told = manifest.step if manifest else None
-            if told == step:
+                its_step = manifest.step if manifest else None
+            if its_step == step:
                 return name
     unsealed = _unsealed(store, inventory, wanted)
     sealing = None if unsealed is None else seal_command(store.files, store.path(unsealed))
@@ -155,7 +155,7 @@ def _unsealed(store: Store, inventory: Inventory, wanted: str) -> str | None:
     step = int(wanted) if _STEP.fullmatch(wanted) else None
     damaged = without_manifest(store, inventory)
     for name in inventory.foreign:
-        fits = name == wanted or (step is not None and step_told_by(name) == step)
+        fits = name == wanted or (step is not None and step_in_name(name) == step)
         if fits and name not in damaged and _is_directory(store.path(name), store.files):
             return name
     return None
@@ -184,7 +184,7 @@ def _checkpoint_around(path: Path, files: Files) -> Reference | None:
 
 def _refuse_draft(directory: Path, files: Files) -> None:
     draft = parse_draft(directory.name)
-    # A run may stand in a directory of any name.
+    # A run may be in a directory of any name.
     if draft is None or not _is_directory(directory, files) or _is_directory(directory / CHECKPOINTS, files):
         return
     # Even where its manifest is written: the crash came before the commit, and nothing was promised.

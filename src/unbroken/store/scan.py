@@ -1,7 +1,7 @@
-"""What is on disk: committed, torn, quarantined, abandoned, leftover, foreign. Looks, judges nothing.
+"""What is on disk: committed, torn, quarantined, abandoned, leftover, foreign. Reads only, verifies nothing.
 
-A scan reads names, not manifests, so that it stays quick over ten thousand checkpoints; whoever needs a manifest asks
-for that one. A directory is a checkpoint if it carries a manifest of ours, whatever its name: another tool's folder
+A scan reads names, not manifests, so that it stays quick over ten thousand checkpoints; whoever needs a manifest reads
+that one. A directory is a checkpoint if it carries a manifest of ours, whatever its name: another tool's folder
 that was sealed counts like one that we wrote.
 """
 
@@ -50,7 +50,7 @@ class Torn:
         """How many files it holds and their bytes.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: I/O error.
         """
         sizes = [size or 0 for _, size in walk_files(store.files, store.path(str(self.name)))]
         return len(sizes), sum(sizes)
@@ -58,7 +58,7 @@ class Torn:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something of ours that a crash kept from being removed or renamed; ``job`` is None if nobody can be using it."""
+    """Something of ours that a crash kept from being removed or renamed; ``job`` is None if no job can be using it."""
 
     name: str
     job: str | None
@@ -78,10 +78,10 @@ class Inventory:
 
 
 def scan(store: Store) -> Inventory:
-    """Look at a store; one that does not exist is empty.
+    """Scan a store; one that does not exist is empty.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     files = store.files
     if files.find(store.root) is None:
@@ -124,7 +124,7 @@ def holds_store(files: Files, directory: Path) -> bool:
     """Whether a folder has a ``checkpoints`` folder in it: then it is a run, whatever else it carries.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     found = files.find(directory / CHECKPOINTS)
     return found is not None and found.kind is NodeKind.DIRECTORY
@@ -133,10 +133,10 @@ def holds_store(files: Files, directory: Path) -> bool:
 def without_manifest(store: Store, inventory: Inventory) -> tuple[str, ...]:
     """Checkpoints of ours whose manifest is gone: under a name of ours, with a part that only we write.
 
-    They count as foreign, since nothing of them can be proven; but a commit stood there, and somebody is to hear of it.
+    They count as foreign, since nothing of them can be verified; but one was committed there, and the user must know.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     named = [name for name in inventory.foreign if is_checkpoint_name(name)]
     return tuple(name for name in named if any(store.files.find(store.path(name) / part) for part in OWN_PARTS))
@@ -149,7 +149,7 @@ def newest_first(store: Store, names: Iterable[str]) -> list[str]:
     read sorts behind its step's others, or first if its step is unknown, so that it is looked at and not overlooked.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     names = list(names)
     by_name = {name: step_of(name) for name in names}
@@ -187,7 +187,7 @@ def _scratch_of_records(store: Store, nodes: Iterable[Node]) -> Iterator[Leftove
 
 
 def _is_old_trash(store: Store, node: Node) -> bool:
-    """Whether an earlier version has left this in the trash: a proven checkpoint, with nothing else in it."""
+    """Whether an earlier version has left this in the trash: a checkpoint that verifies, with nothing else in it."""
     if node.kind is not NodeKind.DIRECTORY or not trashed_before_marks(node.name):
         return False
     manifest = read_quietly(store, node.name)
@@ -210,7 +210,7 @@ def _carries_manifest(store: Store, node: Node) -> bool:
     if found is None:
         return False
     if is_checkpoint_name(node.name):
-        # Under a name of ours even a ruined manifest is a checkpoint to be judged, not somebody else's folder.
+        # Under a name of ours even a ruined manifest is a damaged checkpoint, not another tool's folder.
         return True
     if found.kind is not NodeKind.FILE:
         return False

@@ -1,7 +1,7 @@
 """Sealing a folder that another tool wrote: a manifest is added, and from then on it is a checkpoint like ours.
 
-The folder's own files are read, made durable and never changed. Nothing in them is executed: names and JSON tell the
-step and the tool, and a safetensors header tells the tensors; a pickle is bytes to us.
+The folder's own files are read, made durable and never changed. Nothing in them is executed: names and JSON give the
+step and the tool, a safetensors header gives the tensors, and a pickle is only bytes.
 """
 
 import json
@@ -36,7 +36,7 @@ from unbroken.store.names import (
     TRASH_PREFIX,
     require_safe,
     scratch,
-    step_told_by,
+    step_in_name,
 )
 from unbroken.store.parts import BlockReader
 from unbroken.store.scan import holds_store, scan
@@ -52,14 +52,14 @@ def tensors_in(files: Files, path: Path) -> dict[str, Tensor]:
 
     Raises:
         CannotSeal: the file is shorter than its header says.
-        StorageFailed: the system refused to read.
+        StorageFailed: I/O error.
     """
     with files.reading(path) as source:
         header, start = _header(source, files, path)
         found = {}
         for name, entry in header.items():
             described = _described(entry)
-            # A name that is no Unicode could not be written down.
+            # A name that is not valid Unicode cannot be written.
             if name != "__metadata__" and described is not None and _is_text(name):
                 dtype, shape, begin, end = described
                 found[name] = Tensor(dtype, shape, _digest(source, start + begin, start + end))
@@ -118,7 +118,7 @@ _OURS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS, LATEST)
 
 @dataclass(frozen=True)
 class Sealed:
-    """A folder that carries a manifest; ``is_new`` says whether it was this call that wrote it."""
+    """A folder that carries a manifest; ``is_new`` is whether this call wrote it."""
 
     name: str
     manifest: Manifest
@@ -138,9 +138,9 @@ def seal(
     """Add a manifest to a finished folder; one that is sealed already is verified instead.
 
     Raises:
-        CannotSeal: it is empty, holds what is no regular file, is being written, or does not say its step.
+        CannotSeal: it is empty, holds something that is not a regular file, is being written, or its step is unknown.
         SealedDiffers: it was sealed before and its bytes have changed.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     directory = store.path(name)
     _require_sealable(store, name)
@@ -152,8 +152,8 @@ def seal(
     before = _stamps(store.files, directory, names)
     known_step = step if step is not None else infer_step(store.files, directory)
     if known_step is None:
-        remedy = Help(f"unbroken seal {quoted(directory)} --step 1000", "say the step yourself")
-        raise CannotSeal(path=directory, reason="neither its name nor its files tell the step", remedy=remedy)
+        remedy = Help(f"unbroken seal {quoted(directory)} --step 1000", "state the step")
+        raise CannotSeal(path=directory, reason="neither its name nor its files state the step", remedy=remedy)
     parts = _digest_files(store.files, directory, names, workers, progress)
     if _stamps(store.files, directory, names) != before:
         raise CannotSeal(path=directory, reason="its files changed while they were read; let its writer finish first")
@@ -195,7 +195,7 @@ def _require_sealable(store: Store, name: str) -> None:
 def _require_same(store: Store, earlier: Sealed, step: int | None, metrics: Mapping[str, float] | None) -> None:
     """A seal is never rewritten, so what is said now must be what was said then."""
     path, known = store.path(earlier.name), earlier.manifest
-    remedy = Help(f"unbroken show {quoted(path)}", "see what its seal says")
+    remedy = Help(f"unbroken show {quoted(path)}", "show its manifest")
     if step is not None and step != known.step:
         raise CannotSeal(path=path, reason=f"it is sealed already, as step {known.step:,}", remedy=remedy)
     # Compared as text, so that NaN is the same as itself.
@@ -224,7 +224,7 @@ def _names_to_seal(files: Files, directory: Path) -> list[str]:
             files.remove_file(directory / name)
             continue
         if size_bytes is None:
-            raise CannotSeal(path=directory, reason=f"{name} is no regular file, and links are not followed")
+            raise CannotSeal(path=directory, reason=f"{name} is not a regular file, and links are not followed")
         names.append(require_safe(name))
     if not names:
         raise CannotSeal(path=directory, reason="it holds no files")
@@ -260,7 +260,7 @@ def _digest_files(
         # Its writer may never have synced it; a seal promises bytes that outlive a power cut.
         files.sync_existing(directory / name)
     above = {directory / each for name in names for each in Path(name).parents}
-    # The folder's own name, too, may be known to nobody but the running kernel; a child sorts behind its parent.
+    # The folder's own name, too, may not be on disk yet; a child sorts behind its parent.
     for each in (*sorted(above, reverse=True), directory.parent):
         files.sync_directory(each)
     return tuple(Part(name, PartDigest(sizes[name], tuple(found[name]))) for name in names)
@@ -278,9 +278,9 @@ def _tensors(files: Files, directory: Path, parts: tuple[Part, ...]) -> dict[str
 
 def infer_step(files: Files, directory: Path) -> int | None:
     """The step a folder states: in its trainer's own JSON, in its name, or in the name of one of its files."""
-    if (told := _stated_step(files, directory)) is not None:
-        return told
-    steps = {step for name, _ in walk_files(files, directory) if (step := step_told_by(name)) is not None}
+    if (stated := _stated_step(files, directory)) is not None:
+        return stated
+    steps = {step for name, _ in walk_files(files, directory) if (step := step_in_name(name)) is not None}
     return steps.pop() if len(steps) == 1 else None
 
 
@@ -288,10 +288,10 @@ def _stated_step(files: Files, directory: Path) -> int | None:
     """The step in a folder's trainer state or its own name; looks at no other file."""
     state = directory / "trainer_state.json"
     if (found := files.find(state)) and found.kind is NodeKind.FILE:
-        told = _step_in_json(files, state)
-        if told is not None:
-            return told
-    return step_told_by(directory.absolute().name)
+        stated = _step_in_json(files, state)
+        if stated is not None:
+            return stated
+    return step_in_name(directory.absolute().name)
 
 
 def _step_in_json(files: Files, path: Path) -> int | None:
@@ -330,7 +330,7 @@ def folders_to_seal(store: Store) -> Iterator[str]:
     """The folders in a store that state a step and carry no manifest: what ``seal --all`` takes.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     for folder in _unsealed_folders(store.files, store.root):
         if not holds_checkpoints(store.files, folder) and infer_step(store.files, folder) is not None:
@@ -349,7 +349,7 @@ def holds_checkpoints(files: Files, directory: Path) -> bool:
     """Whether a folder holds several checkpoints, as a run or a trainer's output folder does, and so is not one itself.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if holds_store(files, directory):
         return True
@@ -362,7 +362,7 @@ def seal_command(files: Files, directory: Path) -> str | None:
     Only names are looked at, and only in the folder itself and the folders directly in it.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if holds_store(files, directory):
         inner = directory / CHECKPOINTS
@@ -376,6 +376,6 @@ def seal_command(files: Files, directory: Path) -> str | None:
     if len(inside) > 1 or (inside and own is None):
         return f"unbroken seal {quoted(directory)} --all"
     names = [node.name for node in files.list_directory(directory) if node.kind is NodeKind.FILE]
-    if own is not None or len({step_told_by(name) for name in names} - {None}) == 1:
+    if own is not None or len({step_in_name(name) for name in names} - {None}) == 1:
         return f"unbroken seal {quoted(directory)}" if names or folders else None
     return f"unbroken seal {quoted(directory)} --step 1000" if names else None

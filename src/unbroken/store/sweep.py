@@ -1,4 +1,4 @@
-"""Removing what keeping released and what crashes left. Delete after, never before.
+"""Removing released checkpoints and what crashes left, after a commit and never before; and pins, which keep one.
 
 A checkpoint stops existing in one instant, by a rename to a name no reader trusts; only then are its files removed, so
 a crash in the middle never leaves half a checkpoint under a good name. Files that are not ours are never removed: a
@@ -17,7 +17,7 @@ from unbroken.store.directory import Store
 from unbroken.store.keep import Candidate, Decision, Policy, decide, keeps_everything
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import ABANDONED, MANIFEST, PINS, DraftName, scratch, trash_name
-from unbroken.store.rewind import set_aside
+from unbroken.store.rewind import move_abandoned
 from unbroken.store.scan import Inventory, holds_store, scan
 
 # ---- pins ----
@@ -30,7 +30,7 @@ def pin(store: Store, name: str, *, reason: str, job: str, at_ns: int) -> bool:
 
     Raises:
         ManifestDamaged: the checkpoint has no trustworthy manifest, so nothing is known to be worth keeping.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     manifest = store.read_manifest(name)
     store.files.make_directory(store.path(PINS), durable=True)
@@ -44,11 +44,11 @@ def pin(store: Store, name: str, *, reason: str, job: str, at_ns: int) -> bool:
 
 
 def unpin(store: Store, name: str) -> bool:
-    """Take a pin back; says whether there was one.
+    """Remove a pin; says whether there was one.
 
     Raises:
         ManifestDamaged: the checkpoint has no trustworthy manifest.
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     manifest = store.read_manifest(name)
     if manifest.id not in pinned_ids(store):
@@ -62,7 +62,7 @@ def pinned_ids(store: Store) -> frozenset[str]:
     """The ids of all pinned checkpoints.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     if store.files.find(store.path(PINS)) is None:
         return frozenset()
@@ -97,10 +97,10 @@ class Plan:
 def candidates(
     store: Store, names: Iterable[str], *, is_mirrored: Callable[[Manifest], bool] | None = None
 ) -> list[Candidate]:
-    """What the policies may know of committed checkpoints; one whose manifest is not proven is not usable.
+    """What the policies may know of committed checkpoints; one whose manifest does not verify is not usable.
 
     Raises:
-        StorageFailed: the system refused to list the pins.
+        StorageFailed: I/O error to list the pins.
     """
     pins = pinned_ids(store)
     found = []
@@ -141,11 +141,11 @@ def plan_sweep(
 ) -> Plan:
     """What to remove: released checkpoints, torn drafts of jobs that are gone, leftovers of earlier sweeps.
 
-    ``is_live`` says whether somebody may still be writing a draft; such a draft is never touched.
+    ``is_live`` says whether a job may still be writing a draft; such a draft is never touched.
     ``spared`` names checkpoints to leave in any case, each with the reason.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: I/O error.
     """
     inventory = scan(store)
     checkpoints: dict[str, int] = {}
@@ -175,10 +175,10 @@ def carry_out(store: Store, plan: Plan) -> None:
     """Remove what a plan names.
 
     Raises:
-        StorageFailed: the system refused; what is gone is gone wholly.
+        StorageFailed: I/O error; what is gone is gone wholly.
     """
     if plan.unfinished_rewind:
-        set_aside(store, plan.unfinished_rewind)
+        move_abandoned(store, plan.unfinished_rewind)
     for name in plan.checkpoints:
         _remove_checkpoint(store, name)
     for name in (*plan.drafts, *plan.leftovers):
@@ -190,7 +190,7 @@ def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftNa
     """Plan and carry out; returns what was removed.
 
     Raises:
-        StorageFailed: the system refused; what is gone is gone wholly.
+        StorageFailed: I/O error; what is gone is gone wholly.
     """
     plan = plan_sweep(store, released, is_live=is_live)
     carry_out(store, plan)
@@ -206,7 +206,7 @@ def _weigh(store: Store, name: str, inventory: Inventory) -> tuple[str | None, i
     try:
         manifest = store.read_manifest(name)
     except CheckpointError as refused:
-        return f"its manifest is not proven, so its files are not known to be ours ({refused.kind})", 0
+        return f"its manifest does not verify, so its files are not known to be ours ({refused.kind})", 0
     ours = {part.name for part in manifest.parts} | {MANIFEST}
     foreign = [found for found, _ in walk_files(store.files, store.path(name)) if found not in ours]
     if foreign:
@@ -239,7 +239,7 @@ def settle(
     Where the policies can release nothing, no manifest is read and the decision is empty.
 
     Raises:
-        StorageFailed: the system refused; the new checkpoint is committed all the same.
+        StorageFailed: I/O error; the new checkpoint is committed all the same.
     """
     point_latest(store, committed, job=job)
     if keeps_everything(policies):

@@ -29,7 +29,7 @@ ERRORS: Final[tuple[Fault, ...]] = (
     Shorten(1),
     Shorten(1, then=errno.ENOSPC),
 )
-"""The refusals of a sick, a full and a rationed disk, and writes that take one byte."""
+"""EIO, a full disk, an exceeded quota, and writes of one byte."""
 
 _Disk = TypeVar("_Disk", bound=Disk)
 
@@ -64,13 +64,13 @@ def crash_points(
     """Run an action undisturbed, then once for each operation that changes something and each fault that fits it.
 
     Args:
-        fresh: makes the disk as it is before the action, anew for each run.
-        action: what is tried; refusals of storage and errors of this library may leave it, all else is a bug.
-        faults: what strikes.
-        with_reads: strike the operations that only look, too.
+        fresh: makes the disk as it is before the action, new for each run.
+        action: the action; it may raise I/O errors and errors of this library, anything else is a bug.
+        faults: the faults to try.
+        with_reads: also inject faults into operations that only read.
 
     Raises:
-        RuntimeError: the action did other operations the second time, so that a fault met nothing.
+        RuntimeError: the action did other operations the second time, so that a fault did not occur.
     """
     undisturbed = _try(fresh(), action)
     yield undisturbed
@@ -79,7 +79,7 @@ def crash_points(
             if (operation.is_mutating or with_reads) and fault.fits(operation):
                 trial = _try(fresh(), action, operation, fault)
                 if trial.operation is None:
-                    raise RuntimeError(f"the action did not repeat: {fault} never met {operation}")
+                    raise RuntimeError(f"the action is not repeatable: {fault} never occurred at {operation}")
                 yield trial
 
 

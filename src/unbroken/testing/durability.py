@@ -1,4 +1,4 @@
-"""Inodes that know which of their bytes and names are durable, and the names a power cut may still take back.
+"""Inodes that track which bytes and names are durable, and name changes that a power cut may undo.
 
 A file's bytes and a directory's names become durable by separate syncs, as POSIX has it. Every change of names is
 one atomic ``Change`` that waits in ``PendingChanges`` until a sync of a directory it touches settles it; what
@@ -79,7 +79,7 @@ Inode = FileInode | LinkInode | DirectoryInode
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """One name in one directory that begins to stand for an inode, or for nothing."""
+    """One name in one directory that is set to an inode, or removed."""
 
     directory: DirectoryInode
     name: str

@@ -1,8 +1,8 @@
-"""The exactness checker: whether two runs are one run, bit for bit.
+"""The exactness checker: whether two runs are equal, bit for bit.
 
-Compared are all metrics of all steps, as the bits that were written when each was computed, and the state of the
-checkpoints at the end. Times and speeds are measured, never repeated, and left out by their names. Two runs of which
-nothing could be compared are not equal: a proof of nothing is none. Needs no torch.
+It compares all metrics of all steps, as the bits that were logged, and the state of the last checkpoints. Measured
+metrics such as times and speeds are left out by name. Two runs without anything to compare are not equal. Needs no
+torch.
 """
 
 import re
@@ -41,14 +41,14 @@ _UNITS: Final = frozenset({"s", "us", "ns", "bytes", "kb", "mb", "gb", "kib", "m
 
 
 def is_measured(name: str) -> bool:
-    """Whether a metric of this name is measured, not computed: times, speeds, memory. It differs from run to run."""
+    """Whether a metric of this name is measured, not computed: times, speeds, memory."""
     words = [word for word in _WORD.split(name.lower()) if word]
     return bool(words) and (words[-1] in _UNITS or not _MEASURED.isdisjoint(words))
 
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first step at which two runs differ; without a metric, the step itself is in one of them only."""
+    """The first step at which two runs differ; without a metric, only one run has the step."""
 
     step: int
     metric: str | None
@@ -58,7 +58,7 @@ class FirstDifference:
     job_b: int | None
 
     def sentence(self, a: str = FIRST, b: str = SECOND) -> str:
-        """Where the runs part, and both values; ``a`` and ``b`` are what the two are called."""
+        """Where the runs differ, and both values; ``a`` and ``b`` are the names of the runs."""
         at = f"step {amounts.count(self.step)}"
         if self.metric is None:
             here, there = (a, b) if self.job_b is None else (b, a)
@@ -87,10 +87,10 @@ class MetricsComparison:
     left_out: tuple[str, ...] = ()
 
     def lines(self, a: str = FIRST, b: str = SECOND) -> list[str]:
-        """What was found, in words; ``a`` and ``b`` are what the two runs are called."""
+        """The result as text; ``a`` and ``b`` are the names of the runs."""
         others = [f"measured or ignored, so not compared: {', '.join(self.left_out)}"] if self.left_out else []
         if not self.steps:
-            return ["no step has metrics, so no loss could be compared", *others]
+            return ["no step has metrics: no loss was compared", *others]
         said = f"{amounts.count(self.agreeing)} of {amounts.plural(self.steps, 'step')} agree bit for bit"
         told = [f"{said} ({', '.join(self.names)})"]
         return [*told, *([self.first.sentence(a, b)] if self.first is not None else []), *others]
@@ -98,13 +98,13 @@ class MetricsComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether two runs are one run.
+    """Whether two runs are equal.
 
     Attributes:
         metrics: what the steps say.
         state: what the checkpoints of the last step in both say; None if there is none.
         ends: the last step of which each run has a checkpoint.
-        corrupt: steps that one run computed twice, after a crash, and not alike.
+        corrupt: steps that one run computed twice, after a crash, with different results.
     """
 
     metrics: MetricsComparison
@@ -139,20 +139,20 @@ class Comparison:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was nothing to compare, which proves nothing."""
+        """Whether there was nothing to compare."""
         return not self.steps and (self.state is None or self.state.is_empty)
 
     @property
     def is_equal(self) -> bool:
-        """Whether all that was compared is equal, and something was."""
+        """Whether everything compared is equal, and something was compared."""
         is_state_equal = self.state.is_equal if self.state else self.ends == (None, None)
         is_one_end = self.ends[0] == self.ends[1]
         return not self.is_empty and self.first is None and is_state_equal and is_one_end and not self.corrupt
 
     def lines(self, a: str = FIRST, b: str = SECOND) -> list[str]:
-        """What to say of it: the proof, or the first difference; ``a`` and ``b`` are what the two runs are called."""
+        """The result as text; ``a`` and ``b`` are the names of the runs."""
         if self.is_empty:
-            return ["nothing could be compared: neither metrics nor a checkpoint of the same step are in both runs"]
+            return ["nothing to compare: the runs share no step with metrics and no checkpoint of the same step"]
         said = self.metrics.lines(a, b)
         if self.ends[0] != self.ends[1]:
             first, second = (f"step {amounts.count(end)}" if end is not None else "nowhere" for end in self.ends)
@@ -165,7 +165,7 @@ class Comparison:
         return said
 
     def facts(self) -> dict[str, Any]:
-        """The same for a document."""
+        """The same as JSON."""
         return {
             "is_equal": self.is_equal,
             "steps": self.steps,
@@ -184,19 +184,19 @@ def compare_runs(
 ) -> Comparison:
     """Compare every logged bit of every step of two runs, and the state of their last checkpoints.
 
-    A generator that nobody drew from in either run does not count: it was never seeded, and nothing depends on it.
+    An RNG that was not used in either run is ignored: it was never seeded, and nothing depends on it.
 
     Args:
         a: a run's directory.
         b: the other's.
-        ignore: metrics to leave out beside those that are measured by their name.
-        idle: the only generators that may be left out so, where it is known which differ between runs that nobody
-            interrupted; a generator that was drawn from long ago is told from an idle one by nothing else.
+        ignore: metrics to leave out, besides the measured ones.
+        idle: the only RNGs that may be ignored, if it is known which differ between uninterrupted runs; an RNG that was
+            last used long ago looks like an unused one otherwise.
 
     Raises:
-        ManifestDamaged: a checkpoint is not what a commit wrote.
-        DamagedCheckpoint: its bytes are not what was written.
-        StorageFailed: the system refused to read.
+        ManifestDamaged: a manifest is damaged.
+        DamagedCheckpoint: a checkpoint is damaged.
+        StorageFailed: an I/O error.
     """
     layouts = Layout(Path(a)), Layout(Path(b))
     first, second = (read_metrics(layout) for layout in layouts)
@@ -218,7 +218,7 @@ def compare_runs(
 def compare_metrics(
     a: Stitched, b: Stitched, *, after: int = 0, until: int | None = None, ignore: Collection[str] = ()
 ) -> MetricsComparison:
-    """Compare the bits of the steps behind ``after``, up to ``until``, that either run has kept."""
+    """Compare the bits of the steps after ``after``, up to ``until``, that either run has."""
     wanted = [step for step in {*a.kept, *b.kept} if step > after and (until is None or step <= until)]
     steps = agreeing = 0
     first: FirstDifference | None = None
@@ -246,13 +246,13 @@ def _first_difference(
     job_a, job_b = (row.job if row else None for row in (row_a, row_b))
     if row_a is None or row_b is None:
         return FirstDifference(step, None, None, None, job_a, job_b)
-    # In the order in which they were logged: a loss that differs says more than the norm that follows from it.
+    # In the order of logging: a different loss says more than the norm that follows from it.
     name = next(name for name in (*bits_a, *bits_b) if bits_a.get(name) != bits_b.get(name))
     return FirstDifference(step, name, bits_a.get(name), bits_b.get(name), job_a, job_b)
 
 
 def _computed(row: Row | None, ignore: Collection[str]) -> dict[str, str]:
-    """What a step computed, by name; none of what it measured."""
+    """The computed metrics of a step, by name."""
     if row is None:
         return {}
     names = [*row.bits, *(name for name in row.values if name not in row.bits)]
@@ -260,14 +260,14 @@ def _computed(row: Row | None, ignore: Collection[str]) -> dict[str, str]:
 
 
 def _both(row: Row, name: str) -> str:
-    """A metric's bits; a number beside them that says otherwise was changed by hand, and then both are told."""
+    """A metric's bits; if the number next to them differs, it was edited, and both are given."""
     bits, value = row.bits.get(name), row.values.get(name)
     said = bits if value is None else bits_of(value)
-    return str(bits or said) if bits is None or bits == said else f"{bits}, written beside it as {said}"
+    return str(bits or said) if bits is None or bits == said else f"{bits}, written next to it as {said}"
 
 
 def _by_step(store: Store) -> dict[int, str]:
-    """The newest checkpoint of each step; one that cannot be read is none."""
+    """The newest readable checkpoint of each step."""
     found: dict[int, str] = {}
     for name in newest_first(store, scan(store).committed):
         manifest = read_quietly(store, name)

@@ -1,7 +1,7 @@
-"""A disk that counts every operation and, at chosen ones, fails, writes short, lies or dies.
+"""A disk that counts operations and injects faults: I/O errors, short writes, ignored syncs, kills.
 
-``FaultyDisk`` stands between ``Files`` and any other ``Disk``. A plan looks at each operation and names the fault that
-strikes it, if any. After a ``Kill`` nothing more reaches the disk below, whoever asks: a dead process does no cleanup.
+``FaultyDisk`` wraps any other ``Disk``. A plan maps each operation to a fault, or to none. After a ``Kill`` nothing
+more reaches the wrapped disk: a dead process does no cleanup.
 """
 
 import contextlib
@@ -56,18 +56,18 @@ class Operation:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The system says no and nothing is done; a refused ``close`` gives the handle back all the same, as Linux does."""
+    """The operation fails with an errno and does nothing; a failed ``close`` still frees the handle, as on Linux."""
 
     code: int
 
     def fits(self, operation: Operation) -> bool:
-        """Every operation can be refused."""
+        """Every operation can fail."""
         return True
 
 
 @dataclass(frozen=True)
 class Shorten:
-    """A write takes ``taken_bytes`` at most; with ``then``, the next write to that file is refused with this code."""
+    """A write takes at most ``taken_bytes``; with ``then``, the next write to that file fails with this code."""
 
     taken_bytes: int
     then: int | None = None
@@ -82,32 +82,32 @@ class Kill:
     """The process ends before the operation, after it, or during it: a write of which half arrives.
 
     By default the end is ``Killed``, raised here and by every later operation; with ``really`` it is SIGKILL to this
-    very process, for tests that run one of their own.
+    process, for tests that run one of their own.
     """
 
     moment: Literal["before", "during", "after"] = "before"
     really: bool = False
 
     def fits(self, operation: Operation) -> bool:
-        """Only writes have a middle; all else happens at once."""
+        """Only writes have a middle; everything else is atomic."""
         return self.moment != "during" or operation.name == "write"
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """A sync that answers yes and does nothing: a lying disk, or a sync that somebody forgot."""
+    """A sync that succeeds and does nothing: a lying disk, or a forgotten sync."""
 
     def fits(self, operation: Operation) -> bool:
-        """Only syncs can be lied about without anybody noticing at once."""
+        """Only syncs can be ignored without an immediate effect."""
         return operation.name in _SYNCS
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A network file system carries the request out, loses its answer and asks again: the second answer is returned."""
+    """A network file system executes the request, loses the reply and retries: the second reply is returned."""
 
     def fits(self, operation: Operation) -> bool:
-        """Only changes of names answer differently the second time."""
+        """Only changes of names have another result the second time."""
         return operation.name in _NAME_CHANGES
 
 
@@ -116,7 +116,7 @@ Plan = Callable[[Operation], Fault | None]
 
 
 class Killed(BaseException):
-    """The process is dead. No ``Exception``, and no ``OSError``, so that nothing takes it for a refusal."""
+    """The process is dead. Not an ``Exception`` or ``OSError``, so that nothing handles it as an I/O error."""
 
     def __init__(self, operation: Operation) -> None:
         super().__init__(f"killed at {operation}")
@@ -145,11 +145,11 @@ def always(name: str, fault: Fault) -> Plan:
 
 
 class FaultyDisk:
-    """A ``Disk`` over another one that logs every operation and lets a plan strike it.
+    """A ``Disk`` over another one that records every operation and injects the faults of a plan.
 
     Attributes:
-        operations: what was asked for, in order, until the kill.
-        struck: the first operation that a fault met.
+        operations: all operations in order, until the kill.
+        struck: the first operation with a fault.
     """
 
     def __init__(self, inner: Disk, plan: Plan = never) -> None:
@@ -170,13 +170,13 @@ class FaultyDisk:
         return [operation.name for operation in self.operations if operation.is_mutating]
 
     def release(self) -> None:
-        """Close what the dead held open, as the kernel does; for when all its threads have ended."""
+        """Close the open handles, as the kernel does after a kill; call it when all threads have ended."""
         for handle in list(self._paths):
             with contextlib.suppress(OSError):
                 self.inner.close(handle)
         self._paths.clear()
 
-    # ---- the strike ----
+    # ---- injecting ----
 
     def _enter(
         self, name: str, path: Path, source: Path | None, *, is_mutating: bool

@@ -1,4 +1,4 @@
-"""The exactness of a trainer in one line of a test: left alone, and killed on the way, it must leave the same bits.
+"""Test a trainer in one line: killed and resumed, it must give the same bits as uninterrupted.
 
     def train(directory):                          # at the top of a module
         with unbroken.Run(directory, model=model, optimizer=optimizer, data=loader) as run:
@@ -8,8 +8,8 @@
     def test_my_trainer_survives_kills(tmp_path):
         assert_exact(train, tmp_path)              # or: kills=[7, "manifest"], stops=[12], ranks=[2, 1, 3]
 
-Every job is a process of its own, or several; kills are SIGKILLs. The trainer is not changed: a drill tells its ``Run``
-where to end.
+Every job is one process per rank; kills are SIGKILLs. The trainer is not changed: a drill makes its ``Run`` end where
+the test says.
 """
 
 import functools
@@ -34,13 +34,13 @@ UNDISTURBED: Final = "undisturbed"
 INTERRUPTED: Final = "interrupted"
 _AGAIN: Final = "undisturbed-again"
 _SAVES: Final = 6
-# A rank whose peer was killed hears of it at once; one that does not is not waited for.
+# A rank whose peer was killed fails at once; otherwise it is not waited for.
 _PEERS_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
 
 _Parameters = ParamSpec("_Parameters")
 Train = Callable[..., object]
-"""A trainer: given a run's directory, it starts the run or goes on with it."""
+"""A trainer: given a run's directory, it starts or resumes the run."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Interruption:
         return f"killed in a save's phase {self.kill}" if self.kill else "left alone to the end"
 
     def drill(self, save_steps: int | None, resumed: int) -> Drill:
-        """The drill that ends a job so, which goes on from step ``resumed``."""
+        """The drill that ends a job this way; the job resumes from step ``resumed``."""
         if self.stop is not None:
             return Drill(save_steps=save_steps, stop_at=self.stop)
         if isinstance(self.kill, int):
-            # Edges are counted from the job's first one; every rank meets the same.
+            # Edges are counted from the job's first one, the same on every rank.
             return Drill(save_steps=save_steps, faults=(Fault("edge", "kill", max(1, self.kill - resumed), rank=None),))
         faults = (Fault(self.kill, "kill"),) if self.kill is not None else ()
         return Drill(save_steps=save_steps, faults=faults)
@@ -70,7 +70,7 @@ class Interruption:
 
 @dataclass
 class Exactness:
-    """What was tried and what it showed: the jobs in words, and the comparison of the two runs."""
+    """The result: the jobs as text, and the comparison of the two runs."""
 
     undisturbed: Path
     interrupted: Path
@@ -81,24 +81,24 @@ class Exactness:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the interrupted run has the bits of the undisturbed one, and really was resumed."""
+        """Whether the interrupted run equals the uninterrupted one, and was really resumed."""
         return self.comparison is not None and self.comparison.is_equal and self.is_tried
 
     @property
     def is_tried(self) -> bool:
-        """Whether a job went on from a checkpoint with steps before it; to start afresh is no resume."""
+        """Whether a job resumed from a checkpoint; starting over is not a resume."""
         last = self.comparison.ends[0] if self.comparison is not None else None
         return last is not None and any(0 < step < last for step in self.resumed_steps)
 
     def lines(self) -> list[str]:
-        """All of it, in words."""
+        """The result as text."""
         said = [f"job {number}: {words}" for number, words in enumerate(self.jobs, start=1)]
         said += self.comparison.lines("the run left alone", "the chain") if self.comparison else []
         if not self.is_tried:
-            said.append("no job went on from a checkpoint, so nothing was tried: save more often, or end jobs later")
+            said.append("no job resumed from a checkpoint, so nothing was tested: save more often, or end jobs later")
         if not self.is_deterministic:
             said.append(
-                "left alone a second time the trainer gives other bits too: it is not deterministic, so look at its "
+                "a second uninterrupted run differs too: the trainer is not deterministic, so look at its "
                 "seeds and at torch.use_deterministic_algorithms before you look at its resume"
             )
         return said
@@ -118,12 +118,12 @@ def check_exact(
     ignore: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Exactness:
-    """What ``assert_exact`` does, without the assertion: tells what was found, whatever it is. Its arguments are there.
+    """Like ``assert_exact``, but returns the result instead of asserting. The arguments are the same.
 
     Raises:
         AssertionError: a job did not end as planned.
-        ValueError: the directory is not empty, a phase is unknown, or a number of ranks is none.
-        TypeError: the trainer cannot be found by another process.
+        ValueError: the directory is not empty, a phase is unknown, or a number of ranks is below 1.
+        TypeError: the trainer cannot be imported by another process.
     """
     root = Path(directory)
     sizes = (ranks,) if isinstance(ranks, int) else tuple(ranks)
@@ -141,7 +141,7 @@ def check_exact(
     found.resumed_steps = tuple(int(fact.number("step") or 0) for fact in resumes)
     found.comparison = compare_runs(found.undisturbed, found.interrupted, ignore=ignore)
     if not found.comparison.is_equal:
-        # Told apart only where it matters: a trainer that does not repeat itself cannot be resumed exactly.
+        # Only if they differ: a trainer that is not deterministic cannot be resumed exactly.
         trial.left_alone(_AGAIN, sizes[0])
         found.is_deterministic = compare_runs(found.undisturbed, root / _AGAIN, ignore=ignore).is_equal
     return found
@@ -150,31 +150,31 @@ def check_exact(
 def _called_like(
     model: Callable[_Parameters, Exactness],
 ) -> Callable[[Callable[..., Exactness]], Callable[_Parameters, Exactness]]:
-    """Give a function the parameters of another, for people, editors and type checkers: they are written once."""
+    """Give a function the signature of another, for documentation, editors and type checkers."""
     return functools.wraps(model, assigned=(), updated=())
 
 
 @_called_like(check_exact)
 def assert_exact(*args: Any, **kwargs: Any) -> Exactness:  # noqa: ANN401, D417 -- those of check_exact
-    """Assert that a trainer, killed and stopped on the way, leaves the bits it leaves when it is left alone.
+    """Assert that a trainer gives the same bits when it is killed and resumed as without interruption.
 
     Args:
         train: a function at the top of a module, called as ``train(run_directory, *args)`` on every rank of every job.
             With more than one rank the process group (gloo) is made before.
         directory: an empty directory, such as pytest's ``tmp_path``.
-        args: what else it is given.
-        kills: where jobs are killed, one after the other: a number is a step, a word is a phase of a save (``parts``,
+        args: further arguments of the trainer.
+        kills: where jobs are killed, one after the other: a number is a step, a string is a phase of a save (``parts``,
             ``manifest``, ``rename``, ``latest``, ...; see ``unbroken.records.drill.PHASES``). By default a step at a
-            third of the way, a save, and a step at two thirds; and the first commit, if none has left a checkpoint.
-        stops: steps at which further jobs are asked to save and end.
-        ranks: how many ranks; several numbers are taken in turn by the jobs, the first by the undisturbed run too.
-        save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the way. Saves go on
-            beside the training, so a kill may lose the last one; it is sure to be there when the next one has begun.
-        ignore: metrics that need not be equal, beside those whose names say that they are measured.
-        timeout_s: when a job that has not ended is killed, and the assertion fails.
+            third of the steps, a save, and a step at two thirds; and the first commit, if there is no checkpoint yet.
+        stops: steps at which further jobs get a stop request.
+        ranks: the number of ranks; of several numbers, jobs take one after the other, the uninterrupted run the first.
+        save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the steps. Saves run in
+            the background, so a kill may lose the last one; it is complete when the next one has started.
+        ignore: metrics that need not be equal, besides the measured ones.
+        timeout_s: a job that takes longer is killed, and the assertion fails.
 
     Returns:
-        What was tried and compared, for those who want to look at more.
+        The jobs and the comparison.
 
     Raises:
         AssertionError: the runs differ; or a job did not end as planned, with the end of its log.
@@ -192,10 +192,10 @@ def _usual(steps: int) -> tuple[int | str, ...]:
 
 
 def _in_turn(endings: Sequence[Interruption], run: Path, *, is_usual: bool) -> Iterator[Interruption]:
-    """The jobs of a chain, each looked for when the one before it has ended; the last is left alone.
+    """The jobs of a chain, each decided when the previous one has ended; the last is uninterrupted.
 
-    A fast trainer outruns its saves, so that the usual kills may come before the first commit: then one more comes
-    right behind that commit, or the last job would start afresh and show nothing.
+    A fast trainer may be killed before its first commit: then it is killed once more right after that commit, or the
+    last job would start over and test nothing.
     """
     yield from endings
     if is_usual and not _newest_step(run):
@@ -205,9 +205,9 @@ def _in_turn(endings: Sequence[Interruption], run: Path, *, is_usual: bool) -> I
 
 def _require_usable(train: Train, root: Path, sizes: Sequence[int], kills: Sequence[int | str]) -> None:
     if root.exists() and (not root.is_dir() or any((root / name).exists() for name in (UNDISTURBED, INTERRUPTED))):
-        raise ValueError(f"{root} holds runs of an earlier check; give every check a directory of its own")
+        raise ValueError(f"{root} is not empty; give every check a directory of its own")
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"a job has one rank or more, not {list(sizes)}")
+        raise ValueError(f"ranks must be 1 or more, are {list(sizes)}")
     unknown = [kill for kill in kills if isinstance(kill, str) and kill not in PHASES]
     if unknown:
         raise ValueError(f"a save has no phase {unknown[0]!r}; it has {', '.join(PHASES)}")
@@ -215,7 +215,7 @@ def _require_usable(train: Train, root: Path, sizes: Sequence[int], kills: Seque
         pickle.dumps(train)
     except (pickle.PicklingError, AttributeError, TypeError) as refused:
         raise TypeError(
-            f"{train!r} cannot be found by another process: give a function at the top of a module"
+            f"{train!r} cannot be imported by another process: use a function at the top level of a module"
         ) from refused
 
 
@@ -227,17 +227,17 @@ class _Trial:
     timeout_s: float
 
     def left_alone(self, name: str, size: int) -> int:
-        """A run that nobody interrupts; returns its last step."""
+        """An uninterrupted run; returns its last step."""
         ended = self._job(self.root / name, size, None)
         if not all(each.is_good for each in ended):
-            raise AssertionError(f"left alone, the trainer did not end well\n{logs(ended)}")
+            raise AssertionError(f"without interruption, the trainer failed\n{logs(ended)}")
         step = _newest_step(self.root / name)
         if not step:
-            raise AssertionError(f"left alone, the trainer left no checkpoint in {self.root / name}")
+            raise AssertionError(f"without interruption, the trainer saved no checkpoint in {self.root / name}")
         return step
 
     def interrupted(self, number: int, ending: Interruption, size: int, save_steps: int) -> str:
-        """One job of the chain; returns what it was, in words."""
+        """One job of the chain; returns its description."""
         run = self.root / INTERRUPTED
         resumed = _newest_step(run)
         LOCAL.make_directory(self.root)
@@ -259,7 +259,7 @@ class _Trial:
 
 
 def _waited(ranks: Ranks, timeout_s: float) -> list[Ended]:
-    """Wait for all ranks; but once one was killed, not long for the others, which may be waiting for it."""
+    """Wait for all ranks; after one was killed, only briefly for the others."""
     ends_at = time.monotonic() + timeout_s
     while not ranks.is_over() and time.monotonic() < ends_at:
         if ranks.is_any_killed():
@@ -269,7 +269,7 @@ def _waited(ranks: Ranks, timeout_s: float) -> list[Ended]:
 
 
 def _newest_step(run: Path) -> int:
-    """The step a job will go on from."""
+    """The step a job will resume from."""
     store = Store(Layout(run).checkpoints)
     for name in newest_first(store, scan(store).committed):
         manifest = read_quietly(store, name)

@@ -1,4 +1,4 @@
-"""A disk in memory that answers as the kernel does and forgets, at a power cut, what was not synced.
+"""A disk in memory that behaves like the kernel and loses unsynced data at a power cut.
 
 ``MemoryDisk`` keeps POSIX's two separate promises apart: syncing a file makes its bytes durable and not its name,
 syncing a directory makes its names durable and not the bytes behind them. ``after_crash`` gives the disk a reader
@@ -29,7 +29,7 @@ from unbroken.testing.durability import (
 )
 from unbroken.testing.paths import Tree, refuse
 
-# What an unlimited disk answers to a question for its room.
+# The free space of an unlimited disk.
 _UNLIMITED_BYTES: Final = 1 << 50
 
 _KINDS: Final[dict[type[Inode], NodeKind]] = {
@@ -109,7 +109,7 @@ class MemoryDisk:
 
     @_one_at_a_time
     def sync_all(self) -> None:
-        """Make everything durable, names and bytes, as an hour of quiet would."""
+        """Make everything durable, names and bytes."""
         waiting: list[DirectoryInode] = [self._tree.root]
         while waiting:
             directory = waiting.pop()
@@ -186,8 +186,8 @@ class MemoryDisk:
         self._release(inode)
 
     def _release(self, inode: FileInode | LinkInode) -> None:
-        # A rename takes the old name away before or after it gives the new one; only a file that nobody names
-        # and nobody holds open gives its room back.
+        # A rename removes the old name before or after it adds the new one; only a file without names and open
+        # handles frees its space.
         if inode.names == 0 and not (isinstance(inode, FileInode) and inode.handles):
             self._used_inodes -= 1
             self._used_bytes -= len(inode.data) if isinstance(inode, FileInode) else 0
@@ -284,7 +284,7 @@ class MemoryDisk:
 
     @_one_at_a_time
     def status(self, path: Path) -> Status:
-        """What stands at a path; directories have no size here."""
+        """The status of a path; directories have no size here."""
         inode = self._tree.existing(path)
         size_bytes = 0
         if isinstance(inode, FileInode):

@@ -1,4 +1,4 @@
-"""How the disk in memory finds what a path stands for: links, ``..`` and limits as the Linux kernel has them."""
+"""Path resolution of the disk in memory: links, ``..`` and limits as in the Linux kernel."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def refuse(code: int, path: Path | None = None) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class Place:
+class PathEnd:
     """Where a path ends; the root, and a path that ends in ``..``, have no name of their own."""
 
     directory: DirectoryInode
@@ -40,7 +40,7 @@ class Tree:
 
     root: DirectoryInode
 
-    def at(self, path: Path, *, follow: bool = False) -> Place:
+    def at(self, path: Path, *, follow: bool = False) -> PathEnd:
         """Where a path ends; a link at the last place is followed only on request.
 
         Raises:
@@ -65,7 +65,7 @@ class Tree:
                 refuse(errno.ENAMETOOLONG, path)
             inode = here.entries.get(part)
             if not parts and not (follow and isinstance(inode, LinkInode)):
-                return Place(here, part, inode)
+                return PathEnd(here, part, inode)
             if inode is None:
                 refuse(errno.ENOENT, path)
             if isinstance(inode, LinkInode):
@@ -77,10 +77,10 @@ class Tree:
                 here = inode
             else:
                 refuse(errno.ENOTDIR, path)
-        return Place(here.parent or here, None, here)
+        return PathEnd(here.parent or here, None, here)
 
     def existing(self, path: Path, *, follow: bool = False) -> Inode:
-        """What stands at a path.
+        """The inode at a path.
 
         Raises:
             OSError: as ``at``, and ENOENT for nothing.

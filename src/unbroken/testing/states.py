@@ -1,7 +1,7 @@
-"""Whether two checkpoints hold the same state: every tensor by its fingerprint, every value by its words.
+"""Compare the state of two checkpoints: every tensor by its fingerprint, every value by its JSON.
 
-Which ranks wrote them, when, and into how many files does not count. What each rank keeps for itself can be compared
-only between worlds of one size; elsewhere it is left out, and named. Reads manifests and records, needs no torch.
+Writers, time and number of files do not matter. State per rank can be compared only between equal world sizes;
+otherwise it is left out, and named. Reads manifests and records, needs no torch.
 """
 
 import json
@@ -13,16 +13,18 @@ from typing import Any, Final
 from unbroken.errors import ManifestDamaged
 from unbroken.quoting import amounts
 from unbroken.store.directory import Store
+from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest
+from unbroken.store.old_names import updated
 from unbroken.store.parts import read_whole
 
 TRAINER_STATE: Final = "trainer_state.json"
 _BY_RANK: Final = "ranks"
 _OWN_TENSOR: Final = re.compile(rf"{_BY_RANK}\.[0-9]+\.(?P<item>[^.]+)")
-_GENERATORS: Final = "generators"
-# A generator's state, and the one from which a loader began its epoch; what stands behind the name is its inside.
+_RNG: Final = "rng_state"
+# The state of an RNG, and the one with which a loader started its epoch; anything after the name is inside it.
 _GENERATOR: Final = re.compile(
-    rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_GENERATORS}|began)\.(?P<name>[a-z]+)(?:\..*)?"
+    rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_RNG}|generators|began)\.(?P<name>[a-z]+)(?:\..*)?"
 )
 _LONGEST_VALUE: Final = 40
 _MOST_NAMED: Final = 8
@@ -30,7 +32,7 @@ _MOST_NAMED: Final = 8
 
 @dataclass(frozen=True)
 class StateComparison:
-    """What two checkpoints have in common.
+    """The comparison of two checkpoints.
 
     Attributes:
         a: the first checkpoint's name.
@@ -41,7 +43,7 @@ class StateComparison:
         tensors_differing: each tensor that is not the same, by name.
         values_differing: each value that is not, as ``item.path: this and that``.
         by_rank: what each rank keeps for itself and was not compared, since the worlds are of different sizes.
-        idle: generators that differ and were left out, since nobody drew from them.
+        idle: RNGs that differ and were ignored, since they were not used.
     """
 
     a: str
@@ -56,7 +58,7 @@ class StateComparison:
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither a tensor nor a value was compared, which proves nothing."""
+        """Whether neither a tensor nor a value was compared."""
         return self.is_equal and not (self.tensors or self.values)
 
     @property
@@ -65,7 +67,7 @@ class StateComparison:
         return not (self.tensors_differing or self.values_differing)
 
     def lines(self) -> list[str]:
-        """What was found, in words."""
+        """The result as text."""
         if self.is_equal:
             which = f"of {self.a}" if self.a == self.b else f"of {self.a} and {self.b}"
             said = [f"{_all(self.tensors, 'tensor')} and {_all(self.values, 'value')} {which} are equal"]
@@ -76,9 +78,9 @@ class StateComparison:
             more = len(self.tensors_differing) + len(self.values_differing) - named
             said += [f"and {amounts.count(more)} more"] if more else []
         if self.idle:
-            said.append(f"never seeded and never drawn from, so not counted: {', '.join(self.idle)}")
+            said.append(f"RNGs never seeded or used, ignored: {', '.join(self.idle)}")
         if self.by_rank:
-            said.append(f"kept by each rank for itself, so not compared between two worlds: {', '.join(self.by_rank)}")
+            said.append(f"state per rank, not compared between different world sizes: {', '.join(self.by_rank)}")
         return said
 
 
@@ -95,26 +97,26 @@ def compare_checkpoints(
     drawn: Collection[str] | None = None,
     idle: Collection[str] | None = None,
 ) -> StateComparison:
-    """Compare two checkpoints of any two runs; nothing is loaded, and what is read is proven.
+    """Compare two checkpoints of any two runs, without loading tensors; checksums of what is read are verified.
 
     Args:
         a: the store of the first.
         name_a: its name there.
         b: the store of the second.
         name_b: its name there.
-        drawn: the generators that count, as ``drawn_generators`` names them; all, if not given.
-        idle: those that may be left out, if it is known; all others count.
+        drawn: the RNGs to compare, as ``drawn_generators`` names them; by default all.
+        idle: the RNGs that may be ignored, if known; all others are compared.
 
     Raises:
-        ManifestDamaged: one is not what a commit wrote.
-        DamagedCheckpoint: the bytes of its record are not what was written.
+        ManifestDamaged: a manifest is damaged.
+        DamagedCheckpoint: a record is damaged.
         FormatUnknown: another version wrote it.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     first, second = a.read_manifest(name_a), b.read_manifest(name_b)
     record_a, record_b = _record(a, name_a, first), _record(b, name_b, second)
-    is_one_size = record_a.get("world") == record_b.get("world")
-    ranked = set() if is_one_size else {*record_a.get("ranked", ()), *record_b.get("ranked", ())}
+    is_one_size = record_a.get("world_size") == record_b.get("world_size")
+    ranked = set() if is_one_size else {*record_a.get("per_rank", ()), *record_b.get("per_rank", ())}
     tensors_a, own_a = _told_tensors(first, is_one_size=is_one_size)
     tensors_b, own_b = _told_tensors(second, is_one_size=is_one_size)
     values_a, values_b = _values(record_a, ranked), _values(record_b, ranked)
@@ -142,23 +144,22 @@ def compare_checkpoints(
 
 
 def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:
-    """The generators that somebody drew from between some of a run's checkpoints: their states are not all the same.
+    """The RNGs that were used between some of a run's checkpoints: their states are not all the same.
 
-    A process begins with generators that nobody has seeded, so two runs that never use one of them differ in it, and
-    in nothing that could ever matter.
+    A process starts with unseeded RNGs, so two runs that never use one of them differ in it without any effect.
 
     Raises:
         CheckpointError: one of them is damaged.
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     states: dict[tuple[str, type], set[str]] = {}
     for name in names:
         manifest = store.read_manifest(name)
         record = _record(store, name, manifest)
         values = {**_values(record, set()), **_rank_values(store, name, manifest)}
-        # Both, under one name: where a generator's state is a tensor, its value only says so.
+        # Both, under one name: if the state of an RNG is a tensor, its value only says so.
         for path, state in (*manifest.tensors.items(), *values.items()):
-            if (found := _GENERATOR.match(path)) and found["at"] == _GENERATORS:
+            if (found := _GENERATOR.match(path)) and found["at"] != "began":
                 states.setdefault((path, type(state)), set()).add(repr(state))
     return {_GENERATOR.sub(r"\g<name>", path) for (path, _), seen in states.items() if len(seen) > 1}
 
@@ -171,7 +172,7 @@ def _is_idle(path: str, drawn: Collection[str] | None, idle: Collection[str] | N
 
 
 def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, object], set[str]]:
-    """What stands for each tensor, and the items that each rank keeps for itself; parts, where no tensor is named."""
+    """The fingerprint of each tensor, and the items kept per rank; digests of parts, if no tensor is named."""
     if not manifest.tensors:
         return {part.name: part.digest.whole for part in manifest.parts if part.name != TRAINER_STATE}, set()
     told: dict[str, object] = {}
@@ -186,7 +187,7 @@ def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, o
 
 
 def _record(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
-    """What all ranks agreed on; nothing for a folder of another tool, which has no such record."""
+    """The record common to all ranks; empty for a folder of another tool, which has none."""
     return _json_part(store, name, manifest, TRAINER_STATE) or {}
 
 
@@ -206,11 +207,11 @@ def _rank_values(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _by_generator(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Items by name, the generators one by one: each is drawn from by somebody else."""
-    found = {name: value for name, value in values.items() if name != _GENERATORS}
-    generators = _opened(values.get(_GENERATORS))
+    """Items by name, with each RNG as an item of its own."""
+    found = {name: value for name, value in values.items() if name != _RNG}
+    generators = _opened(values.get(_RNG))
     if isinstance(generators, dict):
-        found |= {f"{_GENERATORS}.{name}": state for name, state in generators.items()}
+        found |= {f"{_RNG}.{name}": state for name, state in generators.items()}
     return found
 
 
@@ -219,14 +220,14 @@ def _json_part(store: Store, name: str, manifest: Manifest, part_name: str) -> d
     if data is None:
         return None
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as wrong:
+        found = updated(json.loads(data))
+    except (ValueError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=store.path(name) / part_name, complaint=f"it does not decode: {wrong}") from wrong
     return found if isinstance(found, dict) else {}
 
 
 def _places(path: tuple[str, ...], a: Any, b: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 -- any JSON
-    """Every place at which two values differ: its path, and the words that say both."""
+    """Every path at which two values differ, with both values."""
     a, b = _opened(a), _opened(b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         for key in a:
@@ -240,7 +241,7 @@ def _places(path: tuple[str, ...], a: Any, b: Any) -> Iterator[tuple[str, str]]:
 
 
 def _opened(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON held
-    """A table or a sequence without the word that says which it is."""
+    """A table or a sequence without its type tag."""
     match value:
         case {"dict": [*pairs]} if len(value) == 1 and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             return {json.dumps(key).strip('"'): each for key, each in pairs}
@@ -250,7 +251,7 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 -- whatever JSON held
 
 
 def _spelled(value: object) -> str:
-    # By its words: 1 and 1.0 and true are equal to Python, and other values to whoever loads them.
+    # By its JSON text: 1, 1.0 and true are equal in Python, but load as different values.
     return json.dumps(value, sort_keys=True)
 
 

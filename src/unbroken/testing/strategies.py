@@ -1,4 +1,4 @@
-"""What hypothesis draws from for tests of trainers and stores: states, metrics, saves, worlds, faults.
+"""Hypothesis strategies for tests of trainers and stores: states, metrics, saves, worlds, faults.
 
     from hypothesis import given
     from unbroken.testing import strategies
@@ -43,12 +43,12 @@ _WRITING: Final = tuple(phase for phase in PHASES if phase != "edge")
 
 
 def losses() -> "st.SearchStrategy[float | None]":
-    """A loss as trainings have them: numbers, equal ones, none at all, and those that are no numbers any more."""
+    """A loss: finite numbers, equal ones, None, NaN and Inf."""
     return st.sampled_from([0.5, 1.0, 1.5, math.nan, math.inf, None])
 
 
 def metric_values() -> "st.SearchStrategy[dict[str, int | float]]":
-    """The metrics of one step: any float to its last bit, whole numbers, and what is no number."""
+    """The metrics of one step: any float, whole numbers, NaN and Inf."""
     names = st.sampled_from(["loss", "val_loss", "grad_norm", "lr", "tokens", "tokens_per_s"])
     return st.dictionaries(names, st.one_of(st.floats(), st.integers(0, 1 << 53)), min_size=1)
 
@@ -76,7 +76,7 @@ def state_trees(*, leaves: int = 12) -> "st.SearchStrategy[dict[str, Any]]":
 
 
 def worlds(*, largest: int = 4) -> "st.SearchStrategy[int]":
-    """A number of ranks; the smallest first, since they are the cheapest to look at."""
+    """A number of ranks, the smallest first."""
     return st.integers(1, largest)
 
 
@@ -86,7 +86,7 @@ def disk_faults(faults: Sequence[Fault] = (*KILLS, *ERRORS)) -> "st.SearchStrate
 
 
 def drill_faults(*, most: int = 3) -> "st.SearchStrategy[DrillFault]":
-    """What may go wrong in a drilled job, at any phase of a save, up to the so-manieth save."""
+    """What may go wrong in a drilled job, at any phase of a save, up to a number of saves."""
     edges = st.builds(DrillFault, st.just("edge"), st.just("kill"), st.integers(1, most))
     actions = st.sampled_from([action for action in ACTIONS if action != "delay"])
     return st.one_of(edges, st.builds(DrillFault, st.sampled_from(_WRITING), actions, st.integers(1, most)))
@@ -94,7 +94,7 @@ def drill_faults(*, most: int = 3) -> "st.SearchStrategy[DrillFault]":
 
 @dataclass(frozen=True)
 class JobSpan:
-    """One job of a chain: the step it goes on from, and the last step it computes before it is gone."""
+    """One job of a chain: the step it resumes from, and the last step it computes."""
 
     start: int
     end: int
@@ -103,13 +103,13 @@ class JobSpan:
 
 @st.composite
 def chains(draw: "st.DrawFn", *, steps: int = 12, largest_world: int = 4) -> list[JobSpan]:
-    """The jobs of one run up to its last step: each goes on from some step that the one before it had reached."""
+    """The jobs of one run up to its last step: each resumes from some step that the previous one had reached."""
     spans: list[JobSpan] = []
     reached = 0
     while reached < steps:
         start = draw(st.integers(0, reached))
         end = draw(st.integers(start, steps))
-        # Five jobs at most: what a sixth would show, the fifth has shown.
+        # Five jobs at most: more would show nothing new.
         end = steps if len(spans) == 4 else end
         spans.append(JobSpan(start, end, draw(worlds(largest=largest_world))))
         reached = end

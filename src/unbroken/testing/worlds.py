@@ -4,9 +4,8 @@
     assert [each.value for each in ended] == [1, 1, 1, 1], logs(ended)
 
 A function is named by its module and must be importable by another process. Torch is imported once, in a server that
-forks the ranks before any thread exists, so that a world of four is up in the time of one import, and the next ones at
-once. A rank that does not end in time is asked where it stands, by a signal that makes it write every thread's
-traceback into its log, and killed.
+forks the ranks before any thread exists, so that a world of four starts in the time of one import, and the next ones at
+once. A rank that does not end in time gets a signal that writes every thread's traceback into its log, and is killed.
 """
 
 import contextlib
@@ -81,7 +80,7 @@ class Ranks:
         return [process.pid or 0 for process in self._processes]
 
     def send(self, signal_number: int, *ranks: int) -> None:
-        """Send a signal to some ranks, or to all if none is named; one that has ended already is left out."""
+        """Send a signal to some ranks, or to all; ranks that have ended are skipped."""
         for rank in ranks or range(len(self._processes)):
             process = self._processes[rank]
             if process.is_alive() and process.pid:
@@ -97,7 +96,7 @@ class Ranks:
         return any((process.exitcode or 0) < 0 for process in self._processes)
 
     def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Ended]:
-        """Wait until every rank has ended, at most so long; the late ones write where they stand and are killed."""
+        """Wait until every rank has ended; after the timeout, the others write their tracebacks and are killed."""
         ends_at = time.monotonic() + timeout_s
         for process in self._processes:
             process.join(max(0.0, ends_at - time.monotonic()))
@@ -106,7 +105,7 @@ class Ranks:
         return [self._ended(rank) for rank in range(len(self._processes))]
 
     def end(self) -> None:
-        """End what still runs, and what the ranks have left behind."""
+        """Kill ranks that still run, and processes that ranks left behind."""
         if not self.is_over():
             self.send(signal.SIGABRT)
             ends_at = time.monotonic() + _TRACE_WAIT_S
@@ -149,7 +148,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     is_plain: bool = False,
 ) -> list[Ended]:
-    """Run a function on every rank of a world and tell how each ended, by rank.
+    """Run a function on every rank of a world; returns how each ended, by rank.
 
     Args:
         size: how many ranks.
@@ -274,7 +273,7 @@ def _tell(path: Path, told: tuple[object, BaseException | None]) -> None:
     try:
         data = pickle.dumps(told)
         pickle.loads(data)  # noqa: S301
-    except Exception as refused:  # noqa: BLE001 - an exception of somebody's own may refuse in any way
+    except Exception as refused:  # noqa: BLE001 - pickling an exception of the user may fail in any way
         value, error = told
         data = pickle.dumps((None, RuntimeError(f"{error if error is not None else value!r} ({refused})")))
     scratch = path.with_suffix(".scratch")

@@ -266,7 +266,7 @@ def test_two_nodes_train_and_when_one_fails_the_other_goes_on_alone_with_the_sam
     finally:
         place.slurm.repair_node("n2")
     assert bits(place.run) == bits(place.path / "alone")
-    worlds = [(start["world"], start["placement"]["nodes"]) for start in place.facts("job-start")]
+    worlds = [(start["world_size"], start["placement"]["nodes"]) for start in place.facts("job-start")]
     assert worlds[0] == (2, "n[1-2]") and worlds[-1] == (1, "n1"), worlds
 
 

@@ -8,12 +8,12 @@ import click
 import pytest
 from click.exceptions import Exit
 
-from tests.unit.errors_examples import EXAMPLES, leaves
+from tests.unit.errors_examples import EXAMPLES
 from unbroken.cli import explain
 from unbroken.cli.group import PROGRAM, ROOT, as_dashed
+from unbroken.errors import TABLE
 
-KINDS = {leaf.kind: leaf for leaf in leaves()}
-HEADINGS = ["How it comes about", "What unbroken does by itself", "What you can do"]
+HEADINGS = ["Why it happens", "What unbroken does", "What you can do"]
 
 
 def named_commands() -> Iterator[tuple[str, str]]:
@@ -35,10 +35,10 @@ def ours() -> list[tuple[str, list[str]]]:
 
 
 def test_every_error_has_a_page_and_every_page_an_error() -> None:
-    assert set(explain.error_pages()) == set(KINDS)
+    assert set(explain.error_pages()) == set(TABLE)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(TABLE))
 def test_a_page_says_what_how_and_what_to_do_on_one_screen(kind: str) -> None:
     page = explain.error_pages()[kind]
     lines = page.splitlines()
@@ -46,12 +46,19 @@ def test_a_page_says_what_how_and_what_to_do_on_one_screen(kind: str) -> None:
     assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == HEADINGS
     assert 15 <= len(lines) <= 32
     assert max(map(len, lines)) <= 100
-    assert lines[-1] == f"Exit code {KINDS[kind].exit_code}."
+    assert lines[-1] == f"Exit code {TABLE[kind].exit_code}."
     assert 20 <= len(explain.meaning(page)) <= 90
 
 
+def test_the_page_of_exit_codes_lists_the_kinds_of_every_code() -> None:
+    page = explain.general_pages()["exit-codes"]
+    listed = re.findall(r"^Exit code (\d+): (.+?)\.$", page.partition("## Kinds")[2], re.MULTILINE | re.DOTALL)
+    codes = {kind: int(code) for code, kinds in listed for kind in kinds.replace(",", " ").split()}
+    assert codes == {kind: error.exit_code for kind, error in TABLE.items()}
+
+
 def test_the_errors_and_pages_name_commands_at_all() -> None:
-    assert len(ours()) > 2 * len(KINDS)
+    assert len(ours()) > 2 * len(TABLE)
 
 
 def parse(words: list[str]) -> click.Context | None:

@@ -37,5 +37,5 @@ def read_steps(loaders: list[Loader], steps: int) -> Read:
     """What the ranks of a world read in so many steps."""
     found: Read = {}
     for loader in loaders:
-        found |= taken(iter(loader), steps * loader.lanes.mine)
+        found |= taken(iter(loader), steps * loader.lanes.per_step)
     return found

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.data.reading import read_steps, taken, world_of
 from tests.unit.data.streams import make_stream
+from unbroken.data.exactly_once import Served, expected
 from unbroken.data.loader import Loader
-from unbroken.data.served import Served, expected
 
 
 @pytest.mark.promise("C13")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unbroken.data.packing.assemble import IGNORED, PADDING, Pieces, Rows, cut_pieces, in_order
 from unbroken.data.packing.bucket_plan import Slots
+from unbroken.data.packing.rows import IGNORED, PADDING, Pieces, Rows, cut_pieces, in_order
 
 X = IGNORED
 SHARDS = {0: np.arange(100, 140, dtype=np.uint16), 1: np.arange(200, 240, dtype=np.uint16)}

@@ -138,14 +138,14 @@ def test_a_folder_without_the_split_or_without_shards_has_no_data(tmp_path: Path
 
 def test_a_bucket_without_any_entry_is_named(data: Path) -> None:
     make_bucket(data / "train" / "void", {"a": [], "b": []})
-    assert findings(data) == ("void: 2 shards and not one entry",)
+    assert findings(data) == ("void: 2 shards, no entries",)
 
 
 def test_loose_shards_and_a_folder_default_cannot_be_told_apart(tmp_path: Path) -> None:
     make_shard(tmp_path / "train", "a", [[1, 256]])
     make_shard(tmp_path / "train" / "default", "a", [[1, 256]])
     (finding,) = findings(tmp_path)
-    assert finding.startswith("default/: is a bucket, and the shards beside it are one of the same name")
+    assert finding.startswith("default/: a bucket of the same name as that of the shards outside any bucket")
 
 
 @pytest.mark.parametrize("place", ["", "train", "train/web", "train/web/2020"])
@@ -196,13 +196,13 @@ def _cut(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "web/00000-000.bin: it has 9 bytes; its index says 10": lambda web: _cut(web / "00000-000.bin"),
     "web/00000-000.idx: it has 43 bytes; 2 entries take 44": lambda web: _cut(web / "00000-000.idx"),
-    "web/00000-000.idx: is there without its .bin": lambda web: (web / "00000-000.bin").unlink(),
-    "web/00000-000.bin: is there without its .idx": lambda web: (web / "00000-000.idx").unlink(),
-    "web/9: is not listed in web/shards.json": lambda web: make_shard(web, "9", [[1, 256]]),
-    "web/shards.json: its bytes do not match its own digest": lambda web: (web / "shards.json").write_bytes(
+    "web/00000-000.idx: its .bin is missing": lambda web: (web / "00000-000.bin").unlink(),
+    "web/00000-000.bin: its .idx is missing": lambda web: (web / "00000-000.idx").unlink(),
+    "web/9: not listed in web/shards.json": lambda web: make_shard(web, "9", [[1, 256]]),
+    "web/shards.json: its bytes do not match its own checksum": lambda web: (web / "shards.json").write_bytes(
         (web / "shards.json").read_bytes().replace(b'"entries":2', b'"entries":3')
     ),
-    "web/00000-000.idx: it has 1 entries and 2 are listed": lambda web: make_shard(
+    "web/00000-000.idx: it has 1 entries, 2 are listed": lambda web: make_shard(
         web, "00000-000", [[1, 2, 256, 3, 256]]
     ),
 }
@@ -217,14 +217,14 @@ def test_each_damage_is_named_with_its_file(data: Path, finding: str) -> None:
 def test_a_listed_shard_that_is_gone_is_named(data: Path) -> None:
     for suffix in ("bin", "idx"):
         (data / "train" / "web" / "2020" / f"00001-000.{suffix}").unlink()
-    assert findings(data) == ("web/2020/00001-000: is listed in shards.json and is not there",)
+    assert findings(data) == ("web/2020/00001-000: listed in shards.json but missing",)
 
 
 @pytest.mark.parametrize("inner", [{"a": [[1, 256]]}, {}], ids=["another shard", "no shard"])
 def test_two_lists_that_disagree_about_a_shard_are_named(tmp_path: Path, inner: dict[str, list[list[int]]]) -> None:
     make_bucket(tmp_path / "train", {"web/a": [[1, 2, 256]], "code/a": [[3, 256]]})
     make_bucket(tmp_path / "train" / "web", inner)
-    assert "web/a: shards.json says otherwise than web/shards.json" in findings(tmp_path)
+    assert "web/a: shards.json differs from web/shards.json" in findings(tmp_path)
 
 
 def test_two_lists_that_agree_are_one(tmp_path: Path) -> None:
@@ -252,17 +252,17 @@ def test_a_link_in_the_place_of_a_shards_file_is_refused(data: Path) -> None:
     web = data / "train" / "web"
     (web / "00000-000.bin").rename(data / "stray.bin")
     (web / "00000-000.bin").symlink_to(data / "stray.bin")
-    assert "web/00000-000.bin: is no regular file; only a whole bucket's folder may be a link" in findings(data)
+    assert "web/00000-000.bin: not a regular file; only the folder of a bucket may be a link" in findings(data)
 
 
 def test_a_link_to_a_folder_below_a_bucket_is_refused_rather_than_passed_over(data: Path) -> None:
     (data / "train" / "web" / "round").symlink_to(data / "train")
-    assert findings(data) == ("web/round: is no regular file; only a whole bucket's folder may be a link",)
+    assert findings(data) == ("web/round: not a regular file; only the folder of a bucket may be a link",)
 
 
 def test_a_pipe_under_a_shards_name_does_not_hang_the_reader(data: Path) -> None:
     os.mkfifo(data / "train" / "web" / "pipe.idx")
-    assert findings(data) == ("web/pipe.idx: is no regular file; only a whole bucket's folder may be a link",)
+    assert findings(data) == ("web/pipe.idx: not a regular file; only the folder of a bucket may be a link",)
 
 
 # ---- what only the full check sees ----
@@ -278,13 +278,13 @@ def test_a_flipped_bit_in_a_bin_is_seen_by_the_full_check_alone(data: Path) -> N
     _flip(data / "train" / "web" / "00000-000.bin")
     assert open_corpus(data).shards
     (finding,) = findings(data, "full")
-    assert finding.startswith("web/00000-000.bin: its bytes have the digest ")
+    assert finding.startswith("web/00000-000.bin: its checksum is ")
 
 
 def test_a_token_beyond_the_vocabulary_is_seen_by_the_full_check(data: Path) -> None:
     make_bucket(data / "train" / "web", {**WEB, "9": [[257, 256]]})
     assert open_corpus(data).shards
-    assert findings(data, "full") == ("web/9.bin: it holds the token 257; the vocabulary has 257",)
+    assert findings(data, "full") == ("web/9.bin: it holds token id 257; the vocabulary has 257",)
 
 
 def test_a_vocabulary_can_be_told_where_no_list_does(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_vocabulary_can_be_told_where_no_list_does(tmp_path: Path) -> None:
     assert open_corpus(tmp_path, check="full", vocab_size=257).shards[0].bin_digest is not None
     with pytest.raises(DataDamaged) as refused:
         open_corpus(tmp_path, check="full", vocab_size=256)
-    assert refused.value.findings == ("a.bin: it holds the token 256; the vocabulary has 256",)
+    assert refused.value.findings == ("a.bin: it holds token id 256; the vocabulary has 256",)
 
 
 # ---- sealing ----
@@ -325,10 +325,10 @@ def test_sealing_refuses_what_is_not_sound_and_writes_nothing(tmp_path: Path) ->
     with pytest.raises(DataDamaged) as refused:
         seal_shards(tmp_path, BYTES)
     assert refused.value.findings == (
-        "a.bin: it holds the token 999; the vocabulary has 257",
-        "b.idx: 4 bytes a token do not go with a vocabulary of 257",
+        "a.bin: it holds token id 999; the vocabulary has 257",
+        "b.idx: 4 bytes per token do not fit a vocabulary of 257",
         "c.bin: it has 1 bytes; its index says 2",
-        "d.bin: is there without its .idx",
+        "d.bin: its .idx is missing",
     )
     assert not (tmp_path / "shards.json").exists()
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.unit.data.making import BYTES, make_bucket, make_shard
 from unbroken.data import open_corpus, seal_shards
-from unbroken.data.corpus.changed import Changes, compare, from_json, recorded, to_json
+from unbroken.data.corpus.compare import Changes, compare, from_json, recorded, to_json
 from unbroken.data.corpus.listing import LISTING
 from unbroken.errors import DataDamaged
-from unbroken.errors.shards import ServedShare
+from unbroken.errors.data import ServedShare
 from unbroken.store.fields import Malformed
 
 WEB = {"a": [[1, 2, 256]], "b": [[3, 256], [4, 5, 6, 256]], "c": [[7, 256]]}
@@ -139,7 +139,7 @@ def test_a_shard_that_is_gone_is_missing(trained: Trained) -> None:
             (web / f"a.{suffix}").unlink()
 
     changes = trained.after(remove)
-    assert lines(changes) == ["web/a: is gone; all its documents were served"]
+    assert lines(changes) == ["web/a: is missing; all its documents were served"]
     assert not changes.is_growth
 
 
@@ -159,7 +159,7 @@ def test_a_new_bucket_is_growth(trained: Trained) -> None:
 def test_a_renamed_shard_is_missing_and_new_and_the_refusal_says_where_it_stands(trained: Trained) -> None:
     changes = trained.after(lambda web: move(web, "b", "z"))
     assert lines(changes) == [
-        "web/b: is gone; the same shard stands there as web/z; some of its documents were served",
+        "web/b: is missing; the same shard exists as web/z; some of its documents were served",
         "web/z: is new, 2 documents in 6 tokens",
     ]
     assert not changes.is_growth
@@ -204,7 +204,7 @@ def test_the_refusal_counts_and_names_everything_at_once(trained: Trained) -> No
 
     error = trained.after(everything).as_error(trained.data)
     assert str(error) == (
-        "the data is not what this run was trained on: 1 shard changed, 1 shard missing, 1 shard added"
+        "the data has changed since the run was started: 1 shard changed, 1 shard missing, 1 shard added"
     )
     assert len(list(error.details())) == 3
     assert error.exit_code == 4

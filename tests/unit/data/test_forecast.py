@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit.data.corpora import texts_of, write_corpus
 from unbroken.config import Config, CurriculumPhase, DataConfig, ModelConfig, TrainingConfig
-from unbroken.data.configured import corpus_of, phases_of, stream_of
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import forecast
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.errors import DataDamaged, DataUnfit
 
 MAX_LENGTH = 32
@@ -63,7 +63,7 @@ def test_the_forecast_is_what_the_stream_then_does(data: Path) -> None:
 @pytest.mark.promise("G18")
 def test_data_that_ends_before_the_steps_do_is_a_problem_with_the_exact_step(data: Path) -> None:
     found = forecast(config(data, 16))
-    assert found.problems == ("all data is read at step 15 of 16; data.epochs is 1",)
+    assert found.problems == ("data exhausted at step 15 of 16; data.epochs is 1",)
     with pytest.raises(DataUnfit, match="1 problem"):
         found.require_fit()
     assert forecast(config(data, 15)).problems == ()
@@ -80,11 +80,13 @@ def test_a_bucket_that_runs_dry_is_a_problem_or_a_warning_by_the_flag(data: Path
     goes_on = replace(config(data, 12, phases, allow_bucket_exhaustion=True), training=lanes)
     found = forecast(halts, world)
     # The 21st of code is asked for at about the 41st sample.
-    assert found.problems == ("bucket code runs dry at step 10 of 12, in phase 1; data.epochs is 1",)
-    assert [each.dry_step for each in found.buckets] == [10, None]
+    assert found.problems == ("bucket code is exhausted at step 10 of 12, in phase 1; data.epochs is 1",)
+    assert [each.exhausted_step for each in found.buckets] == [10, None]
     allowed = forecast(goes_on, world)
     assert allowed.problems == ()
-    assert allowed.warnings == ("bucket code runs dry at step 10 of 12, in phase 1; the others go on in proportion",)
+    assert allowed.warnings == (
+        "bucket code is exhausted at step 10 of 12, in phase 1; the other buckets continue in proportion",
+    )
     assert {each.name: each.drawn for each in allowed.buckets} == {"code": 20, "web": 28}
     with pytest.raises(DataUnfit):
         allowed.require_fit(strict=True)
@@ -93,7 +95,7 @@ def test_a_bucket_that_runs_dry_is_a_problem_or_a_warning_by_the_flag(data: Path
 def test_going_on_until_every_bucket_is_dry_is_told(data: Path) -> None:
     found = forecast(config(data, 30, (phase(120, web=0.5, code=0.5),), allow_bucket_exhaustion=True))
     assert found.steps_available == 15
-    assert found.warnings[-1] == "every bucket is dry at step 15 of 30: the run ends there"
+    assert found.warnings[-1] == "all buckets exhausted at step 15 of 30: the run ends there"
 
 
 @pytest.mark.promise("G18")
@@ -114,9 +116,9 @@ def test_a_curriculum_may_miss_the_steps_by_a_twentieth(data: Path, samples: int
 def test_a_bucket_that_is_absent_is_a_problem_and_one_that_is_unused_a_warning(data: Path) -> None:
     found = forecast(config(data, 10, (phase(40, wiki=0.5, web=0.5),)))
     assert found.problems == (
-        "data.curriculum: phase 1 names the bucket 'wiki', which is not there; the buckets are code, web",
+        "data.curriculum: phase 1 names the bucket 'wiki', which does not exist; the buckets are code, web",
     )
-    assert found.warnings == ("bucket code is in no phase: its 640 tokens are not read",)
+    assert found.warnings == ("bucket code is in no phase: 640 tokens unused",)
 
 
 def test_every_problem_is_told_at_once(data: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_hub_that_nobody_can_reach_is_not_waited_for(endpoint: str, monkeypatc
     with pytest.raises(TokenizerUnknown) as refusal:
         find_tokenizer("gpt2")
     assert time.monotonic() - began < 5
-    assert f"none is kept from the hub here, and {endpoint} is not asked: Connection refused" in refusal.value.reason
+    assert f"it is not in the local cache, and {endpoint} is not used: Connection refused" in refusal.value.reason
 
 
 @pytest.mark.parametrize("is_offline", [True, False])
@@ -69,13 +69,13 @@ def test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked(
 def test_a_name_that_no_hub_could_have_is_refused_in_words(endpoint: str) -> None:
     with pytest.raises(TokenizerUnknown) as refusal:
         find_tokenizer("not a name!")
-    assert "the hub did not give it: " in refusal.value.reason
+    assert "it could not be downloaded: " in refusal.value.reason
 
 
 def test_a_hub_that_takes_its_time_is_named_and_one_that_answers_is_not(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(encoders, "_refusal", lambda place: None)
+    monkeypatch.setattr(encoders, "_unreachable", lambda place: None)
     monkeypatch.setattr(encoders, "_QUIET_S", 0.2)
     with caplog.at_level(logging.WARNING, logger="unbroken.data.ingest.encoders"):
         give(monkeypatch, 0.0)
@@ -85,7 +85,7 @@ def test_a_hub_that_takes_its_time_is_named_and_one_that_answers_is_not(
         give(monkeypatch, 0.6)
         assert find_tokenizer("gpt2").content == b"gpt2"
     [said] = caplog.messages
-    assert said.startswith(f"waiting for {endpoint} to give the tokenizer 'gpt2'; with HF_HUB_OFFLINE=1 only")
+    assert said.startswith(f"waiting for {endpoint}: downloading tokenizer 'gpt2' (HF_HUB_OFFLINE=1")
 
 
 def test_behind_a_proxy_nothing_is_concluded_from_a_direct_knock(

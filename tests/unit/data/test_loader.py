@@ -31,7 +31,7 @@ def test_the_lanes_of_all_ranks_are_the_samples_of_the_step_each_once(world: int
     numbers = []
     for rank in range(world):
         lanes = cut_lanes(8, 2, rank, world)
-        turns = np.arange(3 * lanes.mine)
+        turns = np.arange(3 * lanes.per_step)
         assert [lanes.place(turn) for turn in turns.tolist()] == [
             (step, lane) for step in range(3) for lane in range(rank, 4, world)
         ]
@@ -124,11 +124,11 @@ def test_an_iterator_that_was_left_behind_says_so(tmp_path: Path) -> None:
     next(old)
     state = loader.state_dict()
     iter(loader)
-    with pytest.raises(RuntimeError, match="left behind"):
+    with pytest.raises(RuntimeError, match="this iterator is invalid"):
         next(old)
     newer = iter(loader)
     loader.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="left behind"):
+    with pytest.raises(RuntimeError, match="this iterator is invalid"):
         next(newer)
 
 
@@ -202,7 +202,7 @@ def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_dry(tmp_pa
         assert len(read_steps(loaders, steps + 10)) == steps * 8
         assert [loader.steps for loader in loaders] == [steps] * world
         said = {loader.ended() for loader in loaders}
-        assert said == {f"bucket web ran dry after step {steps}, {len(stream) % 8} samples before a whole step"}
+        assert said == {f"bucket web exhausted after step {steps}, {len(stream) % 8} samples short of a whole step"}
 
 
 # ---- changed data, other settings ----
@@ -290,11 +290,11 @@ def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_told(tmp_pat
     first = Loader(make_stream(tmp_path), global_batch=8)
     served = taken(first)
     assert first.ended()
-    loader = Loader(open_stream(tmp_path, epochs=2, on_dry="renormalise"), global_batch=8)
+    loader = Loader(open_stream(tmp_path, epochs=2, on_exhausted="renormalise"), global_batch=8)
     loader.load_state_dict(first.state_dict())
     assert loader.notices == [
-        f"each bucket is read 2 times from sample {first.position} on, 1 time before",
-        f"a dry bucket leaves its share to the others from sample {first.position} on",
+        f"epochs 2 from sample {first.position} on, 1 before",
+        f"an exhausted bucket leaves its share to the other buckets from sample {first.position} on",
     ]
     assert loader.ended() is None
     served |= taken(loader)
@@ -324,7 +324,7 @@ def test_several_ranks_without_a_process_group_are_refused(tmp_path: Path, monke
 
 @pytest.mark.parametrize("more", [{"world": 2}, {"rank": 1}])
 def test_a_rank_without_a_world_is_refused(more: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="are given together"):
+    with pytest.raises(ValueError, match="give both rank and world"):
         Loader(make_stream(tmp_path), global_batch=2, **more)  # type: ignore[arg-type]
 
 
@@ -360,5 +360,5 @@ def test_the_maps_of_many_buckets_stay_within_one_bound(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("wrong", [{"workers": -1}, {"prefetch": 0}])
 def test_workers_that_cannot_be_are_refused_at_once(tmp_path: Path, wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="workers is at least 0 and prefetch at least 1"):
+    with pytest.raises(ValueError, match="workers must be at least 0 and prefetch at least 1"):
         Loader(make_stream(tmp_path), global_batch=4, **wrong)  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ def test_the_line_never_changes_silently() -> None:
 
 @pytest.mark.parametrize("quotas", [[], [0], [0, 0], [3, -1], [LARGEST, 1]])
 def test_quotas_that_are_no_counts_are_refused(quotas: list[int]) -> None:
-    with pytest.raises(ValueError, match="quotas are counts"):
+    with pytest.raises(ValueError, match="quotas must be counts"):
         Interleave(quotas, 1)
 
 
@@ -147,5 +147,5 @@ def test_shares_go_to_the_largest_remainders_and_ties_to_the_first() -> None:
 
 @pytest.mark.parametrize("weights", [[Fraction(0)], [Fraction(2), Fraction(-1)]])
 def test_weights_that_are_negative_or_all_zero_are_refused(weights: list[Fraction]) -> None:
-    with pytest.raises(ValueError, match="weights are numbers from 0"):
+    with pytest.raises(ValueError, match="weights must be at least 0"):
         apportion(weights, 5)

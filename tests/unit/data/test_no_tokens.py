@@ -8,21 +8,21 @@ import pytest
 from tests.unit.data.test_tokenize import request
 from tests.unit.data.texts import lines, texts_of
 from unbroken.data.ingest.tokenize import tokenize
-from unbroken.data.ingest.workbench import Options
+from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.errors import NoTokens
 
 
 def test_text_without_a_token_makes_no_data_set_and_goes_on_when_there_is_some(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["", "ab", ""]))
-    asked = request(tmp_path, options=Options(min_text_length=3))
+    asked = request(tmp_path, options=TokenizeOptions(min_text_length=3))
     with pytest.raises(NoTokens) as refusal:
         tokenize(asked)
-    assert refusal.value.headline() == "3 documents read, and none has a token"
+    assert refusal.value.headline() == "3 documents read, none with a token"
     assert list(refusal.value.details()) == ["2 documents left out: empty", "1 document left out: short"]
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() or path.name == ".tokenize"]
     (tmp_path / "text" / "a.jsonl").write_bytes(b"")
-    with pytest.raises(NoTokens, match="hold no document"):
+    with pytest.raises(NoTokens, match="contain no documents"):
         tokenize(asked)
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["abc"]))
     tokenize(asked)

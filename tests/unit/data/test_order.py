@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unbroken.data.order.epoch_order import WINDOW_GROUPS, BucketOrder, Growth, Progress
+from unbroken.data.order.epoch_order import WINDOW_GROUPS, BucketOrder, GroupProgress, Growth
 
 Drawn = list[tuple[int, int]]
 BEGUN = [Growth(0, 0)]
@@ -193,19 +193,23 @@ def test_progress_never_claims_what_is_not_so(history: History, data: st.DataObj
     every = np.concatenate(counts).tolist()
     for group, found in enumerate(order.progress(ordinal).tolist()):
         served = len(met.get(group, ()))
-        if found == Progress.ALL:
+        if found == GroupProgress.ALL:
             assert served == every[group]
-        if found == Progress.NONE:
+        if found == GroupProgress.NONE:
             assert served == 0
 
 
 def test_progress_goes_window_by_window() -> None:
     counts = np.full(64, 10, np.int64)
     order = BucketOrder([counts], BEGUN, key=5)
-    assert Counter(order.progress(0).tolist()) == {Progress.NONE: 64}
-    assert Counter(order.progress(170).tolist()) == {Progress.ALL: 16, Progress.SOME: 16, Progress.NONE: 32}
-    assert Counter(order.progress(640).tolist()) == {Progress.ALL: 64}
-    assert Counter(order.progress(700).tolist()) == {Progress.ALL: 64}
+    assert Counter(order.progress(0).tolist()) == {GroupProgress.NONE: 64}
+    assert Counter(order.progress(170).tolist()) == {
+        GroupProgress.ALL: 16,
+        GroupProgress.SOME: 16,
+        GroupProgress.NONE: 32,
+    }
+    assert Counter(order.progress(640).tolist()) == {GroupProgress.ALL: 64}
+    assert Counter(order.progress(700).tolist()) == {GroupProgress.ALL: 64}
 
 
 GOLDEN: Drawn = [(23, 18), (23, 24), (76, 41), (69, 6), (15, 12), (20, 0), (58, 0), (10, 7), (52, 0)]

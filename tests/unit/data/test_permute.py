@@ -57,7 +57,7 @@ def test_another_key_is_another_order() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, LARGEST + 1])
 def test_a_size_out_of_range_is_refused(n: int) -> None:
-    with pytest.raises(ValueError, match="places"):
+    with pytest.raises(ValueError, match="elements"):
         Permutation(n, 0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from unbroken.data.order.mixture import apportion
-from unbroken.data.order.schedule import Dry, Generation, OnDry, Phase, Schedule
+from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
 from unbroken.errors import BadMix
 
 
@@ -15,8 +15,10 @@ def phase(samples: int, **weights: float) -> Phase:
     return Phase(samples, tuple((name, Fraction(str(weight))) for name, weight in weights.items()))
 
 
-def bounded(epochs: int | None = 1, on_dry: OnDry = "halt", at_sample: int = 0, **sequences: int) -> Generation:
-    return Generation(at_sample, sequences, epochs, on_dry)
+def bounded(
+    epochs: int | None = 1, on_exhausted: OnExhausted = "halt", at_sample: int = 0, **sequences: int
+) -> Generation:
+    return Generation(at_sample, sequences, epochs, on_exhausted)
 
 
 def drawn(schedule: Schedule, first: int, last: int) -> list[tuple[str, int]]:
@@ -58,7 +60,7 @@ def test_the_last_phase_repeats_with_the_same_quotas_each_time() -> None:
     for first in (10, 50, 90, 10 + 40 * 10**9):
         assert counts(schedule, first, first + 40) == {"a": 10, "b": 30}
     assert [schedule.phase_at(sample) for sample in (0, 9, 10, 10**12)] == [0, 0, 1, 1]
-    assert schedule.end is None and not schedule.dry
+    assert schedule.end is None and not schedule.exhausted
 
 
 @pytest.mark.promise("G18")
@@ -68,7 +70,7 @@ def test_a_bucket_that_runs_dry_ends_the_samples_at_the_very_one_that_asks_for_m
     schedule = Schedule(phases, [bounded(web=10_000, code=77)], seed=5)
     endless = Schedule(phases, [bounded(None, web=10_000, code=77)], seed=5)
     assert schedule.end is not None
-    assert schedule.dry == (Dry(schedule.end, "code", 0),)
+    assert schedule.exhausted == (Exhausted(schedule.end, "code", 0),)
     assert drawn(endless, 0, schedule.end) == drawn(schedule, 0, schedule.end)
     assert drawn(endless, schedule.end, schedule.end + 1) == [("code", 77)]
     assert schedule.served(schedule.end)["code"] == 77
@@ -89,7 +91,7 @@ def test_renormalising_goes_on_with_the_others_in_proportion_for_the_rest_of_the
     assert abs(rest["web"] - Fraction(5, 8) * (1000 - halt.end)) < 1
     # Known to be dry: the next phase does not ask it again.
     assert abs(counts(on, 1000, 1500)["web"] - Fraction(2, 3) * 500) < 1
-    assert on.dry[0] == halt.dry[0]
+    assert on.exhausted[0] == halt.exhausted[0]
 
 
 @pytest.mark.promise("G18")
@@ -97,7 +99,7 @@ def test_when_all_are_dry_the_samples_end_and_every_sequence_was_read() -> None:
     on = Schedule([phase(100, a=0.5, b=0.5)], [bounded(2, "renormalise", a=30, b=11)], seed=5)
     assert on.end == 2 * (30 + 11)
     assert on.served(on.end) == {"a": 60, "b": 22}
-    assert [each.bucket for each in on.dry] == ["b", "a"]
+    assert [each.bucket for each in on.exhausted] == ["b", "a"]
 
 
 @pytest.mark.promise("G18")
@@ -119,7 +121,7 @@ def test_without_phases_every_epoch_reads_every_sequence_once() -> None:
     for first, last in pairwise(range(0, 226, 75)):
         assert counts(schedule, first, last) == {"a": 70, "b": 5, "c": 0}
     assert sorted(drawn(schedule, 0, 225)) == [("a", i) for i in range(210)] + [("b", i) for i in range(15)]
-    assert {each.sample for each in schedule.dry} == {225}
+    assert {each.sample for each in schedule.exhausted} == {225}
 
 
 def test_without_phases_and_without_a_bound_there_is_no_end() -> None:
@@ -170,13 +172,13 @@ def test_fewer_epochs_end_the_samples_where_the_next_one_would_be_asked_for() ->
 def test_an_empty_bucket_of_the_mix_is_dry_when_it_is_first_asked() -> None:
     schedule = Schedule([phase(10, a=0.5, b=0.5)], [bounded(a=10, b=0)], seed=1)
     assert schedule.end is not None and schedule.end <= 10
-    assert schedule.dry[0].bucket == "b"
+    assert schedule.exhausted[0].bucket == "b"
 
 
 def test_a_weight_of_zero_never_asks() -> None:
     schedule = Schedule([phase(10, a=1, b=0)], [bounded(a=25, b=0)], seed=1)
     assert schedule.end == 25
-    assert [each.bucket for each in schedule.dry] == ["a"]
+    assert [each.bucket for each in schedule.exhausted] == ["a"]
 
 
 def test_the_order_never_changes_silently() -> None:
@@ -194,8 +196,8 @@ def test_every_problem_of_a_curriculum_is_told_at_once() -> None:
         Schedule([phase(0, web=1), phase(5, wiki=1, web=-1), phase(5, web=0)], [bounded(web=9)], seed=1)
     said = "\n".join(caught.value.details())
     assert len(caught.value.problems) == 4
-    assert "phase 1 has no samples" in said
-    assert "phase 2 names the bucket 'wiki', which is not there" in said
+    assert "phase 1 is shorter than one sequence" in said
+    assert "phase 2 names the bucket 'wiki', which does not exist" in said
     assert "phase 2 gives 'web' a weight below 0" in said
     assert "phase 3 has no weight above 0" in said
     with pytest.raises(BadMix, match="1 problem"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from unbroken.data.served import Served, add_up, expected, identify
+from unbroken.data.exactly_once import Served, add_up, expected, identify
 
 
 def _identities(samples: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -62,5 +62,5 @@ def test_an_account_is_read_back_from_json() -> None:
               {"samples": True, "digest": "0" * 32}, {"samples": 1, "digest": "0" * 31}]
 )  # fmt: skip
 def test_what_is_no_account_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="no account"):
+    with pytest.raises(ValueError, match="not a sum of served samples"):
         Served.from_json(value)

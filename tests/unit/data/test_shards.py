@@ -109,7 +109,7 @@ def test_runs_of_entries_are_one_shard(tmp_path: Path) -> None:
 
 BAD_RUNS = {
     "does not fit into 2 bytes": entries_of([[65_536]]),
-    "do not agree": Entries(np.arange(3, dtype=np.uint16), np.array([2]), np.zeros(1, np.uint16)),
+    "disagree": Entries(np.arange(3, dtype=np.uint16), np.array([2]), np.zeros(1, np.uint16)),
     "longer than its entry": entries_of([[1, 2]], [3]),
 }
 
@@ -124,11 +124,11 @@ def test_a_writer_refuses_what_no_reader_could_use_and_leaves_nothing(tmp_path: 
 BAD_INDEXES = {
     "too few for a header": b"GPTS\x01\x00",
     "begins with b'GPTT'": index_bytes([0, 3], [0], magic=b"GPTT"),
-    "version 2": index_bytes([0, 3], [0], version=2),
+    "version is 2": index_bytes([0, 3], [0], version=2),
     "token type is 3": index_bytes([0, 3], [0], code=3),
     "it has 33 bytes; 1 entries take 34": index_bytes([0, 3], [0])[:-1],
     "it has 35 bytes; 1 entries take 34": index_bytes([0, 3], [0]) + b"\x00",
-    "begins at token 1, not at 0": index_bytes([1, 3], [0]),
+    "starts at token 1, not at 0": index_bytes([1, 3], [0]),
     "last offset is -3": index_bytes([0, -3], [0]),
 }
 
@@ -144,10 +144,10 @@ def test_an_index_that_breaks_a_rule_is_refused_by_name(tmp_path: Path, complain
 
 
 BAD_ENTRIES = {
-    "entry 1 begins at token 5 and ends before it, at token 4": index_bytes([0, 5, 4, 9], [0, 0, 0]),
-    "entry 0 begins at token 0 and ends before it, at token -1": index_bytes([0, -1, 9], [0, 0]),
-    "entry 1 begins at token 99 and ends before it, at token 9": index_bytes([0, 99, 9], [0, 0]),
-    "entry 1 has 2 tokens and a prefix of 3": index_bytes([0, 3, 5, 9], [0, 3, 0]),
+    "entry 1 starts at token 5 but ends before it, at token 4": index_bytes([0, 5, 4, 9], [0, 0, 0]),
+    "entry 0 starts at token 0 but ends before it, at token -1": index_bytes([0, -1, 9], [0, 0]),
+    "entry 1 starts at token 99 but ends before it, at token 9": index_bytes([0, 99, 9], [0, 0]),
+    "entry 1 has 2 tokens but a prefix of 3": index_bytes([0, 3, 5, 9], [0, 3, 0]),
 }
 
 
@@ -163,7 +163,7 @@ def test_entries_that_break_a_rule_are_named(tmp_path: Path, complaint: str) -> 
 def test_a_single_range_never_hands_out_an_offset_beyond_the_tokens(tmp_path: Path) -> None:
     path = tmp_path / "web.idx"
     path.write_bytes(index_bytes([0, 3, 99, 9], [0, 0, 0]))
-    with pytest.raises(ShardDamaged, match="lead out of the 9 tokens"):
+    with pytest.raises(ShardDamaged, match="exceed its 9 tokens"):
         open_index(path).offsets(1, 2)
 
 
@@ -177,7 +177,7 @@ def test_disorder_is_seen_where_two_stretches_of_a_long_index_meet(tmp_path: Pat
         + offsets.astype("<i8").tobytes()
         + np.zeros(entries, "<u2").tobytes()
     )
-    with pytest.raises(ShardDamaged, match="entry 262,143 begins at token 262,143"):
+    with pytest.raises(ShardDamaged, match="entry 262,143 starts at token 262,143"):
         open_index(path).require_sound()
 
 
@@ -197,7 +197,7 @@ def test_a_bin_that_is_not_there_is_named(shard: Index) -> None:
 
 def test_an_index_that_shrinks_after_it_was_opened_is_refused(shard: Index) -> None:
     shard.path.write_bytes(shard.path.read_bytes()[:20])
-    with pytest.raises(ShardDamaged, match="shorter than it was"):
+    with pytest.raises(ShardDamaged, match="became shorter"):
         shard.offsets(0, 3)
 
 

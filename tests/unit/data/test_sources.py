@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.data.texts import DOCUMENTS, lines, write_format
 from unbroken.data.ingest import documents
-from unbroken.data.ingest.documents import Bad, Batch, Reader, Stretch
+from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
 from unbroken.data.ingest.sources import SUFFIXES, Source, find_sources
 from unbroken.data.ingest.units import UNIT_BYTES, cut_units
 from unbroken.errors import ColumnMissing, NoTextFound, PathMissing, SourceBroken
@@ -24,7 +24,7 @@ from unbroken.store.digest import BlockDigester, PartDigest, digest_of
 def read(folder: Path, *, field: str = "text") -> tuple[list[str], list[str]]:
     """Every document below a folder, and every complaint."""
     found: list[str] = []
-    bad: list[Bad] = []
+    bad: list[BadDocument] = []
     reader = Reader(folder, field, bad.append)
     for source in find_sources(folder).sources:
         digester = BlockDigester()
@@ -65,22 +65,22 @@ def test_a_folder_without_text_is_refused_and_so_is_none(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(NoTextFound) as refusal:
         find_sources(tmp_path)
-    assert list(refusal.value.details()) == ["a.csv: not a suffix that is read"]
+    assert list(refusal.value.details()) == ["a.csv: unsupported suffix"]
     with pytest.raises(PathMissing):
         find_sources(tmp_path / "absent")
 
 
 BAD_LINES = {
-    b"{": "no JSON",
+    b"{": "not JSON",
     b"[1]": "a list, not an object",
     b"17": "a number, not an object",
     b'{"body": "x"}': "no field 'text'",
-    b'{"text": null}': "'text' is null, not a text",
-    b'{"text": ["x"]}': "'text' is a list, not a text",
-    b'{"text": "\xff"}': "no UTF-8: byte 0xff at byte 11",
+    b'{"text": null}': "'text' is null, not a string",
+    b'{"text": ["x"]}': "'text' is a list, not a string",
+    b'{"text": "\xff"}': "not UTF-8: byte 0xff at byte 11",
     b'{"text": "\\ud800"}': "half of a surrogate pair",
-    b"[" * 100_000: "nests too deeply",
-    b'{"text": ' + b"9" * 5000 + b"}": "a number too long",
+    b"[" * 100_000: "nested too deeply",
+    b'{"text": ' + b"9" * 5000 + b"}": "a number is too long",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
 
 def test_a_text_file_that_is_no_utf8_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\xff\n")
-    assert read(tmp_path) == ([], ["a.txt:2: it is no UTF-8: byte 0xff at byte 8"])
+    assert read(tmp_path) == ([], ["a.txt:2: not UTF-8: byte 0xff at byte 8"])
 
 
 @pytest.mark.promise("G12")
@@ -168,7 +168,7 @@ def test_wherever_a_file_is_cut_every_line_is_read_once_and_in_order(
     data = data if has_end else data[:-1]
     (folder / "a.jsonl").write_bytes(data)
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    bad: list[Bad] = []
+    bad: list[BadDocument] = []
     found: list[str] = []
     for first, last in itertools.pairwise(bounds):
         digester = BlockDigester()
@@ -182,7 +182,7 @@ def test_a_bad_line_in_the_middle_of_a_file_is_told_with_its_own_number(tmp_path
     data = lines(["x" * 50] * 10) + b"oops\n" + lines(["y"])
     (tmp_path / "a.jsonl").write_bytes(data)
     for first in (1, 300, data.index(b"oops")):
-        bad: list[Bad] = []
+        bad: list[BadDocument] = []
         stretch = Stretch("a.jsonl", first, len(data))
         assert sum(
             len(b.texts) for b in Reader(tmp_path, "text", bad.append).batches(stretch, "jsonl", BlockDigester())
@@ -215,7 +215,7 @@ def test_digests_of_stretches_make_up_that_of_the_file() -> None:
 
 
 def test_a_batch_refuses_what_is_no_character() -> None:
-    batch = Batch()
+    batch = DocumentBatch()
     problem = batch.add("\ud800", 1)
     assert problem is not None and problem.cause == "not-utf-8"
     assert batch.texts == []
@@ -223,7 +223,7 @@ def test_a_batch_refuses_what_is_no_character() -> None:
 
 def test_a_name_that_no_list_could_hold_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
-    with pytest.raises(SourceBroken, match="its name is no UTF-8"):
+    with pytest.raises(SourceBroken, match="its name is not UTF-8"):
         find_sources(tmp_path)
 
 
@@ -242,10 +242,10 @@ def test_a_document_larger_than_memory_is_refused_before_it_is_held(
 
 def test_a_link_to_nothing_and_a_pipe_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").symlink_to("gone.jsonl")
-    with pytest.raises(SourceBroken, match="links to a file that is not there") as refused:
+    with pytest.raises(SourceBroken, match="a link to a missing file") as refused:
         find_sources(tmp_path)
     assert refused.value.path == tmp_path / "a.jsonl"
     (tmp_path / "a.jsonl").unlink()
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(SourceBroken, match="no regular file"):
+    with pytest.raises(SourceBroken, match="not a regular file"):
         find_sources(tmp_path)

@@ -14,7 +14,7 @@ from tests.unit.data.streams import EOD, TWO_BUCKETS, held, lengths, make_corpus
 from unbroken.cli.data_show import describe
 from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.order.schedule import Phase
-from unbroken.data.packing.assemble import IGNORED, MOST, PADDING, Rows, TokenMaps
+from unbroken.data.packing.rows import IGNORED, MOST, PADDING, Rows, TokenMaps
 from unbroken.data.stream import Era, Stream
 from unbroken.errors import DataDamaged, SequenceDamaged
 
@@ -242,7 +242,7 @@ def test_what_a_killed_process_left_of_the_digests_is_removed(tmp_path: Path) ->
     assert sorted((stream.cache / "reads").iterdir()) == kept
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -1}, {"on_dry": "stop"}, {"max_length": 1 << 40}])
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": -1}, {"on_exhausted": "stop"}, {"max_length": 1 << 40}])
 def test_what_no_stream_can_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     make_corpus(tmp_path, TWO_BUCKETS)
     corpus = open_corpus(tmp_path)

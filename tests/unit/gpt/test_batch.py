@@ -10,8 +10,8 @@ import torch
 
 from tests.unit.gpt.runs import damage, save_averaged, save_run
 from unbroken.errors import BatchInvalid, LogitsNotFinite, NoUsableCheckpoint
-from unbroken.gpt.checkpoint import Found, find_model
-from unbroken.gpt.prompts import Batch, ModelChoice, read_batch
+from unbroken.gpt.batch_prompts import ModelChoice, PromptBatch, read_batch
+from unbroken.gpt.checkpoint import FoundModel, find_model
 from unbroken.gpt.text import Generation, TextModel
 
 FILE = Path("prompts.jsonl")
@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read(records: Iterable[Any], run: Path | None) -> Batch:
+def read(records: Iterable[Any], run: Path | None) -> PromptBatch:
     text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in records)
     return read_batch(FILE, text, ModelChoice(None if run is None else str(run)), SHORT)
 
@@ -43,13 +43,13 @@ def test_answers_come_in_the_order_of_the_prompts_and_each_model_is_loaded_once(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[str] = []
-    load = Found.load
+    load = FoundModel.load
 
-    def counted(self: Found, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as Found.load has them
+    def counted(self: FoundModel, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as Found.load has them
         loads.append(str(self.layout.run))
         return load(self, *arguments, **options)
 
-    monkeypatch.setattr(Found, "load", counted)
+    monkeypatch.setattr(FoundModel, "load", counted)
     other = {"model": {"output_dir": str(runs / "b")}}
     same = {"model": {"checkpoint": str(find_model(str(runs / "a")).path)}}
     batch = read(
@@ -121,24 +121,24 @@ def test_every_problem_of_every_line_is_named_at_once(runs: Path) -> None:
     ]
     said = "\n".join(found)
     for words in (
-        "1  it is no JSON",
-        "3  text: there is no such key",
+        "1  not JSON",
+        "3  text: unknown key",
         "3  prompt: it is missing",
-        "6  generation.gredy: there is no such key; did you mean generation.greedy?",
+        "6  generation.gredy: unknown key; did you mean generation.greedy?",
         "6  generation.seed: it must be a whole number",
         "7  generation.temperature must be above 0",
-        "9  model.checkpoints: there is no such key; did you mean model.checkpoint?",
+        "9  model.checkpoints: unknown key; did you mean model.checkpoint?",
         "9  model.dtype: it must be fp32 or fp16 or bf16, is fp8",
-        "11  model: no-such-run: there is no run, store or checkpoint at this path (path-missing)",
+        "11  model: no-such-run: no run, store or checkpoint at this path (path-missing)",
         "12  prompt: a sequence of 63 tokens is longer than the model's 48 positions",
-        "13  it is no JSON: NaN is no JSON",
+        "13  not JSON: NaN is not JSON",
     ):
         assert words in said, words
 
 
 def test_a_file_without_a_record_and_a_record_without_a_model_are_problems(runs: Path) -> None:
     assert problems(["", " "], runs / "a") == ["1  the file holds no record"]
-    assert problems([{"prompt": "x"}], None) == ["1  model: neither the record nor the command names one"]
+    assert problems([{"prompt": "x"}], None) == ["1  model: not given, neither in the record nor on the command line"]
 
 
 def test_a_default_that_cannot_be_used_is_its_own_error(tmp_path: Path) -> None:

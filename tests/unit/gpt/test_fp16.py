@@ -17,7 +17,7 @@ from unbroken.gpt.optimizer import LossScaler
 from unbroken.records.journal import Event, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.metrics import read_metrics
-from unbroken.state.skeleton import join
+from unbroken.state.flatten import unflatten
 from unbroken.store.directory import Store
 from unbroken.testing.worlds import logs, spawn
 
@@ -127,7 +127,7 @@ def test_where_such_steps_are_skipped_they_are_counted_and_the_scale_stays_at_th
     skipping = at(config, Path(config.training.output_dir), max_steps=24, save_steps=30, non_finite="skip")
     [ended] = spawn(1, train, skipping, Job(overflow_in=tuple(range(2, 21))))
     assert ended.is_good, logs([ended])
-    assert [fact.values["step"] for fact in facts(skipping, "skipped")] == [18, 19, 20]
+    assert [fact.values["step"] for fact in facts(skipping, "step-skipped")] == [18, 19, 20]
     assert len(facts(skipping, "overflowed")) == 16
     scaler = scaler_of(skipping)
     assert (scaler["scale"], scaler["_growth_tracker"]) == (1 / 512, 4)
@@ -136,7 +136,7 @@ def test_where_such_steps_are_skipped_they_are_counted_and_the_scale_stays_at_th
 def scaler_of(config: Config) -> dict[str, Any]:
     """What the last checkpoint holds of the scaler."""
     state = json.loads((layout_of(config).checkpoints / "final" / "trainer_state.json").read_text())
-    held: Any = join(state["values"]["scaler"], {}, item="scaler", allow_pickle=False)
+    held: Any = unflatten(state["values"]["scaler"], {}, item="scaler", allow_pickle=False)
     return dict(held["state"])
 
 

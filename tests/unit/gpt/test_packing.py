@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.gpt.models import config_of, error, model_of, tokens_of
-from unbroken.gpt.attention import Context, Kernel, _kernel_options, block_mask, cached_mask, dense_mask
+from unbroken.gpt.attention import ForwardContext, Kernel, _kernel_options, block_mask, cached_mask, dense_mask
 from unbroken.gpt.rope import Angles
 
 EDGES = (0, 5, 6, 19, 22)
@@ -49,7 +49,7 @@ def test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal(
     mode: str, has_documents: bool, is_plain: bool
 ) -> None:
     model = model_of(config_of(attention_mode=mode)).eval()
-    seen: list[Context] = []
+    seen: list[ForwardContext] = []
     model.blocks[0].register_forward_pre_hook(lambda _module, given: seen.append(given[1]))
     model(tokens_of(length=PADDED), documents() if has_documents else None)
     options = _kernel_options(torch.empty(1, 1, 1, 64), seen[0])
@@ -62,7 +62,7 @@ def test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal(
 def test_measured_tiles_are_for_the_type_and_width_that_were_measured(
     dtype: torch.dtype, width: int, has_tiles: bool
 ) -> None:
-    context = Context(Angles(torch.empty(0), torch.empty(0)), None)
+    context = ForwardContext(Angles(torch.empty(0), torch.empty(0)), None)
     options = _kernel_options(torch.empty(1, 1, 1, width, dtype=dtype), context)
     assert ("fwd_BLOCK_M" in options) == has_tiles
 

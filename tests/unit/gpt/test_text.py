@@ -214,7 +214,7 @@ def test_a_tokenizer_that_is_nowhere_or_a_record_that_is_none_is_said(tmp_path: 
     (tmp_path / "run" / "tokenizer" / "identity.json").write_text("[]")
     with pytest.raises(TokenizerUnknown) as caught:
         TextSource.find(str(tmp_path / "run"))
-    assert "not what a job wrote" in caught.value.reason
+    assert "the record is damaged" in caught.value.reason
 
 
 @pytest.mark.parametrize("asked", ["cuda:97", "tpu", "xla", ""])
@@ -230,5 +230,5 @@ def test_a_device_without_room_is_an_error_with_its_name(run: Path, monkeypatch:
 
     model = TextModel.open(str(run))
     monkeypatch.setattr("unbroken.gpt.text.generate", full)
-    with pytest.raises(DeviceFull, match="cpu is not enough for the text"):
+    with pytest.raises(DeviceFull, match="out of memory on cpu, for the text"):
         model.continue_text("abc")

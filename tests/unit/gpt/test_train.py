@@ -18,11 +18,12 @@ from unbroken.errors import ArithmeticDiffers, ConfigInvalid, DataMissing, DataU
 from unbroken.exact.numerics import differences
 from unbroken.gpt.arithmetic import FOLLOWING, Arithmetic
 from unbroken.gpt.build import build_model
-from unbroken.gpt.device import Place
+from unbroken.gpt.device import RankDevice
 from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.log_lines import Progress, Speed, flops_per_token, peak_of
-from unbroken.gpt.prepare import open_data, validation_stream
 from unbroken.gpt.run_files import IDENTITY, TOKENIZER
+from unbroken.gpt.speed import Speed, flops_per_token, peak_of
+from unbroken.gpt.training_data import open_data, validation_stream
+from unbroken.gpt.training_log import StepLog
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.metrics import read_metrics
@@ -32,7 +33,7 @@ from unbroken.testing.worlds import logs, spawn
 from unbroken.world import World
 
 CPU = torch.device("cpu")
-ALONE = Place(World(0, 1), CPU)
+ALONE = RankDevice(World(0, 1), CPU)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def config(data: Path, tmp_path: Path) -> Config:
 def test_a_line_says_step_share_loss_rate_time_speed_and_what_is_left() -> None:
     times = iter((0.0, 2.0))
     speed = Speed(tokens_per_step=50_000, flops_per_token=10, peak=1e6, clock=lambda: next(times))
-    progress = Progress(1_000, speed, is_first=True)
+    progress = StepLog(1_000, speed, is_first=True)
     speed.begin(0)
     each_s, measured = speed.look(20)
     assert measured == {"tokens_per_s": 500_000.0, "mfu": 5.0}
@@ -61,7 +62,7 @@ def test_a_line_says_step_share_loss_rate_time_speed_and_what_is_left() -> None:
 
 
 def test_a_line_counts_the_steps_that_moved_no_weight(caplog: pytest.LogCaptureFixture) -> None:
-    progress = Progress(10, Speed(1, 1, None), is_first=True)
+    progress = StepLog(10, Speed(1, 1, None), is_first=True)
     with caplog.at_level("INFO", "unbroken"):
         progress.line(10, 2.5, 3e-4, 1.0, {"overflowed": 3, "skipped": 1})
     assert caplog.messages[0].endswith("done  3 overflowed  1 skipped")
@@ -157,7 +158,7 @@ def test_a_config_made_in_python_is_checked_as_strictly_as_a_file_and_takes_no_o
 
     with pytest.raises(ConfigInvalid):
         gpt.train(config=replace(config, model=replace(config.model, n_head=5)))
-    with pytest.raises(ValueError, match="laid over a file"):
+    with pytest.raises(ValueError, match="overrides need a config file"):
         gpt.train(config=config, overrides=["training.max_steps=1"])
 
 

@@ -7,7 +7,7 @@ import torch
 
 from unbroken import exact
 from unbroken.config.document import all_fields
-from unbroken.data.continued import GROW as GROW_OF_THE_DATA
+from unbroken.data.resume import GROW as GROW_OF_THE_DATA
 from unbroken.errors import AcceptUnknown
 from unbroken.gpt.arithmetic import FOLLOWING, ITEMS_FOLLOWING, Arithmetic
 from unbroken.launch.accepted import ARITHMETIC, GROW, ITEMS, require_known
@@ -59,5 +59,5 @@ def test_a_tensor_or_all_below_a_name_is_known_once_the_tensors_are() -> None:
 
 
 def test_all_names_that_mean_nothing_are_told_at_once() -> None:
-    with pytest.raises(AcceptUnknown, match="--accept luck --accept fate: there is no field"):
+    with pytest.raises(AcceptUnknown, match="--accept luck --accept fate: no field or item has these names"):
         require_known(["luck", "lanes", "fate", "luck"])

@@ -1,6 +1,7 @@
 """What a launcher believes of a run's own records."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,15 @@ from unbroken.records.lease import Holder, acquire, release
 
 NOW_S = 1_000_000.0
 
+AGAIN: dict[str, Any] = {"class": "again"}
+
 
 def job(run: Path, status: str | None, exit_code: int = 0) -> int:
     """One job that held a run and ended, with or without an outcome; returns its number."""
     lease = acquire(run, Holder("h", 1, "s"), token="t", now_s=NOW_S)
     if status:
         journal = Journal(Layout(run), lease.number, clock=lambda: NOW_S)
-        journal.write("job-end", status=status, exit_code=exit_code, verdict="again", reason="why")
+        journal.write("job-end", status=status, exit_code=exit_code, reason="why", **AGAIN)
     release(run, lease, now_s=NOW_S)
     return lease.number
 

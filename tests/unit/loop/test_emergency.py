@@ -103,9 +103,9 @@ def test_a_directory_that_takes_no_dump_is_reported_at_the_start_and_the_window_
 def test_a_window_of_nothing_lets_the_run_go_and_a_window_for_a_save_saves(tmp_path: Path) -> None:
     assert job(tmp_path / "none", 9, signal_at=4, grace_s=0.0) == 0
     assert committed(tmp_path / "none") == set()
-    assert [fact["step"] for fact in facts(tmp_path / "none", "let-go")] == [4]
+    assert [fact["step"] for fact in facts(tmp_path / "none", "grace-too-short")] == [4]
     (ended,) = facts(tmp_path / "none", "job-end")
-    assert (ended["status"], ended["verdict"]) == ("stopped", "again")
+    assert (ended["status"], ended["class"]) == ("stopped", "again")
     # What a save takes was measured by the job before.
     job(tmp_path / "long", 2)
     job(tmp_path / "long", 9, signal_at=4, grace_s=120.0)
@@ -123,7 +123,7 @@ def test_a_halt_in_a_window_too_small_for_a_save_is_dumped_and_stays_a_halt(tmp_
     with pytest.raises(Halted):
         job(tmp_path, 9, signal_at=4, halt_at=4, grace_s=30.0)
     (ended,) = facts(tmp_path, "job-end")
-    assert (ended["status"], ended["verdict"]) == ("halted", "look")
+    assert (ended["status"], ended["class"]) == ("halted", "look")
     assert [fact["step"] for fact in facts(tmp_path, "emergency-save")] == [4]
 
 
@@ -180,7 +180,7 @@ def test_a_dump_that_cannot_be_used_is_said_aloud_and_the_next_older_checkpoint_
     with caplog.at_level(logging.WARNING):
         assert job(tmp_path, 9) == 2
     assert "passed over emergency_step_7: rank 0's dump is on host" in caplog.text
-    assert [fact["name"] for fact in facts(tmp_path, "passed-over")] == ["emergency_step_7"]
+    assert [fact["name"] for fact in facts(tmp_path, "checkpoint-skipped")] == ["emergency_step_7"]
 
 
 def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_said_at_the_start(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.promise("U1")
 
 def outcome(directory: Path) -> tuple[str | None, str | None, str | None]:
     [*_, last] = [fact for fact in read_journal(Layout(directory)) if fact.kind == "job-end"]
-    return last.text("status"), last.text("verdict"), last.text("reason")
+    return last.text("status"), last.text("class"), last.text("reason")
 
 
 def resumed(directory: Path, **settings: Any) -> tuple[int, dict[str, bytes]]:  # noqa: ANN401

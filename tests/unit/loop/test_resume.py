@@ -98,7 +98,7 @@ def test_a_warm_start_from_another_run_gives_way_to_the_runs_own_checkpoints(tmp
 def test_a_checkpoint_of_a_newer_format_is_never_thrown_away_and_never_started_over(tmp_path: Path) -> None:
     job(tmp_path / "run", 2, **tiny())
     path = tmp_path / "run" / "checkpoints" / "final" / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/9"))
     with pytest.raises((NoUsableCheckpoint, FormatUnknown)):
         began(tmp_path / "run")
     assert "final" in names(tmp_path / "run")

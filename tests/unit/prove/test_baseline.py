@@ -10,11 +10,11 @@ from tests.unit.state.tiny import job, quietly, tiny
 from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
 from unbroken.prove.baseline import Baseline, require_same, run_alone
 from unbroken.prove.command import understood
-from unbroken.prove.workplace import Bench, environment, proof_folder
+from unbroken.prove.proof_setup import ProofSetup, environment, proof_folder
 
 
-def bench(folder: Path, *words: str) -> Bench:
-    return Bench(understood(words), folder, folder, {}, limit_s=60.0)
+def setup(folder: Path, *words: str) -> ProofSetup:
+    return ProofSetup(understood(words), folder, folder, {}, limit_s=60.0)
 
 
 def trained(folder: Path, seed: int) -> Baseline:
@@ -26,7 +26,7 @@ def test_two_uninterrupted_runs_that_differ_are_no_baseline(tmp_path: Path) -> N
     (tmp_path / "train.py").write_text("model = nn.Linear(1, 1)")
     first, second = trained(tmp_path / "a", 1), trained(tmp_path / "b", 2)
     with pytest.raises(NotDeterministic) as refused:
-        require_same(bench(tmp_path, "python", "train.py"), first, second)
+        require_same(setup(tmp_path, "python", "train.py"), first, second)
     assert any("model.0.weight" in line for line in refused.value.differences)
     assert any("torch.manual_seed" in cause for cause in refused.value.causes)
     assert refused.value.exit_code == 3
@@ -34,26 +34,26 @@ def test_two_uninterrupted_runs_that_differ_are_no_baseline(tmp_path: Path) -> N
 
 def test_two_that_are_alike_are_one(tmp_path: Path) -> None:
     first, second = trained(tmp_path / "a", 1), trained(tmp_path / "b", 1)
-    assert require_same(bench(tmp_path, "python", "train.py"), first, second).agreeing == 6
+    assert require_same(setup(tmp_path, "python", "train.py"), first, second).agreeing == 6
 
 
 def test_a_command_that_ends_by_itself_shows_the_end_of_its_output(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("print('about to')\nraise SystemExit(9)")
     with pytest.raises(BaselineFails, match="exit code 9") as refused:
-        run_alone(bench(tmp_path, sys.executable, "fails.py"), "alone", save_steps=None, ranks=None)
+        run_alone(setup(tmp_path, sys.executable, "fails.py"), "alone", save_steps=None, ranks=None)
     assert refused.value.log == ("about to",)
 
 
 def test_a_command_without_a_run_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("")
     with pytest.raises(NothingToProve, match=r"never entered an unbroken\.Run$"):
-        run_alone(bench(tmp_path, sys.executable, "idle.py"), "alone", save_steps=None, ranks=None)
+        run_alone(setup(tmp_path, sys.executable, "idle.py"), "alone", save_steps=None, ranks=None)
 
 
 def test_a_command_that_does_not_end_is_ended(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import time\nprint('at work', flush=True)\ntime.sleep(600)")
-    impatient = replace(bench(tmp_path, sys.executable, "hangs.py"), limit_s=3.0)
-    with pytest.raises(NothingToProve, match=r"is not over after 3\.0 s") as refused:
+    impatient = replace(setup(tmp_path, sys.executable, "hangs.py"), limit_s=3.0)
+    with pytest.raises(NothingToProve, match=r"did not end within 3\.0 s") as refused:
         run_alone(impatient, "alone", save_steps=None, ranks=None)
     assert refused.value.log == ("at work",)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import SourcesMissing
-from unbroken.prove.corpus import BUCKETS, CODE, DOCSTRINGS, FILE, definitions, docstrings, write_corpus
+from unbroken.prove.demo_corpus import BUCKETS, CODE, DOCSTRINGS, FILE, definitions, docstrings, write_corpus
 
 MODULE = '''"""The module says at some length what it is about."""
 

@@ -15,8 +15,8 @@ import unbroken
 from unbroken.config import load
 from unbroken.errors import BadUsage, RunHeld, StorageFailed
 from unbroken.files import LOCAL, Files
-from unbroken.prove import demo_setup, demo_shown
-from unbroken.prove.demo_setup import ALONE, CHAIN, NEEDED_BYTES, STEPS, Act, Places, config_text, environment
+from unbroken.prove import demo_report, demo_setup
+from unbroken.prove.demo_setup import ALONE, CHAIN, NEEDED_BYTES, STEPS, DemoFolder, DemoJob, config_text, environment
 from unbroken.records.lease import acquire
 from unbroken.records.process import process_of, this_holder
 from unbroken.report.style import Style
@@ -24,7 +24,7 @@ from unbroken.report.style import Style
 PLAIN = Style(color=False)
 
 
-def prepare(folder: Path) -> Places:
+def prepare(folder: Path) -> DemoFolder:
     return demo_setup.prepare(folder, holder=this_holder(), now_s=time.time(), process_of=process_of)
 
 
@@ -39,7 +39,7 @@ def test_a_new_folder_holds_a_sound_config_of_a_mixture_with_dropout(tmp_path: P
 
 
 def test_the_folder_of_an_earlier_demo_is_begun_anew(tmp_path: Path) -> None:
-    earlier = Places(tmp_path / "demo")
+    earlier = DemoFolder(tmp_path / "demo")
     earlier.chained.mkdir(parents=True)
     earlier.config.write_text("of an earlier demo")
     gone = replace(this_holder(), pid=2**22 - 1)
@@ -124,13 +124,13 @@ def train(run: Path, *, steps: int = 4, first: int | None = None, nudge: float =
 
 def test_two_runs_that_are_one_are_proven_equal_and_each_job_has_its_row(tmp_path: Path) -> None:
     alone, chained = train(tmp_path / "alone"), train(tmp_path / "chained", first=3)
-    proof = demo_shown.prove(alone, chained)
+    proof = demo_report.prove(alone, chained)
     assert proof.exit_code == 0
     assert "equal, bit for bit" in proof.text(PLAIN) and "4 of 4 steps agree" in proof.text(PLAIN)
-    acts = (Act(1, 0, "stopped"), Act(1, 2, "completed"))
-    rows = demo_shown.rows(chained, acts)
+    acts = (DemoJob(1, 0, "stopped"), DemoJob(1, 2, "completed"))
+    rows = demo_report.rows(chained, acts)
     assert [(row.job, row.ranks, row.workers, row.start, row.end) for row in rows] == [(1, 1, 0, 0, 3), (2, 1, 2, 3, 4)]
-    assert "to step" in demo_shown.jobs_table(rows, PLAIN)
+    assert "to step" in demo_report.jobs_table(rows, PLAIN)
 
 
 def test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named(tmp_path: Path
     row["loss"] += 2.0**-40
     row["bits"]["loss"] = row["loss"].hex()
     metrics.write_text("\n".join([*lines[:3], json.dumps(row), *lines[4:]]) + "\n")
-    proof = demo_shown.prove(alone, chained)
+    proof = demo_report.prove(alone, chained)
     assert proof.exit_code == 3
     said = proof.text(PLAIN)
     assert "NOT EQUAL" in said and "3 of 4 steps agree" in said and "step 3 is the first that differs: loss" in said
@@ -149,7 +149,7 @@ def test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named(tmp_path: Path
 
 def test_the_same_losses_with_another_state_at_the_end_are_exit_code_3(tmp_path: Path) -> None:
     alone, chained = train(tmp_path / "alone"), train(tmp_path / "chained", nudge=2.0**-20)
-    proof = demo_shown.prove(alone, chained)
+    proof = demo_report.prove(alone, chained)
     assert proof.comparison.agreeing == 4
     assert proof.comparison.tensors_differing == ("model.bias",)
     assert proof.exit_code == 3

@@ -12,7 +12,7 @@ from tests.unit.state.tiny import disk, job, quietly, tiny
 from unbroken import Run
 from unbroken.disk import LocalDisk
 from unbroken.files import LOCAL
-from unbroken.prove.inside import ForgetfulDisk, Striking, install
+from unbroken.prove.fault_injection import ForgetfulDisk, Striking, install
 from unbroken.records.drill import PHASES, Drill, Fault
 from unbroken.testing.faults import Fault as Strike
 from unbroken.testing.faults import FaultyDisk, Kill, Operation, Refuse

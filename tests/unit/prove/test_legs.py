@@ -52,8 +52,8 @@ def test_a_rank_is_killed_in_the_middle_of_a_step() -> None:
 
 
 def test_a_write_is_refused_in_an_earlier_save_than_the_one_that_is_killed() -> None:
-    leg = replace(LEG, ending="save", trouble="error", refused_at="rename", refusal="eio")
-    refused, killed = drill_for(leg, QUICK, begin=0, ranks=1).faults
+    planned = replace(LEG, ending="save", trouble="error", refused_at="rename", refusal="eio")
+    refused, killed = drill_for(planned, QUICK, begin=0, ranks=1).faults
     assert (refused.do, refused.at, refused.when) == ("eio", "rename", 5)
     assert (killed.do, killed.when) == ("kill", 6)
     assert (in_words(refused), in_words(killed)) == ("EIO at rename", "killed in a save, at manifest")
@@ -70,8 +70,8 @@ def test_what_only_gives_others_time_is_no_fault_to_be_told() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_leg_of_every_schedule_makes_a_drill(seed: int) -> None:
-    for leg in plan_chain(seed, 1 + seed, tuple(FAULTS), (1, 2, 3)):
+    for planned in plan_chain(seed, 1 + seed, tuple(FAULTS), (1, 2, 3)):
         for begin in (0, 1, 50, 98, 99):
-            drill = drill_for(leg, QUICK, begin=begin, ranks=leg.ranks or 1)
+            drill = drill_for(planned, QUICK, begin=begin, ranks=planned.ranks or 1)
             assert drill.stop_at is None or begin < drill.stop_at < QUICK.steps
-            assert all(fault.rank is None or 0 <= fault.rank < (leg.ranks or 1) for fault in drill.faults)
+            assert all(fault.rank is None or 0 <= fault.rank < (planned.ranks or 1) for fault in drill.faults)

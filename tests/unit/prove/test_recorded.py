@@ -8,7 +8,7 @@ import pytest
 from unbroken.config import Config, DataConfig, OptimizerConfig, TrainingConfig
 from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, RunRecordDamaged
-from unbroken.prove.command import Elsewhere, config_of_jobs, recorded_config
+from unbroken.prove.command import Relocation, config_of_jobs, recorded_config
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 
@@ -51,13 +51,13 @@ def test_what_a_later_job_changed_counts_for_its_steps(layout: Layout, jobs: tup
 
 
 def test_a_change_between_the_two_ends_is_named_and_one_that_no_bit_depends_on_is_not(layout: Layout) -> None:
-    with pytest.raises(BadUsage, match=r"jobs 1 and 2 of .* had another optimizer.learning_rate; take A and B"):
+    with pytest.raises(BadUsage, match=r"jobs 1 and 2 of .* differ in optimizer.learning_rate; choose A and B"):
         config_of_jobs(layout, STARTED, (1, 2))
     assert config_of_jobs(layout, STARTED, (2, 3)).data.num_workers == 9
 
 
 def test_a_recomputation_is_sent_elsewhere_and_all_else_stays(tmp_path: Path) -> None:
-    found = with_values(STARTED, Elsewhere(tmp_path, Path("/data")).changes())
+    found = with_values(STARTED, Relocation(tmp_path, Path("/data")).changes())
     assert (found.training.output_dir, found.training.resume, found.data.path) == (str(tmp_path), "auto", "/data")
     assert found.optimizer == STARTED.optimizer and found.training.global_batch_size == 16
     assert with_values(STARTED, {"training.unheard_of": 1}) == STARTED

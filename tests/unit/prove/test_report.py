@@ -7,7 +7,7 @@ import pytest
 
 from unbroken.prove.baseline import Baseline
 from unbroken.prove.chain import ChainReport, JobReport
-from unbroken.prove.findings import Proof
+from unbroken.prove.proof_report import Proof
 from unbroken.report.style import Style
 from unbroken.testing.exactness import Comparison, FirstDifference, MetricsComparison
 
@@ -45,10 +45,10 @@ def test_a_proof_says_what_was_done_what_was_recovered_and_what_it_cost() -> Non
         "SIGTERM; then flip",
         "after job 1: checkpoint-12: bit 5 of a flipped",
         "job 2 passed over checkpoint-12: a: wrong bytes",
-        "job 2 was over before it was met by: EIO at latest",
+        "job 2 ended before: EIO at latest",
         "equal: 40 of 40 steps agree bit for bit (loss)",
         "3 steps computed again, 9.0 s in all",
-        "proven: 1 chain of 2 jobs, 3 faults; every chain has the bits of the uninterrupted run (seed 7)",
+        "proven: 1 chain of 2 jobs, 3 faults; every chain equals the uninterrupted run bit for bit (seed 7)",
     ):
         assert words in text
     assert "not proven" not in text
@@ -63,7 +63,7 @@ def test_a_chain_with_other_bits_is_not_proven_and_says_how_to_make_it_again() -
     rerun = (
         "unbroken prove --seed 7 --chain 3 --faults term,flip --ranks 2,1 -- torchrun --nproc-per-node 2 'my train.py'"
     )
-    assert f"  help {rerun}   make it again" in text
+    assert f"  help {rerun}   repeat it" in text
     assert "  at   /proof/chain-0003" in text
     assert found.facts()["chains"][1]["rerun"] == rerun
 
@@ -71,7 +71,7 @@ def test_a_chain_with_other_bits_is_not_proven_and_says_how_to_make_it_again() -
 def test_other_bits_come_with_their_likely_cause_and_equal_ones_with_none() -> None:
     forgetful = chain(DIFFERS)
     forgetful.unsaved = ("optimizer AdamW, called `optimizer`",)
-    named = "likely cause: not handed to the run, so a resume starts it anew: optimizer AdamW, called `optimizer`"
+    named = "likely cause: not registered with Run, so not restored at resume: optimizer AdamW, called `optimizer`"
     assert named in proof(forgetful).text(PLAIN)
     assert proof(forgetful).facts()["chains"][0]["unsaved"] == list(forgetful.unsaved)
     text = proof(chain(DIFFERS)).text(PLAIN)

@@ -1,6 +1,6 @@
 """What is shown of a job's log: what its ranks said, not how torchrun tells of it."""
 
-from unbroken.prove.watched_job import own_words
+from unbroken.prove.job_process import own_words
 
 ACCOUNT = [
     b"W1115 11:08:18 32534 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 7 closing signal",

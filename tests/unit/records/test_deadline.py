@@ -36,7 +36,7 @@ def test_what_is_no_number_of_seconds_is_an_error_that_names_it(name: str, text:
 
 
 def test_a_deadline_that_is_over_is_an_error_that_names_it() -> None:
-    with pytest.raises(BadDeadline, match="SLURM_JOB_END_TIME cannot be kept: it passed 10 s ago"):
+    with pytest.raises(BadDeadline, match="invalid deadline in SLURM_JOB_END_TIME: it passed 10 s ago"):
         _find(SLURM_JOB_END_TIME="1000")
     with pytest.raises(BadDeadline, match="passed 5 s ago"):
         _find(5.0)

@@ -29,7 +29,7 @@ def test_facts_are_read_again_job_by_job_in_the_order_they_were_written(tmp_path
     layout = Layout(tmp_path)
     for job in (2, 11, 10_000):
         journal = Journal(layout, job, clock=lambda: NOON)
-        journal.write("job-start", world=4)
+        journal.write("job-start", world_size=4)
         journal.write("commit", step=job, name=f"checkpoint-{job}", seconds=0.5)
         journal.close()
     facts = read_journal(layout)

@@ -90,9 +90,7 @@ def test_a_job_that_was_killed_crashed_with_128_and_the_signal() -> None:
 
 
 def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "done") -> Event:
-    return Event(
-        job, "job-end", 0.0, {"status": status, "exit_code": code, "verdict": verdict, "reason": "r", "step": 9}
-    )
+    return Event(job, "job-end", 0.0, {"status": status, "exit_code": code, "class": verdict, "reason": "r", "step": 9})
 
 
 @pytest.mark.promise("G10", "G11")

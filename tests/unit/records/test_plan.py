@@ -63,7 +63,7 @@ def facts(*jobs: list[tuple[float, int]]) -> list[Event]:
         found.append(Event(number, "job-start", saves[0][0] - 10))
         for at_s, step in saves:
             found.append(Event(number, "save", at_s, {"step": step}))
-            found.append(Event(number, "commit", at_s + 2, {"step": step, "seconds": 2.0, "blocked_s": 0.5}))
+            found.append(Event(number, "commit", at_s + 2, {"step": step, "seconds": 2.0, "paused_s": 0.5}))
     return found
 
 
@@ -71,7 +71,7 @@ def test_what_a_run_has_measured_is_taken_from_its_journal() -> None:
     numbers, assumed = measured(facts([(100.0, 10), (120.0, 20), (140.0, 30)], [(5_000.0, 40), (5_030.0, 50)]))
     # Between two jobs lies the time of a failure, not of steps.
     assert numbers.step_s == 2.0
-    assert (numbers.save_s, numbers.blocked_s) == (2.0, 0.5)
+    assert (numbers.save_s, numbers.paused_s) == (2.0, 0.5)
     assert numbers.mtbf_s == pytest.approx((52 + 42 + 86_400) / 2)
     assert numbers.reserve_s == 2 * 2.0 + 2.0 + 5.0
     assert "one failure a day" in assumed[0]

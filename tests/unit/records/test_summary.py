@@ -109,7 +109,7 @@ def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
         ("checkpoint-2", "damaged", 2, "trainer_state.json: is missing"),
         ("checkpoint-1", "damaged", None, lines[2].note),
         (str(DraftName("j9", 6, 1)), "torn", 6, "written by j9, never committed"),
-        ("quarantine/checkpoint-5", "quarantined", None, "its manifest could not be verified"),
+        ("quarantine/checkpoint-5", "quarantined", None, "its manifest does not verify"),
         ("abandoned/checkpoint-4", "abandoned", 4, None),
         (trash_name("x"), "leftover", None, "the next sweep removes it"),
         ("mine", "foreign", None, f"not ours, never touched; to make it a checkpoint: {command}"),
@@ -177,7 +177,7 @@ def test_an_instant_beyond_every_calendar_is_none() -> None:
 def test_what_could_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
     manifest = tmp_path / "checkpoint-3" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/9"))
+    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/9"))
     refusing = always("open", Refuse(errno.EIO))
     assert [line.state for line in checkpoint_lines(store)] == ["newer-format", "committed", "committed"]
     unreadable = Store(tmp_path, Files(FaultyDisk(LocalDisk(), refusing)))

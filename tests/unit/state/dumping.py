@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from unbroken.files import Files
-from unbroken.state.adopt import Adopting, adopt
-from unbroken.state.dump import Dumped, Whose, dump
+from unbroken.state.adopt import AdoptTarget, adopt
+from unbroken.state.dump import Dumped, DumpOwner, dump
 from unbroken.state.items import Item, make_items
-from unbroken.state.rng import capture_generators
+from unbroken.state.rng import capture_rng
 from unbroken.store.directory import Store
 from unbroken.store.dump_copies import mirror
-from unbroken.store.dumps import Area, Choice, Pointer, choose_dumps, look, point, read_pointers
+from unbroken.store.dumps import Area, DumpChoice, Pointer, choose_dumps, look, point, read_pointers
 from unbroken.world import World
 
 ALONE = World(0, 1)
@@ -62,12 +62,12 @@ def dump_step(
     assert area.local is not None
     return dump(
         things(step),
-        capture_generators,
+        capture_rng,
         world,
         area.store(area.local, world.rank, files),
         step=step,
         counters={"step": step},
-        whose=Whose(area.key, job, host),
+        whose=DumpOwner(area.key, job, host),
         at_ns=step * 1_000_000_000,
     )
 
@@ -84,14 +84,14 @@ def dump_and_tell(files: Files, step: int) -> Pointer:
     return copied
 
 
-def choice(files: Files, *, host: str = HOST, area: Area = AREA, newest: int = -1) -> Choice:
+def choice(files: Files, *, host: str = HOST, area: Area = AREA, newest: int = -1) -> DumpChoice:
     """What one rank of a later job would go on from."""
     pointers = read_pointers(RUN, files)
-    return choose_dumps([look(area, host, pointers, files)], pointers, is_newer=lambda moment: moment.step > newest)
+    return choose_dumps([look(area, host, pointers, files)], pointers, is_newer=lambda dump_set: dump_set.step > newest)
 
 
-def adopt_all(files: Files, found: Choice, items: Sequence[Item] = ()) -> str:
+def adopt_all(files: Files, found: DumpChoice, items: Sequence[Item] = ()) -> str:
     """Make the checkpoint."""
-    assert found.moment is not None
-    into = Adopting(Store(RUN / "checkpoints", files), "j0002_0123abcd", 2, at_ns=99)
-    return adopt(found.moment, found.copies, items, ALONE, into)
+    assert found.dump_set is not None
+    into = AdoptTarget(Store(RUN / "checkpoints", files), "j0002_0123abcd", 2, at_ns=99)
+    return adopt(found.dump_set, found.copies, items, ALONE, into)

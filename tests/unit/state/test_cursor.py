@@ -16,7 +16,7 @@ from unbroken.data.loader import Loader as Positioned
 from unbroken.errors import DataEnded, NotAnItem, StateDiffers
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.loaders import rngs_of
-from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng
 
 DATA = TensorDataset(torch.arange(20))
 Loader = DataLoader[Any]
@@ -65,18 +65,18 @@ def test_a_loader_without_state_goes_on_with_the_next_batch_in_any_epoch(
     assert whole[:7] != whole[7:14]
     cursor = Cursor(make())
     batches(cursor, served)
-    state, generators = cursor.state_dict(), capture_generators()
+    state, generators = cursor.state_dict(), capture_rng()
     torch.manual_seed(99)
     random.seed(99)
     resumed = Cursor(make())
     resumed.load_state_dict(state)
-    restore_generators(generators)
+    restore_rng(generators)
     assert batches(resumed, 8) == whole[served:]
     assert (resumed.epoch, resumed.served) == divmod(served + 8, 7) or resumed.served == 7
 
 
 class Stateful:
-    """A loader that says where it stands."""
+    """A loader with a state_dict."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -129,7 +129,7 @@ def test_data_that_shrank_and_data_that_is_empty_are_named() -> None:
     with pytest.raises(DataEnded) as ended:
         Cursor([1, 2]).load_state_dict(cursor.state_dict())
     assert (ended.value.found, ended.value.served) == (2, 3)
-    with pytest.raises(DataEnded, match="no batch at all"):
+    with pytest.raises(DataEnded, match="the loader is empty"):
         next(Cursor[int]([]))
     one_way = Cursor(iter([1]))
     next(one_way)
@@ -150,7 +150,7 @@ def test_the_rngs_of_a_loader_are_found_once_each() -> None:
 
 
 class Telling:
-    """A loader that says by itself where it stands."""
+    """A loader with a state_dict of its own."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -171,8 +171,8 @@ class Telling:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (Telling, own_generator, "says by itself where it stands, .*; the DataLoader here has none"),
-        (own_generator, Telling, "had no state and is replayed .*; the Telling here says by itself"),
+        (Telling, own_generator, "saved its own state, .*; the DataLoader here has none"),
+        (own_generator, Telling, "had no state and is replayed .*; the Telling here saves its own state"),
     ],
 )
 def test_a_loader_of_the_other_kind_is_refused_by_name_before_anything_is_loaded(
@@ -194,7 +194,7 @@ def test_a_loader_that_stands_elsewhere_on_each_rank_does_not_follow_one_of_one_
     with pytest.raises(StateDiffers) as refused:
         job(tmp_path / "run", 4, body=lambda run, step: next(run.data), data=Telling(), **tiny(1))
     [complaint] = refused.value.changed
-    assert "stands at one position for all ranks; the Telling here does not" in complaint
+    assert "has one position for all ranks; the Telling here does not" in complaint
     job(tmp_path / "fresh", 1, data=own_generator(), **tiny())
     job(tmp_path / "fresh", 2, body=lambda run, step: next(run.data), data=Positioned(stream, global_batch=2), **tiny())
 

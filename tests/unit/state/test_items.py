@@ -26,7 +26,7 @@ def test_models_come_first_then_optimizers_then_the_rest() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["generators", "ranks", "counters", "a.b", "two words"])
+@pytest.mark.parametrize("name", ["rng_state", "generators", "ranks", "counters", "a.b", "two words"])
 def test_a_name_that_a_checkpoint_needs_itself_is_refused(name: str) -> None:
     with pytest.raises(NotAnItem):
         make_items({name: nn.Linear(1, 1)})

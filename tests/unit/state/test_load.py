@@ -51,7 +51,7 @@ def test_an_optimizer_and_a_generator_are_read_too(run: Path) -> None:
     unbroken.load(run, model=module, optimizer=optimizer, rng=rng)
     assert torch.equal(rng.get_state(), torch.Generator().manual_seed(3).get_state())
     assert {int(state["step"]) for state in optimizer.state.values()} == {4}
-    with pytest.raises(NotAnItem, match="a model that was handed over"):
+    with pytest.raises(NotAnItem, match="a model, passed to the run"):
         unbroken.load(run, optimizer=optimizer)
 
 

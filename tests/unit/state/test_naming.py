@@ -62,5 +62,5 @@ def test_two_names_that_would_become_one_are_refused() -> None:
     doubled = Doubled()
     assert state_names(doubled) == {"module.weight": "module.weight", "weight": "weight"}
     wrapper.state_dict = doubled.state_dict  # type: ignore[method-assign, assignment]
-    with pytest.raises(ValueError, match="two tensors each: weight"):
+    with pytest.raises(ValueError, match="would mean two tensors: weight"):
         state_names(wrapper)

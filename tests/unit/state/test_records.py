@@ -39,7 +39,7 @@ def test_records_are_canonical_json() -> None:
     assert (
         state.encode() == TrainerState(3, 1, {"a": "module", "b": "object"}, {"a": 1}, ("b",), state.counters).encode()
     )
-    assert json.loads(encode_rank(2, {"x": 1})) == {"schema": "unbroken.rank-state/1", "rank": 2, "values": {"x": 1}}
+    assert json.loads(encode_rank(2, {"x": 1})) == {"schema": "unbroken.rank-state/2", "rank": 2, "values": {"x": 1}}
     assert rank_part(12) == "ranks/rank-00012.json"
 
 

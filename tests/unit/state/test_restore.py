@@ -136,7 +136,7 @@ def test_parameters_in_other_groups_another_optimizer_and_another_dtype_are_refu
     job(tmp_path / "run", 2, **tiny())
     grouped = model()
     optimizer = torch.optim.AdamW([{"params": grouped[2].parameters()}, {"params": grouped[0].parameters()}], lr=1e-2)
-    with pytest.raises(StateDiffers, match="do not fit") as refused:
+    with pytest.raises(StateDiffers) as refused:
         job(tmp_path / "run", 4, model=grouped, optimizer=optimizer)
     assert refused.value.changed == ("optimizer: its parameters are in other groups, or in another order",)
     same = model()
@@ -174,7 +174,7 @@ def test_an_item_on_one_side_only_needs_to_be_accepted_by_name(
     with caplog.at_level(logging.WARNING):
         run = job(tmp_path / "run", 4, quietly(accept=("optimizer",)), model=model(1))
     assert run.step == 4
-    assert "optimizer: is in the checkpoint and was not handed over" in caplog.text
+    assert "optimizer: is in the checkpoint and was not passed to the run" in caplog.text
     [accepted] = [fact for fact in read_journal(Layout(tmp_path / "run")) if fact.kind == "accept"]
     assert accepted.values["names"] == ["optimizer"]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.unit.state.tiny import job, quietly
-from unbroken.state.rng import capture_generators, restore_generators
-from unbroken.state.skeleton import join, split
+from unbroken.state.flatten import flatten, unflatten
+from unbroken.state.rng import capture_rng, restore_rng
 from unbroken.store.fields import Malformed
 
 
@@ -32,24 +32,24 @@ def test_after_a_restore_the_same_draws_come_as_without_it(drawn_before: int) ->
         draws()
     np.random.standard_normal()  # leaves half of a pair behind, which belongs to the state too
     random.gauss(0, 1)
-    parts = split("rng", capture_generators(), allow_pickle=False)
-    skeleton = json.loads(json.dumps(parts.skeleton))
+    parts = flatten("rng", capture_rng(), allow_pickle=False)
+    structure = json.loads(json.dumps(parts.structure))
     tensors = {name: tensor.clone() for name, tensor in parts.tensors.items()}
     expected = draws()
     draws()
-    restore_generators(join(skeleton, tensors, item="rng", allow_pickle=False))
+    restore_rng(unflatten(structure, tensors, item="rng", allow_pickle=False))
     assert draws() == expected
     assert draws() != expected
 
 
 def test_capturing_draws_nothing_and_what_is_captured_does_not_move_on() -> None:
     torch.manual_seed(5)
-    state = capture_generators()
+    state = capture_rng()
     first = draws()
-    restore_generators(state)
-    capture_generators()
+    restore_rng(state)
+    capture_rng()
     assert draws() == first
-    restore_generators(state)
+    restore_rng(state)
     assert draws() == first
 
 
@@ -67,32 +67,32 @@ def test_capturing_draws_nothing_and_what_is_captured_does_not_move_on() -> None
     ids=lambda broken: next(iter(broken)),
 )
 def test_a_state_that_does_not_fit_changes_no_generator(broken: dict[str, object]) -> None:
-    before = capture_generators()
+    before = capture_rng()
     other = {**before, **broken}
     if "python" not in broken:
         other["python"] = random.Random(8).getstate()  # set first, so it must be set back
     with pytest.raises(Malformed):
-        restore_generators(other)
+        restore_rng(other)
     expected = draws()
-    restore_generators(before)
+    restore_rng(before)
     assert draws() == expected
 
 
 def test_something_else_than_a_state_is_malformed() -> None:
     with pytest.raises(Malformed):
-        restore_generators(None)
+        restore_rng(None)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_draws_after_a_restore_are_the_same() -> None:
     torch.manual_seed(3)
     torch.rand(5, device="cuda")
-    state = capture_generators([torch.cuda.current_device()])
+    state = capture_rng([torch.cuda.current_device()])
     first = torch.randn(10, device="cuda")
-    restore_generators(state)
+    restore_rng(state)
     assert torch.equal(torch.randn(10, device="cuda"), first)
     with pytest.raises(Malformed, match="1 CUDA devices were saved; 0 are here"):
-        restore_generators(state, [])
+        restore_rng(state, [])
 
 
 class Drawing:

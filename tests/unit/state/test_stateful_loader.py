@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader.sampler import RandomSampler  # type: ignore[
 
 from tests.exact.loading import Case
 from unbroken.state.cursor import Cursor
-from unbroken.state.rng import capture_generators, restore_generators
+from unbroken.state.rng import capture_rng, restore_rng
 
 # torch deprecates what this loader calls when it is made; nothing of ours does.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -48,11 +48,11 @@ def resumed_at(make: Make, served: int, count: int, **more: Any) -> list[list[in
     """What a second loader serves, given nothing but what the first one's cursor said."""
     first = Cursor(make(**more))
     batches(first, served)
-    state, generators = first.state_dict(), capture_generators()
+    state, generators = first.state_dict(), capture_rng()
     torch.manual_seed(99)
     second = Cursor(make(**more))
     second.load_state_dict(state)
-    restore_generators(generators)
+    restore_rng(generators)
     return batches(second, count)
 
 
@@ -95,10 +95,10 @@ def test_workers_draw_on_after_a_resume_as_if_nothing_had_happened(case: Case) -
     cursor = Cursor(case.make())
     for _ in range(6):
         next(cursor)
-    state, generators = cursor.state_dict(), capture_generators()
+    state, generators = cursor.state_dict(), capture_rng()
     expected = [next(cursor).tolist() for _ in range(4)]
     torch.manual_seed(99)
     again = Cursor(case.make())
     again.load_state_dict(state)
-    restore_generators(generators)
+    restore_rng(generators)
     assert [next(again).tolist() for _ in range(4)] == expected

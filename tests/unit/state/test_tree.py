@@ -13,15 +13,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from unbroken.state.encode import Json
-from unbroken.state.skeleton import join, split
+from unbroken.state.flatten import flatten, unflatten
 from unbroken.store.fields import Malformed
 
 
 def through_disk(item: str, state: object) -> Any:  # noqa: ANN401 - as load_state_dict takes it
-    parts = split(item, state, allow_pickle=False)
-    skeleton: Json = json.loads(json.dumps(parts.skeleton, sort_keys=True, allow_nan=False))
+    parts = flatten(item, state, allow_pickle=False)
+    structure: Json = json.loads(json.dumps(parts.structure, sort_keys=True, allow_nan=False))
     copies = {name: tensor.detach().clone() for name, tensor in parts.tensors.items()}
-    return join(skeleton, copies, item=item, allow_pickle=False)
+    return unflatten(structure, copies, item=item, allow_pickle=False)
 
 
 def model() -> nn.Module:
@@ -158,22 +158,22 @@ def test_tensors_have_the_names_that_torch_gives_them() -> None:
     optimizer = Adam(network.parameters())
     train(network, optimizer)
     state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "list": [1, {"a": torch.ones(2)}]}
-    ours = {name for item, held in state.items() for name in split(item, held, allow_pickle=False).tensors}
+    ours = {name for item, held in state.items() for name in flatten(item, held, allow_pickle=False).tensors}
     theirs, _ = flatten_state_dict(state)
     assert ours == {name for name, value in theirs.items() if isinstance(value, torch.Tensor)}
 
 
 def test_two_tensors_on_one_path_get_two_names_and_come_back_in_their_places() -> None:
     state = {"a.b": torch.tensor(1), "a": {"b": torch.tensor(2)}, "a.b~2": torch.tensor(3), "c": torch.tensor(4)}
-    parts = split("x", state, allow_pickle=False)
+    parts = flatten("x", state, allow_pickle=False)
     assert list(parts.tensors) == ["x.a.b", "x.a.b~2", "x.a.b~2~2", "x.c"]
-    found: Any = join(parts.skeleton, parts.tensors, item="x", allow_pickle=False)
+    found: Any = unflatten(parts.structure, parts.tensors, item="x", allow_pickle=False)
     assert [found["a.b"], found["a"]["b"], found["a.b~2"], found["c"]] == [1, 2, 3, 4]
 
 
 def test_tensors_are_handed_out_as_they_are_and_tied_ones_under_both_names() -> None:
     weight = nn.Parameter(torch.ones(2))
-    parts = split("model", {"embed": weight, "head": weight}, allow_pickle=False)
+    parts = flatten("model", {"embed": weight, "head": weight}, allow_pickle=False)
     assert parts.tensors["model.embed"] is weight and parts.tensors["model.head"] is weight
 
 
@@ -209,8 +209,8 @@ def test_a_state_that_is_one_tensor_or_nothing_is_a_state_too() -> None:
 
 
 def test_a_skeleton_that_names_a_tensor_which_is_not_there_is_malformed() -> None:
-    parts = split("model", {"a": torch.ones(1)}, allow_pickle=False)
+    parts = flatten("model", {"a": torch.ones(1)}, allow_pickle=False)
     with pytest.raises(Malformed, match=r"model\.a"):
-        join(parts.skeleton, {}, item="model", allow_pickle=False)
+        unflatten(parts.structure, {}, item="model", allow_pickle=False)
     with pytest.raises(Malformed):
-        join({"tensor": {"tensor": "model.a"}}, parts.tensors, item="model", allow_pickle=False)
+        unflatten({"tensor": {"tensor": "model.a"}}, parts.tensors, item="model", allow_pickle=False)

@@ -20,13 +20,13 @@ def save(
     at_ns: int | None = None,
     parts: Mapping[str, bytes] = PARTS,
     metrics: Mapping[str, float] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> str:
     """Commit a checkpoint; its instant is its step unless another is told."""
     draft = begin(store, step=step, job=job)
     written = [draft.write_part(name, [data]) for name, data in parts.items()]
     saved_at_ns = step * 1_000 if at_ns is None else at_ns
-    record = Record(kind=kind, saved_at_ns=saved_at_ns, metrics=metrics or {}, facts=facts or {})
+    record = Record(kind=kind, saved_at_ns=saved_at_ns, metrics=metrics or {}, metadata=metadata or {})
     return commit(draft, plan=list(parts), parts=written, record=record)
 
 

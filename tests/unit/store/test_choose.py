@@ -117,7 +117,7 @@ def test_when_all_are_damaged_all_are_named_and_none_is_deleted(tmp_path: Path) 
 def test_a_newer_format_is_passed_over_and_stays_where_it_is(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2)
     manifest = tmp_path / "checkpoint-2" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/1", b"unbroken.checkpoint/2"))
+    manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/3"))
     before = tree(tmp_path)
     found = resumed(store)
     assert found.chosen is not None and found.chosen.name == "checkpoint-1"

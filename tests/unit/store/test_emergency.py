@@ -11,11 +11,11 @@ from unbroken.files import LOCAL, Files
 from unbroken.store.dump_copies import mirror, sweep_dumps
 from unbroken.store.dumps import (
     Area,
-    Choice,
     Dump,
-    Moment,
+    DumpChoice,
+    DumpSet,
     Pointer,
-    Sight,
+    VisibleDumps,
     choose_dumps,
     look,
     make_area,
@@ -31,49 +31,49 @@ def dump(rank: int, step: int = 5, *, job: str = "j0001_a", world: int = 2, host
     return Dump(rank, world, step, job, host, f"{job}-{step}-{rank}", step, f"/scratch/k/rank-{rank}", "d", False)
 
 
-def chosen(*sights: Sight, pointers: tuple[Pointer, ...] = (), newest: int = -1) -> Choice:
-    return choose_dumps(sights, pointers, is_newer=lambda moment: moment.step > newest)
+def chosen(*visible: VisibleDumps, pointers: tuple[Pointer, ...] = (), newest: int = -1) -> DumpChoice:
+    return choose_dumps(visible, pointers, is_newer=lambda dump_set: dump_set.step > newest)
 
 
 def test_the_newest_step_of_which_every_rank_has_a_dump_is_taken() -> None:
-    sight = Sight("node-1", tuple(dump(rank, step) for step in (3, 5) for rank in (0, 1)))
+    sight = VisibleDumps("node-1", tuple(dump(rank, step) for step in (3, 5) for rank in (0, 1)))
     found = chosen(sight)
-    assert found.moment == Moment(5, "j0001_a", 2)
+    assert found.dump_set == DumpSet(5, "j0001_a", 2)
     assert {rank: copies[0][1].rank for rank, copies in found.copies.items()} == {0: 0, 1: 1}
     assert found.passed_over == ()
 
 
 @pytest.mark.promise("M11")
 def test_a_step_of_which_one_rank_has_none_is_passed_over_with_the_reason() -> None:
-    sight = Sight("node-1", (dump(0, 3), dump(1, 3), dump(0, 5)))
+    sight = VisibleDumps("node-1", (dump(0, 3), dump(1, 3), dump(0, 5)))
     found = chosen(sight)
-    assert found.moment == Moment(3, "j0001_a", 2)
-    assert found.passed_over == (("emergency_step_5", "of 2 ranks, 1 left no whole dump of it"),)
+    assert found.dump_set == DumpSet(3, "j0001_a", 2)
+    assert found.passed_over == (("emergency_step_5", "no complete dump from rank 1 (world size 2)"),)
 
 
 @pytest.mark.promise("M11")
 def test_dumps_of_two_jobs_or_of_two_worlds_are_never_put_together() -> None:
     for other in (dump(1, job="j0002_b"), dump(1, world=3)):
-        found = chosen(Sight("node-1", (dump(0), other)))
-        assert found.moment is None
+        found = chosen(VisibleDumps("node-1", (dump(0), other)))
+        assert found.dump_set is None
         assert len(found.passed_over) == 2
 
 
 def test_of_two_dumps_of_one_step_the_later_one_counts_wherever_it_stands() -> None:
     older = dump(0, world=1)
     later = replace(older, id="later", saved_at_ns=older.saved_at_ns + 1, root="/shared/k/rank-0", is_shared=True)
-    found = chosen(Sight("node-1", (older, later)))
+    found = chosen(VisibleDumps("node-1", (older, later)))
     assert found.copies == {0: ((0, later),)}
 
 
 def test_hosts_that_see_their_own_dumps_bring_them_in_together() -> None:
-    found = chosen(Sight("node-1", (dump(0),)), Sight("node-2", (dump(1, host="node-2"),)))
+    found = chosen(VisibleDumps("node-1", (dump(0),)), VisibleDumps("node-2", (dump(1, host="node-2"),)))
     assert {rank: copies[0][0] for rank, copies in found.copies.items()} == {0: 0, 1: 1}
 
 
 def test_what_is_behind_the_newest_checkpoint_is_no_news() -> None:
-    sight = Sight("node-1", (dump(0), dump(1)))
-    assert chosen(sight, newest=5) == Choice()
+    sight = VisibleDumps("node-1", (dump(0), dump(1)))
+    assert chosen(sight, newest=5) == DumpChoice()
 
 
 @pytest.mark.promise("M12")
@@ -81,11 +81,11 @@ def test_a_dump_of_another_host_is_refused_with_its_host_and_its_path() -> None:
     files = Files(MemoryDisk([Path("/scratch")]))
     alone = replace(AREA, persistent=None)
     dump_step(files, 5, area=alone)
-    assert choice(files, area=alone).moment == Moment(5, JOB, 1)
+    assert choice(files, area=alone).dump_set == DumpSet(5, JOB, 1)
     # Another boot of the same host has the same disk.
-    assert choice(files, area=alone, host="node-1/ffffffff").moment == Moment(5, JOB, 1)
+    assert choice(files, area=alone, host="node-1/ffffffff").dump_set == DumpSet(5, JOB, 1)
     found = choice(files, area=alone, host="node-11/0f0f0f0f")
-    assert found.moment is None
+    assert found.dump_set is None
     ((name, reason),) = found.passed_over
     assert name == "emergency_step_5"
     assert reason == (
@@ -97,13 +97,13 @@ def test_a_dump_of_another_host_is_refused_with_its_host_and_its_path() -> None:
 @pytest.mark.promise("M12")
 def test_a_dump_that_only_a_pointer_knows_of_is_refused_with_the_reason_too() -> None:
     pointers = tuple(Pointer(rank, 2, 5, JOB, f"node-{rank}", f"/scratch/{rank}") for rank in (0, 1))
-    found = chosen(Sight("node-0/a", (dump(0, job=JOB),)), pointers=pointers)
+    found = chosen(VisibleDumps("node-0/a", (dump(0, job=JOB),)), pointers=pointers)
     ((name, reason),) = found.passed_over
     assert name == "emergency_step_5"
     assert reason.startswith(
         "rank 1's dump is on host node-1 (/scratch/1), this job runs on node-0, and persistent_dir"
     )
-    gone = chosen(Sight("node-1/a"), Sight("node-0/a", (dump(0, job=JOB),)), pointers=pointers)
+    gone = chosen(VisibleDumps("node-1/a"), VisibleDumps("node-0/a", (dump(0, job=JOB),)), pointers=pointers)
     assert gone.passed_over == (("emergency_step_5", "rank 1's dump is gone from /scratch/1"),)
 
 
@@ -114,16 +114,16 @@ def test_a_copy_in_the_persistent_directory_counts_on_every_host() -> None:
     pointer = dump_and_tell(files, 5)
     assert pointer.copy == "/shared/run-1a2b3c4d/rank-00000/emergency_step_5_5"
     files.remove_tree(Path("/scratch"))
-    assert choice(files, host="node-2").moment == Moment(5, JOB, 1)
+    assert choice(files, host="node-2").dump_set == DumpSet(5, JOB, 1)
     # Also for a job that was started without the directories: the pointer leads there.
-    assert choice(files, host="node-2", area=Area(AREA.key)).moment == Moment(5, JOB, 1)
+    assert choice(files, host="node-2", area=Area(AREA.key)).dump_set == DumpSet(5, JOB, 1)
 
 
 def test_a_directory_that_is_both_needs_no_copy() -> None:
     files = Files(MemoryDisk([Path("/shared")]))
     both = Area(AREA.key, Path("/shared"), Path("/shared"))
     dump_step(files, 5, area=both)
-    assert choice(files, area=both, host="node-2").moment == Moment(5, JOB, 1)
+    assert choice(files, area=both, host="node-2").dump_set == DumpSet(5, JOB, 1)
 
 
 def test_a_dump_with_a_part_missing_is_none_and_one_of_another_run_is_not_looked_at() -> None:
@@ -136,7 +136,7 @@ def test_a_dump_with_a_part_missing_is_none_and_one_of_another_run_is_not_looked
     ((path, why),) = sight.damaged
     assert path.endswith("emergency_step_6_6")
     assert why == "emergency.json: is missing"
-    assert look(replace(AREA, key="other-00000000"), HOST, files=files) == Sight(HOST)
+    assert look(replace(AREA, key="other-00000000"), HOST, files=files) == VisibleDumps(HOST)
 
 
 def test_a_run_that_begins_anew_at_the_same_path_never_meets_the_dumps_of_the_old_one(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ WHOLE = sealed(BODY, "unbroken.test/1")
 def test_what_was_sealed_is_opened() -> None:
     found = opened(WHOLE)
     assert found == Envelope(BODY, "xxh3-128", digest_bytes(BODY).hex(), "unbroken.test/1")
-    assert found.is_proven
+    assert found.is_verified
     assert opened_bare(sealed_bare(BODY)) == BODY
 
 
 def test_an_envelope_within_a_body_is_only_a_body() -> None:
     found = opened(sealed(WHOLE, "unbroken.test/2"))
     assert found is not None
-    assert (found.body, found.form, found.is_proven) == (WHOLE, "unbroken.test/2", True)
+    assert (found.body, found.form, found.is_verified) == (WHOLE, "unbroken.test/2", True)
     assert opened_bare(sealed_bare(sealed_bare(BODY))) == sealed_bare(BODY)
 
 
@@ -46,7 +46,7 @@ def test_every_flipped_bit_and_every_cut_is_seen() -> None:
             found = opened(other)
             # The names of the algorithm and of the format are for the reader to know.
             is_same = found is not None and (found.algorithm, found.form) == ("xxh3-128", "unbroken.test/1")
-            assert found is None or not is_same or not found.is_proven
+            assert found is None or not is_same or not found.is_verified
 
 
 def test_the_two_kinds_are_not_taken_for_each_other() -> None:

@@ -26,12 +26,12 @@ SMALL = Manifest(
     parts=(Part("b/w.bin", digest_of([b"x" * 1025], 1024)), Part("a.json", digest_of([b"{}"], 1024))),
     tensors={"w": Tensor("float32", (2, 3), "00ff")},
     metrics={"loss": 0.5, "worst": math.nan},
-    facts={"world": 2},
+    metadata={"world_size": 2},
     block_bytes=1024,
 )
 BODY = (
-    b'{"block_bytes":1024,"digest":"xxh3-128","facts":{"world":2},"fingerprint":null,"id":"j1-7-7b","job":"j1",'
-    b'"kind":"periodic","metrics":{"loss":0.5,"worst":"nan"},"origin":"unbroken","parts":['
+    b'{"block_bytes":1024,"digest":"xxh3-128","fingerprint":null,"id":"j1-7-7b","job":"j1",'
+    b'"kind":"periodic","metadata":{"world_size":2},"metrics":{"loss":0.5,"worst":"nan"},"origin":"unbroken","parts":['
     b'{"bytes":2,"digest":"%s","name":"a.json"},'
     b'{"blocks":"%s%s","bytes":1025,"digest":"%s","name":"b/w.bin"}],'
     b'"saved_at_ns":123,"step":7,"tensors":{"w":["float32",[2,3],"00ff"]}}'
@@ -48,7 +48,7 @@ BODY = (
 
 def test_the_file_is_these_bytes_and_no_others() -> None:
     proof = xxhash.xxh3_128_hexdigest(BODY).encode()
-    assert encode(SMALL) == b'{"body":%s,"digest":"xxh3-128:%s","format":"unbroken.checkpoint/1"}\n' % (BODY, proof)
+    assert encode(SMALL) == b'{"body":%s,"digest":"xxh3-128:%s","format":"unbroken.checkpoint/2"}\n' % (BODY, proof)
 
 
 def test_the_file_is_also_plain_json_that_any_tool_reads() -> None:
@@ -65,9 +65,9 @@ def test_metrics_that_are_no_numbers_make_the_round_trip() -> None:
     assert {name: repr(value) for name, value in found.items()} == {n: repr(v) for n, v in metrics.items()}
 
 
-def test_a_number_in_the_facts_that_is_none_cannot_be_written() -> None:
+def test_metadata_with_a_number_that_is_not_finite_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        encode(Manifest("i", 1, "final", 1, "j", "unbroken", (), facts={"a": math.nan}))
+        encode(Manifest("i", 1, "final", 1, "j", "unbroken", (), metadata={"a": math.nan}))
 
 
 def test_an_unsafe_name_is_refused_with_the_manifests_path() -> None:
@@ -105,7 +105,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         },
         metrics=draw(st.dictionaries(WORDS, st.floats(allow_nan=False), max_size=3)),
         fingerprint=draw(st.none() | WORDS),
-        facts=draw(st.dictionaries(WORDS, JSON, max_size=3)),
+        metadata=draw(st.dictionaries(WORDS, JSON, max_size=3)),
         block_bytes=block_bytes,
     )
 
@@ -124,7 +124,7 @@ def test_the_order_in_which_things_are_handed_over_does_not_matter(manifest: Man
         **{
             **vars(manifest),
             "parts": tuple(reversed(manifest.parts)),
-            "facts": dict(reversed(list(manifest.facts.items()))),
+            "metadata": dict(reversed(list(manifest.metadata.items()))),
             "metrics": dict(reversed(list(manifest.metrics.items()))),
             "tensors": dict(reversed(list(manifest.tensors.items()))),
         }

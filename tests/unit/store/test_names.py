@@ -18,8 +18,8 @@ from unbroken.store.names import (
     require_safe,
     scratch,
     scratch_owner,
+    step_in_name,
     step_of,
-    step_told_by,
     trash_name,
 )
 
@@ -93,7 +93,7 @@ def test_a_job_that_would_not_fit_into_a_name_is_refused(job: str) -> None:
     ],
 )
 def test_the_step_is_told_by_other_tools_names(name: str, step: int | None) -> None:
-    assert step_told_by(name) == step
+    assert step_in_name(name) == step
 
 
 @pytest.mark.parametrize(

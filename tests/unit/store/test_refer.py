@@ -165,7 +165,7 @@ def test_an_unsealed_folder_is_told_with_the_command_that_seals_it(run: Path) ->
     # One of ours whose manifest is lost is damaged: a new seal would hide that.
     (run / "checkpoints" / "checkpoint-77" / "state").mkdir()
     (run / "checkpoints" / "checkpoint-77" / "state" / "index.json").write_text("{}")
-    with pytest.raises(CheckpointUnknown, match="no checkpoint here is called '77'"):
+    with pytest.raises(CheckpointUnknown, match="no checkpoint is called '77'"):
         resolve("run@77")
 
 

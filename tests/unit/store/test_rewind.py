@@ -10,7 +10,7 @@ from unbroken.errors import CheckpointUnknown, RecordDamaged, StorageFailed
 from unbroken.store.check import Level
 from unbroken.store.choose import resume_point
 from unbroken.store.directory import Store
-from unbroken.store.rewind import abandoned_ids, record_rewind, rewind, set_aside
+from unbroken.store.rewind import abandoned_ids, move_abandoned, record_rewind, rewind
 from unbroken.store.scan import newest_first, scan
 
 
@@ -38,9 +38,9 @@ def test_a_crash_right_after_the_decision_changes_nothing_about_it(tmp_path: Pat
     ids = {name: store.read_manifest(name).id for name in ("checkpoint-2", "checkpoint-3")}
     record_rewind(store, target="checkpoint-1", abandoned=ids, job="j2", at_ns=7)
     assert chosen(store) == "checkpoint-1"
-    set_aside(store, ["checkpoint-2"])
+    move_abandoned(store, ["checkpoint-2"])
     assert chosen(store) == "checkpoint-1"
-    set_aside(store, scan(store).abandoned[:1])
+    move_abandoned(store, scan(store).abandoned[:1])
     assert scan(store).abandoned == ("abandoned/checkpoint-2", "abandoned/checkpoint-3")
 
 
@@ -91,7 +91,7 @@ def test_records_are_numbered_and_say_who_went_where(tmp_path: Path) -> None:
         record_rewind(store, target="checkpoint-1", abandoned={"b": "id-b", "a": "id-a"}, job="j2", at_ns=number)
     found = json.loads((tmp_path / ".rewinds" / "000002.json").read_text())
     assert found == {
-        "schema": "unbroken.rewind/1",
+        "schema": "unbroken.rewind/2",
         "target": "checkpoint-1",
         "job": "j2",
         "at_ns": 2,
@@ -101,7 +101,7 @@ def test_records_are_numbered_and_say_who_went_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": "other"}', '{"schema": "unbroken.rewind/1"}', "[" * 100_000]
+    "text", ["", "{", "[]", '{"schema": "other"}', '{"schema": "unbroken.rewind/2"}', "[" * 100_000]
 )
 def test_a_record_that_cannot_be_read_is_an_error_and_not_a_guess(tmp_path: Path, text: str) -> None:
     store = store_with(tmp_path, 1)

@@ -186,7 +186,7 @@ def test_links_and_empty_folders_and_odd_names_are_refused(tmp_path: Path) -> No
     (folder(tmp_path, "step_1") / "link").symlink_to("weights.pt")
     (tmp_path / "step_2").mkdir()
     folder(tmp_path, "step_3", **{"a\nb": b""})
-    with pytest.raises(CannotSeal, match="link is no regular file"):
+    with pytest.raises(CannotSeal, match="link is not a regular file"):
         seal(Store(tmp_path), "step_1", at_ns=1)
     with pytest.raises(CannotSeal, match="holds no files"):
         seal(Store(tmp_path), "step_2", at_ns=1)
@@ -204,7 +204,7 @@ def test_another_tools_manifest_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_that_tells_no_step_must_be_told_one(tmp_path: Path) -> None:
     folder(tmp_path, "best")
-    with pytest.raises(CannotSeal, match="tell the step") as refused:
+    with pytest.raises(CannotSeal, match="state the step") as refused:
         seal(Store(tmp_path), "best", at_ns=1)
     assert refused.value.help()[0].command == f"unbroken seal {tmp_path / 'best'} --step 1000"
     assert seal(Store(tmp_path), "best", at_ns=1, step=3).manifest.step == 3

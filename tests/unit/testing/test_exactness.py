@@ -45,12 +45,12 @@ def save(
     at_ns: int = 1,
 ) -> str:
     record = {
-        "schema": "unbroken.trainer-state/1",
+        "schema": "unbroken.trainer-state/2",
         "step": step,
-        "world": len(ranks),
+        "world_size": len(ranks),
         "kinds": {},
         "values": values,
-        "ranked": sorted({name for each in ranks for name in each}),
+        "per_rank": sorted({name for each in ranks for name in each}),
         "counters": {"dict": list(counters)},
     }
     parts = {"trainer_state.json": json.dumps(record).encode(), f"state/{len(ranks)}": bytes(at_ns)}
@@ -114,7 +114,7 @@ def test_a_number_that_was_changed_beside_its_bits_is_seen(a: Path, b: Path) -> 
     file.write_text(file.read_text().replace('"loss": 0.5,', '"loss": 0.25,'))
     found = compare_runs(a, b)
     assert not found.is_equal and found.first is not None
-    assert found.first.bits_b == f"{(0.5).hex()}, written beside it as {(0.25).hex()}"
+    assert found.first.bits_b == f"{(0.5).hex()}, written next to it as {(0.25).hex()}"
 
 
 def test_a_step_that_only_one_run_has_is_a_difference(a: Path, b: Path) -> None:
@@ -201,7 +201,7 @@ def test_what_each_rank_keeps_is_compared_in_worlds_of_one_size_and_named_where_
 def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_did_counts(tmp_path: Path) -> None:
     def state(number: int) -> dict[str, Any]:
         began = {"dict": [["began", {"dict": [["python", {"tuple": [3, number]}]]}]]}
-        return {"generators": {"dict": [["python", number], ["numpy", 7]]}, "data": began}
+        return {"rng_state": {"dict": [["python", number], ["numpy", 7]]}, "data": began}
 
     runs = {"a": (None, 1), "idle": (2, 2), "drawn": (3, 2)}
     for name, (early, late) in runs.items():
@@ -211,10 +211,10 @@ def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_
             save(tmp_path / name, 2, ranks=(state(early),))
     idle, drawn = (compare_runs(tmp_path / "a", tmp_path / name) for name in ("idle", "drawn"))
     assert idle.is_equal and idle.state is not None and idle.state.idle == ("python",)
-    assert "never seeded and never drawn from, so not counted: python" in idle.lines()
+    assert "RNGs never seeded or used, ignored: python" in idle.lines()
     assert not drawn.is_equal and drawn.values_differing == (
         "ranks.0.data.began.python.1: 1 and 2",
-        "ranks.0.generators.python: 1 and 2",
+        "ranks.0.rng_state.python: 1 and 2",
     )
 
 
@@ -224,7 +224,7 @@ def test_a_generator_that_is_the_same_in_all_uninterrupted_runs_counts_though_no
     for name, number in (("a", 1), ("b", 2)):
         log(tmp_path / name, 1, rows())
         for step in (2, STEPS):
-            save(tmp_path / name, step, ranks=({"generators": {"dict": [["python", number]]}},))
+            save(tmp_path / name, step, ranks=({"rng_state": {"dict": [["python", number]]}},))
     assert compare_runs(tmp_path / "a", tmp_path / "b").is_equal
     assert compare_runs(tmp_path / "a", tmp_path / "b", idle=("python",)).is_equal
     assert not compare_runs(tmp_path / "a", tmp_path / "b", idle=()).is_equal
@@ -239,7 +239,7 @@ def test_two_runs_that_logged_times_alone_prove_nothing(tmp_path: Path) -> None:
 
 
 def test_a_generator_whose_state_is_a_tensor_counts_once_it_was_drawn_from(tmp_path: Path) -> None:
-    own = {"generators": {"dict": [["torch", {"tensor": "ranks.0.generators.torch"}]]}}
+    own = {"rng_state": {"dict": [["torch", {"tensor": "ranks.0.generators.torch"}]]}}
     for name, early, late in (("a", "g0", "g1"), ("b", "g0", "g2")):
         log(tmp_path / name, 1, rows())
         for step, digest in ((2, early), (STEPS, late)):
@@ -262,7 +262,7 @@ def test_runs_that_end_at_different_steps_are_not_equal(a: Path, b: Path) -> Non
 def test_two_runs_with_nothing_to_compare_prove_nothing(tmp_path: Path) -> None:
     found = compare_runs(tmp_path / "a", tmp_path / "b")
     assert found.is_empty and not found.is_equal
-    assert "nothing could be compared" in found.lines()[0]
+    assert "nothing to compare" in found.lines()[0]
 
 
 def test_checkpoints_of_two_steps_can_be_compared_by_name(a: Path) -> None:

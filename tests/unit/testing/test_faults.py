@@ -246,7 +246,7 @@ def test_an_action_that_does_not_repeat_is_said() -> None:
         if runs == 1:
             disk.make_directory(RUN / "d")
 
-    with pytest.raises(RuntimeError, match="did not repeat"):
+    with pytest.raises(RuntimeError, match="not repeatable"):
         list(crash_points(fresh, changing, KILLS))
 
 

@@ -51,20 +51,20 @@ def test_what_was_not_handed_over_is_told_with_the_first_step_that_differs(tmp_p
     said = str(told.value)
     assert "job 1: on 1 rank, from step 0, killed at step 7" in said
     assert "is the first that differs: loss is 0x" in said
-    assert "left alone a second time" not in said
+    assert "a second uninterrupted run" not in said
 
 
 def test_a_trainer_that_never_repeats_itself_is_told_from_one_that_resumes_wrongly(tmp_path: Path) -> None:
     found = check_exact(train, tmp_path, "not deterministic", kills=[7], save_steps=2)
     assert not found.is_exact and not found.is_deterministic
-    assert "left alone a second time the trainer gives other bits too" in str(found)
+    assert "a second uninterrupted run differs too" in str(found)
 
 
 def test_a_chain_in_which_no_job_resumed_proves_nothing(tmp_path: Path) -> None:
     found = check_exact(train, tmp_path, kills=[2], save_steps=100)
     assert found.comparison is not None and found.comparison.is_equal
     assert not found.is_exact
-    assert "no job went on from a checkpoint, so nothing was tried" in str(found)
+    assert "no job resumed from a checkpoint, so nothing was tested" in str(found)
 
 
 def test_of_the_usual_kills_one_more_comes_behind_the_first_commit_where_the_trainer_outran_it(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> 
     found = check_exact(train, tmp_path, kills=["committed"], save_steps=100)
     assert found.comparison is not None and found.comparison.is_equal
     assert found.resumed_steps[-1] == TOTAL and not found.is_exact
-    assert "so nothing was tried" in str(found)
+    assert "so nothing was tested" in str(found)
 
 
 @pytest.mark.parametrize(
     ("bug", "kills", "said"),
     [
-        ("fails", None, "left alone, the trainer did not end well"),
+        ("fails", None, "without interruption, the trainer failed"),
         ("", [TOTAL + 1], "killed at step 13: it ended by itself"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_job_that_does_not_end_as_planned_is_told_with_its_log(
 
 
 def test_a_trainer_that_leaves_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="left no checkpoint"):
+    with pytest.raises(AssertionError, match="saved no checkpoint"):
         assert_exact(never_saves, tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_started(tmp_path: Pa
         assert_exact(lambda directory: None, tmp_path)
     with pytest.raises(ValueError, match="a save has no phase 'renmae'; it has edge, begin, parts"):
         assert_exact(train, tmp_path, kills=["renmae"])
-    with pytest.raises(ValueError, match="one rank or more"):
+    with pytest.raises(ValueError, match="ranks must be 1 or more"):
         assert_exact(train, tmp_path, ranks=0)
     (tmp_path / "undisturbed").mkdir()
     with pytest.raises(ValueError, match="a directory of its own"):

@@ -1,9 +1,8 @@
-"""What a data folder holds: buckets of shards under one split, every one of them looked at before any is used.
+"""The corpus: buckets of shards under one split of a data folder, all checked before any is used.
 
-``open_corpus`` walks the folder, opens every index, compares sizes and digests with what ``shards.json`` lists, and
-names all problems at once. The quick check, made at every start, reads indexes whole and ``.bin`` files not at all:
-it sees a ``.bin`` whose size changed, not one whose bytes did; those are verified by the stream, as they are read. The
-full check reads every byte.
+``open_corpus`` walks the folder, opens every index, compares sizes and digests with ``shards.json``, and reports all
+problems at once. The quick check, made at every start, reads whole indexes but no ``.bin``: it finds a ``.bin`` whose
+size changed, not one whose bytes did; the stream verifies those as it reads them. The full check reads every byte.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from unbroken.data.corpus.folders import Found, require_finished, walk
+from unbroken.data.corpus.folders import ShardFiles, require_finished, walk
 from unbroken.data.corpus.listing import LISTING, Listing, TokenizerIdentity, read_listing
 from unbroken.data.corpus.shards import (
     BIN_SUFFIX,
@@ -36,7 +35,7 @@ _THREADS: Final = 8
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a corpus; ``name`` is its stem inside the bucket's folder, ``bin_digest`` is None if unproven."""
+    """One shard of a corpus; ``name`` is its stem inside the bucket's folder, ``bin_digest`` is None if unknown."""
 
     bucket: str
     name: str
@@ -73,18 +72,18 @@ class Bucket:
 
     @property
     def entries(self) -> int:
-        """How many entries all shards have together."""
+        """Entries of all shards together."""
         return sum(shard.entries for shard in self.shards)
 
     @property
     def tokens(self) -> int:
-        """How many tokens all shards have together."""
+        """Tokens of all shards together."""
         return sum(shard.tokens for shard in self.shards)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All buckets of one split, sorted by name; ``tokenizer`` is None where no folder says which it was."""
+    """All buckets of one split, sorted by name; ``tokenizer`` is None if no list names it."""
 
     root: Path
     split: str
@@ -99,8 +98,8 @@ class Corpus:
     def digest(self) -> str:
         """A digest of what decides the order of samples: names, counts and index digests.
 
-        It does not depend on where the folder lies, nor on whether the contents of the ``.bin`` files are proven: a
-        folder that gets a ``shards.json`` later keeps its digest.
+        It depends neither on the path of the folder nor on whether the ``.bin`` files have checksums: a folder that
+        gets a ``shards.json`` later keeps its digest.
         """
         rows = (
             f"{shard.bucket}/{shard.name} {shard.entries} {shard.tokens} {shard.token_bytes} {shard.index_digest}\n"
@@ -112,26 +111,26 @@ class Corpus:
 def open_corpus(
     path: Path | str, split: str = "train", *, check: Check = "quick", vocab_size: int | None = None
 ) -> Corpus:
-    """Everything under ``path/split``, proven as far as ``check`` says.
+    """Open everything under ``path/split``, verified as far as ``check`` says.
 
     Args:
         path: the data folder.
         split: the folder inside it, ``train`` or ``val``.
         check: ``quick`` compares sizes and index digests; ``full`` also reads every ``.bin``.
-        vocab_size: ids from here on are refused by the full check; by default the listed tokenizer's vocabulary.
+        vocab_size: the full check reports ids from here on; by default the vocabulary of the listed tokenizer.
 
     Raises:
-        PathMissing: there is no such folder.
-        DataMissing: it has no such split, or no entry in it.
-        DataDamaged: files are missing, unlisted, damaged or differ from ``shards.json``; all of them are named.
-        TokenizationUnfinished: a tokenization into this folder has not been finished.
-        TokenizersDiffer: its folders were not made with one tokenizer.
-        StorageFailed: the system refused to read.
-        ValueError: there is no such check.
+        PathMissing: the folder does not exist.
+        DataMissing: the split does not exist or has no entries.
+        DataDamaged: files are missing, unlisted, damaged or differ from ``shards.json``; all are listed.
+        TokenizationUnfinished: a tokenization into this folder is unfinished.
+        TokenizersDiffer: its folders were made with different tokenizers.
+        StorageFailed: an I/O error.
+        ValueError: ``check`` is unknown.
     """
     if check not in get_args(Check):
-        # Taken for the quick one, it would prove less than was asked for.
-        raise ValueError(f"check is {check!r}; it is one of {', '.join(get_args(Check))}")
+        # Treated as the quick one, it would verify less than requested.
+        raise ValueError(f"check must be one of {', '.join(get_args(Check))}, is {check!r}")
     path = Path(path)
     folder = path / split
     _require_folder(path, folder)
@@ -162,17 +161,17 @@ def _require_folder(path: Path, folder: Path) -> None:
 
 def _require_entries(folder: Path, buckets: tuple[Bucket, ...]) -> None:
     if not buckets:
-        raise DataMissing(path=folder, lacks=f"no {IDX_SUFFIX} file stands in it or below it")
+        raise DataMissing(path=folder, lacks=f"no {IDX_SUFFIX} file in it or below it")
     empty = [bucket for bucket in buckets if not bucket.entries]
     if empty:
-        findings = (f"{bucket.name}: {plural(len(bucket.shards), 'shard')} and not one entry" for bucket in empty)
+        findings = (f"{bucket.name}: {plural(len(bucket.shards), 'shard')}, no entries" for bucket in empty)
         raise DataDamaged(path=folder, findings=tuple(findings))
 
 
-# ---- what the lists say ----
+# ---- shards.json ----
 
 
-def _listings(folder: Path, found: Found) -> tuple[dict[str, Listing], list[str]]:
+def _listings(folder: Path, found: ShardFiles) -> tuple[dict[str, Listing], list[str]]:
     listings, findings = {}, []
     for place in found.listings:
         try:
@@ -183,28 +182,30 @@ def _listings(folder: Path, found: Found) -> tuple[dict[str, Listing], list[str]
 
 
 def _claims(listings: Mapping[str, Listing]) -> tuple[dict[str, ShardRecord], list[str]]:
-    """What is listed, by name under the split's folder, and where a list further up says something else.
+    """The listed shards by name under the split's folder, and where a list further up differs.
 
-    The nearest list at or above a shard speaks for it.
+    The nearest list at or above a shard counts.
     """
-    told = [(place, _join(place, record.name), record) for place in listings for record in listings[place].shards]
-    claims = {name: record for place, name, record in told if _nearest(name, listings) == place}
+    listed = [(place, _join(place, record.name), record) for place in listings for record in listings[place].shards]
+    claims = {name: record for place, name, record in listed if _nearest(name, listings) == place}
     disputes = [
-        f"{name}: {_join(place, LISTING)} says otherwise than {_join(_nearest(name, listings) or '', LISTING)}"
-        for place, name, record in told
+        f"{name}: {_join(place, LISTING)} differs from {_join(_nearest(name, listings) or '', LISTING)}"
+        for place, name, record in listed
         if name not in claims or replace(claims[name], name=record.name) != record
     ]
     return claims, disputes
 
 
-def _layout_findings(found: Found, listings: Mapping[str, Listing], claims: Mapping[str, ShardRecord]) -> list[str]:
+def _layout_findings(
+    found: ShardFiles, listings: Mapping[str, Listing], claims: Mapping[str, ShardRecord]
+) -> list[str]:
     return [
-        *(f"{name}: is no regular file; only a whole bucket's folder may be a link" for name in found.irregular),
-        *(f"{name}{IDX_SUFFIX}: is there without its {BIN_SUFFIX}" for name in found.lone_indexes),
-        *(f"{name}{BIN_SUFFIX}: is there without its {IDX_SUFFIX}" for name in found.lone_bins),
-        *(f"{name}: is listed in {LISTING} and is not there" for name in sorted(claims.keys() - found.stems)),
+        *(f"{name}: not a regular file; only the folder of a bucket may be a link" for name in found.irregular),
+        *(f"{name}{IDX_SUFFIX}: its {BIN_SUFFIX} is missing" for name in found.lone_indexes),
+        *(f"{name}{BIN_SUFFIX}: its {IDX_SUFFIX} is missing" for name in found.lone_bins),
+        *(f"{name}: listed in {LISTING} but missing" for name in sorted(claims.keys() - found.stems)),
         *(
-            f"{name}: is not listed in {_join(place, LISTING)}"
+            f"{name}: not listed in {_join(place, LISTING)}"
             for name in sorted(found.stems - claims.keys())
             for place in [_nearest(name, listings)]
             if place is not None
@@ -213,10 +214,10 @@ def _layout_findings(found: Found, listings: Mapping[str, Listing], claims: Mapp
     ]
 
 
-def _two_defaults(found: Found) -> Iterator[str]:
+def _two_defaults(found: ShardFiles) -> Iterator[str]:
     bucket_of_loose = any("/" not in name for name in found.stems)
     if bucket_of_loose and any(name.startswith(f"{DEFAULT_BUCKET}/") for name in found.stems):
-        yield f"{DEFAULT_BUCKET}/: is a bucket, and the shards beside it are one of the same name; move either"
+        yield f"{DEFAULT_BUCKET}/: a bucket of the same name as that of the shards outside any bucket; move one of them"
 
 
 def _nearest(name: str, listings: Mapping[str, Listing]) -> str | None:
@@ -232,17 +233,17 @@ def _largest_vocabulary(listings: Mapping[str, Listing]) -> int | None:
     return max((listing.tokenizer.vocab_size for listing in listings.values() if listing.tokenizer), default=None)
 
 
-# ---- looking at shards ----
+# ---- checking shards ----
 
 
 def _look(
     folder: Path, name: str, record: ShardRecord | None, check: Check, vocab_size: int | None
 ) -> tuple[Shard | None, list[str]]:
-    """One shard as it stands, and every problem it has."""
+    """One shard, and all its problems."""
     try:
         index = open_index(folder / f"{name}{IDX_SUFFIX}")
         digest = index.digest()
-        # Whoever listed it had read it whole: an index with the listed digest needs no second look.
+        # It was read whole when it was listed: an index with the listed digest need not be read again.
         if record is None or record.index_digest != digest or check == "full":
             index.require_sound()
     except ShardDamaged as damaged:
@@ -266,9 +267,9 @@ def _differences(index: Index, digest: str, record: ShardRecord | None) -> Itera
         ("tokens", index.tokens, record.tokens),
         ("bytes a token", index.token_bytes, record.token_bytes),
     )
-    differing = [f"it has {has:,} {what} and {listed:,} are listed" for what, has, listed in pairs if has != listed]
+    differing = [f"it has {has:,} {what}, {listed:,} are listed" for what, has, listed in pairs if has != listed]
     if not differing and digest != record.index_digest:
-        differing = [f"its digest is {digest} and {record.index_digest} is listed"]
+        differing = [f"its digest is {digest}, {record.index_digest} is listed"]
     yield from differing
 
 
@@ -299,8 +300,8 @@ def _one_tokenizer(
 ) -> TokenizerIdentity | None:
     known = {place: listing.tokenizer for place, listing in sorted(listings.items()) if listing.tokenizer}
     if len({tokenizer.digest for tokenizer in known.values()}) > 1:
-        told = ((place or ".", f"{each.name}, {each.vocab_size:,} ids, {each.digest}") for place, each in known.items())
-        raise TokenizersDiffer(path=folder, found=tuple(told))
+        named = ((at or ".", f"{each.name}, {each.vocab_size:,} ids, {each.digest}") for at, each in known.items())
+        raise TokenizersDiffer(path=folder, found=tuple(named))
     sizes = sorted({(bucket.name, shard.token_bytes) for bucket in buckets for shard in bucket.shards})
     if len({size for _, size in sizes}) > 1:
         raise TokenizersDiffer(path=folder, found=tuple((name, f"{size} bytes a token") for name, size in sizes))

@@ -1,7 +1,6 @@
-"""The files under a folder of data: which shards stand there, which halves of one, which lists.
+"""The data files under a folder: shards, shards with a file missing, and lists.
 
-Names that begin with a dot are ours and unfinished, or nobody's: they are passed over, except the mark of a
-tokenization that has not ended.
+Names that begin with a dot are skipped, except the mark of an unfinished tokenization.
 """
 
 from dataclasses import dataclass, field
@@ -15,16 +14,16 @@ from unbroken.errors import StorageFailed, TokenizationUnfinished
 from unbroken.files import LOCAL
 
 UNFINISHED: Final = ".tokenize"
-# A file in the folder of that name: the command line that finishes the work, as a shell takes it.
+# A file in that folder: the command that finishes the work, quoted for a shell.
 COMMAND: Final = "command"
 _ANY_COMMAND: Final = "unbroken tokenize --help"
 
 
 @dataclass
-class Found:
-    """The files under a folder by their names relative to it, those of shards without suffix; ``listings`` are folders.
+class ShardFiles:
+    """The files under a folder, by name relative to it; shards without suffix, ``listings`` as their folders.
 
-    ``irregular`` are names that belong to data and stand for no regular file: links above all.
+    ``irregular`` are names of data files that are not regular files, such as links.
     """
 
     bins: set[str] = field(default_factory=set)
@@ -34,37 +33,37 @@ class Found:
 
     @property
     def stems(self) -> set[str]:
-        """Every name that at least one file of a shard has."""
+        """The names of shards with at least one file."""
         return self.bins | self.indexes
 
     @property
     def pairs(self) -> set[str]:
-        """The names of which both files are there."""
+        """The names of shards with both files."""
         return self.bins & self.indexes
 
     @property
     def lone_bins(self) -> list[str]:
-        """The names of which only the ``.bin`` is there."""
+        """The names with only a ``.bin``."""
         return sorted(self.bins - self.indexes)
 
     @property
     def lone_indexes(self) -> list[str]:
-        """The names of which only the ``.idx`` is there."""
+        """The names with only an ``.idx``."""
         return sorted(self.indexes - self.bins)
 
 
-def walk(folder: Path, *, follows_buckets: bool) -> Found:
-    """Everything under a folder that belongs to data.
+def walk(folder: Path, *, follows_buckets: bool) -> ShardFiles:
+    """All data files under a folder.
 
     Args:
         folder: a split's folder, or a bucket's.
-        follows_buckets: follow links to folders right under this one, where they cannot lead round in a circle.
+        follows_buckets: follow links to folders directly under this one, where they cannot form a cycle.
 
     Raises:
-        TokenizationUnfinished: a tokenization into one of the folders has not ended.
-        StorageFailed: the system refused to list a folder.
+        TokenizationUnfinished: a tokenization into one of the folders is unfinished.
+        StorageFailed: an I/O error.
     """
-    found = Found()
+    found = ShardFiles()
     waiting = [""]
     while waiting:
         place = waiting.pop()
@@ -82,11 +81,11 @@ def walk(folder: Path, *, follows_buckets: bool) -> Found:
 
 
 def require_finished(folder: Path) -> None:
-    """Pass if no tokenization into this folder waits to be finished.
+    """Raise if a tokenization into this folder is unfinished.
 
     Raises:
-        TokenizationUnfinished: one does.
-        StorageFailed: the system refused to look.
+        TokenizationUnfinished: it is.
+        StorageFailed: an I/O error.
     """
     if LOCAL.find(folder / UNFINISHED) is not None:
         raise TokenizationUnfinished(path=folder, command=_command_of(folder / UNFINISHED / COMMAND))
@@ -97,15 +96,15 @@ def _command_of(path: Path) -> str:
         command = LOCAL.read_bytes(path, limit_bytes=1 << 16).decode().strip()
     except (StorageFailed, UnicodeDecodeError):
         return _ANY_COMMAND
-    # It is going to be pasted into a shell: nothing but one line of ours is passed on.
+    # Users paste it into a shell: only a single line that we wrote is passed on.
     return command if command.startswith("unbroken tokenize ") and command.isprintable() else _ANY_COMMAND
 
 
-def _note(found: Found, folder: Path, place: str, node: Node) -> None:
+def _note(found: ShardFiles, folder: Path, place: str, node: Node) -> None:
     name = f"{place}/{node.name}" if place else node.name
     of_data = node.name == LISTING or node.name.endswith((BIN_SUFFIX, IDX_SUFFIX))
     if node.kind is not NodeKind.FILE:
-        # Behind a link to a folder there may be shards, and to pass over shards in silence is to lose data.
+        # A link to a folder may hold shards; skipping them silently would lose data.
         if of_data or (folder / name).is_dir():
             found.irregular.append(name)
     elif node.name == LISTING:

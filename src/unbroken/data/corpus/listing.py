@@ -1,8 +1,7 @@
-"""``shards.json``: what a folder of shards holds, proven by a digest of itself, in the envelope of a manifest.
+"""``shards.json``: the list of shards in a folder, with a checksum of itself, in the envelope of a manifest.
 
-Whoever wrote the shards lists every one of them with counts and digests, says with which tokenizer and from which
-sources they came, and publishes the list last. Decoding treats the file as hostile: it is data, never code, and a name
-in it can only lead to a file below its own folder.
+It lists every shard with counts and digests, the tokenizer and the sources, and is written after the shards. Decoding
+treats the file as hostile: nothing in it is executed, and a name in it can only lead to a file below its own folder.
 """
 
 import re
@@ -37,7 +36,7 @@ _SOURCE: Final = frozenset({"digest", "documents", "name", "size_bytes", "skippe
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
-    """Which tokenizer made the ids: its name for people, its digest for machines."""
+    """The tokenizer that made the ids: a name for display, a digest for comparison."""
 
     name: str
     digest: str
@@ -47,7 +46,7 @@ class TokenizerIdentity:
 
 @dataclass(frozen=True)
 class BakedWindows:
-    """With which lengths windows were cut when the shards were written."""
+    """The lengths of windows, if they were cut when the shards were written."""
 
     max_length: int
     overlap_size: int
@@ -55,7 +54,7 @@ class BakedWindows:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """One file of text that went into the shards; ``skipped`` counts documents by reason."""
+    """One source file of the shards; ``skipped`` counts documents by reason."""
 
     name: str
     size_bytes: int
@@ -67,7 +66,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Listing:
-    """One folder's shards, sorted by name, and where they come from."""
+    """The shards of one folder, sorted by name, and their origin."""
 
     shards: tuple[ShardRecord, ...]
     tokenizer: TokenizerIdentity | None
@@ -76,7 +75,7 @@ class Listing:
 
 
 def encode_listing(listing: Listing) -> bytes:
-    """The bytes of ``shards.json``, the same for the same listing."""
+    """The bytes of ``shards.json``; equal listings give equal bytes."""
     tokenizer, baked = listing.tokenizer, listing.baked
     body = canonical(
         {
@@ -91,26 +90,26 @@ def encode_listing(listing: Listing) -> bytes:
 
 
 def write_listing(files: Files, directory: Path, listing: Listing) -> None:
-    """Put ``shards.json`` into a folder in one instant, durably; one that is there is replaced.
+    """Write ``shards.json`` into a folder atomically and durably; an existing one is replaced.
 
     Raises:
-        StorageFailed: the system refused; the old list is intact, or the new one is whole.
+        StorageFailed: an I/O error; the list is the old one or the new one, whole.
     """
-    # crash here: the list before or the new one; a scratch file may be left, which the next writer removes.
+    # crash here: the old list or the new one; a scratch file may be left, which the next writer removes.
     files.replace(directory / LISTING, encode_listing(listing), scratch=_SCRATCH)
 
 
 def read_listing(path: Path, files: Files = LOCAL) -> Listing:
-    """The listing in a ``shards.json``, after its bytes are proven.
+    """Read a ``shards.json`` and verify its checksum.
 
     Raises:
-        ShardDamaged: it is not what was written, is of another version, or names what leads out of the folder.
-        StorageFailed: the system refused, or there is no such file.
+        ShardDamaged: it is damaged, of another version, or a name in it leads out of the folder.
+        StorageFailed: an I/O error, or the file does not exist.
     """
     try:
         return decode_listing(files.read_bytes(path, limit_bytes=LIMIT_BYTES))
     except UnsafeName as refused:
-        complaint = f"the name {refused.name!r} is refused: {refused.reason}"
+        complaint = f"unsafe name {refused.name!r}: {refused.reason}"
         raise ShardDamaged(path=path, complaint=complaint) from refused
     except (ValueError, OverflowError, RecursionError, Malformed) as wrong:
         raise ShardDamaged(path=path, complaint=" ".join(str(wrong).split())[:160]) from wrong
@@ -120,8 +119,8 @@ def decode_listing(data: bytes) -> Listing:
     """The listing in the bytes of a ``shards.json``.
 
     Raises:
-        Malformed: the bytes are not what was written.
-        ValueError: the body is no JSON.
+        Malformed: the bytes are damaged.
+        ValueError: the body is not JSON.
         UnsafeName: a shard's name leads out of the folder.
     """
     found = from_canonical(_proven_body(data))
@@ -150,7 +149,7 @@ def identity_from_json(value: Mapping[str, Any]) -> TokenizerIdentity:
     """A tokenizer's identity from JSON.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not one.
     """
     table = Table(value, "tokenizer")
     table.only(_TOKENIZER)
@@ -166,11 +165,11 @@ def identity_from_json(value: Mapping[str, Any]) -> TokenizerIdentity:
 def _proven_body(data: bytes) -> bytes:
     found = opened(data)
     if found is None:
-        raise Malformed(f"its {len(data):,} bytes have not the form of a list of shards")
+        raise Malformed(f"its {len(data):,} bytes are not a list of shards")
     if found.form != FORMAT:
-        raise Malformed(f"it is of the format {found.form}; {FORMAT} is read")
-    if found.algorithm != ALGORITHM or not found.is_proven:
-        raise Malformed("its bytes do not match its own digest")
+        raise Malformed(f"its format is {found.form}; this version reads {FORMAT}")
+    if found.algorithm != ALGORITHM or not found.is_verified:
+        raise Malformed("its bytes do not match its own checksum")
     return found.body
 
 
@@ -191,7 +190,7 @@ def _shards(rows: Sequence[Table]) -> tuple[ShardRecord, ...]:
     shards = tuple(_shard(row) for row in rows)
     names = [shard.name for shard in shards]
     if names != sorted(set(names)):
-        raise Malformed("its shards are not in the order of their names, each once")
+        raise Malformed("its shards are not sorted by name, each once")
     return shards
 
 
@@ -202,7 +201,7 @@ def _shard(row: Table) -> ShardRecord:
         raise Malformed(f"the name {name!r} is hidden")
     token_bytes = row.whole("token_bytes")
     if token_bytes not in (2, 4):
-        raise Malformed(f"shard {name!r} has {token_bytes} bytes a token")
+        raise Malformed(f"shard {name!r} has {token_bytes} bytes per token")
     shard = ShardRecord(
         name=name,
         entries=row.whole("entries", below=MOST_ENTRIES + 1),

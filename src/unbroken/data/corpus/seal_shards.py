@@ -1,11 +1,11 @@
-"""Giving a folder of shards that another tool wrote its list: from then on every byte of it can be proven."""
+"""Write ``shards.json`` for a folder of shards that another tool wrote, so that its bytes can be verified."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.corpus.folders import Found, walk
+from unbroken.data.corpus.folders import ShardFiles, walk
 from unbroken.data.corpus.listing import LISTING, Listing, TokenizerIdentity, write_listing
 from unbroken.data.corpus.shards import (
     BIN_SUFFIX,
@@ -34,27 +34,27 @@ def seal_shards(
 
     Args:
         directory: a bucket's folder, or a split's.
-        tokenizer: what made the ids, if that is known; ids beyond its vocabulary are refused.
-        files: where the list is written.
-        progress: told the bytes of each ``.bin`` that was read.
+        tokenizer: the tokenizer that made the ids, if known; ids beyond its vocabulary are an error.
+        files: the storage of the list.
+        progress: called with the bytes of each ``.bin`` that was read.
 
     Raises:
-        PathMissing: there is no such folder.
-        DataMissing: it holds no shard.
-        DataDamaged: a shard is not sound; every one is named.
-        WouldOverwrite: it, or a folder in it, has a list already.
-        TokenizationUnfinished: a tokenization into this folder has not ended.
-        StorageFailed: the system refused.
+        PathMissing: the folder does not exist.
+        DataMissing: it holds no shards.
+        DataDamaged: shards are damaged; all are named.
+        WouldOverwrite: it, or a folder in it, already has a list.
+        TokenizationUnfinished: a tokenization into this folder is unfinished.
+        StorageFailed: an I/O error.
     """
     if not directory.is_dir():
         raise PathMissing(path=directory, purpose="folder of shards")
     found = walk(directory, follows_buckets=False)
     if found.listings:
         listed = directory / found.listings[0]
-        remedy = Help(f"unbroken data verify {quoted(listed)}", "hold the shards to the list that is there")
+        remedy = Help(f"unbroken data verify {quoted(listed)}", "verify the shards against the existing list")
         raise WouldOverwrite(path=listed / LISTING, remedy=remedy)
     if not found.stems:
-        raise DataMissing(path=directory, lacks=f"no {IDX_SUFFIX} file stands in it or below it")
+        raise DataMissing(path=directory, lacks=f"no {IDX_SUFFIX} file in it or below it")
     findings = _halves(found)
 
     def read(name: str) -> ShardRecord | str:
@@ -74,16 +74,16 @@ def seal_shards(
     return listing
 
 
-def _halves(found: Found) -> list[str]:
+def _halves(found: ShardFiles) -> list[str]:
     return [
-        *(f"{name}: is no regular file" for name in found.irregular),
-        *(f"{name}{IDX_SUFFIX}: is there without its {BIN_SUFFIX}" for name in found.lone_indexes),
-        *(f"{name}{BIN_SUFFIX}: is there without its {IDX_SUFFIX}" for name in found.lone_bins),
+        *(f"{name}: not a regular file" for name in found.irregular),
+        *(f"{name}{IDX_SUFFIX}: its {BIN_SUFFIX} is missing" for name in found.lone_indexes),
+        *(f"{name}{BIN_SUFFIX}: its {IDX_SUFFIX} is missing" for name in found.lone_bins),
     ]
 
 
 def _record(directory: Path, name: str, tokenizer: TokenizerIdentity | None) -> ShardRecord | str:
-    """What the list will say of a shard, or what is wrong with it."""
+    """The entry of a shard for the list, or what is wrong with it."""
     try:
         index = open_index(directory / f"{name}{IDX_SUFFIX}")
         index.require_sound()
@@ -94,7 +94,7 @@ def _record(directory: Path, name: str, tokenizer: TokenizerIdentity | None) -> 
         return f"{name}{BIN_SUFFIX}: {complaint}"
     if tokenizer and index.token_bytes != token_bytes_for(tokenizer.vocab_size):
         return (
-            f"{name}{IDX_SUFFIX}: {index.token_bytes} bytes a token do not go with a vocabulary "
+            f"{name}{IDX_SUFFIX}: {index.token_bytes} bytes per token do not fit a vocabulary "
             f"of {tokenizer.vocab_size:,}"
         )
     content = read_content(bin_path, index)
@@ -103,8 +103,8 @@ def _record(directory: Path, name: str, tokenizer: TokenizerIdentity | None) -> 
     return ShardRecord(name, index.entries, index.tokens, index.token_bytes, content.digest, index.digest())
 
 
-def _sync(files: Files, directory: Path, found: Found) -> None:
-    """Make durable what the list is going to prove: another tool may have left it in the page cache."""
+def _sync(files: Files, directory: Path, found: ShardFiles) -> None:
+    """Sync the shards before they are listed: another tool may have left them in the page cache."""
     for name in sorted(found.pairs):
         files.sync_existing(directory / f"{name}{BIN_SUFFIX}")
         files.sync_existing(directory / f"{name}{IDX_SUFFIX}")

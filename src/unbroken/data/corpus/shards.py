@@ -1,4 +1,8 @@
-"""Reading the tokens of a shard whole: the digest of its ``.bin`` and the highest id in it, in one pass."""
+"""The shard format: a ``.bin`` of token ids and an ``.idx`` with the offset and masked prefix of each entry.
+
+``open_index`` checks header and size of an index, ``map_tokens`` memory-maps the tokens, ``write_shard`` writes both
+files durably, the index last, and ``read_content`` reads a whole ``.bin`` for its digest and highest id.
+"""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -28,14 +32,14 @@ _OFFSET: Final[np.dtype[Any]] = np.dtype("<i8")
 _PREFIX: Final[np.dtype[Any]] = np.dtype("<u2")
 _TOKENS: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _FIRST_WIDE_VOCABULARY: Final = 1 << 16
-# How many entries are looked at together when a whole index is read.
+# Entries read at a time when a whole index is checked.
 _STRETCH_ENTRIES: Final = 1 << 18
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 def token_bytes_for(vocab_size: int) -> int:
-    """How many bytes a token id takes in shards of a vocabulary: 2, or 4 from 65,536 ids on."""
+    """Bytes per token id in shards of a vocabulary: 2, or 4 from 65,536 ids on."""
     return 2 if vocab_size < _FIRST_WIDE_VOCABULARY else 4
 
 
@@ -45,7 +49,7 @@ def bin_beside(idx_path: Path) -> Path:
 
 
 class _Counted:
-    """A shard whose counts are known, and so how many bytes its files must have."""
+    """A shard with known counts, and therefore known file sizes."""
 
     token_bytes: int
     entries: int
@@ -64,7 +68,7 @@ class _Counted:
 
 @dataclass(frozen=True)
 class Index(_Counted):
-    """One ``.idx`` whose header and size are proven; its numbers are read in ranges, never all at once."""
+    """An ``.idx`` with a valid header and size; its numbers are read in ranges, never all at once."""
 
     path: Path
     token_bytes: int
@@ -77,11 +81,11 @@ class Index(_Counted):
         return _TOKENS[self.token_bytes]
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
-        """Where the entries ``first`` to ``last`` begin, counted in tokens; the last of the numbers is an end.
+        """The start of the entries ``first`` to ``last`` in tokens, and the end of the last.
 
         Raises:
-            ShardDamaged: the offsets decrease, or lead out of the ``.bin``.
-            StorageFailed: the system refused to read.
+            ShardDamaged: the offsets decrease, or exceed the ``.bin``.
+            StorageFailed: an I/O error.
             IndexError: there are no such entries.
         """
         found = self._read(_HEADER.size, _OFFSET, first, last, extra=1).astype(np.int64, copy=False)
@@ -90,11 +94,11 @@ class Index(_Counted):
         return found
 
     def prefixes(self, first: int, last: int) -> NDArray[np.uint16]:
-        """How many of the first tokens of each entry repeat the entry before and are masked.
+        """The masked prefix of each entry: its first tokens that repeat the previous entry.
 
         Raises:
-            ShardDamaged: the file ends too early.
-            StorageFailed: the system refused to read.
+            ShardDamaged: the file is too short.
+            StorageFailed: an I/O error.
             IndexError: there are no such entries.
         """
         start = _HEADER.size + _OFFSET.itemsize * (self.entries + 1)
@@ -104,16 +108,16 @@ class Index(_Counted):
         """The digest of the whole file, read block by block.
 
         Raises:
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         return digest_file(self.path).whole
 
     def require_sound(self) -> None:
-        """Read the whole index once and pass if every entry lies in order and covers its own prefix.
+        """Read the whole index and raise unless entries are in order and not shorter than their prefix.
 
         Raises:
             ShardDamaged: offsets decrease, or a prefix is longer than its entry.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         for first in range(0, self.entries, _STRETCH_ENTRIES):
             last = min(first + _STRETCH_ENTRIES, self.entries)
@@ -122,7 +126,7 @@ class Index(_Counted):
             if (over := np.flatnonzero(prefixes > lengths)).size:
                 where = int(over[0])
                 complaint = (
-                    f"entry {first + where:,} has {int(lengths[where]):,} tokens and a prefix of "
+                    f"entry {first + where:,} has {int(lengths[where]):,} tokens but a prefix of "
                     f"{int(prefixes[where]):,}"
                 )
                 raise ShardDamaged(path=self.path, complaint=complaint)
@@ -134,7 +138,7 @@ class Index(_Counted):
         with LOCAL.reading(self.path) as source:
             taken = source.fill(start + first * dtype.itemsize, _bytes_of(found))
         if taken != found.nbytes:
-            raise ShardDamaged(path=self.path, complaint="it is shorter than it was when it was opened")
+            raise ShardDamaged(path=self.path, complaint="it became shorter after it was opened")
         return found
 
     def _disorder(self, offsets: NDArray[np.int64], first: int) -> str:
@@ -142,18 +146,18 @@ class Index(_Counted):
         if falls.size:
             entry = int(falls[0])
             return (
-                f"entry {first + entry:,} begins at token {int(offsets[entry]):,} and ends before it, "
+                f"entry {first + entry:,} starts at token {int(offsets[entry]):,} but ends before it, "
                 f"at token {int(offsets[entry + 1]):,}"
             )
-        return f"its offsets lead out of the {self.tokens:,} tokens it has"
+        return f"its offsets exceed its {self.tokens:,} tokens"
 
 
 def open_index(path: Path) -> Index:
-    """An index whose header, size and outer offsets are those of a whole file.
+    """Open an index and check its header, size and outer offsets.
 
     Raises:
-        ShardDamaged: it is no index, of another version, or has not the size its header says.
-        StorageFailed: the system refused, or there is no such file.
+        ShardDamaged: it is not an index, of another version, or its size does not match its header.
+        StorageFailed: an I/O error, or the file does not exist.
     """
     found = LOCAL.find(path)
     size_bytes = found.size_bytes if found and found.kind is NodeKind.FILE else 0
@@ -175,9 +179,9 @@ def _header_complaint(magic: bytes, version: int, token_bytes: int) -> str | Non
     if magic != MAGIC:
         return f"it begins with {magic!r}, not with {MAGIC!r}"
     if version != VERSION:
-        return f"it is of version {version:,}; version {VERSION} is read"
+        return f"its version is {version:,}; this version reads {VERSION}"
     if token_bytes not in _TOKENS:
-        return f"its token type is {token_bytes:,}; 2 and 4 are known"
+        return f"its token type is {token_bytes:,}; only 2 and 4 are known"
     return None
 
 
@@ -189,37 +193,37 @@ def _total(path: Path, entries: int) -> int:
         source.fill(_HEADER.size + _OFFSET.itemsize * entries, view[_OFFSET.itemsize :])
     first, total = (int(end) for end in ends)
     if first != 0:
-        raise ShardDamaged(path=path, complaint=f"its first entry begins at token {first:,}, not at 0")
+        raise ShardDamaged(path=path, complaint=f"its first entry starts at token {first:,}, not at 0")
     if total < 0:
         raise ShardDamaged(path=path, complaint=f"its last offset is {total:,}")
     return total
 
 
 def map_tokens(bin_path: Path, index: Index) -> Tokens:
-    """The tokens of a shard as an array over a read-only map: pages come when they are touched and go under pressure.
+    """Memory-map the tokens of a shard read-only.
 
     Raises:
-        ShardDamaged: the ``.bin`` is not there, or is shorter or longer than its index says.
-        StorageFailed: the system refused.
+        ShardDamaged: the ``.bin`` is missing, or its size does not match its index.
+        StorageFailed: an I/O error.
     """
     if complaint := bin_complaint(bin_path, index):
         raise ShardDamaged(path=bin_path, complaint=complaint)
     if not index.tokens:
-        # The system maps no empty file.
+        # An empty file cannot be mapped.
         return np.empty(0, index.dtype)
     with storage_errors("map", bin_path):
         return np.memmap(bin_path, index.dtype, mode="r", shape=(index.tokens,)).view(np.ndarray)
 
 
 def bin_complaint(bin_path: Path, index: Index) -> str | None:
-    """What is wrong with a ``.bin`` as far as its size tells; None if nothing is.
+    """What is wrong with the size of a ``.bin``; None if nothing is.
 
     Raises:
-        StorageFailed: the system refused to say.
+        StorageFailed: an I/O error.
     """
     found = LOCAL.find(bin_path)
     if found is None:
-        return "it is missing; its index is there"
+        return "it is missing, but its index exists"
     if found.kind is not NodeKind.FILE:
         return "it is not a regular file"
     if found.size_bytes != index.bin_bytes:
@@ -231,7 +235,7 @@ def digest_file(path: Path) -> PartDigest:
     """The digest of a file, read block by block with one buffer.
 
     Raises:
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     digester = BlockDigester()
     found = LOCAL.find(path)
@@ -249,7 +253,7 @@ def digest_file(path: Path) -> PartDigest:
 
 @dataclass(frozen=True)
 class Entries:
-    """A run of entries: their tokens end to end, how many each has, how many of its first ones are masked."""
+    """Consecutive entries: their tokens concatenated, their lengths, and their masked prefixes."""
 
     tokens: Tokens
     lengths: NDArray[np.int64]
@@ -258,7 +262,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class ShardRecord(_Counted):
-    """What a written shard is: its name and counts, and size and digest of both files."""
+    """A written shard: name, counts, and digests of both files."""
 
     name: str
     entries: int
@@ -271,23 +275,23 @@ class ShardRecord(_Counted):
 def write_shard(
     files: Files, directory: Path, stem: str, entries: Iterable[Entries], *, token_bytes: int
 ) -> ShardRecord:
-    """Write one shard durably; ``stem`` is its name inside ``directory``, which is made if need be.
+    """Write one shard durably; ``stem`` is its name inside ``directory``, which is created if needed.
 
-    A shard of the same name is replaced. A run of entries is asked for only when the one before it was handed over,
-    so a generator may reuse its arrays.
+    A shard of the same name is replaced. ``entries`` is consumed one item at a time, so a generator may reuse its
+    arrays.
 
     Raises:
-        StorageFailed: the system refused; under the name there is no shard, or the one from before.
-        ValueError: a token does not fit, lengths and tokens do not agree, or there are too many entries.
+        StorageFailed: an I/O error; there is no shard of this name, or the old one.
+        ValueError: a token does not fit, lengths and tokens disagree, or there are too many entries.
     """
     home, name = (directory / stem).parent, (directory / stem).name
     files.make_directory(home, durable=True)
     taken = _Taken(_TOKENS[token_bytes])
-    # crash here: files under scratch names, which no reader looks at and the next writer of this shard removes.
+    # crash here: files under scratch names, which readers ignore and the next writer of this shard removes.
     tokens = _written(files, home, name + BIN_SUFFIX, taken.tokens_of(entries))
     index = _written(files, home, name + IDX_SUFFIX, taken.index())
     _withdraw(files, home / (name + IDX_SUFFIX))
-    # crash here: a .bin without its .idx, which no reader takes for a shard.
+    # crash here: a .bin without its .idx, which readers do not treat as a shard.
     for part in (tokens, index):
         files.publish(home / part.name, home / part.name.removeprefix(SCRATCH_PREFIX))
     return ShardRecord(stem, taken.entries, taken.tokens, token_bytes, tokens.digest.whole, index.digest.whole)
@@ -299,15 +303,15 @@ def _written(files: Files, home: Path, name: str, chunks: Iterable[memoryview]) 
 
 
 def _withdraw(files: Files, idx_path: Path) -> None:
-    """Take an old index away, durably: beside a new ``.bin`` of the same size it would pass for its own."""
+    """Remove an old index durably: next to a new ``.bin`` of the same size it would look valid."""
     if files.find(idx_path) is not None:
-        # crash here: the old .bin alone, which no reader takes for a shard.
+        # crash here: the old .bin alone, which readers do not treat as a shard.
         files.remove_file(idx_path)
         files.sync_directory(idx_path.parent)
 
 
 class _Taken:
-    """What a writer remembers of the entries that went by: 10 bytes for each."""
+    """The index of the entries written so far: 10 bytes for each."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.entries = 0
@@ -335,7 +339,7 @@ class _Taken:
     def _note(self, run: Entries) -> None:
         lengths = np.array(run.lengths, np.int64)
         if len(run.prefixes) != len(lengths) or int(lengths.sum()) != len(run.tokens):
-            raise ValueError("lengths, prefixes and tokens of a run of entries do not agree")
+            raise ValueError("lengths, prefixes and tokens of some entries disagree")
         if (lengths < run.prefixes).any():
             raise ValueError("a prefix is longer than its entry")
         if run.tokens.size and not 0 <= int(run.tokens.min()) <= int(run.tokens.max()) <= np.iinfo(self._dtype).max:
@@ -353,7 +357,7 @@ def _index_bytes(entries: int) -> int:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    # An empty array has no bytes that could be cast.
+    # An empty array cannot be cast to bytes.
     return array.data.cast("B") if array.size else memoryview(b"")
 
 
@@ -362,24 +366,24 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True)
 class Content:
-    """What a pass over a ``.bin`` found; ``highest`` is -1 where there is no token."""
+    """Digest and highest id of a ``.bin``; ``highest`` is -1 if it is empty."""
 
     digest: str
     highest: int
 
     def complaints(self, record: ShardRecord | None, vocab_size: int | None) -> Iterator[str]:
-        """What is wrong with it, measured against its list and a vocabulary."""
+        """What is wrong with it, compared with its list and a vocabulary."""
         if record is not None and record.bin_digest != self.digest:
-            yield f"its bytes have the digest {self.digest} and {record.bin_digest} is listed"
+            yield f"its checksum is {self.digest}, {record.bin_digest} is listed"
         if vocab_size is not None and self.highest >= vocab_size:
-            yield f"it holds the token {self.highest:,}; the vocabulary has {vocab_size:,}"
+            yield f"it holds token id {self.highest:,}; the vocabulary has {vocab_size:,}"
 
 
 def read_content(bin_path: Path, index: Index, files: Files = LOCAL) -> Content:
     """Read every token of a shard once, block by block.
 
     Raises:
-        StorageFailed: the system refused to read.
+        StorageFailed: an I/O error.
     """
     digester = BlockDigester()
     highest = -1

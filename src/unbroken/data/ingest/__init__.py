@@ -1,1 +1,1 @@
-"""From raw text to shards: sources, tokenizers, units of work, and their publication, resumable after any kill."""
+"""From raw text to shards: sources, tokenizers, units of work, publication; resumable after any kill."""

@@ -1,8 +1,8 @@
-"""From the bytes of a file to its documents, whatever its format.
+"""Read the documents of a file: JSON lines, plain text, Parquet, plain or compressed.
 
-Promises that every byte of a file is either in a document, between documents, or told: a document that cannot be read
-is reported with its place, a file that ends too early is refused whole. Reads in batches of bounded size, and digests
-the raw bytes on the way, so that what a shard was made from can be proven later.
+No byte is skipped silently: a document that cannot be read is reported with its line, a truncated file is an error.
+Reads in batches of bounded size and computes a digest of the raw bytes on the way, which records what a shard was made
+from.
 """
 
 import json
@@ -18,23 +18,23 @@ from unbroken.files import storage_errors
 from unbroken.store.digest import BlockDigester
 
 READ_BYTES: Final = 1 << 20
-# Inflated in one go: four bytes of zstandard can stand for 128 KiB, and a hostile file is made of nothing else.
+# Decompressed at a time: four bytes of zstandard can expand to 128 KiB, and a hostile file may hold nothing else.
 _COMPRESSED_BYTES: Final = 1 << 13
-# A document is held in memory whole, several times over.
+# A whole document is held in memory, several times over.
 LONGEST_BYTES: Final = 1 << 30
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 1024
 NOT_UTF8: Final = "not-utf-8"
 NOT_JSON: Final = "not-json"
 NO_TEXT: Final = "no-text"
-# What zlib is told to expect a gzip header.
+# wbits that make zlib expect a gzip header.
 _GZIP: Final = 31
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of one file; the whole of it unless it is plain JSON lines. A line belongs where its first byte stands."""
+    """A byte range of one file; the whole file unless it is plain JSON lines. A line belongs where it starts."""
 
     name: str
     first: int
@@ -42,44 +42,44 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A document that cannot be read: where it stands and why."""
+class BadDocument:
+    """A document that cannot be read: its place and the problem."""
 
     name: str
     line: int
-    problem: "Problem"
+    problem: "DocumentProblem"
 
     @property
     def cause(self) -> str:
-        """A word to count it under."""
+        """A short name for counting."""
         return self.problem.cause
 
     def __str__(self) -> str:
         return f"{self.name}:{self.line}: {self.problem.reason}"
 
 
-class Problem(NamedTuple):
-    """What is wrong with a document: a word to count it under, and words for people."""
+class DocumentProblem(NamedTuple):
+    """What is wrong with a document: a short name for counting, and a message."""
 
     cause: str
     reason: str
 
 
 @dataclass
-class Batch:
-    """Some documents in order: their texts, the same as UTF-8, and the line each stands on."""
+class DocumentBatch:
+    """Some documents in order: their texts, the same as UTF-8, and their line numbers."""
 
     texts: list[str] = field(default_factory=list)
     encoded: list[bytes] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     size_bytes: int = 0
 
-    def add(self, text: str, line: int) -> Problem | None:
-        """Take one document; or say why it is none."""
+    def add(self, text: str, line: int) -> DocumentProblem | None:
+        """Add one document; returns the problem if it cannot be used."""
         try:
             encoded = text.encode()
         except UnicodeEncodeError:
-            return Problem(NOT_UTF8, "the text holds one half of a surrogate pair, which is no character")
+            return DocumentProblem(NOT_UTF8, "the text contains half of a surrogate pair")
         self.texts.append(text)
         self.encoded.append(encoded)
         self.lines.append(line)
@@ -113,22 +113,22 @@ class Reader:
     Attributes:
         folder: where the names begin.
         text_field: the member of a JSON object, or the column, that holds the text.
-        report: is told each document that cannot be read.
-        advance: is told how many bytes were read.
+        report: called with each document that cannot be read.
+        advance: called with the number of bytes read.
     """
 
     folder: Path
     text_field: str
-    report: Callable[[Bad], None]
+    report: Callable[[BadDocument], None]
     advance: Callable[[int], None] = lambda _: None
 
-    def batches(self, stretch: Stretch, kind: Kind, digester: BlockDigester) -> Iterator[Batch]:
-        """The documents of a stretch, in order; ``digester`` takes its raw bytes.
+    def batches(self, stretch: Stretch, kind: Kind, digester: BlockDigester) -> Iterator[DocumentBatch]:
+        """The documents of a byte range, in order; its raw bytes go through ``digester``.
 
         Raises:
-            SourceBroken: the file ends too early, or is not what its suffix says.
+            SourceBroken: the file is truncated, or not in the format of its suffix.
             PackageMissing: the format needs a package that is not installed.
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         path = self.folder / stretch.name
         if kind == "parquet":
@@ -147,15 +147,15 @@ class Reader:
                 plain = _unzipped(raw, path) if kind == "jsonl.gz" else _unzstandard(raw, path)
                 yield from self._parsed(stretch.name, _lines(plain, path), None, 0)
 
-    # ---- one document a file ----
+    # ---- one document per file ----
 
-    def _whole(self, name: str, path: Path, file: _Readable) -> Iterator[Batch]:
+    def _whole(self, name: str, path: Path, file: _Readable) -> Iterator[DocumentBatch]:
         data = b"".join(_bounded(iter(lambda: file.read(READ_BYTES), b""), path))
-        batch = Batch()
+        batch = DocumentBatch()
         try:
             text = data.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as wrong:
-            self.report(Bad(name, data[: wrong.start].count(b"\n") + 1, _no_utf8(wrong)))
+            self.report(BadDocument(name, data[: wrong.start].count(b"\n") + 1, _no_utf8(wrong)))
             return
         batch.add(text, 1)
         yield batch
@@ -163,7 +163,7 @@ class Reader:
     # ---- JSON lines ----
 
     def _own_lines(self, file: BinaryIO, stretch: Stretch, digester: BlockDigester) -> Iterator[bytes]:
-        """The lines that begin in a stretch; its own bytes are digested, what completes its last line is not."""
+        """The lines that start in a byte range; the digest covers the range, not the rest of its last line."""
         is_at_line_start = True
         if stretch.first:
             file.seek(stretch.first - 1)
@@ -183,8 +183,10 @@ class Reader:
             blocks = _after_first_newline(blocks)
         yield from _completed(blocks, file)
 
-    def _parsed(self, name: str, blocks: Iterator[list[bytes]], file: BinaryIO | None, first: int) -> Iterator[Batch]:
-        batch, line = Batch(), 0
+    def _parsed(
+        self, name: str, blocks: Iterator[list[bytes]], file: BinaryIO | None, first: int
+    ) -> Iterator[DocumentBatch]:
+        batch, line = DocumentBatch(), 0
         lines_before: int | None = None if first else 0
         for lines in blocks:
             for data in lines:
@@ -193,13 +195,13 @@ class Reader:
                 if problem:
                     if lines_before is None and file is not None:
                         lines_before = _lines_before(file, first)
-                    self.report(Bad(name, line + (lines_before or 0), problem))
+                    self.report(BadDocument(name, line + (lines_before or 0), problem))
             if batch.size_bytes >= _BATCH_BYTES:
                 yield batch
-                batch = Batch()
+                batch = DocumentBatch()
         yield batch
 
-    def _parse(self, data: bytes, batch: Batch, line: int, *, is_first: bool) -> Problem | None:
+    def _parse(self, data: bytes, batch: DocumentBatch, line: int, *, is_first: bool) -> DocumentProblem | None:
         if is_first:
             data = data.removeprefix(_BYTE_ORDER_MARK)
         try:
@@ -209,23 +211,23 @@ class Reader:
         except json.JSONDecodeError as wrong:
             if not data.strip():
                 return None
-            return Problem(
-                NOT_JSON, f"it is no JSON: {wrong.msg.lower().removesuffix(' at')} at character {wrong.pos + 1}"
+            return DocumentProblem(
+                NOT_JSON, f"not JSON: {wrong.msg.lower().removesuffix(' at')} at character {wrong.pos + 1}"
             )
         except (RecursionError, ValueError):
-            return Problem(NOT_JSON, "it nests too deeply, or holds a number too long to be read")
+            return DocumentProblem(NOT_JSON, "nested too deeply, or a number is too long")
         if not isinstance(record, dict):
-            return Problem(NO_TEXT, f"it is {_called(record)}, not an object")
+            return DocumentProblem(NO_TEXT, f"it is {_called(record)}, not an object")
         text = record.get(self.text_field)
         if isinstance(text, str):
             return batch.add(text, line)
         if self.text_field not in record:
-            return Problem(NO_TEXT, f"it has no field '{self.text_field}'{_listed(record)}")
-        return Problem(NO_TEXT, f"its field '{self.text_field}' is {_called(text)}, not a text")
+            return DocumentProblem(NO_TEXT, f"it has no field '{self.text_field}'{_listed(record)}")
+        return DocumentProblem(NO_TEXT, f"its field '{self.text_field}' is {_called(text)}, not a string")
 
     # ---- parquet ----
 
-    def _rows(self, name: str, path: Path, digester: BlockDigester) -> Iterator[Batch]:
+    def _rows(self, name: str, path: Path, digester: BlockDigester) -> Iterator[DocumentBatch]:
         try:
             import pyarrow  # type: ignore[import-untyped]
             from pyarrow import parquet
@@ -247,32 +249,32 @@ class Reader:
         except (pyarrow.ArrowException, OSError) as wrong:
             raise SourceBroken(path=path, reason=" ".join(str(wrong).split())[:200]) from wrong
 
-    def _column(self, name: str, values: Any, before: int) -> Batch:  # noqa: ANN401 -- pyarrow has no types
-        batch = Batch()
+    def _column(self, name: str, values: Any, before: int) -> DocumentBatch:  # noqa: ANN401 -- pyarrow has no types
+        batch = DocumentBatch()
         for number, value in enumerate(values, start=before + 1):
             try:
                 text = value.as_py()
                 text = text.decode() if isinstance(text, bytes) else text
             except UnicodeDecodeError as wrong:
-                self.report(Bad(name, number, _no_utf8(wrong)))
+                self.report(BadDocument(name, number, _no_utf8(wrong)))
                 continue
             if not isinstance(text, str):
-                reason = f"its column '{self.text_field}' is {_called(text)}, not a text"
-                self.report(Bad(name, number, Problem(NO_TEXT, reason)))
+                reason = f"its column '{self.text_field}' is {_called(text)}, not a string"
+                self.report(BadDocument(name, number, DocumentProblem(NO_TEXT, reason)))
             elif problem := batch.add(text, number):
-                self.report(Bad(name, number, problem))
+                self.report(BadDocument(name, number, problem))
         return batch
 
 
 def _listed(record: Mapping[str, object]) -> str:
-    """The names of a record's fields, the first few, for a message."""
+    """The first few field names of a record, for a message."""
     names = [str(name)[:40] for name in list(record)[:6]]
     more = ", ..." if len(record) > len(names) else ""
     return f"; its fields: {', '.join(names)}{more}" if names else "; it has no field at all"
 
 
 def _bounded(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The blocks of one document, which must not be longer than memory is likely to bear."""
+    """The blocks of one document, up to ``LONGEST_BYTES``."""
     taken = 0
     for block in blocks:
         taken += len(block)
@@ -282,7 +284,7 @@ def _bounded(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _lines(blocks: Iterator[bytes], path: Path) -> Iterator[list[bytes]]:
-    """Whole lines, without their ends; the rest of a block waits for the next one."""
+    """Whole lines without line ends; the rest of a block is kept for the next one."""
     pending: list[bytes] = []
     pending_bytes = 0
     for block in blocks:
@@ -305,14 +307,14 @@ def _after_first_newline(blocks: Iterator[bytes]) -> Iterator[bytes]:
     for block in blocks:
         _, newline, rest = block.partition(b"\n")
         if newline:
-            # What is left of the block may be empty and still must end in the newline that was cut off.
+            # The rest of the block may be empty, and must still end with the newline that was cut off.
             yield rest
             yield from blocks
             return
 
 
 def _completed(blocks: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
-    """The blocks, and what completes the last line; a stretch in which no line begins gives nothing."""
+    """The blocks, and the rest of the last line; nothing if no line starts in the range."""
     last = b"\n"
     for block in blocks:
         last = block or last
@@ -324,7 +326,7 @@ def _completed(blocks: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
 
 
 def _lines_before(file: BinaryIO, first: int) -> int:
-    """How many lines begin before an offset; asked only when something is wrong."""
+    """How many lines start before an offset; only needed for messages."""
     here = file.tell()
     file.seek(0)
     count, left, ends_line = 0, first, True
@@ -340,7 +342,7 @@ def _unzipped(raw: _Digesting, path: Path) -> Iterator[bytes]:
     try:
         yield from _inflated(raw, path, lambda: zlib.decompressobj(_GZIP))
     except zlib.error as wrong:
-        raise SourceBroken(path=path, reason=f"it is no sound gzip: {wrong}") from wrong
+        raise SourceBroken(path=path, reason=f"damaged gzip: {wrong}") from wrong
 
 
 def _unzstandard(raw: _Digesting, path: Path) -> Iterator[bytes]:
@@ -351,7 +353,7 @@ def _unzstandard(raw: _Digesting, path: Path) -> Iterator[bytes]:
     try:
         yield from _inflated(raw, path, lambda: zstandard.ZstdDecompressor().decompressobj())
     except zstandard.ZstdError as wrong:
-        raise SourceBroken(path=path, reason=f"it is no sound zstandard: {wrong}") from wrong
+        raise SourceBroken(path=path, reason=f"damaged zstandard: {wrong}") from wrong
 
 
 class _Inflater(Protocol):
@@ -363,7 +365,7 @@ class _Inflater(Protocol):
 
 
 def _inflated(raw: _Digesting, path: Path, begin: Callable[[], _Inflater]) -> Iterator[bytes]:
-    """The plain bytes of one or more compressed streams laid end to end; the last of them must be whole."""
+    """The decompressed bytes of one or more concatenated streams; the last must be complete."""
     stream = begin()
     is_open = False
     while data := raw.read(_COMPRESSED_BYTES):
@@ -372,15 +374,15 @@ def _inflated(raw: _Digesting, path: Path, begin: Callable[[], _Inflater]) -> It
             yield stream.decompress(data)
             data = b""
             if stream.eof:
-                # Tools that copy in blocks fill the last one with zeros.
+                # Tools that copy in blocks pad the last one with zeros.
                 data, is_open = stream.unused_data.lstrip(b"\0"), False
                 stream = begin()
     if is_open:
-        raise SourceBroken(path=path, reason="it ends in the middle of its compressed bytes")
+        raise SourceBroken(path=path, reason="the compressed data is truncated")
 
 
-def _no_utf8(wrong: UnicodeDecodeError) -> Problem:
-    return Problem(NOT_UTF8, f"it is no UTF-8: byte 0x{wrong.object[wrong.start]:02x} at byte {wrong.start + 1}")
+def _no_utf8(wrong: UnicodeDecodeError) -> DocumentProblem:
+    return DocumentProblem(NOT_UTF8, f"not UTF-8: byte 0x{wrong.object[wrong.start]:02x} at byte {wrong.start + 1}")
 
 
 def _called(value: object) -> str:

@@ -1,7 +1,7 @@
-"""From text to token ids: the built-in bytes, and Hugging Face ``tokenizers`` as the reference for everything else.
+"""Encode text to token ids: the built-in byte tokenizer, and Hugging Face ``tokenizers`` for everything else.
 
-Promises that text stays text: the words of a control token (``<|endoftext|>``) written in a document are encoded like
-any other words, and an id that only a control token has never leaves an encoder. An identity names what the ids mean.
+Text stays text: the text of a control token (``<|endoftext|>``) in a document is encoded like any other text, never as
+the control token. The identity of an encoder says what its ids mean.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import TokenizerIdentity
-from unbroken.data.ingest.documents import Batch
+from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.errors import NoEodToken, PackageMissing, TokenizerUnknown
 from unbroken.files import storage_errors
 from unbroken.quoting.log import logger
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 # ---- the hub ----
 
 _FILE_NAME: Final = "tokenizer.json"
-_KNOCK_S: Final = 5.0
+_CONNECT_S: Final = 5.0
 _QUIET_S: Final = 1.0
 _log = logger(__name__)
 
 
 def tokenizer_of_hub(name: str) -> bytes:
-    """The description of a tokenizer that the hub knows.
+    """The ``tokenizer.json`` of a tokenizer on the hub, downloaded or from the local cache of ``huggingface_hub``.
 
     Raises:
-        TokenizerUnknown: the hub does not give it, or cannot be asked and gave it at no earlier time.
-        PackageMissing: what asks the hub is not installed.
+        TokenizerUnknown: it cannot be downloaded and is not in the cache.
+        PackageMissing: ``tokenizers`` or ``huggingface_hub`` is not installed.
     """
     kind = package("tokenizers").Tokenizer
     constants = package("huggingface_hub.constants")
-    with _named_if_slow(name, constants.ENDPOINT):
-        refusal = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _refusal(constants.ENDPOINT)
-        # The client of the hub raises whatever its transport does; `tokenizers` turns that into a plain Exception.
+    with _warn_if_slow(name, constants.ENDPOINT):
+        refusal = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+        # The client raises errors of its HTTP library; `tokenizers` turns them into a plain Exception.
         try:
             kept = None if refusal is None else package("huggingface_hub").try_to_load_from_cache(name, _FILE_NAME)
             if refusal is None or isinstance(kept, str):
@@ -58,32 +58,32 @@ def tokenizer_of_hub(name: str) -> bytes:
                 content: str = found.to_str()
                 return content.encode()
         except Exception as refused:
-            # Its first sentence says what happened; those after it advise about the client, not about the command.
+            # The first sentence says what happened; the others are advice about the client.
             reason = " ".join(str(refused).split()).partition(". ")[0][:160] or type(refused).__name__
             raise TokenizerUnknown(
-                asked=name, reason=f"there is no such path, and the hub did not give it: {reason}"
+                asked=name, reason=f"there is no such path, and it could not be downloaded: {reason}"
             ) from refused
-    reason = f"there is no such path, none is kept from the hub here, and {constants.ENDPOINT} is not asked: {refusal}"
+    reason = f"there is no such path, it is not in the local cache, and {constants.ENDPOINT} is not used: {refusal}"
     raise TokenizerUnknown(asked=name, reason=reason)
 
 
-def _refusal(endpoint: str) -> str | None:
-    """Why no connection can be made; None where one can, or where only a proxy could say."""
+def _unreachable(endpoint: str) -> str | None:
+    """Why no connection can be made; None if one can, or behind a proxy. The client would retry for half a minute."""
     place = urllib.parse.urlsplit(endpoint)
     if place.hostname is None or (urllib.request.getproxies() and not urllib.request.proxy_bypass(place.hostname)):
         return None
     port = place.port or (80 if place.scheme == "http" else 443)
     try:
-        socket.create_connection((place.hostname, port), timeout=_KNOCK_S).close()
+        socket.create_connection((place.hostname, port), timeout=_CONNECT_S).close()
     except OSError as refused:
         return refused.strerror or str(refused) or type(refused).__name__
     return None
 
 
 @contextlib.contextmanager
-def _named_if_slow(name: str, endpoint: str) -> Iterator[None]:
-    words = "waiting for %s to give the tokenizer '%s'; with HF_HUB_OFFLINE=1 only this machine is asked"
-    timer = threading.Timer(_QUIET_S, _log.warning, (words, endpoint, name))
+def _warn_if_slow(name: str, endpoint: str) -> Iterator[None]:
+    message = "waiting for %s: downloading tokenizer '%s' (HF_HUB_OFFLINE=1 uses only the local cache)"
+    timer = threading.Timer(_QUIET_S, _log.warning, (message, endpoint, name))
     timer.daemon = True
     timer.start()
     try:
@@ -93,12 +93,12 @@ def _named_if_slow(name: str, endpoint: str) -> Iterator[None]:
 
 
 def package(name: str) -> Any:  # noqa: ANN401 -- a module
-    """One of the packages that know tokenizers.
+    """Import a package that tokenizers need.
 
     Raises:
         PackageMissing: it is not installed.
     """
-    # Nothing of a progress bar or of telemetry may reach the terminal of a command.
+    # Progress bars of the hub must not reach the terminal of a command.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         return importlib.import_module(name)
@@ -119,7 +119,7 @@ _BYTE_EOD: Final = 256
 
 @dataclass(frozen=True)
 class Encoded:
-    """The ids of some documents end to end, and where each begins; the last of the offsets is the end."""
+    """The ids of some documents, concatenated, and their offsets; the last offset is the end."""
 
     ids: NDArray[np.uint32]
     offsets: NDArray[np.int64]
@@ -135,7 +135,7 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """What turns documents into ids."""
+    """Encodes documents to ids."""
 
     @property
     def identity(self) -> TokenizerIdentity:
@@ -143,14 +143,14 @@ class Encoder(Protocol):
 
     @property
     def control(self) -> frozenset[int]:
-        """The ids that no text may become."""
+        """The ids of control tokens, which no text may have."""
 
-    def encode(self, batch: Batch) -> Encoded:
-        """The ids of each document, without any that mark its beginning or end."""
+    def encode(self, batch: DocumentBatch) -> Encoded:
+        """The ids of each document, without begin or end tokens."""
 
 
 class TextEncoder(Encoder, Protocol):
-    """An encoder that also takes plain texts, and gives text back."""
+    """An encoder that also encodes plain strings, and decodes."""
 
     def encode_texts(self, texts: Sequence[str]) -> Encoded:
         """The ids of each text."""
@@ -160,7 +160,7 @@ class TextEncoder(Encoder, Protocol):
 
 
 def joined(rows: Sequence[Sequence[int]]) -> Encoded:
-    """Rows of ids laid end to end."""
+    """Rows of ids, concatenated."""
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     ids = np.empty(int(offsets[-1]), np.uint32)
@@ -170,18 +170,18 @@ def joined(rows: Sequence[Sequence[int]]) -> Encoded:
 
 
 class ByteEncoder:
-    """Every byte of UTF-8 is an id, 256 ends a document: needs no file, no network and no training."""
+    """Every byte of UTF-8 is an id, 256 is EOD: needs no file, no network and no training."""
 
     identity = TokenizerIdentity(
         name=BYTES,
-        # What the ids mean never changes, so neither does what stands for it.
+        # The meaning of the ids never changes, so neither does their digest.
         digest=digest_of([b"unbroken: the byte b is the id b, and 256 ends a document"]).whole,
         vocab_size=_BYTE_EOD + 1,
         eod_id=_BYTE_EOD,
     )
     control = frozenset({_BYTE_EOD})
 
-    def encode(self, batch: Batch) -> Encoded:
+    def encode(self, batch: DocumentBatch) -> Encoded:
         """The bytes of each document."""
         offsets = np.zeros(len(batch.encoded) + 1, np.int64)
         np.cumsum([len(text) for text in batch.encoded], out=offsets[1:])
@@ -192,20 +192,20 @@ class ByteEncoder:
         return joined([list(text.encode()) for text in texts])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; what is no UTF-8 is shown as such, and the end of a document is no text."""
+        """The text of some ids; invalid UTF-8 is replaced, EOD is left out."""
         return bytes(each for each in ids if each < _BYTE_EOD).decode("utf-8", "replace")
 
 
 class ReferenceEncoder:
-    """Hugging Face ``tokenizers``: what it says is what is right."""
+    """Hugging Face ``tokenizers``, the reference for all ids."""
 
     def __init__(self, tokenizer: "Tokenizer", identity: TokenizerIdentity) -> None:
-        # A file may ask for texts cut or filled to one length; a document is neither.
+        # A file may enable truncation or padding; documents need neither.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
-        # `encode_batch_fast` leaves out where each token stood in the text; older versions do not have it.
+        # `encode_batch_fast` skips the offsets of tokens in the text; older versions do not have it.
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         self.identity = identity
         special = {number: token for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -213,8 +213,8 @@ class ReferenceEncoder:
         words = {token.content for token in special.values()} | {tokenizer.id_to_token(identity.eod_id) or ""}
         self.control_texts = tuple(sorted(words - {""}))
 
-    def encode(self, batch: Batch) -> Encoded:
-        """The ids of each document, as the reference has them."""
+    def encode(self, batch: DocumentBatch) -> Encoded:
+        """The ids of each document."""
         return self.encode_texts(batch.texts)
 
     def encode_texts(self, texts: Sequence[str]) -> Encoded:
@@ -228,19 +228,19 @@ class ReferenceEncoder:
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer as it was found: its name, and the JSON that describes it; None for the built-in bytes."""
+    """A tokenizer: its name and its ``tokenizer.json``; None for the built-in bytes."""
 
     name: str
     content: bytes | None
 
 
 def find_tokenizer(asked: str) -> TokenizerFile:
-    """The tokenizer that a person means: ``bytes``, a file, a folder that holds one, or a name of the hub.
+    """Find a tokenizer: ``bytes``, a file, a folder that contains one, or a name on the hub.
 
     Raises:
-        TokenizerUnknown: there is none.
+        TokenizerUnknown: there is no such tokenizer.
         PackageMissing: ``tokenizers`` is not installed.
-        StorageFailed: the system refused to read it.
+        StorageFailed: an I/O error.
     """
     path = Path(asked)
     if asked == BYTES:
@@ -248,7 +248,7 @@ def find_tokenizer(asked: str) -> TokenizerFile:
     if path.is_dir():
         path = path / FILE_NAME
         if not path.is_file():
-            raise TokenizerUnknown(asked=asked, reason=f"the folder holds no {FILE_NAME}")
+            raise TokenizerUnknown(asked=asked, reason=f"the folder contains no {FILE_NAME}")
     if path.is_file():
         with storage_errors("read", path):
             return TokenizerFile(path.resolve().parent.name if path.name == FILE_NAME else path.name, path.read_bytes())
@@ -258,11 +258,11 @@ def find_tokenizer(asked: str) -> TokenizerFile:
 
 
 def load_encoder(file: TokenizerFile, eod_token: str | None = None, *, eod_id: int | None = None) -> TextEncoder:
-    """An encoder for a tokenizer; the token that ends a document is named, known by its id, or found by itself.
+    """An encoder for a tokenizer; EOD is given by name or id, or found among the usual names.
 
     Raises:
-        TokenizerUnknown: the file is no tokenizer.
-        NoEodToken: it has no token that ends a document, or not the one that was asked for.
+        TokenizerUnknown: the file is not a tokenizer.
+        NoEodToken: it has no EOD token, or not the given one.
         PackageMissing: ``tokenizers`` is not installed.
     """
     if file.content is None:
@@ -273,7 +273,7 @@ def load_encoder(file: TokenizerFile, eod_token: str | None = None, *, eod_id: i
     identity = TokenizerIdentity(
         name=file.name,
         digest=_digest(file.content),
-        # Ids may have holes: what counts is the largest.
+        # Ids may have gaps: the largest one counts.
         vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1,
         eod_id=_eod_id(tokenizer, file.name, eod_token) if eod_id is None else eod_id,
     )
@@ -286,9 +286,9 @@ def _parsed(file: TokenizerFile) -> "Tokenizer":
         tokenizer: Tokenizer = package("tokenizers").Tokenizer.from_str(text)
     except PackageMissing:
         raise
-    # `tokenizers` raises a plain Exception for JSON that describes no tokenizer.
+    # `tokenizers` raises a plain Exception for JSON that is not a tokenizer.
     except Exception as refusal:
-        reason = f"the file describes none: {' '.join(str(refusal).split())[:160]}"
+        reason = f"not a tokenizer file: {' '.join(str(refusal).split())[:160]}"
         raise TokenizerUnknown(asked=file.name, reason=reason) from refusal
     return tokenizer
 
@@ -302,6 +302,6 @@ def _eod_id(tokenizer: "Tokenizer", name: str, asked: str | None) -> int:
 
 
 def _digest(content: bytes) -> str:
-    # Over the meaning, not the spelling: a file that was only laid out anew is the same tokenizer.
+    # Over the parsed JSON: a file that was only reformatted is the same tokenizer.
     described = json.loads(content)
     return digest_of([json.dumps(described, sort_keys=True, separators=(",", ":")).encode()]).whole

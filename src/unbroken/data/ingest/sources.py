@@ -1,7 +1,7 @@
-"""The files of documents below a folder: which there are, and of what kind.
+"""Find the files of documents below a folder, and their formats.
 
-Knows names, suffixes and sizes, opens nothing. Names are relative to the folder, with ``/`` between their parts and in
-one order on every machine, because everything that is made from them is named by that order.
+Looks at names, suffixes and sizes only. Names are relative to the folder, with ``/`` as separator and sorted the same
+way on every machine, because units and shards are named by that order.
 """
 
 import os
@@ -28,14 +28,14 @@ SUFFIXES: Final = tuple(_KIND_BY_SUFFIX)
 
 @dataclass(frozen=True)
 class Source:
-    """One file of documents: its name below the input folder, and its bytes when it was looked at."""
+    """One file of documents: its name below the input folder, and its size."""
 
     name: str
     size_bytes: int
 
     @property
     def kind(self) -> Kind:
-        """How its documents are read."""
+        """Its format."""
         return kind_of(self.name) or "txt"
 
     @property
@@ -46,27 +46,27 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What lies below a folder: files of documents, and files nobody knows how to read."""
+class SourceFiles:
+    """The files below a folder: files of documents, and files of unknown format."""
 
     sources: tuple[Source, ...]
     unknown: tuple[str, ...]
 
 
 def kind_of(name: str) -> Kind | None:
-    """What a file's suffix says it is; None if it says nothing known."""
+    """The format of a file by its suffix; None if unknown."""
     lowered = name.lower()
     return next((kind for suffix, kind in _KIND_BY_SUFFIX.items() if lowered.endswith(suffix)), None)
 
 
-def find_sources(folder: Path) -> Found:
-    """Every file of documents below a folder, in order of name; hidden files and folders are not looked at.
+def find_sources(folder: Path) -> SourceFiles:
+    """Every file of documents below a folder, sorted by name; hidden files and folders are skipped.
 
     Raises:
-        PathMissing: there is no such folder.
-        NoTextFound: it holds no file that is read.
-        SourceBroken: a file's name is no UTF-8, or there is no regular file under a name.
-        StorageFailed: the system refused to list it.
+        PathMissing: the folder does not exist.
+        NoTextFound: it holds no file of a known format.
+        SourceBroken: a file name is not UTF-8, or a name is not a regular file.
+        StorageFailed: an I/O error.
     """
     if not folder.is_dir():
         raise PathMissing(path=folder, purpose="folder of documents")
@@ -77,23 +77,23 @@ def find_sources(folder: Path) -> Found:
     unknown = tuple(name for name in names if not kind_of(name))
     if not sources:
         raise NoTextFound(path=folder, known=SUFFIXES, unknown=unknown)
-    return Found(sources, unknown)
+    return SourceFiles(sources, unknown)
 
 
 def _size_bytes(path: Path) -> int:
-    with storage_errors("look at", path):
+    with storage_errors("stat", path):
         try:
             found = path.stat()
         except FileNotFoundError as gone:
-            raise SourceBroken(path=path, reason="it links to a file that is not there") from gone
+            raise SourceBroken(path=path, reason="it is a link to a missing file") from gone
     if not stat.S_ISREG(found.st_mode):
-        # A pipe would be waited for without an end.
-        raise SourceBroken(path=path, reason="it is no regular file")
+        # Opening a pipe would block forever.
+        raise SourceBroken(path=path, reason="it is not a regular file")
     return found.st_size
 
 
 def _names_below(folder: Path) -> Iterator[str]:
-    # Links to folders are followed, for people keep their text on other disks; a loop of links is walked once.
+    # Links to folders are followed, since text is often on other disks; a cycle of links is walked once.
     seen = set[str]()
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
         real = os.path.realpath(place)
@@ -107,10 +107,10 @@ def _names_below(folder: Path) -> Iterator[str]:
 
 
 def _require_utf8(folder: Path, names: Sequence[str]) -> None:
-    """Pass if every name can be written into a list, which is the last thing that is done with it."""
+    """Raise unless every name is UTF-8: it is written into ``shards.json`` at the end."""
     for name in names:
         if kind_of(name) and any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise SourceBroken(path=folder / name, reason="its name is no UTF-8, and no list could name it")
+            raise SourceBroken(path=folder / name, reason="its name is not UTF-8")
 
 
 def _refuse(refusal: OSError) -> None:

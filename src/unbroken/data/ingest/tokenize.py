@@ -1,8 +1,8 @@
 """From a folder of text to folders of shards, resumable at every instant.
 
-A tokenization is begun (a plan is put down), its units are done in any order by any number of workers, and it is
-finished (shards are listed, the plan goes). A kill costs the units in flight. The same command goes on, says that
-nothing is left to do, or refuses, naming what is different.
+A tokenization writes a plan, tokenizes its units in any order with any number of workers, lists the shards and removes
+the plan. A kill costs the units in flight. The same command again resumes, finds nothing left to do, or fails with the
+differences.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.ingest.accelerate import ENGINE, EnginesDiffer, accelerated, faster
-from unbroken.data.ingest.begin import new_plan, new_sources, recut, require_same_kind
 from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFile, find_tokenizer, load_encoder
-from unbroken.data.ingest.finish import finish, require_present
-from unbroken.data.ingest.sources import Found, find_sources
-from unbroken.data.ingest.unit_work import Terms, do_unit
-from unbroken.data.ingest.workbench import Options, Plan, Totals, UnitRecord, Workbench
-from unbroken.data.ingest.workers import Crew, Job
+from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, find_fast_engine, with_fast_engine
+from unbroken.data.ingest.planning import new_plan, new_sources, recut, require_same_kind
+from unbroken.data.ingest.publish import finish, require_present
+from unbroken.data.ingest.sources import SourceFiles, find_sources
+from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
+from unbroken.data.ingest.work_folder import TokenizeOptions, TokenizePlan, Totals, UnitRecord, WorkFolder
+from unbroken.data.ingest.worker_pool import UnitTask, WorkerPool
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted
@@ -34,28 +34,28 @@ Advance = Callable[[int], None]
 Progress = Callable[[int], contextlib.AbstractContextManager[Advance]]
 PATIENCE_S: Final = 10.0
 _GLANCE_S: Final = 0.05
-_DEFAULTS: Final = Options()
+_DEFAULTS: Final = TokenizeOptions()
 _NO_HOLD: Final = -1
-# File systems that know no locks: there people must not start it twice at the same time.
+# File systems without locks: there the user must not start it twice at the same time.
 _NO_LOCKS: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be tokenized, into what, how.
+class TokenizeRequest:
+    """What to tokenize, where to, and how.
 
     Attributes:
-        workers: how many processes; 0 does the work in this one.
-        accelerate: use a faster engine where there is one.
-        skip_bad: count documents that cannot be read instead of refusing them.
-        add: tokenize files that came after the shards were finished.
+        workers: number of processes; 0: in this process.
+        accelerate: use a faster engine if there is one.
+        skip_bad: skip and count documents that cannot be read, instead of failing.
+        add: tokenize files that were added after the shards were finished.
         patience_s: how long to wait for another process that tokenizes into the same folder.
     """
 
     input_dir: Path
     output_dir: Path
     tokenizer: str
-    options: Options = _DEFAULTS
+    options: TokenizeOptions = _DEFAULTS
     eod_token: str | None = None
     workers: int = 0
     accelerate: bool = True
@@ -64,7 +64,7 @@ class Request:
     patience_s: float = PATIENCE_S
 
     def command(self) -> str:
-        """The command line that asks for the same shards."""
+        """The command line for the same shards."""
         told = {
             "input-dir": self.input_dir,
             "output-dir": self.output_dir,
@@ -73,7 +73,7 @@ class Request:
         }
         told |= {
             each.name.replace("_", "-"): getattr(self.options, each.name)
-            for each in fields(Options)
+            for each in fields(TokenizeOptions)
             if getattr(self.options, each.name) != getattr(_DEFAULTS, each.name)
         }
         words = [f"--{name} {quoted(str(value))}" for name, value in told.items() if value is not None]
@@ -83,8 +83,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Report:
-    """How a tokenization ended: what is in the shards now, and what this start of it did."""
+class TokenizeReport:
+    """The result of a tokenization: totals of the shards, and what this call did."""
 
     totals: Totals
     unknown: tuple[str, ...]
@@ -100,26 +100,26 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request with what it names looked up."""
+class _Resolved:
+    """A request with its sources, tokenizer and work folder."""
 
-    request: Request
-    found: Found
+    request: TokenizeRequest
+    found: SourceFiles
     file: TokenizerFile
     encoder: Encoder
-    bench: Workbench
+    work: WorkFolder
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Every folder below the output that shards may go to."""
+        """Every folder below the output that may get shards."""
         folders = dict.fromkeys(source.folder for source in self.found.sources)
-        return tuple(target for folder in folders for target in self.terms(self.encoder).targets(folder))
+        return tuple(target for folder in folders for target in self.context(self.encoder).targets(folder))
 
-    def terms(self, encoder: Encoder) -> Terms:
-        """What all units have in common."""
+    def context(self, encoder: Encoder) -> UnitContext:
+        """The settings common to all units."""
         request = self.request
-        return Terms(
-            files=self.bench.files,
+        return UnitContext(
+            files=self.work.files,
             input_dir=request.input_dir,
             output_dir=request.output_dir,
             options=request.options,
@@ -129,64 +129,64 @@ class _Asked:
         )
 
 
-def tokenize(request: Request, *, progress: Progress | None = None, files: Files = LOCAL) -> Report:
-    """Tokenize a folder of documents, or go on where an earlier start was cut short.
+def tokenize(request: TokenizeRequest, *, progress: Progress | None = None, files: Files = LOCAL) -> TokenizeReport:
+    """Tokenize a folder of documents, or resume an interrupted tokenization.
 
-    ``progress`` is given the bytes there are to read and yields what is told the bytes that were read.
+    ``progress`` is a context manager that gets the total bytes and yields a function to be called with bytes read.
 
     Raises:
-        PathMissing: there is no input folder.
-        NoTextFound: it holds nothing to read.
-        NoTokens: it was read, and no document has a token.
+        PathMissing: the input folder does not exist.
+        NoTextFound: it holds no documents.
+        NoTokens: no document has a token.
         TokenizerUnknown: there is no such tokenizer.
-        NoEodToken: it has no token that ends a document.
+        NoEodToken: it has no EOD token.
         PackageMissing: the tokenizer or a format needs a package that is not installed.
-        TokenizedDifferently: shards here were made with other options.
-        ShardsExist: shards here are not recorded.
-        SourcesChanged: the documents are not those that the shards were made from.
+        TokenizedDifferently: the existing shards were made with other options.
+        ShardsExist: the output holds shards without a record.
+        SourcesChanged: the documents changed since the shards were made.
         BadDocuments: documents cannot be read.
-        SourceBroken: a file ends too early.
+        SourceBroken: a file is truncated.
         ControlToken: text became a control token.
-        DataDamaged: shards that were finished are not there any more.
+        DataDamaged: finished shards are missing.
         WorkerDied: a worker was killed.
-        TokenizeBusy: another process is at it.
-        StorageFailed: the system refused.
-        ValueError: windows that cannot be cut or written.
+        TokenizeBusy: another process tokenizes into the same folder.
+        StorageFailed: an I/O error.
+        ValueError: the window sizes are invalid.
     """
     if request.options.max_length is not None:
         require_bakeable(request.options.max_length, request.options.overlap_size or 0)
     file = find_tokenizer(request.tokenizer)
-    asked = _Asked(
+    asked = _Resolved(
         request=request,
         found=find_sources(request.input_dir),
         file=file,
         encoder=load_encoder(file, request.eod_token),
-        bench=Workbench(files, request.output_dir),
+        work=WorkFolder(files, request.output_dir),
     )
     while (plan := _planned(asked)) is not None:
-        # Only the machine's own disk is shared with other processes.
-        with _held(asked.bench.plan_path, request) if files is LOCAL else contextlib.nullcontext(_NO_HOLD) as lock:
-            # Whoever held it before may have put another plan there: then it is looked at anew.
-            if lock is None or asked.bench.plan() != plan:
+        # Only a local disk is shared with other processes.
+        with _held(asked.work.plan_path, request) if files is LOCAL else contextlib.nullcontext(_NO_HOLD) as lock:
+            # The previous holder may have written another plan: then it is read again.
+            if lock is None or asked.work.plan() != plan:
                 continue
-            # A plan that was cut anew is another file: it is held anew.
-            if not recut(asked.bench, asked.terms(asked.encoder), plan, asked.found.sources, asked.bench.finished()):
+            # A plan that was cut again is another file: it is locked again.
+            if not recut(asked.work, asked.context(asked.encoder), plan, asked.found.sources, asked.work.finished()):
                 return _carried_out(asked, plan, progress or _unseen, lock)
-    finished = asked.bench.finished()
+    finished = asked.work.finished()
     totals = finished.totals if finished else Totals()
-    return Report(totals, asked.found.unknown, "nothing was encoded")
+    return TokenizeReport(totals, asked.found.unknown, "nothing was encoded")
 
 
-def _planned(asked: _Asked) -> Plan | None:
-    """What is to be done, put down durably; None if nothing is left to do."""
-    bench, request = asked.bench, asked.request
-    plan, finished = bench.plan(), bench.finished()
+def _planned(asked: _Resolved) -> TokenizePlan | None:
+    """The plan, durably written; None if nothing is left to do."""
+    work, request = asked.work, asked.request
+    plan, finished = work.plan(), work.finished()
     kind = (request.options, asked.encoder.identity)
     for earlier in (plan, finished):
         if earlier is not None:
-            require_same_kind(bench.output, (earlier.options, earlier.tokenizer), kind)
+            require_same_kind(work.output, (earlier.options, earlier.tokenizer), kind)
     added = new_sources(
-        bench,
+        work,
         request.input_dir,
         asked.found.sources,
         finished=finished,
@@ -197,34 +197,34 @@ def _planned(asked: _Asked) -> Plan | None:
     if plan is not None:
         return plan
     if finished is not None and not added:
-        require_present(bench, finished, asked.targets)
-        bench.clear()
+        require_present(work, finished, asked.targets)
+        work.clear()
         return None
-    plan = new_plan(bench, kind, added, finished, eod_token=request.eod_token, targets=iter(asked.targets))
+    plan = new_plan(work, kind, added, finished, eod_token=request.eod_token, targets=iter(asked.targets))
     command = request.command() + (" --add" if finished else "")
-    # Processes on two hosts can have one number, and share this folder.
+    # Processes on two hosts can have the same pid and share this folder.
     scratch = f".begin-{secrets.token_hex(8)}"
-    bench.begin(plan, tokenizer=asked.file.content, command=command, scratch=scratch)
-    # Another process may have been first: what stands there is what is done, if it is what was asked for.
+    work.begin(plan, tokenizer=asked.file.content, command=command, scratch=scratch)
+    # Another process may have been first: its plan is used, if it matches the request.
     return _planned(asked)
 
 
-def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Report:
-    bench = asked.bench
-    left = _pending(bench, plan)
+def _carried_out(asked: _Resolved, plan: TokenizePlan, progress: Progress, lock: int) -> TokenizeReport:
+    work = asked.work
+    left = _pending(work, plan)
     with progress(sum(plan.units[number].size_bytes for number in left)) as advance:
-        while pending := _pending(bench, plan):
+        while pending := _pending(work, plan):
             try:
                 _do(asked, plan, pending, advance, lock)
             except EnginesDiffer as difference:
-                # One wrong document, and nothing this engine gave is trusted: all its units are done again.
-                bench.drop_engine(plan, str(difference))
-    records = [record for number in range(len(plan.units)) if (record := bench.unit(plan, number)) is not None]
-    engine = _engine_words(asked, records, bench.dropped_engine(plan))
+                # After one wrong document the engine is not trusted: all its units are done again.
+                work.drop_engine(plan, str(difference))
+    records = [record for number in range(len(plan.units)) if (record := work.unit(plan, number)) is not None]
+    engine = _engine_words(asked, records, work.dropped_engine(plan))
     _require_tokens(asked, records)
-    finished = finish(bench, plan, records, bench.finished())
+    finished = finish(work, plan, records, work.finished())
     shares = [share for number in left for share in records[number].shares]
-    return Report(
+    return TokenizeReport(
         totals=finished.totals,
         unknown=asked.found.unknown,
         engine=engine,
@@ -234,72 +234,72 @@ def _carried_out(asked: _Asked, plan: Plan, progress: Progress, lock: int) -> Re
     )
 
 
-def _require_tokens(asked: _Asked, records: Sequence[UnitRecord]) -> None:
-    """Refuse to finish a data set without a token; one that has some may be given files that add none."""
+def _require_tokens(asked: _Resolved, records: Sequence[UnitRecord]) -> None:
+    """Raise if the data set would have no token; added files may have none."""
     has_tokens = any(shards for record in records for shards in record.shards.values())
-    if has_tokens or asked.bench.finished() is not None:
+    if has_tokens or asked.work.finished() is not None:
         return
     left_out: Counter[str] = Counter()
     for share in (share for record in records for share in record.shares):
         left_out.update(share.skipped)
-    # The plan goes too: the text is to change, and a plan is of one text.
-    asked.bench.clear()
+    # The plan is removed too: the text has to change, and a plan is for one text.
+    asked.work.clear()
     raise NoTokens(path=asked.request.input_dir, left_out=tuple(sorted(left_out.items())))
 
 
-def _pending(bench: Workbench, plan: Plan) -> list[int]:
-    """The units that are to be done: those without a record, and what a dropped engine made."""
-    untrusted = (ENGINE,) if bench.dropped_engine(plan) is not None else ()
+def _pending(work: WorkFolder, plan: TokenizePlan) -> list[int]:
+    """The units to do: those without a record, and those of a dropped engine."""
+    untrusted = (ENGINE,) if work.dropped_engine(plan) is not None else ()
     return [
         number
         for number in range(len(plan.units))
-        if (record := bench.unit(plan, number)) is None or record.engine in untrusted
+        if (record := work.unit(plan, number)) is None or record.engine in untrusted
     ]
 
 
-def _do(asked: _Asked, plan: Plan, pending: Sequence[int], advance: Advance, lock: int) -> None:
-    bench, request = asked.bench, asked.request
-    accelerate = request.accelerate and bench.dropped_engine(plan) is None
+def _do(asked: _Resolved, plan: TokenizePlan, pending: Sequence[int], advance: Advance, lock: int) -> None:
+    work, request = asked.work, asked.request
+    accelerate = request.accelerate and work.dropped_engine(plan) is None
     if not request.workers:
-        terms = asked.terms(faster(asked.encoder, asked.file.content) if accelerate else asked.encoder)
+        context = asked.context(with_fast_engine(asked.encoder, asked.file.content) if accelerate else asked.encoder)
         for number in pending:
-            bench.record(plan, number, do_unit(terms, plan.units[number], advance))
+            work.record(plan, number, tokenize_unit(context, plan.units[number], advance))
         return
-    told_first = {
+    settings = {
         "input_dir": str(request.input_dir),
         "output_dir": str(request.output_dir),
         "accelerate": accelerate,
         "command": request.command(),
         "skip_bad": request.skip_bad,
     }
-    crew = Crew(told_first, count=request.workers, command=request.command(), inherited=(lock,))
-    crew.run([Job(number, str(plan.units[number])) for number in pending], advance)
+    pool = WorkerPool(settings, count=request.workers, command=request.command(), inherited=(lock,))
+    pool.run([UnitTask(number, str(plan.units[number])) for number in pending], advance)
 
 
-def _engine_words(asked: _Asked, records: Sequence[UnitRecord], dropped: str | None) -> str:
+def _engine_words(asked: _Resolved, records: Sequence[UnitRecord], dropped: str | None) -> str:
     content = asked.file.content
     if content is None or not isinstance(asked.encoder, ReferenceEncoder):
         return "built in"
     if not asked.request.accelerate:
-        return "the reference, as asked"
+        return "the reference, as requested"
     if dropped is not None:
         return f"the reference; {ENGINE} was dropped: {dropped}"
     if any(record.engine == ENGINE for record in records):
-        return f"{ENGINE}, compared with the reference on samples of every shard"
-    return f"the reference; {accelerated(asked.encoder, content).reason}"
+        return f"{ENGINE}, checked against the reference on samples of every shard"
+    return f"the reference; {find_fast_engine(asked.encoder, content).reason}"
 
 
 @contextlib.contextmanager
 def _unseen(total_bytes: int) -> Iterator[Advance]:
-    """Nobody is looking."""
+    """No progress display."""
     yield lambda _: None
 
 
 @contextlib.contextmanager
-def _held(path: Path, request: Request) -> Iterator[int | None]:
-    """Hold a plan against other processes; yields what holds it, or None if somebody finished it meanwhile.
+def _held(path: Path, request: TokenizeRequest) -> Iterator[int | None]:
+    """Lock a plan against other processes; yields the lock, or None if another process finished it meanwhile.
 
-    Workers inherit the hold: it ends with the last of them, however this process ends.
+    Workers inherit the lock: it is released when the last of them ends, however this process ends.
     """
     give_up_at = time.monotonic() + request.patience_s
     while path.exists():
@@ -330,7 +330,7 @@ def _lock(handle: int, path: Path) -> bool:
 
 
 def _is_same(handle: int, path: Path) -> bool:
-    # Whoever held it before may have taken it away between our open and our lock.
+    # The previous holder may have removed it between our open and our lock.
     try:
         there = path.stat()
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""A small byte-level BPE tokenizer of one's own text: the same documents give the same file, byte for byte."""
+"""Train a small byte-level BPE tokenizer: the same documents give the same file, byte for byte."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from unbroken.data.ingest.documents import Bad, Reader, Stretch
+from unbroken.data.ingest.documents import BadDocument, Reader, Stretch
 from unbroken.data.ingest.sources import Source, find_sources
 from unbroken.errors import BadDocuments, Help, NoTextFound, PackageMissing, WouldOverwrite
 from unbroken.errors.tree import quoted
@@ -19,8 +19,8 @@ _MOST_PROBLEMS: Final = 20
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What came out: where it lies, how many ids it has, and from how much text."""
+class TrainedTokenizer:
+    """The trained tokenizer: its path, its vocabulary size, and the size of its text."""
 
     path: Path
     vocab_size: int
@@ -29,16 +29,16 @@ class Trained:
 
 
 class _Texts:
-    """The documents of a folder, counted as they go by."""
+    """The documents of a folder, counted as they are read."""
 
     def __init__(self, folder: Path, text_field: str) -> None:
         self.documents = 0
         self.text_bytes = 0
-        self.problems: list[Bad] = []
+        self.problems: list[BadDocument] = []
         self._sources = find_sources(folder).sources
         self._reader = Reader(folder, text_field, self._report)
 
-    def _report(self, bad: Bad) -> None:
+    def _report(self, bad: BadDocument) -> None:
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(bad)
 
@@ -56,18 +56,18 @@ class _Texts:
 
 def train_tokenizer(
     input_dir: Path, output: Path, *, vocab_size: int, text_field: str = "text", files: Files = LOCAL
-) -> Trained:
-    """Learn a byte-level BPE from all documents below a folder and write its ``tokenizer.json`` in one instant.
+) -> TrainedTokenizer:
+    """Train a byte-level BPE on all documents below a folder and write its ``tokenizer.json`` atomically.
 
     Raises:
-        PathMissing: there is no input folder.
+        PathMissing: the input folder does not exist.
         NoTextFound: it holds no document.
         BadDocuments: documents cannot be read.
-        SourceBroken: a file ends too early.
-        WouldOverwrite: the output is there already.
+        SourceBroken: a file is truncated.
+        WouldOverwrite: the output exists.
         PackageMissing: ``tokenizers`` is not installed.
-        ValueError: fewer ids are asked for than there are bytes.
-        StorageFailed: the system refused.
+        ValueError: the vocabulary is smaller than the number of bytes.
+        StorageFailed: an I/O error.
     """
     if vocab_size < LEAST_VOCABULARY:
         raise ValueError(f"a vocabulary has at least {LEAST_VOCABULARY} ids: 256 bytes and the end of a document")
@@ -88,7 +88,7 @@ def train_tokenizer(
     files.make_directory(output.parent)
     # crash here: no file under the name, or a whole one; a scratch file may be left, which the next start removes.
     files.replace(output, content.encode(), scratch=f".writing-{output.name}")
-    return Trained(output, _size_of(content), texts.documents, texts.text_bytes)
+    return TrainedTokenizer(output, _size_of(content), texts.documents, texts.text_bytes)
 
 
 def _learn(texts: _Texts, vocab_size: int) -> str:

@@ -1,7 +1,7 @@
-"""The input cut into units of work, by names and sizes alone.
+"""Cut the input into units of work, by names and sizes only.
 
-A unit is what one worker does at a time and what is published in one go. Because the cut hangs on nothing but the list
-of files, any number of workers makes the same shards under the same names, and a restart knows what is left to do.
+A unit is what one worker tokenizes at a time and records as a whole. Because the cut depends only on the list of files,
+any number of workers makes the same shards under the same names, and a restart knows what is left to do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +13,15 @@ from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.sources import Source
 from unbroken.store.digest import BLOCK_BYTES
 
-# A multiple of a digest's block, so that the digests of stretches make up that of their file.
+# A multiple of a digest's block, so that the digests of byte ranges combine to that of their file.
 UNIT_BYTES: Final = 4 * BLOCK_BYTES
-# Text shrinks to about a quarter; a guess is enough, for only the joining of small files hangs on it.
+# Text compresses to about a quarter; an estimate is enough, since only the joining of small files depends on it.
 _COMPRESSION: Final = 4
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Some stretches of the files of one folder, in order; ``number`` counts the units of that folder."""
+    """Byte ranges of the files of one folder, in order; ``number`` counts the units of that folder."""
 
     folder: str
     number: int
@@ -29,12 +29,12 @@ class Unit:
 
     @property
     def stem(self) -> str:
-        """What the names of its shards begin with."""
+        """The prefix of the names of its shards."""
         return f"{self.number:05d}"
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes are read for it."""
+        """The bytes it reads."""
         return sum(stretch.last - stretch.first for stretch in self.stretches)
 
     def __str__(self) -> str:
@@ -45,14 +45,14 @@ class Unit:
 
 
 def cut_units(sources: Sequence[Source], first_numbers: Mapping[str, int]) -> Iterator[Unit]:
-    """Cut files, in order of name, into units; ``first_numbers`` says how many a folder has already."""
+    """Cut files, sorted by name, into units; ``first_numbers`` is the number of existing units per folder."""
     for folder, files in groupby(sorted(sources, key=lambda each: (each.folder, each.name)), lambda each: each.folder):
         for number, stretches in enumerate(_joined(files), start=first_numbers.get(folder, 0)):
             yield Unit(folder, number, tuple(stretches))
 
 
 def _joined(files: Iterator[Source]) -> Iterator[list[Stretch]]:
-    """Small files together up to the bound; large plain ones in pieces of their own."""
+    """Small files together up to ``UNIT_BYTES``; large plain ones in pieces."""
     waiting: list[Stretch] = []
     weight = 0
     for source in files:

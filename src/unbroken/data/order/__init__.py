@@ -1,1 +1,1 @@
-"""Which sample comes when: keyed permutations, mixtures, schedules."""
+"""The order of samples: keyed permutations, mixtures, schedules."""

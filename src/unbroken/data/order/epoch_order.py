@@ -1,9 +1,9 @@
-"""The order in which a bucket's sequences are drawn: every one once an epoch, each epoch in another order.
+"""The order in which a bucket's sequences are drawn: each once per epoch, every epoch in another order.
 
-The order is a windowed shuffle. The groups of an epoch are permuted; a bounded number of groups that follow each other
-form a shuffle window; inside a window all sequences are permuted together. So a run touches few groups at a time,
-however large the bucket is, and a small bucket is one window: a full shuffle. Data that joins in the middle of an epoch
-is interleaved, in an order of its own, with what is left of it: what has been served stays as it was.
+The order is a windowed shuffle. The groups of an epoch are permuted; a bounded number of consecutive groups form a
+shuffle window; inside a window all sequences are permuted together. So a run touches few groups at a time, however
+large the bucket is, and a small bucket is one window: a full shuffle. Data that joins during an epoch is interleaved
+with the rest of that epoch; the sequences already served do not change.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ from unbroken.data.order.mixture import Interleave
 
 @dataclass(frozen=True)
 class Growth:
-    """When sequences join a bucket: the next ordinal to be drawn, and the epoch that they are read in first."""
+    """When sequences join a bucket: the next ordinal to be drawn, and the first epoch that contains them."""
 
     ordinal: int
     epoch: int
@@ -31,32 +31,32 @@ class Growth:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The epoch that a bucket is in: its number, its first ordinal, and its sequences, which later epochs have too."""
+    """The current epoch of a bucket: its number, first ordinal and number of sequences, also of later epochs."""
 
     number: int = 0
     first: int = 0
     sequences: int = 0
 
     def number_at(self, served: int) -> int:
-        """The epoch that is being served, or has just ended, when ``served`` ordinals have been drawn."""
+        """The epoch in progress, or just ended, after ``served`` draws."""
         return self.number + (max(served - self.first - 1, 0) // self.sequences if self.sequences else 0)
 
     def grown(self, number: int, sequences: int) -> "Epoch":
-        """A later epoch, or this one, when the bucket comes to hold ``sequences`` in it."""
+        """This or a later epoch, with the bucket grown to ``sequences``."""
         return Epoch(number, self.end_of(number) - self.sequences, sequences)
 
     def end_of(self, number: int) -> int:
-        """The ordinal at which an epoch ends, of this one and later ones."""
+        """The ordinal at which this or a later epoch ends."""
         return self.first + (number - self.number + 1) * self.sequences
 
     def limit(self, epochs: int | None) -> int | None:
-        """How many ordinals there are in all if the bucket is read ``epochs`` times; None: there is no end."""
+        """The total number of draws with ``epochs`` passes; None: no limit."""
         if not self.sequences:
             return self.first
         return None if epochs is None else self.end_of(epochs - 1)
 
 
-# ---- the order in one ----
+# ---- the order within an epoch ----
 
 WINDOW_GROUPS: Final = 16
 _CACHED_EPOCHS: Final = 4
@@ -64,7 +64,7 @@ _CACHED_EPOCHS: Final = 4
 Located = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-class Progress(IntEnum):
+class GroupProgress(IntEnum):
     """How much of a group has been served at least once."""
 
     NONE = 0
@@ -73,7 +73,7 @@ class Progress(IntEnum):
 
 
 class _Shuffle:
-    """One pass over some groups: ranks 0, 1, 2 … to (place of the group among them, sequence in the group)."""
+    """One pass over some groups: ranks 0, 1, 2, ... to (index of the group, sequence in the group)."""
 
     def __init__(self, counts: NDArray[np.int64], key: int, *, shuffle: bool) -> None:
         self.sequences = int(counts.sum())
@@ -83,12 +83,12 @@ class _Shuffle:
         self._order = Permutation(counts.size, subkey(key, "groups"))(places) if shuffle and counts.size else places
         self._begins = np.concatenate([[0], np.cumsum(counts[self._order])])
         windows = -(-counts.size // WINDOW_GROUPS)
-        # Cut evenly: no window is left with a single group to shuffle.
+        # Cut evenly, so that no window is left with a single group.
         self._bounds = np.arange(windows + 1) * counts.size // max(windows, 1)
         self._window_begins = self._begins[self._bounds]
 
     def locate(self, ranks: NDArray[np.int64]) -> Located:
-        """The place of each rank's group, and its sequence there."""
+        """The index of each rank's group, and its sequence in it."""
         if self._is_shuffled:
             ranks = self._mixed(ranks)
         place = np.searchsorted(self._begins, ranks, side="right") - 1
@@ -105,9 +105,11 @@ class _Shuffle:
         return mixed
 
     def progress(self, served: int) -> NDArray[np.int64]:
-        """How much of each group the first ``served`` ranks have reached; inside a window it is not looked closer."""
+        """How much of each group the first ``served`` ranks have reached; a window in progress counts as a whole."""
         begins, ends = self._window_begins[:-1], self._window_begins[1:]
-        reached = np.where(ends <= served, Progress.ALL, np.where(begins < served, Progress.SOME, Progress.NONE))
+        reached = np.where(
+            ends <= served, GroupProgress.ALL, np.where(begins < served, GroupProgress.SOME, GroupProgress.NONE)
+        )
         found = np.empty(self._order.size, np.int64)
         found[self._order] = np.repeat(reached, np.diff(self._bounds))
         return found
@@ -115,7 +117,7 @@ class _Shuffle:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Groups that joined an epoch when it stood at the ordinal ``at``: interleaved with what was left of it."""
+    """Groups that joined an epoch at the ordinal ``at``, interleaved with the rest of the epoch."""
 
     at: int
     groups: NDArray[np.int64]
@@ -125,7 +127,7 @@ class _Joined:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One epoch: the groups it began with, and those that joined while it was served, in the order they came."""
+    """One epoch: the groups it started with, and those that joined during it, in order."""
 
     first: int
     groups: NDArray[np.int64]
@@ -145,14 +147,14 @@ class _Pass:
             place, sequence[new] = event.shuffle.locate(nth[source == 1])
             group[new] = event.groups[place]
             open_[new] = False
-            # What is old stands where it stood before anything joined, counted on from there.
+            # The old groups keep the order they had before anything joined.
             standing[old] = event.at + nth[source == 0]
         place, sequence[open_] = self.shuffle.locate(standing[open_] - self.first)
         group[open_] = self.groups[place]
         return group, sequence
 
     def progress(self, ordinal: int, found: NDArray[np.int64]) -> None:
-        """Note how much of this epoch's groups has been served when it stands at an ordinal."""
+        """Record how much of this epoch's groups has been served before an ordinal."""
         for event in reversed(self.joined):
             old, new = event.mix.taken(max(ordinal - event.at, 0))
             found[event.groups] = event.shuffle.progress(new)
@@ -164,13 +166,13 @@ class BucketOrder:
     """Which sequence of which group the n-th draw from a bucket is, over all epochs and generations.
 
     Args:
-        counts: for each generation the sequences of each group it added; groups are numbered over all of them.
-        growth: the ordinal at which each generation joined, and the epoch; the first at 0.
+        counts: for each generation the sequences of each group it added; groups are numbered over all generations.
+        growth: the ordinal and epoch at which each generation joined; the first at 0.
         key: decides the order.
-        shuffle: without it, groups and sequences come in the order of the plan.
+        shuffle: if False, groups and sequences come in the order of the plan.
 
     Raises:
-        ValueError: generations that do not follow each other.
+        ValueError: the generations are not in order.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class BucketOrder:
 
     @property
     def sequences(self) -> int:
-        """How many sequences an epoch has from now on."""
+        """Sequences per epoch after the last growth."""
         return self._runs[-1].sequences
 
     def locate(self, ordinals: NDArray[np.int64]) -> Located:
@@ -208,21 +210,21 @@ class BucketOrder:
         return self._run_numbers[run] + (ordinals - self._run_begins[run]) // self._run_sizes[run]
 
     def start_of(self, epoch: int) -> int:
-        """The first ordinal of an epoch; the one before it is the last of the epoch before."""
+        """The first ordinal of an epoch."""
         run = self._runs[int(np.searchsorted(self._run_numbers, epoch, side="right")) - 1]
         return run.end_of(epoch) - run.sequences
 
     def progress(self, ordinal: int) -> NDArray[np.int64]:
-        """How much of each group (``Progress``) has been served at least once before an ordinal.
+        """How much of each group (``GroupProgress``) has been served at least once before an ordinal.
 
-        Inside the shuffle window that is being served the answer is ``SOME`` for every group of it.
+        Every group of the shuffle window in progress counts as ``SOME``.
         """
-        found = np.full(self._first_group[-1], Progress.NONE, np.int64)
+        found = np.full(self._first_group[-1], GroupProgress.NONE, np.int64)
         if ordinal > 0:
             number = int(self.epoch_of(np.array([ordinal - 1]))[0])
             self._pass(number).progress(ordinal, found)
             passed = [each for each, joined in enumerate(self._growth) if joined.epoch < number]
-            found[self._groups(passed)] = Progress.ALL
+            found[self._groups(passed)] = GroupProgress.ALL
         return found
 
     def _timeline(self) -> list[Epoch]:
@@ -275,4 +277,4 @@ def _require_in_turn(counts: Sequence[NDArray[np.int64]], growth: Sequence[Growt
     ordinals, epochs = [each.ordinal for each in growth], [each.epoch for each in growth]
     is_in_turn = ordinals == sorted(ordinals) and epochs == sorted(epochs)
     if len(counts) != len(growth) or not growth or ordinals[0] != 0 or not is_in_turn:
-        raise ValueError(f"generations join one after the other, the first at 0, not as {list(growth)}")
+        raise ValueError(f"generations must join in order, the first at 0; got {list(growth)}")

@@ -1,4 +1,4 @@
-"""Keyed decisions: keys, the mixing function, and a permutation of ``range(n)`` computed from a place alone."""
+"""Keyed randomness: keys, a mixing function, and a random-access permutation of ``range(n)``."""
 
 import math
 from hashlib import blake2b
@@ -13,7 +13,7 @@ _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64, value by value: a bijection of 64-bit words in which every bit stirs every other."""
+    """The finaliser of splitmix64, by value: a bijection of 64-bit words in which every bit affects every other."""
     mixed = values ^ (values >> _SHIFTS[0])
     mixed *= _FIRST
     mixed ^= mixed >> _SHIFTS[1]
@@ -23,12 +23,12 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def subkey(seed: int, *tags: str | int) -> int:
-    """A 64-bit key for one purpose; another seed, another tag or another order of tags is another key."""
+    """A 64-bit key for one purpose; it depends on the seed, the tags and their order."""
     hashed = blake2b(digest_size=8)
     for tag in (seed, *tags):
         kind, text = ("s", tag) if isinstance(tag, str) else ("i", str(int(tag)))
         encoded = text.encode()
-        # Kind and length stand before each tag: 1 and "1" differ, and so do ("ab", "c") and ("a", "bc").
+        # Each tag is prefixed with its kind and length: 1 and "1" differ, and so do ("ab", "c") and ("a", "bc").
         hashed.update(f"{kind}{len(encoded)}:".encode() + encoded)
     return int.from_bytes(hashed.digest(), "little")
 
@@ -37,7 +37,7 @@ def subkey(seed: int, *tags: str | int) -> int:
 
 ROUNDS: Final = 6
 LARGEST: Final = 1 << 62
-# A network of so few rounds cannot reach every order of a handful of places; a sort reaches each equally often.
+# A network of so few rounds cannot reach every order of a few elements; a sort reaches each equally often.
 LARGEST_TABLE: Final = 1 << 10
 _STRIDE: Final = np.uint64(0x9E3779B97F4A7C15)
 _HALF: Final = np.uint64(32)
@@ -48,7 +48,7 @@ class Permutation:
 
     def __init__(self, n: int, key: int) -> None:
         if not 1 <= n <= LARGEST:
-            raise ValueError(f"a permutation has 1 to {LARGEST} places, not {n}")
+            raise ValueError(f"a permutation has 1 to {LARGEST} elements, not {n}")
         self.n = n
         self._table = _words(n, key).argsort(kind="stable") if n <= LARGEST_TABLE else None
         rows = math.isqrt(n - 1) + 1
@@ -57,15 +57,15 @@ class Permutation:
         self._keys = _words(ROUNDS, key)
 
     def __call__(self, x: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each number of ``range(n)`` goes."""
+        """The image of each number of ``range(n)``."""
         if self._table is not None:
             return self._table[x]
         placed = self._once(x.astype(np.uint64))
         limit = np.uint64(self.n)
         outside = np.flatnonzero(placed >= limit)
         while outside.size:
-            # The network permutes the whole rectangle: following its cycle from a place outside ends inside, and no two
-            # starts end at the same place.
+            # The network permutes the whole rectangle: following its cycle from a value outside ends inside, and no two
+            # starts end at the same value.
             walked = self._once(placed[outside])
             placed[outside] = walked
             outside = outside[walked >= limit]

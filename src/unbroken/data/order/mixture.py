@@ -1,9 +1,9 @@
-"""How several sources share one line of slots: exact counts, balanced all along it, random access.
+"""Interleave several sources into one sequence of slots: exact counts, balanced throughout, random access.
 
-Item j of a source with quota q stands at the time ``(2j + 1) / 2q`` of the line; slots are all items by time, then by
-source. Nothing is walked from the start: exact integers say how much of each source stands before any slot, and only a
-block around it is laid out. Inside every 64 slots the sources are shuffled by key, so that a source never falls into
-step with ranks or batches; each source still gives its items in order.
+Item j of a source with quota q has the time ``(2j + 1) / 2q``; slots are all items sorted by time, then by source. No
+scan from the start is needed: exact integers give the items of each source before any slot, and only a block around it
+is laid out. Within every 64 slots the sources are shuffled by key, so that a source never aligns with ranks or batches;
+each source still gives its items in order.
 """
 
 from collections import OrderedDict
@@ -24,14 +24,14 @@ CACHED: Final = 8
 
 
 def apportion(weights: Sequence[Fraction], n: int) -> list[int]:
-    """Cut ``n`` into whole shares by weight, each within one of its exact share; what is left goes by remainder.
+    """Divide ``n`` into whole shares by weight, each within one of its exact share (largest remainder).
 
     Raises:
         ValueError: a weight is negative, or all are zero.
     """
     total = sum(weights)
     if total <= 0 or min(weights) < 0:
-        raise ValueError("weights are numbers from 0, at least one of them above 0")
+        raise ValueError("weights must be at least 0, and one of them above 0")
     exact = [weight * n / total for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
@@ -42,7 +42,7 @@ def apportion(weights: Sequence[Fraction], n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive slots laid out; ``before`` says how many items of each source stand before the first."""
+    """Consecutive slots; ``before`` counts the items of each source before the first."""
 
     before: list[int]
     source: NDArray[np.int64]
@@ -50,11 +50,11 @@ class _Block:
 
 
 class Interleave:
-    """A line of ``sum(quotas)`` slots with exactly ``quotas[i]`` of them for source i."""
+    """``sum(quotas)`` slots, exactly ``quotas[i]`` of them for source i."""
 
     def __init__(self, quotas: Sequence[int], key: int) -> None:
         if min(quotas, default=0) < 0 or not 0 < sum(quotas) <= LARGEST:
-            raise ValueError(f"quotas are counts that add up to 1 to {LARGEST}, not {list(quotas)}")
+            raise ValueError(f"quotas must be counts with a sum from 1 to {LARGEST}, are {list(quotas)}")
         self.quotas = tuple(int(quota) for quota in quotas)
         self.slots = sum(self.quotas)
         self._key = np.uint64(key % (1 << 64))
@@ -63,7 +63,7 @@ class Interleave:
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
 
     def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The source of each slot, and the how-manieth item of that source it is."""
+        """The source of each slot, and the index of the item in that source."""
         if slots.size and (int(slots.min()) < 0 or int(slots.max()) >= self.slots):
             raise ValueError(f"slots are 0 to {self.slots - 1}")
         source, ordinal = np.empty_like(slots), np.empty_like(slots)
@@ -75,7 +75,7 @@ class Interleave:
         return source, ordinal
 
     def slot_of(self, source: int, ordinal: int) -> int:
-        """The slot at which a source gives this item."""
+        """The slot of an item of a source."""
         if not 0 <= ordinal < self.quotas[source]:
             raise ValueError(f"source {source} has items 0 to {self.quotas[source] - 1}, not {ordinal}")
         number = self._rank(source, ordinal) // BLOCK
@@ -84,7 +84,7 @@ class Interleave:
         return number * BLOCK + int(at[0])
 
     def taken(self, slot: int) -> list[int]:
-        """How many items of each source stand before a slot; at the end of the line, all."""
+        """How many items of each source come before a slot; after the last slot, all."""
         if not 0 <= slot <= self.slots:
             raise ValueError(f"slots are 0 to {self.slots}, not {slot}")
         number, rest = divmod(slot, BLOCK)
@@ -118,7 +118,7 @@ class Interleave:
         return _Block(before, line, ordinal)
 
     def _places(self, before: list[int], source: NDArray[np.int64], nth: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where items stand in their block: for each, how many items of every source come earlier.
+        """The index of items in their block: for each, how many items of all sources come earlier.
 
         With both counted from the block's start, item b of source k is earlier than item a of source i where
         ``2 b q_i < 2 a q_k + lead[i, k]``; ties go to the lower source. All products fit into 64 bits.
@@ -140,13 +140,13 @@ class Interleave:
         return np.lexsort((mix64(mix64(slots) ^ self._key), slots // np.uint64(SHUFFLED)))
 
     def _rank(self, source: int, ordinal: int) -> int:
-        """The slot of an item before anything is shuffled: exact, and in the right block."""
+        """The slot of an item before shuffling: exact, and in the right block."""
         time, quota = 2 * ordinal + 1, self.quotas[source]
         earlier = [max(-((quota - time * q - (k < source)) // (2 * quota)), 0) for k, q in enumerate(self.quotas)]
         return sum(earlier)
 
     def _before(self, slot: int) -> list[int]:
-        """How many items of each source stand before a slot when nothing is shuffled, found by exact bisection."""
+        """How many items of each source come before a slot, before shuffling, by exact bisection."""
         low, high = 0, self._ticks
         while low < high:
             middle = (low + high + 1) // 2
@@ -156,7 +156,7 @@ class Interleave:
                 high = middle - 1
         counts, missing = self._earlier(low), slot
         missing -= sum(counts)
-        # What is missing stands at one and the same time: the lower sources come first.
+        # The missing items all have the same time: lower sources come first.
         for source, (now, then) in enumerate(zip(counts, self._earlier(low + 1), strict=True)):
             if missing and then > now:
                 counts[source] += 1
@@ -164,6 +164,6 @@ class Interleave:
         return counts
 
     def _earlier(self, tick: int) -> list[int]:
-        """How many items of each source stand before a tick of the line's time."""
+        """How many items of each source come before a tick of time."""
         ticks = self._ticks
         return [max(-((ticks - 2 * quota * tick) // (2 * ticks)), 0) for quota in self.quotas]

@@ -1,8 +1,8 @@
-"""Which bucket each sample of a run is drawn from, and its how-manieth it is.
+"""The schedule: which bucket each sample of a run is drawn from, and the index of that draw.
 
-The answer is a short list of segments, worked out once: as long as the phases, the generations of the data and the
-buckets that run dry, never as the samples. Nothing that comes later changes a sample, neither more steps nor more
-epochs nor more phases nor more data: a segment is decided by what lies before it. The world is no part of it.
+It is a short list of segments, computed once; its length grows with the phases, the generations of the data and the
+exhausted buckets, not with the samples. Nothing later changes an earlier sample: neither more steps, epochs or phases
+nor more data. It does not depend on the world size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from unbroken.data.order.epoch_order import Epoch
 from unbroken.data.order.keyed import subkey
 from unbroken.data.order.mixture import apportion
-from unbroken.data.order.segments import Dry, Generation, Line, OnDry, Phase, Segment
+from unbroken.data.order.segments import Exhausted, Generation, Line, OnExhausted, Phase, Segment
 from unbroken.errors import BadMix
 
 # ---- without phases ----
 
 
 class Natural:
-    """Whole epochs; data that joins in the middle of one, or just when it has ended, is read before the next.
+    """Whole epochs over all buckets; data that joins during or right after an epoch is read before the next.
 
-    All buckets are in the same epoch, also one that it has not drawn from yet.
+    All buckets are in the same epoch, even one that has no draws yet.
     """
 
     def __init__(self, line: Line) -> None:
@@ -34,7 +34,7 @@ class Natural:
         self._epochs = [Epoch()] * len(line.names)
         self._stop: int | None = 0  # where the last segment ends; None: nowhere
 
-    def go_on(self, generation: Generation, until: int | None) -> int | None:
+    def extend(self, generation: Generation, until: int | None) -> int | None:
         """Decide samples up to ``until``; where they end before that, or None if they never do."""
         line = self.line
         sequences = [generation.sequences.get(name, 0) for name in line.names]
@@ -45,7 +45,7 @@ class Natural:
         last = self._whole.limit(generation.epochs)
         while until is None or line.sample < until:
             if last is not None and line.sample >= last:
-                line.dry += [Dry(line.sample, name, 0) for name in line.names]
+                line.exhausted += [Exhausted(line.sample, name, 0) for name in line.names]
                 return line.sample
             if line.sample == self._stop:
                 self._begin_epochs()
@@ -56,7 +56,7 @@ class Natural:
         return None
 
     def _grow(self, number: int, sequences: list[int]) -> None:
-        """Let each bucket have its new size from now on, and finish the epoch that is being served with it."""
+        """Give each bucket its new size, and finish the epoch in progress with it."""
         line = self.line
         self._whole = self._whole.grown(number, sum(sequences))
         self._epochs = [epoch.grown(number, count) for epoch, count in zip(self._epochs, sequences, strict=True)]
@@ -80,10 +80,11 @@ class Natural:
 
 
 class Curriculum:
-    """Phases one after the other, the last one again and again; ordinals carry over.
+    """Phases in order, the last one repeated; ordinals carry over.
 
-    Dry is what is asked for one sequence more than it has. Under ``halt`` the samples end there. Under ``renormalise``
-    the bucket leaves, and the rest of the phase is apportioned over the others: so the samples of a halt are a prefix.
+    A bucket is exhausted at the first draw beyond its sequences. Under ``halt`` the samples end there. Under
+    ``renormalise`` the bucket leaves, and the rest of the phase is divided among the others; so the samples under
+    ``halt`` are a prefix.
     """
 
     def __init__(self, line: Line, phases: Sequence[Phase]) -> None:
@@ -98,7 +99,7 @@ class Curriculum:
         self._segment: Segment | None = None
         self._stop: int | None = 0  # where the segment ends; None: nowhere
 
-    def go_on(self, generation: Generation, until: int | None) -> int | None:
+    def extend(self, generation: Generation, until: int | None) -> int | None:
         """Decide samples up to ``until``; where they end before that, or None if they never do."""
         line = self.line
         self._take(generation)
@@ -109,21 +110,21 @@ class Curriculum:
             segment = self._segment or self._begin()
             if segment is None:
                 return line.sample
-            dry = self._first_dry(segment)
-            stops = [stop for stop in (self._stop, until, dry.sample if dry else None) if stop is not None]
+            exhausted = self._first_exhausted(segment)
+            stops = [stop for stop in (self._stop, until, exhausted.sample if exhausted else None) if stop is not None]
             if not stops:
                 return None
             line.advance(min(stops))
-            if dry and dry.sample == line.sample and line.sample not in (self._stop, until):
-                line.dry.append(dry)
-                if generation.on_dry == "halt":
+            if exhausted and exhausted.sample == line.sample and line.sample not in (self._stop, until):
+                line.exhausted.append(exhausted)
+                if generation.on_exhausted == "halt":
                     return line.sample
-                self._gone.add(line.names.index(dry.bucket))
+                self._gone.add(line.names.index(exhausted.bucket))
                 self._segment = None
         return None
 
     def _take(self, generation: Generation) -> None:
-        """Set what each bucket can give in all; one that was dry and has more now comes back into its phase."""
+        """Set the total draws of each bucket; an exhausted bucket that has more now returns to its phase."""
         line = self.line
         sequences = [generation.sequences.get(name, 0) for name in line.names]
         numbers = [epoch.number_at(drawn) for epoch, drawn in zip(self._epochs, line.drawn, strict=True)]
@@ -148,7 +149,7 @@ class Curriculum:
                 self._phase, self._phase_first, self._cuts = self._phase + 1, ends, 0
 
     def _begin(self) -> Segment | None:
-        """The rest of the phase over the buckets that are left, or None if there are none."""
+        """The rest of the phase over the remaining buckets; None if there are none."""
         line, phase, weights = self.line, self.phases[self._phase], self._weights[self._phase]
         buckets = [
             number for number, name in enumerate(line.names) if number not in self._gone and weights.get(name, 0) > 0
@@ -164,22 +165,22 @@ class Curriculum:
         self._stop = None if is_last and rest == phase.samples else line.sample + rest
         return self._segment
 
-    def _first_dry(self, segment: Segment) -> Dry | None:
-        limits = ((self._asks_too_much(segment, bucket), bucket) for bucket in segment.buckets)
+    def _first_exhausted(self, segment: Segment) -> Exhausted | None:
+        limits = ((self._first_lacking(segment, bucket), bucket) for bucket in segment.buckets)
         asked = [(sample, bucket) for sample, bucket in limits if sample is not None]
         if not asked:
             return None
         sample, bucket = min(asked)
-        return Dry(sample, self.line.names[bucket], segment.phase)
+        return Exhausted(sample, self.line.names[bucket], segment.phase)
 
-    def _asks_too_much(self, segment: Segment, bucket: int) -> int | None:
-        """The first sample that asks a bucket for more than it has."""
+    def _first_lacking(self, segment: Segment, bucket: int) -> int | None:
+        """The first sample that needs more of a bucket than it has."""
         limit = self._limits[bucket]
-        # Fewer epochs than before may lie behind what has been drawn already: then the next one asked for is too much.
+        # With fewer epochs than before, more may have been drawn than there is: then the next draw is too much.
         if limit is None:
             return None
         first_lacking = max(limit, self.line.drawn[bucket])
-        # A segment that ends is one round of its pattern: most buckets are seen at a glance to outlast it.
+        # A segment that ends is one round of its pattern; most buckets outlast it, which is cheap to see.
         if self._stop is not None and first_lacking >= segment.drawn_after_a_round(bucket):
             return None
         return segment.sample_of(bucket, first_lacking)
@@ -187,25 +188,25 @@ class Curriculum:
 
 # ---- the schedule ----
 
-__all__ = ["Dry", "Generation", "OnDry", "Phase", "Schedule"]
+__all__ = ["Exhausted", "Generation", "OnExhausted", "Phase", "Schedule"]
 
 
 class Schedule:
     """The whole run as segments.
 
     Without phases every epoch is one pass over all buckets together. With phases each has its quotas, ordinals carry
-    over from phase to phase, and the last one repeats. A bucket is dry when it has been read ``epochs`` times. A change
-    of sequences, epochs or ``on_dry`` is a generation of its own, from the sample at which it was made.
+    over from phase to phase, and the last one repeats. A bucket is exhausted after ``epochs`` passes. A change of
+    sequences, epochs or ``on_exhausted`` starts a new generation at the sample where it was made.
 
     Attributes:
         buckets: every bucket's name, sorted; ``locate`` gives their numbers.
-        end: how many samples there are; None: without end.
-        dry: the buckets that run dry, in order; after a halt the last one is why. Without phases all end together.
-        growth: for each generation and bucket, where what joins it stands.
+        end: the number of samples; None: without end.
+        exhausted: the exhausted buckets, in order; the last one causes a halt. Without phases all end together.
+        growth: for each generation and bucket, where new sequences join.
 
     Raises:
-        BadMix: a phase names a bucket that is not there, or has no samples or no usable weights.
-        ValueError: generations that do not follow each other, or take sequences away.
+        BadMix: a phase names an unknown bucket, or has no samples or no usable weights.
+        ValueError: the generations are not in order, or remove sequences.
     """
 
     def __init__(self, phases: Sequence[Phase] | None, generations: Sequence[Generation], *, seed: int) -> None:
@@ -217,13 +218,13 @@ class Schedule:
         self.end: int | None = None
         for number, generation in enumerate(generations):
             if line.sample != generation.at_sample:
-                raise ValueError(f"a generation begins at sample {generation.at_sample}, data ends at {line.sample}")
-            # What was dry just here may have more now; if not, it is found dry again.
-            line.dry = [each for each in line.dry if each.sample < line.sample]
+                raise ValueError(f"a generation starts at sample {generation.at_sample}, data ends at {line.sample}")
+            # A bucket exhausted at this sample may have more now; if not, it is found exhausted again.
+            line.exhausted = [each for each in line.exhausted if each.sample < line.sample]
             following = generations[number + 1 : number + 2]
-            self.end = plan.go_on(generation, following[0].at_sample if following else None)
+            self.end = plan.extend(generation, following[0].at_sample if following else None)
         self.segments = tuple(line.segments)
-        self.dry = tuple(line.dry)
+        self.exhausted = tuple(line.exhausted)
         self.growth = tuple(line.growth)
         self._firsts = np.array([segment.first for segment in self.segments], np.int64)
 
@@ -252,7 +253,7 @@ class Schedule:
         self._require_sample(sample)
         drawn = dict.fromkeys(self.buckets, 0)
         ends = [*self._firsts[1:].tolist(), sample]
-        # A bucket that has left the mix is known by the last segment that had it.
+        # The count of a bucket that left the mix is in the last segment that had it.
         for segment, end in zip(self.segments, ends, strict=False):
             if segment.first < sample:
                 found = segment.served(min(sample, end))
@@ -260,22 +261,22 @@ class Schedule:
         return drawn
 
     def phase_at(self, sample: int) -> int:
-        """The number of the phase that a sample belongs to; 0 where there are no phases."""
+        """The phase of a sample; 0 without phases."""
         number = int(np.searchsorted(self._firsts, sample, "right")) - 1
         return self.segments[number].phase if number >= 0 else 0
 
     def _require_sample(self, sample: int) -> None:
         if sample < 0 or (self.end is not None and sample > self.end):
-            raise IndexError(f"sample {sample} is not one of the {self.end} there are")
+            raise IndexError(f"sample {sample} is out of range: there are {self.end}")
 
 
 def _require_growth(generations: Sequence[Generation]) -> None:
     if not generations or generations[0].at_sample != 0:
-        raise ValueError("the first generation begins at sample 0")
+        raise ValueError("the first generation must start at sample 0")
     for before, after in pairwise(generations):
         shrunk = [name for name, count in before.sequences.items() if after.sequences.get(name, 0) < count]
         if shrunk or after.at_sample < before.at_sample:
-            raise ValueError(f"a generation only adds, and later: {shrunk or after.at_sample}")
+            raise ValueError(f"a generation must add sequences, at a later sample: {shrunk or after.at_sample}")
 
 
 def _require_usable(phases: Sequence[Phase] | None, buckets: Sequence[str]) -> None:
@@ -289,10 +290,10 @@ def _require_usable(phases: Sequence[Phase] | None, buckets: Sequence[str]) -> N
 def _problems(number: int, phase: Phase, buckets: Sequence[str]) -> Iterator[str]:
     name = f"phase {number + 1}"
     if phase.samples < 1:
-        yield f"{name} has no samples: it is shorter than one sequence"
+        yield f"{name} is shorter than one sequence"
     for bucket, weight in phase.mix:
         if bucket not in buckets:
-            yield f"{name} names the bucket {bucket!r}, which is not there"
+            yield f"{name} names the bucket {bucket!r}, which does not exist"
         if weight < 0:
             yield f"{name} gives {bucket!r} a weight below 0"
     if not any(weight > 0 for _, weight in phase.mix):

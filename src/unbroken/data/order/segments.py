@@ -1,7 +1,7 @@
-"""What a schedule is made of: phases and generations come in, segments come out.
+"""The parts of a schedule: phases and generations are its input, segments its output.
 
-A segment is an interleave of buckets, repeated as often as needed, from a first sample on. ``Line`` is the list of them
-while it is being worked out, with what has been drawn of each bucket so far.
+A segment is an interleave of buckets, repeated as often as needed, from a first sample on. ``Line`` is the list of
+segments while it is computed, with the draws from each bucket so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from unbroken.data.order.epoch_order import Growth
 from unbroken.data.order.mixture import Interleave
 
-OnDry = Literal["halt", "renormalise"]
+OnExhausted = Literal["halt", "renormalise"]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """So many samples, drawn from buckets in proportion to their weights."""
+    """A number of samples, drawn from buckets in proportion to their weights."""
 
     samples: int
     mix: tuple[tuple[str, Fraction], ...]
@@ -28,17 +28,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Generation:
-    """What holds from a sample on: the sequences of each bucket, how often they may be read, what to do when dry."""
+    """The data from a sample on: sequences of each bucket, ``epochs``, and what to do when one is exhausted."""
 
     at_sample: int
     sequences: Mapping[str, int]
     epochs: int | None = 1
-    on_dry: OnDry = "halt"
+    on_exhausted: OnExhausted = "halt"
 
 
 @dataclass(frozen=True)
-class Dry:
-    """A bucket that has nothing left, and the first sample that would have been drawn from it."""
+class Exhausted:
+    """An exhausted bucket, and the first sample that would have been drawn from it."""
 
     sample: int
     bucket: str
@@ -47,11 +47,11 @@ class Dry:
 
 @dataclass(frozen=True)
 class Segment:
-    """Samples from ``first`` on, in a pattern that repeats.
+    """Samples from ``first`` on, in a repeating pattern.
 
     Attributes:
         buckets: the buckets' numbers, in the order of the pattern's sources.
-        drawn: what had been drawn of each of them before ``first``.
+        drawn: draws from each of them before ``first``.
     """
 
     first: int
@@ -69,18 +69,18 @@ class Segment:
         return np.array(self.buckets, np.int64)[source], ordinal
 
     def served(self, sample: int) -> dict[int, int]:
-        """What has been drawn of each of the segment's buckets before a sample."""
+        """Draws from each of the segment's buckets before a sample."""
         rounds, slot = divmod(sample - self.first, self.pattern.slots)
         each = zip(self.buckets, self.drawn, self.pattern.quotas, self.pattern.taken(slot), strict=True)
         return {bucket: drawn + rounds * quota + taken for bucket, drawn, quota, taken in each}
 
     def drawn_after_a_round(self, bucket: int) -> int:
-        """What has been drawn of a bucket when the pattern has been gone through once."""
+        """Draws from a bucket after one round of the pattern."""
         source = self.buckets.index(bucket)
         return self.drawn[source] + self.pattern.quotas[source]
 
     def sample_of(self, bucket: int, ordinal: int) -> int | None:
-        """The sample that draws an ordinal of a bucket if the pattern goes on for ever; None: none does."""
+        """The sample that draws an ordinal of a bucket if the pattern repeats forever; None: no sample."""
         source = self.buckets.index(bucket)
         quota = self.pattern.quotas[source]
         if not quota:
@@ -90,34 +90,34 @@ class Segment:
 
 
 class Line:
-    """Segments as they are worked out: the samples decided so far, and what they have drawn of each bucket."""
+    """Segments as they are computed: the samples so far, and their draws from each bucket."""
 
     def __init__(self, names: Sequence[str], seed: int) -> None:
         self.names = tuple(names)
         self.seed = seed
         self.segments: list[Segment] = []
-        self.dry: list[Dry] = []
+        self.exhausted: list[Exhausted] = []
         self.sample = 0
         self.drawn = [0] * len(names)
         self.growth: list[dict[str, Growth]] = []
 
     def grow(self, epochs: Sequence[int]) -> None:
-        """Note where each bucket stands when a generation begins: what joins it now belongs to this epoch of it."""
+        """Record the draws and epoch of each bucket at the start of a generation: new sequences join there."""
         stands = zip(self.names, self.drawn, epochs, strict=True)
         self.growth.append({name: Growth(drawn, epoch) for name, drawn, epoch in stands})
 
     def begin(self, phase: int, buckets: Sequence[int], quotas: Sequence[int], key: int) -> Segment:
-        """A new segment from the next sample on."""
+        """Start a new segment at the next sample."""
         drawn = tuple(self.drawn[bucket] for bucket in buckets)
         segment = Segment(self.sample, phase, tuple(buckets), drawn, Interleave(quotas, key))
-        # One that begins where another did replaces it: the other one decided no sample.
+        # A segment that starts where the previous one did replaces it: that one has no samples.
         if self.segments and self.segments[-1].first == self.sample:
             self.segments.pop()
         self.segments.append(segment)
         return segment
 
     def advance(self, sample: int) -> None:
-        """Let the last segment decide all samples before this one."""
+        """Extend the last segment up to this sample."""
         for bucket, count in self.segments[-1].served(sample).items():
             self.drawn[bucket] = count
         self.sample = sample

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# (length, how many of it), longest first, as a chain: the rest of the chain, then its last link.
+# (length, count) pairs, longest first, as a linked list: the rest of the list, then its last pair.
 _Filling = tuple[Any, int, int]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to fill a sequence, and how many sequences are filled so; ``runs`` are (length, times), longest first."""
+    """One way to fill a sequence, and the number of such sequences; ``runs`` are (length, count), longest first."""
 
     runs: tuple[tuple[int, int], ...]
     sequences: int
@@ -30,7 +30,7 @@ class Layout:
     """All strategies as flat tables over windows that are sorted by length, longest first.
 
     Sequence q belongs to the strategy t with ``cumulative[t] <= q < cumulative[t + 1]``. Its slots are ``first[t]`` to
-    ``first[t + 1]``; in slot s stands the window ``base[s] + q - cumulative[t]``, of ``length[s]`` tokens.
+    ``first[t + 1]``; slot s holds the window ``base[s] + q - cumulative[t]``, of ``length[s]`` tokens.
     """
 
     base: NDArray[np.int64]
@@ -55,7 +55,7 @@ def one_each(histogram: NDArray[np.int64]) -> list[Strategy]:
 
 
 class _Piles:
-    """Bins by free space: equal bins lie on a pile as one filling and a count."""
+    """Bins by free space: equal bins are stored as one filling and a count."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -64,9 +64,9 @@ class _Piles:
         self._free = 0
 
     def place(self, length: int, count: int) -> int:
-        """Put windows of one length where best-fit would; returns how many found their place, at least one.
+        """Place windows of one length as best-fit would; returns how many were placed, at least one.
 
-        A bin that best-fit has chosen stays its choice as long as a further window fits: it is then the tightest.
+        A bin that best-fit chose stays the best fit as long as another window fits.
         """
         fits = self._free >> length
         if not fits:

@@ -1,8 +1,8 @@
-"""How a bucket's entries become sequences: built once, kept in the cache, the same bytes whoever builds them.
+"""The packing plan of a bucket: how its entries become sequences, built once and cached.
 
-A plan knows lengths and places, never tokens and never the seed. Each group has one file, named by what decides its
-content, so a cache can be shared by runs, ranks and hosts, and be deleted at any time. A file that does not prove
-itself is built again. Groups are mapped when they are asked for, a bounded number at a time.
+A plan holds lengths and offsets, no tokens, and does not depend on the seed. Each group has one file, named by a digest
+of its inputs, so a cache can be shared by runs, ranks and hosts and deleted at any time. A damaged file is rebuilt.
+Groups are memory-mapped on use, a bounded number at a time.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class PlanCache:
-    """Finds plans in the cache, and builds those that are not there or do not prove themselves."""
+    """Finds plans in the cache, and builds those that are missing or damaged."""
 
     shards: Sequence[Counted]
     recipe: Recipe
@@ -57,17 +57,17 @@ class PlanCache:
     token: str
 
     def digest_of(self, group: Group) -> str:
-        """The name of a group's plan: the same entries, cut and packed the same way, have the same one."""
+        """The name of a group's plan: a digest of its entries and of how they are cut and packed."""
         spans = [(self.shards[span.shard].index_digest, span.first, span.last) for span in group]
         return self.recipe.digest_of("group", spans)
 
     def summarised(self, group: Group) -> GroupSummary:
-        """What a group's plan has; it is in the cache from now on."""
+        """The summary of a group's plan, which is built if needed."""
         digest = self.digest_of(group)
         return GroupSummary(group, digest, self.plan_of(group, digest).counts)
 
     def plan_of(self, group: Group, digest: str) -> GroupPlan:
-        """A group's plan, mapped from the cache; built if need be."""
+        """A group's plan, mapped from the cache; built if needed."""
         path = self.folder / f"{digest}.plan"
         cached = self._cached(path)
         if cached is not None:
@@ -81,15 +81,15 @@ class PlanCache:
         try:
             return None if mapped is None else decode_plan(mapped)
         except PlanDamaged as damage:
-            _log.warning("the cached plan %s is built again: %s", path, damage)
+            _log.warning("rebuilding the cached plan %s: %s", path, damage)
             return None
 
     def put(self, path: Path, data: bytes) -> None:
-        """Put a file into the cache, whole or not at all; nothing is synced, for a reader checks every byte."""
+        """Write a cache file atomically; it is not synced, since readers verify every byte."""
         try:
             self._put(path, data)
         except StorageFailed as refusal:
-            # Data that many share is often not to be written to: the cache can be elsewhere.
+            # Shared data is often read-only; the cache can be elsewhere.
             raise replace(refusal, is_cache=True) from refusal
 
     def _put(self, path: Path, data: bytes) -> None:
@@ -98,32 +98,32 @@ class PlanCache:
         try:
             self.files.replace(path, data, scratch=scratch, durable=False)
         except StorageFailed:
-            # Whoever built the same at the same time may have cleared our scratch file away: then it is there.
+            # A concurrent builder of the same file may have removed our scratch file: then the file exists.
             if self.files.find(path) is None or self.files.read_bytes(path, limit_bytes=len(data)) != data:
                 raise
 
     def clear_scratch(self, names: set[str]) -> None:
-        """Remove what killed builders of these files left; they stand under their final names by now."""
+        """Remove scratch files that killed builders left; the final files exist by now."""
         for node in self.files.list_directory(self.folder):
             final = node.name.removeprefix(".").partition("-")[0]
             if node.name.startswith(".") and node.name.endswith(_SCRATCH_SUFFIX) and final in names:
-                # crash here: fewer scratch files, which no reader looks at.
+                # crash here: fewer scratch files, which readers ignore.
                 self.files.remove_file(self.folder / node.name)
 
     def summary(self, path: Path) -> list[GroupSummary] | None:
-        """The groups of a bucket as the cache has them."""
+        """The cached summary of a bucket's groups."""
         if self.files.find(path) is None:
             return None
         try:
             return decode_summary(self.files.read_bytes(path, limit_bytes=_LARGEST_SUMMARY_BYTES))
         except PlanDamaged as damage:
-            _log.warning("the cached summary %s is made again: %s", path, damage)
+            _log.warning("rebuilding the cached summary %s: %s", path, damage)
             return None
 
 
 def _mapped(path: Path) -> memoryview | None:
     with storage_errors("map", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # The system maps no empty file.
+        # An empty file cannot be mapped.
         return np.memmap(path, np.uint8, mode="r").data if path.stat().st_size else memoryview(b"")
     return None
 
@@ -131,13 +131,13 @@ def _mapped(path: Path) -> memoryview | None:
 # ---- plans ----
 
 FOLDER: Final = "plans"
-# Two shuffle windows of groups: the one being served and the one it goes over into.
+# Two shuffle windows of groups: the current one and the next.
 MAPPED_GROUPS: Final = 32
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Windows of the sequences asked for, one sequence after the other; ``counts`` says how many each has.
+    """The windows of some sequences, one sequence after the other.
 
     Attributes:
         counts: windows of each sequence.
@@ -163,7 +163,7 @@ class _Places:
         self._shard = np.array([span.shard for span in spans])
 
     def locate(self, position: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The shard of each position, and the token it stands at there."""
+        """The shard of each position, and its token offset there."""
         span = np.searchsorted(self._begins, position, side="right") - 1
         return self._shard[span], position + self._shift[span]
 
@@ -194,25 +194,25 @@ class BucketPlan:
         self.dropped_entries = sum(count.dropped_entries for count in counts)
 
     def __getstate__(self) -> dict[str, object]:
-        # A worker process maps for itself what it uses; a map that is sent would arrive as a copy.
+        # A worker process maps what it uses itself; a pickled map would arrive as a copy.
         return {**self.__dict__, "_mapped": OrderedDict()}
 
     @property
     def fill(self) -> Fraction:
-        """How full the sequences are; 1 where there are none."""
+        """The fill of the sequences, from 0 to 1; 1 if there are none."""
         room = self.total_sequences * self._cache.recipe.max_length
         return Fraction(self.fresh_tokens + self.masked_tokens, room) if room else Fraction(1)
 
     def digest_of(self, group: int) -> str:
-        """The name of a group's plan, which stands for its entries and how they are packed."""
+        """The name of a group's plan."""
         return self._summaries[group].digest
 
     def spans_of(self, group: int) -> Group:
-        """The runs of entries a group is made of."""
+        """The spans of entries in a group."""
         return self._summaries[group].spans
 
     def histogram(self) -> NDArray[np.int64]:
-        """How many windows there are of each length, from 0 to ``max_length``; every group is looked at."""
+        """The number of windows of each length from 0 to ``max_length``; reads every group."""
         total = np.zeros(self._cache.recipe.max_length + 1, np.int64)
         for group in range(self.groups):
             layout = self._group(group).plan.layout
@@ -221,10 +221,10 @@ class BucketPlan:
         return total
 
     def windows_of(self, group: int, sequences: NDArray[np.int64]) -> Slots:
-        """The windows of some sequences of a group, in the order in which they stand in each.
+        """The windows of some sequences of a group, in their order in each sequence.
 
         Raises:
-            ShardDamaged: the group's plan had to be built again, and an index is not in order.
+            ShardDamaged: the group's plan had to be built again, and an index is damaged.
             StorageFailed: the same, and the system refused.
         """
         mapped = self._group(group)
@@ -234,7 +234,7 @@ class BucketPlan:
         counts = layout.first[strategy + 1] - first
         ends = np.cumsum(counts)
         place = np.arange(int(ends[-1]) if ends.size else 0) - np.repeat(ends - counts, counts)
-        # Packing puts the long windows first; turned by a keyed amount, short ones stand anywhere.
+        # Packing puts long windows first; a keyed rotation puts short ones anywhere.
         turn = (mix64(sequences.astype(np.uint64)) % counts.astype(np.uint64)).astype(np.int64)
         turned = place + np.repeat(turn, counts)
         turned -= np.repeat(counts, counts) * (turned >= np.repeat(counts, counts))
@@ -250,7 +250,7 @@ class BucketPlan:
             plan = self._cache.plan_of(summary.spans, summary.digest)
             mapped = self._mapped[group] = _Mapped(plan, _Places(summary.spans))
             if len(self._mapped) > self._mapped_groups:
-                # With its last array the map goes too, and with it the pages it held.
+                # The map and its pages are freed with its last array.
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(group)
         return mapped
@@ -273,21 +273,21 @@ def open_plan(
     """The plan of a bucket's shards, from the cache or built into it, one group after the other.
 
     Args:
-        shards: what the bucket has, in the order that counts.
+        shards: the shards of the bucket, in order.
         max_length: tokens of a sequence.
-        overlap: tokens a window repeats of the one before it.
-        packing: many windows to a sequence; without it, one.
+        overlap: tokens a window repeats of the previous one.
+        packing: pack many windows into a sequence; if False, one.
         cache: a directory that may be shared, and deleted at any time.
         files: where the cache lies.
-        progress: told after each group how many entries it had; not called when all is in the cache.
-        threads: groups that are built at the same time; memory grows with them.
+        progress: called after each group with its entries; not called if everything is cached.
+        threads: groups built at the same time; memory grows with them.
         index_of: opens an index.
-        token: a word no other builder uses; random if none is given. It is in the names of scratch files alone.
-        mapped_groups: how many groups stay mapped at a time.
+        token: unique to this builder, random by default; used only in the names of scratch files.
+        mapped_groups: the number of groups that stay mapped.
 
     Raises:
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read an index or to write the cache.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error while reading an index or writing the cache.
         ValueError: windows of fewer than 2 tokens, or an overlap of more than half a window.
     """
     require_cuttable(max_length, overlap)

@@ -1,4 +1,4 @@
-"""The plan of one group: entries cut into windows, windows packed into sequences, and the bytes that keep it."""
+"""The plan of one group: entries cut into windows, windows packed into sequences; and its file format."""
 
 import json
 import struct
@@ -29,12 +29,12 @@ Unsigned = NDArray[np.unsignedinteger[Any]]
 
 
 class PlanDamaged(Exception):
-    """A cached plan does not prove itself; nothing is lost, for it is built again."""
+    """A cached plan is damaged; it is rebuilt."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How much a plan has."""
+    """The counts of a plan."""
 
     sequences: int
     windows: int
@@ -45,7 +45,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One group packed: its windows, longest first, and the strategies that lay them into sequences.
+    """One packed group: its windows, longest first, and the strategies that place them into sequences.
 
     ``position`` counts tokens over the group's spans laid end to end.
     """
@@ -87,7 +87,7 @@ def decode_plan(data: memoryview) -> GroupPlan:
         PlanDamaged: the bytes are not those of a whole plan.
     """
     if len(data) < _BODY + _HEADER.size or bytes(data[: len(_MAGIC)]) != _MAGIC:
-        raise PlanDamaged("it is too short, or no plan")
+        raise PlanDamaged("it is too short, or not a plan")
     if bytes(data[len(_MAGIC) : _BODY]) != digest_bytes(data[_BODY:]):
         raise PlanDamaged("its digest is another")
     *counts, slots, bounds, position_bytes, masked_bytes = _HEADER.unpack(data[_BODY : _BODY + _HEADER.size])
@@ -108,7 +108,7 @@ def _arrays(data: memoryview, kinds: Iterable[tuple[np.dtype[Any], int]]) -> lis
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """One group as a bucket's summary has it: its spans, where its plan is kept, what the plan has."""
+    """One group in a bucket's summary: its spans, the name of its plan, its counts."""
 
     spans: Group
     digest: str
@@ -144,7 +144,7 @@ _TIES: Final = subkey(0, "windows of one length")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What besides the shards decides a plan."""
+    """The settings that decide a plan, besides the shards."""
 
     max_length: int
     overlap: int
@@ -156,7 +156,7 @@ class Recipe:
         return self.max_length - self.overlap
 
     def digest_of(self, purpose: str, ingredients: Iterable[object]) -> str:
-        """The name of what this recipe makes of its ingredients."""
+        """A digest of the settings and of ``ingredients``, as a file name."""
         return digest_bytes(json.dumps([purpose, FORMAT, astuple(self), list(ingredients)]).encode()).hex()
 
 
@@ -164,8 +164,8 @@ def build_group(group: Group, shards: Sequence[Counted], recipe: Recipe, index_o
     """Cut and pack the entries of one group.
 
     Raises:
-        ShardDamaged: an index is not in order.
-        StorageFailed: the system refused to read.
+        ShardDamaged: an index is damaged.
+        StorageFailed: an I/O error.
     """
     begins, lengths, prefixes, before = [], [], [], 0
     for span in group:
@@ -203,8 +203,8 @@ def _packed(windows: Windows, position: NDArray[np.int64], tokens: int, recipe: 
 def longest_first(lengths: NDArray[np.int64], max_length: int) -> NDArray[np.int64]:
     """The windows by length, the longest first, those of one length in a keyed order.
 
-    The tie order keeps neighbours of a shard from standing side by side in every sequence. The sort is stable, so every
-    machine and every version of NumPy finds the same one.
+    The order of ties keeps neighbours in a shard from ending up side by side in every sequence. The sort is stable, so
+    every machine and every version of NumPy gives the same result.
     """
     if not lengths.size:
         return np.empty(0, np.int64)

@@ -1,8 +1,8 @@
-"""Which entries are packed together: bounded runs of a bucket's entries, the same for whoever asks.
+"""Groups: the bounded runs of a bucket's entries that are packed together.
 
-Small shards that follow each other share a group, so that they pack well; a large shard is split at entry boundaries,
-so that a plan is built and served in bounded memory. Only counts and offsets decide. Shards that are added later form
-groups of their own: those that stand never change.
+Small consecutive shards share a group, so that they pack well; a large shard is split at entry boundaries, so that a
+plan is built and read in bounded memory. Groups depend only on counts and offsets. Shards that are added later form
+new groups: existing groups never change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from unbroken.data.corpus.shards import open_index
 
-# Cached plans rest on these two: whoever changes them also changes plan_file.FORMAT.
+# Cached plans depend on these two: a change here needs a new group_plan.FORMAT.
 GROUP_ENTRIES: Final = 1 << 20
 GROUP_TOKENS: Final = 1 << 27
 
 
 class Counted(Protocol):
-    """What a plan has to know of a shard."""
+    """The properties of a shard that a plan depends on."""
 
     @property
     def entries(self) -> int:
@@ -41,7 +41,7 @@ class Counted(Protocol):
 
 
 class Offsets(Protocol):
-    """What is read of a shard's index, range by range."""
+    """The parts of a shard's index that are read, by range."""
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Where entries begin, in tokens, and where the last of them ends."""
@@ -76,13 +76,13 @@ def form_groups(shards: Sequence[Counted], *, stride: int, index_of: OpenIndex =
     """Cut a bucket into groups, in the order of its shards.
 
     Args:
-        shards: what the bucket has, in the order that counts.
-        stride: tokens from window to window; short ones make groups smaller, so that windows stay countable.
-        index_of: opens an index; asked only for a shard that must be split.
+        shards: the shards of the bucket, in order.
+        stride: tokens from window to window; a short stride makes groups smaller, to bound the number of windows.
+        index_of: opens an index; called only for a shard that must be split.
 
     Raises:
         ShardDamaged: an index that had to be read is not in order.
-        StorageFailed: the system refused to read one.
+        StorageFailed: an I/O error.
     """
     limit = min(GROUP_TOKENS, stride * GROUP_ENTRIES)
     groups: list[list[Span]] = []
@@ -111,9 +111,9 @@ def _spans(shards: Sequence[Counted], limit: int, index_of: OpenIndex) -> Iterat
 
 
 def _furthest(index: Offsets, first: int, last: int, most: int) -> tuple[int, int]:
-    """The last entry boundary up to ``last`` at which no more than ``most`` tokens have gone by, and those tokens.
+    """The last entry boundary up to ``last`` within ``most`` tokens, and the tokens before it.
 
-    One entry is taken whatever its size: an entry is never split between groups.
+    At least one entry is taken, whatever its size: an entry is never split between groups.
     """
     low, high = first + 1, last
     while low < high:

@@ -1,10 +1,9 @@
-"""A digest for every sequence, so that bytes that changed are caught as they are read.
+"""A checksum for every sequence, so that changed bytes are detected as they are read.
 
-Digests are taken once, when data is first opened for reading, after the shards were verified against the digests that
-``shards.json`` lists. Shards without a list (another tool's) are taken as they are: damage from before that moment
-cannot be seen, later damage is. The digests are kept in the cache, one file for each group, named by what the group is
-made of. Processes that open the same data at the same time share the work. A file that does not match its own digest is
-made anew.
+Checksums are computed once, when data is first opened for reading, after the shards were verified against
+``shards.json``. Shards without a list (another tool's) are taken as they are: earlier damage cannot be seen, later
+damage is. The cache holds one file per group, named by a digest of its inputs. Processes that open the same data at the
+same time share the work. A damaged file is recomputed.
 """
 
 import secrets
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from unbroken.data.corpus.catalogue import Shard
 from unbroken.data.corpus.listing import LISTING
 from unbroken.data.corpus.shards import digest_file
-from unbroken.data.order.drawn import DrawnBucket
-from unbroken.data.packing.assemble import TokenMaps, cut_pieces
+from unbroken.data.order.bucket_draws import BucketDraws
+from unbroken.data.packing.rows import TokenMaps, cut_pieces
 from unbroken.errors import DataDamaged, StorageFailed
 from unbroken.errors.tree import quoted
 from unbroken.files import Files
@@ -32,7 +31,7 @@ from unbroken.store.digest import DIGEST_BYTES, digest_bytes
 FOLDER: Final = "reads"
 _WORD: Final[np.dtype[Any]] = np.dtype("<u8")
 _AT_ONCE: Final = 1024
-# A shuffle draws from 16 groups of every bucket at once: all of them fit, or each look-up would read them anew.
+# A shuffle draws from 16 groups of every bucket at once: all must fit, or each look-up would read them again.
 _HELD_BYTES: Final = 256 << 20
 _LARGEST_BYTES: Final = 1 << 30
 _log = logger(__name__)
@@ -54,14 +53,14 @@ class SequenceDigests:
         buckets: the stream's buckets.
         shards: its shards, by number.
         max_length: tokens of a sequence.
-        cache: where digests are kept.
-        files: how they are written.
-        token: a word that no other process uses, for the names of scratch files; random if none is given.
+        cache: the directory of the checksums.
+        files: its storage.
+        token: unique to this process, random by default; used in the names of scratch files.
     """
 
     def __init__(
         self,
-        buckets: Sequence[DrawnBucket],
+        buckets: Sequence[BucketDraws],
         shards: Sequence[Shard],
         max_length: int,
         *,
@@ -80,11 +79,11 @@ class SequenceDigests:
         self._proven: set[int] = set()
 
     def prepare(self) -> None:
-        """Have the digests of all groups in the cache.
+        """Compute the checksums that are not in the cache.
 
         Raises:
-            DataDamaged: a shard whose sequences have no digests yet is not what it is listed as.
-            StorageFailed: the system refused to read, or to write the cache.
+            DataDamaged: a shard whose sequences have no checksums yet does not match ``shards.json``.
+            StorageFailed: an I/O error while reading, or writing the cache.
         """
         self._files.make_directory(self._folder)
         groups = [(bucket, group) for bucket in self._buckets for group in range(len(bucket.group_digests))]
@@ -93,7 +92,7 @@ class SequenceDigests:
         missing = [each for each in groups if self._path(*each).name not in kept]
         if missing:
             self._say_first_reading({number for bucket, group in missing for number in bucket.shards_of(group)})
-        # Each process begins elsewhere and skips what another has finished meanwhile: ranks share the reading.
+        # Each process starts elsewhere and skips what another has finished: ranks share the reading.
         begin = int.from_bytes(digest_bytes(self._token.encode())) % max(len(missing), 1)
         for bucket, group in missing[begin:] + missing[:begin]:
             path = self._path(bucket, group)
@@ -117,11 +116,11 @@ class SequenceDigests:
                 folders[0],
             )
 
-    def of(self, bucket: DrawnBucket, group: int, sequences: NDArray[np.int64]) -> Digests:
+    def of(self, bucket: BucketDraws, group: int, sequences: NDArray[np.int64]) -> Digests:
         """The digests of some sequences of a group.
 
         Raises:
-            DataDamaged, StorageFailed: as ``prepare`` does, where digests have to be taken again.
+            DataDamaged, StorageFailed: as ``prepare`` does, if checksums have to be computed again.
         """
         key = bucket.name, group
         if key in self._held:
@@ -133,31 +132,31 @@ class SequenceDigests:
                 self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         return self._held[key][sequences]
 
-    def known(self, bucket: DrawnBucket, group: int, sequences: NDArray[np.int64]) -> Digests | None:
-        """The same, of what is in the cache alone; None where it has none for this group.
+    def known(self, bucket: BucketDraws, group: int, sequences: NDArray[np.int64]) -> Digests | None:
+        """The same from the cache only; None if it has none for this group.
 
         Raises:
-            StorageFailed: the system refused to read.
+            StorageFailed: an I/O error.
         """
         kept = self._kept(bucket, group)
         return None if kept is None else kept[sequences]
 
-    def _path(self, bucket: DrawnBucket, group: int) -> Path:
-        # The listed contents are in the name: other bytes under the same index have other digests.
+    def _path(self, bucket: BucketDraws, group: int) -> Path:
+        # The name includes the listed contents: other bytes under the same index have other checksums.
         listed = [self._shards[number].bin_digest or "" for number in bucket.shards_of(group)]
         content = digest_bytes("\n".join(listed).encode()).hex()
         return self._folder / f"{bucket.group_digests[group]}-{content}.reads"
 
-    def _read(self, bucket: DrawnBucket, group: int) -> Digests:
+    def _read(self, bucket: BucketDraws, group: int) -> Digests:
         if (kept := self._kept(bucket, group)) is not None:
             return kept
         path = self._path(bucket, group)
-        _log.warning("data: the checksums in %s are damaged or gone: computing them again", path)
+        _log.warning("data: checksums in %s are damaged or missing: computing them again", path)
         taken = self._take(bucket, group)
         self._keep(path, taken)
         return taken
 
-    def _kept(self, bucket: DrawnBucket, group: int) -> Digests | None:
+    def _kept(self, bucket: BucketDraws, group: int) -> Digests | None:
         path = self._path(bucket, group)
         data = self._files.read_bytes(path, limit_bytes=_LARGEST_BYTES) if self._files.find(path) else b""
         is_whole = data[:DIGEST_BYTES] == digest_bytes(memoryview(data)[DIGEST_BYTES:])
@@ -166,30 +165,30 @@ class SequenceDigests:
     def _keep(self, path: Path, digests: Digests) -> None:
         body = digests.astype(_WORD, copy=False).tobytes()
         data = digest_bytes(body) + body
-        # Somebody may have deleted the cache since it was prepared.
+        # The cache may have been deleted since it was prepared.
         self._files.make_directory(self._folder)
         try:
-            # crash here: the digests are there whole, or a scratch file is, which no reader looks at.
+            # crash here: the whole file, or a scratch file, which readers ignore.
             self._files.replace(path, data, scratch=f".{path.name}-{self._token}", durable=False)
         except StorageFailed:
-            # Another process that took the same digests may have cleared our scratch file away: then they are there.
+            # Another process that computed the same checksums may have removed our scratch file: then the file exists.
             if self._files.find(path) is None or self._files.read_bytes(path, limit_bytes=len(data)) != data:
                 raise
 
     def _clear_scratch(self, names: Collection[str]) -> None:
-        """Remove what killed ones left of these files; they stand under their final names by now."""
+        """Remove scratch files that killed processes left; the final files exist by now."""
         for node in self._files.list_directory(self._folder):
             if node.name.startswith(".") and node.name[1:].rpartition("-")[0] in names:
-                # crash here: fewer scratch files, which no reader looks at.
+                # crash here: fewer scratch files, which readers ignore.
                 self._files.remove_file(self._folder / node.name)
 
-    def _take(self, bucket: DrawnBucket, group: int) -> Digests:
+    def _take(self, bucket: BucketDraws, group: int) -> Digests:
         numbers = bucket.shards_of(group)
         self._require_listed([number for number in numbers if number not in self._proven])
         self._proven.update(numbers)
         return np.concatenate([np.empty(0, np.uint64), *self._taken(bucket, group)])
 
-    def _taken(self, bucket: DrawnBucket, group: int) -> Iterator[Digests]:
+    def _taken(self, bucket: BucketDraws, group: int) -> Iterator[Digests]:
         planned, inner = bucket.find(group)
         sequences, maps = int(planned.plan.sequences[inner]), TokenMaps(self._shards, self._max_length)
         for first in range(0, sequences, _AT_ONCE):

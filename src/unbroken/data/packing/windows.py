@@ -1,9 +1,9 @@
-"""Entries cut into windows: where each window lies and how much of it is masked. No token is read or copied.
+"""Cut entries into windows: the place and the masked part of each window. No token is read or copied.
 
 Windows of an entry start ``max_length - overlap`` tokens apart. With an overlap of at least one token every token but
-the first of an entry follows another one in some window, so that it can be learned. Every token behind an entry's
-masked prefix is fresh in exactly one window; a window without a fresh token is not made, and an entry without one is
-dropped and counted. Only the last window of an entry reaches its end, so only there EOD can stand.
+the first of an entry follows another one in some window, so that it is trained. Every token after an entry's masked
+prefix is fresh (unmasked) in exactly one window; a window without a fresh token is not made, and an entry without one
+is dropped and counted. Only the last window of an entry reaches its end, so only it can contain EOD.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Packing counts the windows of each length: without a bound a slip of the keyboard asks for terabytes.
+# Packing makes a histogram of window lengths: without a bound a typo would allocate terabytes.
 MOST_TOKENS: Final = 1 << 24
 # An index has two bytes for the masked prefix of an entry.
 MOST_PREFIX: Final = (1 << 16) - 1
@@ -20,7 +20,7 @@ MOST_PREFIX: Final = (1 << 16) - 1
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows by entry and start: which entry, where in it, how many tokens, how many of the first ones are masked."""
+    """Windows by entry and start: entry, start in it, length, and number of masked tokens at the start."""
 
     entry: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -30,7 +30,7 @@ class Windows:
 
 
 def require_cuttable(max_length: int, overlap: int) -> None:
-    """Pass if windows of this length can overlap so far.
+    """Raise unless windows can have this length and overlap.
 
     Raises:
         ValueError: windows of fewer than 2 tokens or of too many, or an overlap of more than half a window.
@@ -44,14 +44,14 @@ def require_cuttable(max_length: int, overlap: int) -> None:
 
 
 def require_bakeable(max_length: int, overlap: int) -> None:
-    """Pass if windows of this length and overlap can be written into shards.
+    """Raise unless windows of this length and overlap can be written into shards.
 
     Raises:
-        ValueError: they cannot be cut, or the overlap is more than an index can say.
+        ValueError: they cannot be cut, or the overlap is more than an index can hold.
     """
     require_cuttable(max_length, overlap)
     if overlap > MOST_PREFIX:
-        # A larger one would come back smaller from the index, and what it repeats would be learned twice.
+        # The index would truncate a larger one, and the repeated tokens would be trained twice.
         raise ValueError(f"overlap is {overlap}; an index holds at most {MOST_PREFIX} for a baked window")
 
 
@@ -78,7 +78,7 @@ def cut(
     number = np.arange(entry.size) - np.repeat(np.cumsum(counts) - counts, counts)
     start = number * stride[entry]
     length = np.minimum(lengths[entry] - start, max_length)
-    # A prefix can be longer than the window it begins in; the rest of it is masked in the next one.
+    # A prefix can be longer than its window; the rest of it is masked in the next one.
     masked = np.maximum(prefixes.astype(np.int64)[entry] - start, np.where(number > 0, shared, 0))
     is_fresh = masked < length
     if is_fresh.all():

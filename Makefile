@@ -1,28 +1,38 @@
 # Two commands are all a newcomer needs:
 #
 #   make demo    see it work
-#   make test    run everything that CI runs
+#   make test    lint, types, and a quick test of every promise: minutes
 #
 # Both make .venv and install into it by themselves; the second time that takes no time.
+# `make test-deep` runs the other tests; CI runs both. tests/tiers.toml says which tests are deep.
 # `make soak HOURS=8` proves for hours under random seeds; killed, it goes on: see docs/prove.md.
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 HOURS ?= 1
+# Tests wait for the disk and for processes half of the time: four workers keep two cores busy.
+WORKERS ?= 4
+# Hundreds of tests start Python anew: let it keep what it has compiled, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := usage
-.PHONY: usage demo test soak lint system-packages
+.PHONY: usage demo test test-deep soak lint system-packages
 
 usage:
-	@echo "make demo    see it work: train, kill, resume, compare; a minute or two"
-	@echo "make test    run everything that CI runs: lint, types, layers, sizes, promises, tests"
+	@echo "make demo         see it work: train, kill, resume, compare; a minute or two"
+	@echo "make test         check every promise: lint, types, layers, sizes, API page, quick tests"
+	@echo "make test-deep    the other tests: all crash points, all mutations, long chains; CI runs both"
 
 demo: $(INSTALLED)
 	$(BIN)/unbroken demo
 
 test: lint system-packages
-	$(BIN)/pytest -q -n 2 --dist worksteal
+	$(PYTEST) --tier quick
+
+test-deep: system-packages
+	$(PYTEST) --tier deep
 
 soak: $(INSTALLED)
 	$(BIN)/python tools/soak.py --hours $(HOURS)
@@ -34,6 +44,7 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/sizes.py
 	$(BIN)/python tools/promise.py --check
+	$(BIN)/python tools/api.py --check
 
 system-packages: $(INSTALLED)
 	tools/system_packages.sh

@@ -30,6 +30,7 @@ from bench.measure import Samples, interleaved, write_results
 from unbroken import exact
 from unbroken.config.presets import preset
 from unbroken.config.sections import ModelConfig, OptimizerConfig
+from unbroken.exact.reducer import DeferringReducer
 from unbroken.gpt.build import initialize
 from unbroken.gpt.loss import LossSum
 from unbroken.gpt.model import GPT
@@ -92,16 +93,13 @@ class Trained(Variant):
         pinned = exact.pin(torch.device("cuda"))
         assert pinned is not None
         self.optimizer: AdamW = make_optimizer(self.model, OptimizerConfig())
-        self.reducer = exact.Reducer(
-            self.model, self.optimizer, lanes=1, seed=7, compute_dtype=torch.bfloat16, defer_scale=True
-        )
+        self.reducer = DeferringReducer(self.model, self.optimizer, lanes=1, seed=7, compute_dtype=torch.bfloat16)
 
     def step(self, tokens: Tensor) -> Tensor:
         for lane in self.reducer.lanes(0):
             total, count = self.compiled(tokens, labels=tokens)
             lane.backward(total, count=count)
         self.reducer.clip(1.0)
-        assert self.reducer.pending_scale is not None
         self.optimizer.scale_next(self.reducer.pending_scale)
         self.optimizer.step()
         return self.reducer.loss

@@ -1,16 +1,95 @@
 """What all tests share: what a test needs from the machine, and the tool as a subprocess."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from tests import tiers
+from tests.spent import Account, Meter
+
 SBIN = "/usr/sbin:/sbin"
+# A test of hypothesis takes this part of its examples in the quick tier, and no fewer than so many.
+_QUICK_PART, _FEWEST = 5, 10
+_HYPOTHESIS_SETTINGS = "_hypothesis_internal_use_settings"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run be told which tier to take."""
+    text = "run the tests of one tier and print what they cost in CPU seconds; tests/tiers.toml says which they are"
+    parser.addoption("--tier", choices=tiers.TIERS, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin every process of a run alike: with signals at their defaults, measured if a tier was asked for."""
+    is_worker = hasattr(config, "workerinput")
+    has_workers = not is_worker and bool(config.getoption("numprocesses", None))
+    if not has_workers:
+        _restore_signals()
+    tier = config.getoption("tier")
+    if tier and not has_workers:
+        config.pluginmanager.register(Meter())
+    if tier and not is_worker:
+        config.pluginmanager.register(Account(tiers.read_tiers(), tier))
+
+
+def _restore_signals() -> None:
+    """Handle signals as a terminal's programs do, however the tests were started; all that they start inherits it.
+
+    Under `nohup make test &` SIGINT, SIGQUIT and SIGHUP come ignored. What is ignored stays so across an exec: no
+    process that a test starts could be interrupted.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Out of the terminal's session, or the hangup that nohup is there for would end this process. One that leads
+        # its group cannot leave, and is not protected.
+        with contextlib.suppress(PermissionError):
+            os.setsid()
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out what is not of the tier."""
+    tier = config.getoption("tier")
+    if not tier:
+        return
+    is_quick = tiers.quick(tiers.read_tiers(), [_file_and_test(item) for item in items])
+    taken: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item, its_quick in zip(items, is_quick, strict=True):
+        is_hypothesis = item.get_closest_marker("hypothesis") is not None
+        if its_quick and is_hypothesis and tier == "quick":
+            take_fewer_examples(item)
+        (taken if its_quick == (tier == "quick") or (is_hypothesis and its_quick) else left).append(item)
+    items[:] = taken
+    config.hook.pytest_deselected(items=left)
+
+
+def _file_and_test(item: pytest.Item) -> tuple[str, str]:
+    file, _, test = item.nodeid.partition("::")
+    return file.removeprefix("tests/"), test.partition("[")[0]
+
+
+def take_fewer_examples(item: pytest.Item) -> None:
+    """Give a test of hypothesis a part of its examples."""
+    function = getattr(item, "obj", None)
+    full = getattr(function, _HYPOTHESIS_SETTINGS, None) or hypothesis.settings()
+    fewer = max(_FEWEST, full.max_examples // _QUICK_PART)
+    if fewer < full.max_examples:
+        setattr(function, _HYPOTHESIS_SETTINGS, hypothesis.settings(full, max_examples=fewer))
 
 
 def _has_command(name: str) -> Callable[[], bool]:
@@ -77,6 +156,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.fail(f"{reason}; CI must have it", pytrace=False)
             if reason:
                 pytest.skip(reason)
+
+
+def without_pytest() -> dict[str, str]:
+    """The environment for a pytest of its own: what a worker of this run was told is not for that one."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 Tool = Callable[..., "subprocess.CompletedProcess[str]"]

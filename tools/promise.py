@@ -1,9 +1,11 @@
 """List every promise with the tests that prove it.
 
     python tools/promise.py            write docs/promise/README.md
-    python tools/promise.py --check    exit 1 if that page is stale or a row claims what no test shows
+    python tools/promise.py --check    exit 1 if that page is stale, a row claims what no test shows, or no quick test
+                                       proves a row that is done
 
 The rows are in docs/promise/rows.toml. A test proves a row by carrying its id: ``@pytest.mark.promise("C2")``.
+Which tests are quick is said by tests/tiers.toml.
 """
 
 import ast
@@ -13,6 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.tiers import Tiers, matches, read_tiers  # noqa: E402 - a script finds it only now
 
 STATES = ("done", "begun", "open")
 INTRODUCTION = """# The promises
@@ -76,6 +83,44 @@ def complaints(rows: dict[str, Row], tests_of: dict[str, list[str]]) -> Iterator
             yield f"{name} is called {row.state}, and no test carries it"
 
 
+def defined_in(tests: Path) -> dict[str, list[str]]:
+    """For each test file, by its path below tests/, the tests it defines, with their classes."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        found[path.relative_to(tests).as_posix()] = list(_defined(tree, ""))
+    return found
+
+
+def _defined(node: ast.AST, owner: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _defined(child, f"{child.name}::")
+        elif isinstance(child, ast.FunctionDef) and child.name.startswith("test_"):
+            yield f"{owner}{child.name}"
+
+
+def tier_complaints(
+    rows: dict[str, Row], tests_of: dict[str, list[str]], tiers: Tiers, tests: dict[str, list[str]]
+) -> Iterator[str]:
+    """Rows that are done and that no quick test proves, and patterns of the table that are about no test."""
+    for pattern in tiers.deep:
+        if not any(matches(pattern, file, test) for file, names in tests.items() for test in names or [""]):
+            yield f"tests/tiers.toml: no test matches '{pattern}'; was it renamed?"
+    for name, row in rows.items():
+        carried = tests_of.get(name, [])
+        if row.state == "done" and carried and not any(_is_quick(entry, tiers, tests) for entry in carried):
+            yield f"{name} is done, and all its tests are deep; tests/tiers.toml must leave one in the quick tier"
+
+
+def _is_quick(entry: str, tiers: Tiers, tests: dict[str, list[str]]) -> bool:
+    """Whether at least one test of an entry, which may be a whole file or class, is in the quick tier."""
+    path, _, owner = entry.partition("::")
+    file = path.removeprefix("tests/")
+    named = [test for test in tests[file] if not owner or test == owner or test.startswith(f"{owner}::")]
+    return any(tiers.kept(file, test) != 0 for test in named or [owner])
+
+
 def page(rows: dict[str, Row], tests_of: dict[str, list[str]]) -> str:
     """The page: counts, then one table row per promise."""
     counts = ", ".join(f"{sum(row.state == state for row in rows.values())} {state}" for state in STATES)
@@ -93,11 +138,10 @@ def page(rows: dict[str, Row], tests_of: dict[str, list[str]]) -> str:
 
 
 def main() -> int:
-    root = Path(__file__).resolve().parent.parent
-    rows = read_rows(root / "docs" / "promise" / "rows.toml")
-    tests_of = collect(root / "tests")
-    target = root / "docs" / "promise" / "README.md"
-    found = list(complaints(rows, tests_of))
+    rows = read_rows(ROOT / "docs" / "promise" / "rows.toml")
+    tests_of = collect(ROOT / "tests")
+    target = ROOT / "docs" / "promise" / "README.md"
+    found = [*complaints(rows, tests_of), *tier_complaints(rows, tests_of, read_tiers(), defined_in(ROOT / "tests"))]
     made = page(rows, tests_of)
     if "--check" not in sys.argv[1:]:
         target.write_text(made, encoding="utf-8")

@@ -1,20 +1,47 @@
-"""unbroken: N short training jobs equal one long job, bit for bit.
+"""N short training jobs equal one long job, bit for bit.
 
-Importing this package imports neither torch nor numpy; ``Run``, ``load`` and ``exact`` do, when they are first named.
+``import unbroken`` is enough: ``unbroken.exact``, ``unbroken.data``, ``unbroken.gpt``, ``unbroken.testing``,
+``unbroken.config`` and ``unbroken.errors`` are imported when they are first used. Until then neither torch nor numpy
+is imported.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from unbroken import exact
+    from unbroken import config, data, errors, exact, gpt, testing
     from unbroken.loop.run import Run
     from unbroken.loop.settings import Settings
-    from unbroken.records.checkpoints import checkpoints
-    from unbroken.state.load import load
+    from unbroken.records.checkpoints import Checkpoint, checkpoints
+    from unbroken.state.load import Loaded, load
 
-__all__ = ["Run", "Settings", "__version__", "checkpoints", "exact", "load"]
+__all__ = [
+    "Checkpoint",
+    "Loaded",
+    "Run",
+    "Settings",
+    "__version__",
+    "checkpoints",
+    "config",
+    "data",
+    "errors",
+    "exact",
+    "gpt",
+    "load",
+    "testing",
+]
+
+_PACKAGES: Final = ("config", "data", "errors", "exact", "gpt", "testing")
+_HOMES: Final = {
+    "Checkpoint": "unbroken.records.checkpoints",
+    "Loaded": "unbroken.state.load",
+    "Run": "unbroken.loop.run",
+    "Settings": "unbroken.loop.settings",
+    "checkpoints": "unbroken.records.checkpoints",
+    "load": "unbroken.state.load",
+}
 
 
 def __dir__() -> list[str]:
@@ -22,24 +49,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
-    if name == "Run":
-        from unbroken.loop.run import Run
-
-        return Run
-    if name == "Settings":
-        from unbroken.loop.settings import Settings
-
-        return Settings
-    if name == "checkpoints":
-        from unbroken.records.checkpoints import checkpoints
-
-        return checkpoints
-    if name == "load":
-        from unbroken.state.load import load
-
-        return load
-    if name == "exact":
-        import importlib
-
-        return importlib.import_module("unbroken.exact")
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

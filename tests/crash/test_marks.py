@@ -120,7 +120,7 @@ def bitten() -> set[Line]:
 
 def test_there_are_marks() -> None:
     assert len(MARKS) >= 20
-    assert {mark.path.name for mark in MARKS} >= {"files.py", "commit.py", "sweep.py", "quarantine.py", "rewind.py"}
+    assert {mark.path.name for mark in MARKS} >= {"files.py", "commit.py", "sweep.py", "choose.py", "rewind.py"}
 
 
 @pytest.mark.promise("X7")

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.config import Config, DataConfig, Difference, ResumeClass
+from unbroken.config import Config, DataConfig
+from unbroken.config.changes import Difference
+from unbroken.config.fields import ResumeClass
 from unbroken.data.ingest.encoders import FILE_NAME, ByteEncoder, TokenizerFile
 from unbroken.disk import Disk
 from unbroken.files import Files

@@ -28,7 +28,7 @@ ALL = (0, 1, 2)
 
 def emergency(root: Path, **fields: Any) -> Job:  # noqa: ANN401 - whatever a job has
     """A job of a run whose window is too small for a save that was never measured."""
-    settings: dict[str, Any] = {"save_steps": None, "grace_s": 30.0, "emergency_dir": str(root / "scratch")}
+    settings: dict[str, Any] = {"save_steps": None, "grace_seconds": 30.0, "emergency_dir": str(root / "scratch")}
     return Job(str(root / "run"), **{**settings, **fields})
 
 
@@ -151,7 +151,7 @@ def test_a_dead_rank_keeps_no_other_from_dumping_and_without_its_dump_there_is_n
 
 @pytest.mark.promise("M11")
 def test_a_rank_that_hangs_keeps_no_other_from_dumping_before_the_kill(tmp_path: Path) -> None:
-    job = emergency(tmp_path, wrap="plain", grace_s=8.0, victims=(1,), at_step=3, what="hang")
+    job = emergency(tmp_path, wrap="plain", grace_seconds=8.0, victims=(1,), at_step=3, what="hang")
     with start(3, train, job) as ranks:
         until = time.monotonic() + 60
         while not (tmp_path / "run/emergency/area.json").exists():
@@ -173,7 +173,7 @@ def test_a_deadline_that_is_far_away_lets_no_rank_leave_while_it_waits_for_anoth
 ) -> None:
     monkeypatch.setenv("UNBROKEN_MAX_RUNTIME", "36000")
     # A window of which the deadline has already taken half: only a request to end would make that a hurry.
-    job = emergency(tmp_path, wrap="plain", grace_s=80_000.0, victims=(1,), at_step=3, what="slow")
+    job = emergency(tmp_path, wrap="plain", grace_seconds=80_000.0, victims=(1,), at_step=3, what="slow")
     told = good(spawn(2, train, job))
     assert [(each["step"], each["is_stopped"]) for each in told] == [(8, False)] * 2
     assert dumps(tmp_path) == []
@@ -246,7 +246,7 @@ def test_a_damaged_dump_is_passed_over_and_its_copy_is_taken(tmp_path: Path) -> 
 def test_what_each_rank_has_served_is_in_the_account_after_a_dump_and_each_sample_comes_once(tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
     make_corpus(data, TWO_BUCKETS)
-    settings = {"emergency_dir": str(tmp_path / "scratch"), "grace_s": 30.0, "save_steps": None}
+    settings = {"emergency_dir": str(tmp_path / "scratch"), "grace_seconds": 30.0, "save_steps": None}
     more: dict[str, Any] = {"stream": {"epochs": None}, "settings": settings}
     # Three ranks share four lanes unevenly.
     first = spawn(3, serve, Leg(str(run), str(data), global_batch=8, signal_at=3, **more))

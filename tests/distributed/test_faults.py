@@ -173,10 +173,10 @@ def test_a_save_that_one_rank_asks_for_is_made_once_by_all(tmp_path: Path) -> No
 # ---- losses that are no numbers ----
 
 
-@pytest.mark.parametrize("log_steps", [1, 100])
-def test_a_loss_that_is_no_number_on_one_rank_ends_all_at_one_edge(tmp_path: Path, log_steps: int) -> None:
+@pytest.mark.parametrize("logging_steps", [1, 100])
+def test_a_loss_that_is_no_number_on_one_rank_ends_all_at_one_edge(tmp_path: Path, logging_steps: int) -> None:
     run = tmp_path / "run"
-    job = Job(str(run), victims=(1,), at_step=4, what="nan", log_steps=log_steps, total=12)
+    job = Job(str(run), victims=(1,), at_step=4, what="nan", logging_steps=logging_steps, total=12)
     ended = spawn(3, train, job, timeout_s=60)
     told_by(ended, "non-finite-loss", rank=1)
     assert (outcome(run).status, outcome(run).exit_code) == ("error", 8)

@@ -57,13 +57,13 @@ class Job:
     pause_s: float = 0.0
     has_data: bool = True
     is_dropping: bool = True
-    log_steps: int = 1
+    logging_steps: int = 1
     has_average: bool = True
     has_norm: bool = True
     odd_rank: int | None = None
     emergency_dir: str | None = None
     persistent_dir: str | None = None
-    grace_s: float | None = None
+    grace_seconds: float | None = None
     host: str | None = None
     ahead_s: float = 0.0
 
@@ -324,11 +324,11 @@ def settings_of(job: Job) -> unbroken.Settings:
         save_steps=job.save_steps,
         keep_last_k=None,
         accept=job.accept,
-        log_steps=job.log_steps,
+        logging_steps=job.logging_steps,
         audit="off",
         emergency_dir=job.emergency_dir,
         persistent_dir=job.persistent_dir,
-        grace_s=job.grace_s,
+        grace_seconds=job.grace_seconds,
     )
 
 

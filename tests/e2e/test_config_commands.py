@@ -85,9 +85,9 @@ def test_validate_names_every_problem_with_its_line(unbroken: Tool, tmp_path: Pa
     ended = unbroken("validate", "run.yaml", "--training.sed=1")
     assert ended.returncode == 2
     assert "the config has 3 problems" in ended.stderr
-    assert "run.yaml:2  model.n_heads: is no field of model; did you mean model.n_head?" in ended.stderr
+    assert "run.yaml:2  model.n_heads: is not a field of model; did you mean model.n_head?" in ended.stderr
     assert "run.yaml:3  model.n_layer: must be at least 1, at most 10,000, is 0" in ended.stderr
-    assert "command line  training.sed: is no field of training; did you mean training.seed?" in ended.stderr
+    assert "command line  training.sed: is not a field of training; did you mean training.seed?" in ended.stderr
 
 
 def test_print_config_says_where_every_value_came_from(unbroken: Tool, tmp_path: Path) -> None:

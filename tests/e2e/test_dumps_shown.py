@@ -42,7 +42,7 @@ def test_dumps_of_some_ranks_alone_promise_nothing(unbroken: Tool, tmp_path: Pat
 
 @pytest.mark.parametrize("asked", [
     ("show", "new"), ("show", "new@5"), ("pin", "new"), ("diff", "new", "new"), ("generate", "new", "--prompt", "a"),
-    ("evaluate", "new"), ("export", "new", "--to", "w.pt"),
+    ("evaluate", "new"), ("export", "new", "--output", "w.pt"),
 ])  # fmt: skip
 def test_who_asks_for_a_checkpoint_of_a_run_without_one_is_told_so(
     unbroken: Tool, tmp_path: Path, asked: tuple[str, ...]

@@ -25,7 +25,7 @@ print(json.dumps({name: [str(t.dtype), float(t.double().sum())] for name, t in s
 @pytest.mark.promise("G22", "G5", "M7")
 def test_a_pt_file_loads_in_a_process_that_knows_nothing_of_us(unbroken: Tool, tmp_path: Path) -> None:
     model = save_run(tmp_path / "run")
-    ended = unbroken("export", "run", "--to", "weights.pt")
+    ended = unbroken("export", "run", "--output", "weights.pt")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("exported  weights.pt  torch, ")
     said = subprocess.check_output([sys.executable, "-I", "-c", READ_PT, "weights.pt"], cwd=tmp_path, text=True)
@@ -38,7 +38,7 @@ def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_asked(unb
     from safetensors.torch import load_file
 
     model = save_run(tmp_path / "run")
-    found = json.loads(unbroken("export", "run@1", "--to", "w.safetensors", "--dtype", "bf16", "--json").stdout)
+    found = json.loads(unbroken("export", "run@1", "--output", "w.safetensors", "--dtype", "bf16", "--json").stdout)
     assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/2", 1, "safetensors")
     state = load_file(tmp_path / "w.safetensors")
     assert set(state) == set(model.state_dict())
@@ -52,7 +52,7 @@ def test_transformers_loads_the_folder_with_its_tokenizer_and_gives_equal_logits
 ) -> None:
     transformers = pytest.importorskip("transformers")
     model = save_run(tmp_path / "run", tokenizer=str(train_bpe(tmp_path / "bpe")))
-    ended = unbroken("export", "run", "--to", "llama", "--format", "huggingface")
+    ended = unbroken("export", "run", "--output", "llama", "--format", "huggingface")
     assert ended.returncode == 0, ended.stderr
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "llama")
@@ -68,7 +68,7 @@ def test_transformers_loads_the_folder_with_its_tokenizer_and_gives_equal_logits
 
 def test_bytes_have_no_tokenizer_there_and_that_is_said(unbroken: Tool, tmp_path: Path) -> None:
     save_run(tmp_path / "run")
-    ended = unbroken("export", "run", "--to", "llama")
+    ended = unbroken("export", "run", "--output", "llama")
     assert ended.returncode == 0
     assert "none is in the folder: the ids are bytes" in ended.stdout
     assert not (tmp_path / "llama" / "tokenizer.json").exists()
@@ -80,34 +80,34 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
 ) -> None:
     save_run(tmp_path / "run")
     for target in ("w.pt", "llama"):
-        assert unbroken("export", "run@1", "--to", target).returncode == 0
-        refused = unbroken("export", "run", "--to", target)
+        assert unbroken("export", "run@1", "--output", target).returncode == 0
+        refused = unbroken("export", "run", "--output", target)
         assert refused.returncode == 2 and refused.stderr.startswith("error[would-overwrite]: "), refused.stderr
-        assert f"unbroken export run --to {target} --force" in refused.stderr
-        assert unbroken("export", "run", "--to", target, "--force").returncode == 0
+        assert f"unbroken export run --output {target} --force" in refused.stderr
+        assert unbroken("export", "run", "--output", target, "--force").returncode == 0
     state = torch.load(tmp_path / "w.pt", weights_only=True)
     assert torch.equal(
         state["norm.weight"], find_model(str(tmp_path / "run")).load(torch.device("cpu")).model.norm.weight
     )
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    for words in (("--to", "thesis"), ("-o", "thesis", "--force")):
+    for words in (("--output", "thesis"), ("-o", "thesis", "--force")):
         refused = unbroken("export", "run", *words)
         assert refused.returncode == 2 and refused.stderr.splitlines() == [
             "error[would-overwrite]: a folder that no export wrote (it holds chapter.txt) already exists",
             "  at   thesis",
             "  so   nothing was changed; this is never replaced, even with --force",
-            "  help unbroken export run --to thesis/export   write to a path that is free",
+            "  help unbroken export run --output thesis/export   write to a path that is free",
         ]
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     # A folder and a file do not take each other's place, and what would be refused is refused before a model is read.
     (tmp_path / "empty.pt").mkdir()
     (tmp_path / "export-empty.pt").touch()
-    refused = unbroken("export", "nothing", "--to", "empty.pt", "--force")
+    refused = unbroken("export", "nothing", "--output", "empty.pt", "--force")
     assert "an empty folder, where a file is to be written, already exists" in refused.stderr
-    assert "unbroken export nothing --to export-empty-2.pt" in refused.stderr
+    assert "unbroken export nothing --output export-empty-2.pt" in refused.stderr
     (tmp_path / "notes").write_text("mine")
-    refused = unbroken("export", "run", "--to", "notes", "--force")
+    refused = unbroken("export", "run", "--output", "notes", "--force")
     assert "a file with this name, where a folder is to be written, already exists" in refused.stderr
     assert (tmp_path / "notes").read_text() == "mine"
     (tmp_path / "empty").mkdir()
@@ -126,18 +126,18 @@ def test_what_cannot_be_exported_is_said_in_a_few_lines(unbroken: Tool, tmp_path
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     cases = [
         (["run"], 2, "bad-usage"),
-        (["run", "--to", "w.pt", "--format", "safetensors"], 2, "bad-usage"),
-        (["nothing", "--to", "w.pt"], 2, "path-missing"),
-        (["empty", "--to", "w.pt"], 5, "no-usable-checkpoint"),
-        (["run@5", "--to", "w.pt"], 2, "checkpoint-unknown"),
-        (["other", "--to", "llama"], 2, "not-expressible"),
-        (["run", "--to", "llama", "--tokenizer", "no/tokenizer.json"], 2, "tokenizer-unknown"),
+        (["run", "--output", "w.pt", "--format", "safetensors"], 2, "bad-usage"),
+        (["nothing", "--output", "w.pt"], 2, "path-missing"),
+        (["empty", "--output", "w.pt"], 5, "no-usable-checkpoint"),
+        (["run@5", "--output", "w.pt"], 2, "checkpoint-unknown"),
+        (["other", "--output", "llama"], 2, "not-expressible"),
+        (["run", "--output", "llama", "--tokenizer", "no/tokenizer.json"], 2, "tokenizer-unknown"),
     ]
     for words, code, kind in cases:
         ended = unbroken("export", *words)
         assert ended.returncode == code, f"{words}: {ended.stderr}"
         assert ended.stderr.startswith(f"error[{kind}]: "), f"{words}: {ended.stderr}"
     damage(find_model(str(tmp_path / "run")).path)
-    ended = unbroken("export", "run", "--to", "w.pt")
+    ended = unbroken("export", "run", "--output", "w.pt")
     assert ended.returncode == 5 and ended.stderr.startswith("error[no-usable-checkpoint]: ")
     assert not [path.name for path in tmp_path.iterdir() if path.name in ("w.pt", "llama")]

@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older
     ended = unbroken("generate", "run@2", "--prompt", "x")
     assert ended.returncode == 3 and ended.stderr.startswith("error[damaged-checkpoint]: "), ended.stderr
     assert ended.stdout == ""
-    words = (["generate", "--prompt", "x"], ["export", "--to", "x.pt"], ["batch-generate", "--input", "in.jsonl"])
+    words = (["generate", "--prompt", "x"], ["export", "--output", "x.pt"], ["batch-generate", "--input", "in.jsonl"])
     write(tmp_path / "in.jsonl", {"prompt": "x"})
     for command, *rest in words:
         ended = unbroken(command, "run", *rest)
@@ -119,11 +119,11 @@ def test_the_average_of_the_weights_answers_where_it_is_asked_for(unbroken: Tool
     average = save_averaged(tmp_path / "run")
     ended = unbroken("generate", "run", "--prompt", "def ", "--ema", "--greedy", "--json")
     assert ended.returncode == 0, ended.stderr
-    ended = unbroken("export", "run", "--to", "average.pt", "--ema", "--json")
+    ended = unbroken("export", "run", "--output", "average.pt", "--ema", "--json")
     assert ended.returncode == 0 and json.loads(ended.stdout)["is_averaged"], ended.stderr
     written = torch.load(tmp_path / "average.pt", weights_only=True)
     assert all(torch.equal(written[name], average[name]) for name in average)
-    ended = unbroken("export", "run@1", "--to", "none.pt", "--ema")
+    ended = unbroken("export", "run@1", "--output", "none.pt", "--ema")
     assert ended.returncode == 2 and ended.stderr.startswith("error[no-average]: "), ended.stderr
     assert not (tmp_path / "none.pt").exists()
 

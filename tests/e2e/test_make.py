@@ -1,6 +1,7 @@
-"""The two commands of the Makefile, and an installation that never pulls CUDA packages onto a machine without a GPU."""
+"""The commands of the Makefile, and an installation that never pulls CUDA packages onto a machine without a GPU."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -77,16 +78,21 @@ def test_with_a_gpu_the_cuda_packages_are_wanted(machine: Path) -> None:
     assert installed(machine) == {"torch", "nvidia_cublas"}
 
 
-def test_make_alone_names_the_two_commands_and_does_nothing(tmp_path: Path) -> None:
+def test_make_alone_names_its_commands_and_does_nothing(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     said = subprocess.check_output(["make", "-C", str(tmp_path), "--no-print-directory"], text=True)
-    assert [line.split()[:2] for line in said.splitlines()] == [["make", "demo"], ["make", "test"]]
+    assert [line.split()[1] for line in said.splitlines()] == ["demo", "test", "test-deep"]
     assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
 
 
-def test_ci_runs_what_make_test_runs() -> None:
+def test_ci_runs_both_tiers_and_together_they_are_all_tests() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec make test")
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-2:] == ["make test", "make test-deep"]
+    command = ["make", "-n", "-C", str(ROOT), "test", "test-deep"]
+    said = subprocess.check_output(command, text=True)
+    ran = [shlex.split(line) for line in said.splitlines() if "/pytest " in line]
+    assert [words[-2:] for words in ran] == [["--tier", "quick"], ["--tier", "deep"]]
+    assert ran[0][:-1] == ran[1][:-1]  # and nothing else tells them apart: no path, no expression
 
 
 def test_no_file_of_the_installation_names_a_host() -> None:

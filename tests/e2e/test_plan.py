@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_planned_from_what_it_has_measured(unbroken: Tool, run: Path) -> None:
-    told = json.loads(unbroken("plan", str(run), "--walltime", "3600", "--json").stdout)
+    told = json.loads(unbroken("plan", str(run), "--max-runtime", "3600", "--json").stdout)
     assert told["schema"] == "unbroken.plan/2"
     assert told["given"]["steps"] == 6
     assert told["given"]["step_s"] > 0
@@ -33,7 +33,7 @@ def test_a_run_is_planned_from_what_it_has_measured(unbroken: Tool, run: Path) -
 
 
 def test_an_option_wins_over_what_was_measured(unbroken: Tool, run: Path) -> None:
-    told = json.loads(unbroken("plan", str(run), "--steps", "1000", "--step-seconds", "2", "--json").stdout)
+    told = json.loads(unbroken("plan", str(run), "--steps", "1000", "--step-time", "2", "--json").stdout)
     assert told["plan"]["training_s"] == 2_000
 
 
@@ -43,7 +43,7 @@ def test_a_config_adds_target_wall_time_and_what_its_own_cadence_would_cost(unbr
         "data: {path: data, tokenizer: gpt2}\n"
         f"training: {{output_dir: {tmp_path / 'none'}, max_steps: 5000, max_runtime_seconds: 7200, save_steps: 10}}\n"
     )
-    options = ("--step-seconds", "3", "--save-seconds", "20", "--mtbf", "40000")
+    options = ("--step-time", "3", "--save-time", "20", "--mtbf", "40000")
     told = json.loads(unbroken("plan", str(config), *options, "--json").stdout)
     assert told["given"]["steps"] == 5_000
     assert told["given"]["walltime_s"] == 7_200
@@ -60,7 +60,7 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
         "data: {path: data, tokenizer: bytes, max_length: 64, overlap_size: 8}\n"
         f"training: {{output_dir: {tmp_path / 'runs' / 'none'}, max_steps: 500}}\n"
     )
-    told = json.loads(unbroken("plan", str(config), "--walltime", "04:00:00", "--mtbf", "2d", "--json").stdout)
+    told = json.loads(unbroken("plan", str(config), "--max-runtime", "04:00:00", "--mtbf", "2d", "--json").stdout)
     assert (
         told["given"]["steps"] == 500 and told["given"]["walltime_s"] == 14_400 and told["given"]["mtbf_s"] == 172_800
     )
@@ -68,7 +68,7 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
     said = " ".join(told["assumptions"])
     assert "a step takes" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.yaml"], "nothing is left of the measurement"
-    bad = unbroken("plan", str(config), "--walltime", "4x")
+    bad = unbroken("plan", str(config), "--max-runtime", "4x")
     assert bad.returncode == 2 and "'4x' is no duration" in bad.stderr
 
 
@@ -76,7 +76,7 @@ def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(
     bad = unbroken("plan", "--steps", "-1", "--mtbf", "nan")
     assert bad.returncode == 2
     assert bad.stderr.startswith("error[bad-plan]: cannot make a plan: 4 problems\n")
-    for option in ("--steps", "--step-seconds", "--save-seconds", "--mtbf"):
+    for option in ("--steps", "--step-time", "--save-time", "--mtbf"):
         assert f"  {option} " in bad.stderr
     assert "--mtbf must be a finite number of seconds above 0, is nan" in bad.stderr
     nowhere = unbroken("plan", "nowhere.yaml")

@@ -210,7 +210,7 @@ def test_sealed_folders_are_kept_and_pruned_and_foreign_ones_survive(
         assert unbroken("seal", outputs / f"checkpoint-{step}", "--metric", f"loss={loss}").returncode == 0
     shutil.copytree(written / "plain torch.save" / f"step_{STEP}", outputs / "mine")
     (outputs / "latest").write_text("global_step400")
-    ended = unbroken("prune", "outputs", "--keep-last", "1", "--keep-best", "loss", "--json")
+    ended = unbroken("prune", "outputs", "--keep-last-k", "1", "--keep-best", "loss", "--json")
     assert json.loads(ended.stdout)["removed"] == ["checkpoint-100", "checkpoint-300"]
     assert sorted(path.name for path in outputs.iterdir()) == ["checkpoint-200", "checkpoint-400", "latest", "mine"]
     assert (outputs / "latest").read_text() == "global_step400"
@@ -241,11 +241,11 @@ def test_prune_never_removes_a_run_nor_the_folder_it_names(unbroken: Tool, tmp_p
     (tmp_path / "run1" / "checkpoints" / "checkpoint-5").mkdir(parents=True)
     (tmp_path / "run2" / "journal").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    ended = unbroken("prune", "run1", "--keep-last", "1")
+    ended = unbroken("prune", "run1", "--keep-last-k", "1")
     assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
     assert "left    run1  (the command names it)" in ended.stdout
     assert "left    run2  (it holds the records of a run)" in ended.stdout
-    ended = unbroken("prune", ".", "--keep-last", "1")
+    ended = unbroken("prune", ".", "--keep-last-k", "1")
     assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
     assert "left    run1  (it is a run with checkpoints of its own, not a checkpoint)" in ended.stdout
 

@@ -30,7 +30,7 @@ TORCH_FREE = [
     *(["verify", "run", "--full"], ["diff", "run", "run"], ["prune", "run", "--dry-run"], ["pin", "run"]),
     *(["run", "-m", "this"], ["launch", "-m", "this"], ["train", "--help"]),
     *(
-        ["plan", "run.yaml", "--step-seconds", "1", "--save-seconds", "1", "--json"],
+        ["plan", "run.yaml", "--step-time", "1", "--save-time", "1", "--json"],
         ["slurm", "init", "run.yaml"],
         ["kubernetes", "run.yaml", "--image", "i", "--claim", "c"],
     ),

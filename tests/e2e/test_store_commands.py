@@ -98,7 +98,7 @@ def test_verify_proves_a_run_and_names_what_is_damaged(unbroken: Tool, run: Path
     said = document(unbroken, "verify", "run@50", "--full", code=3)
     assert said["schema"] == "unbroken.verify/1" and said["is_sound"] is False
     assert said["checkpoints"][0]["findings"][0]["cause"] == "damaged"
-    assert document(unbroken, "verify", "run@40", "--sampled", "--workers", "2")["is_sound"] is True
+    assert document(unbroken, "verify", "run@40", "--sampled", "--num-workers", "2")["is_sound"] is True
 
 
 def test_verify_of_a_store_without_a_checkpoint_exits_with_5(unbroken: Tool, tmp_path: Path) -> None:
@@ -130,17 +130,17 @@ def test_diff_exits_by_what_it_finds(unbroken: Tool, run: Path) -> None:
 @pytest.mark.promise("C17")
 def test_a_dry_run_of_prune_changes_nothing_and_tells_what_prune_then_does(unbroken: Tool, run: Path) -> None:
     before = stamped(run)
-    told = document(unbroken, "prune", "run", "--keep-last", "1", "--keep-every", "40", "--dry-run")
+    told = document(unbroken, "prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40", "--dry-run")
     assert stamped(run) == before
     assert told["schema"] == "unbroken.prune/2" and told["dry_run"] is True
-    done = document(unbroken, "prune", "run", "--keep-last", "1", "--keep-every", "40")
+    done = document(unbroken, "prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40")
     assert done["removed"] == told["removed"]
     assert done["removed"] == ["checkpoint-10", "checkpoint-20.2", "checkpoint-30-shutdown", "checkpoint-50"]
     left = {path.name for path in (run / "checkpoints").iterdir()}
     assert {"final", "checkpoint-40", "checkpoint-20", "mine", "quarantine", "abandoned", "latest"} <= left
     assert not left & set(done["removed"])
     assert unbroken("verify", "run", "--full").returncode == 0
-    assert unbroken("prune", "run", "--keep-last", "1", "--keep-every", "40").stdout.endswith(
+    assert unbroken("prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40").stdout.endswith(
         "removed 0 entries, 0 bytes\n"
     )
 
@@ -155,7 +155,7 @@ def test_prune_without_a_policy_removes_no_checkpoint(unbroken: Tool, run: Path)
 def test_prune_does_not_count_a_newest_checkpoint_that_only_looks_whole(unbroken: Tool, run: Path) -> None:
     shutil.rmtree(run / "checkpoints/final")
     damage(run)
-    ended = unbroken("prune", "run", "--keep-last", "1")
+    ended = unbroken("prune", "run", "--keep-last-k", "1")
     assert ended.returncode == 0
     assert "checkpoint-50 is damaged and does not count" in ended.stderr
     assert (run / "checkpoints/checkpoint-40").exists(), "the last good one"
@@ -165,7 +165,7 @@ def test_prune_does_not_count_a_newest_checkpoint_that_only_looks_whole(unbroken
 def test_prune_keeps_the_best(unbroken: Tool, run: Path) -> None:
     kept = document(unbroken, "prune", "run", "--keep-best", "loss:max", "--dry-run")["kept"]
     assert kept["checkpoint-10"] == ["best loss"]
-    kept = document(unbroken, "prune", "run", "--keep-seconds", "3600", "--dry-run")["kept"]
+    kept = document(unbroken, "prune", "run", "--keep-every-seconds", "3600", "--dry-run")["kept"]
     assert kept["checkpoint-10"] == ["every 3,600 s"]
 
 
@@ -198,7 +198,7 @@ def test_from_inside_the_store_a_live_jobs_draft_is_as_safe_as_from_outside(
 def test_pins_are_set_and_taken_back(unbroken: Tool, run: Path) -> None:
     assert unbroken("pin", "run@30", "--reason", "paper").stdout == "checkpoint-30-shutdown is pinned\n"
     assert unbroken("pin", "run@30").stdout == "checkpoint-30-shutdown was pinned already\n"
-    assert document(unbroken, "prune", "run", "--keep-last", "1", "--dry-run")["kept"]["checkpoint-30-shutdown"] == [
+    assert document(unbroken, "prune", "run", "--keep-last-k", "1", "--dry-run")["kept"]["checkpoint-30-shutdown"] == [
         "pinned"
     ]
     said = document(unbroken, "unpin", "run@30")
@@ -265,16 +265,16 @@ MISTAKES = [
     ["show", "run/checkpoints/checkpoint-99"],
     ["show", "run", "--tensor"],
     ["verify", "nothing", "--full"],
-    ["verify", "run", "--workers", "0"],
-    ["verify", "run", "--workers", "many"],
+    ["verify", "run", "--num-workers", "0"],
+    ["verify", "run", "--num-workers", "many"],
     ["diff", "run"],
     ["diff", "run", "nothing"],
-    ["prune", "run", "--keep-last", "0"],
-    ["prune", "run", "--keep-every", "-5"],
+    ["prune", "run", "--keep-last-k", "0"],
+    ["prune", "run", "--keep-milestone-every", "-5"],
     ["prune", "run", "--keep-best", "loss:sideways"],
     ["prune", "run", "--keep-best", ":max"],
     ["prune", "run", "--keep-best", "los"],
-    ["prune", "run", "--keep-last", "many"],
+    ["prune", "run", "--keep-last-k", "many"],
     ["prune", "empty"],
     ["pin", "run@99"],
     ["unpin", "nothing"],
@@ -338,7 +338,7 @@ def test_no_name_and_no_manifest_steers_the_terminal(unbroken: Tool, run: Path) 
         ["ls", "run"],
         ["show", "run@10", "--tensors"],
         ["verify", "run"],
-        ["prune", "run", "--keep-last", "1", "--dry-run"],
+        ["prune", "run", "--keep-last-k", "1", "--dry-run"],
         ["diff", "run@10", "run@10"],
         ["status", "run"],
     ):

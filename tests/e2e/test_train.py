@@ -105,7 +105,7 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     assert here.layout() >= RECORDS | {"checkpoints/final", "checkpoints/latest"}
     assert here.told("outcome", "runs/tiny")["class"] == "done"
     assert here.told("status", "runs/tiny")["status"] == "completed"
-    evaluated = here.told("evaluate", "runs/tiny", "--max-batches", "2")
+    evaluated = here.told("evaluate", "runs/tiny", "--max-eval-batches", "2")
     rows = [json.loads(line) for line in (here.run / "metrics" / "job-0001.jsonl").read_text().splitlines()]
     assert evaluated["val_loss"] == rows[-1]["val_loss"], "the checkpoint computes what the training logged"
     code, said = here.call("evaluate", "runs/tiny", "--device", "tpu")

@@ -22,7 +22,7 @@ TRAINS = f"""{COUNTING}
 import signal, time, torch, unbroken
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-settings = unbroken.Settings(save_steps=2, max_runtime_s=LIMIT, reserve_s=1000.0)
+settings = unbroken.Settings(save_steps=2, max_runtime_seconds=LIMIT, walltime_reserve_seconds=1000.0)
 with unbroken.Run("runs/a", model=model, optimizer=optimizer, settings=settings) as run:
     for step in run.steps(12):
         DOES

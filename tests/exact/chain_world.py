@@ -23,7 +23,7 @@ def job(directory: str, case: Case, end_at: int) -> dict[str, Any]:
     model, optimizer, reducer = build(case)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL)
     things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    settings = unbroken.Settings(save_steps=2, log_steps=1, audit="error")
+    settings = unbroken.Settings(save_steps=2, logging_steps=1, audit="error")
     with unbroken.Run(directory, settings=settings, reducer=reducer, numerics=numerics, **things) as run:
         began = run.step
         for step in run.steps(TOTAL):

@@ -29,7 +29,7 @@ def nothing(where: str) -> None:
 def job(directory: str, total: int, body: Body, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
     """A job that does something at each step; returns how it ended."""
     things = build()
-    with unbroken.Run(directory, settings=unbroken.Settings(log_steps=1, **settings), **things) as run:
+    with unbroken.Run(directory, settings=unbroken.Settings(logging_steps=1, **settings), **things) as run:
         for step in run.steps(total):
             loss = one_step(things, next(run.data), nothing)
             run.log(loss=loss)
@@ -108,7 +108,7 @@ def until_walltime(directory: str, max_runtime_s: float, delay_s: float) -> dict
     began = time.time()
     set_disk(SlowDisk(Path(directory) / "checkpoints", delay_s))
     ended = job(
-        directory, 10_000, lambda run, step, things: time.sleep(0.02), save_steps=10, max_runtime_s=max_runtime_s
+        directory, 10_000, lambda run, step, things: time.sleep(0.02), save_steps=10, max_runtime_seconds=max_runtime_s
     )
     return {**ended, "left_s": max_runtime_s - (time.time() - began)}
 
@@ -131,7 +131,7 @@ def in_a_window(directory: str, grace_s: float, delay_s: float, scratch: str | N
             time.sleep(0.0 if grace_s else 60.0)
 
     set_disk(SlowDisk(Path(directory) / "checkpoints", delay_s))
-    return job(directory, 12, body, save_steps=2, grace_s=grace_s, emergency_dir=scratch)
+    return job(directory, 12, body, save_steps=2, grace_seconds=grace_s, emergency_dir=scratch)
 
 
 def left_to_go_on(directory: str, scratch: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from unbroken import exact
 from unbroken.exact.norm import scale
+from unbroken.exact.reducer import DeferringReducer
 
 LOW = (None, torch.bfloat16, torch.float16)
 MOST_RANKS = 3
@@ -83,7 +84,7 @@ def _step(odd: Odd, model: OddModel, reducer: exact.Reducer, step: int) -> list[
         scaled = loss * 1e9 if lane.number == odd.overflowing else loss
         lane.backward(loss, count=lane.number % 3, scaled=scaled)
     norm = reducer.clip(0.7)
-    if reducer.pending_scale is not None:
+    if isinstance(reducer, DeferringReducer):
         scale(reducer.gradients(), reducer.pending_scale)
     bits = [each.hex() for each in (*reducer.losses.tolist(), float(reducer.loss), float(norm))]
     for _, parameter in model.named_parameters():
@@ -108,13 +109,13 @@ def bits_each(seeds: tuple[int, ...], is_sharded: bool) -> list[list[str]]:
             policy = MixedPrecisionPolicy(param_dtype=odd.dtype)
             for module in (*model.layers, model):
                 fully_shard(module, mesh=mesh, mp_policy=policy)
-        reducer = exact.Reducer(
+        kind = DeferringReducer if odd.defers else exact.Reducer
+        reducer = kind(
             model,
             lanes=odd.lanes,
             seed=3,
             compute_dtype=None if is_sharded else odd.dtype,
             bucket_bytes=odd.bucket_bytes,
-            defer_scale=odd.defers,
         )
         found.append([bit for step in range(2) for bit in _step(odd, model, reducer, step)])
         reducer.close()

@@ -33,7 +33,7 @@ scaler = torch.amp.GradScaler("cuda")
 loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
 things = dict(model=model, average=average, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=loader)
 losses = {}
-with unbroken.Run(directory, settings=unbroken.Settings(save_steps=4, audit="error", log_steps=1), **things) as run:
+with unbroken.Run(directory, settings=unbroken.Settings(save_steps=4, audit="error", logging_steps=1), **things) as run:
     for step in run.steps(24):
         batch = next(run.data).cuda(non_blocking=True) + 0.1 * torch.randn(1, device="cuda")
         with torch.autocast("cuda", torch.float16):

@@ -134,7 +134,7 @@ def train(case: Case) -> dict[str, Any]:
         from tests.exact.mutations import MUTATIONS
 
         MUTATIONS[case.mutation](things)
-    settings = unbroken.Settings(save_steps=case.save_steps, log_steps=1, **case.settings)
+    settings = unbroken.Settings(save_steps=case.save_steps, logging_steps=1, **case.settings)
     with unbroken.Run(case.directory, settings=settings, **things) as run:
         began = run.step
         for step in run.steps(case.total):

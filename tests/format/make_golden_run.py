@@ -76,7 +76,7 @@ def train(directory: Path, *, until: int = TARGET, end: str = "", lr: float = 0.
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=8, gamma=0.5)
     loader = DataLoader(TensorDataset(torch.arange(48.0).reshape(12, 4) / 8), batch_size=2, shuffle=True)
-    chosen = unbroken.Settings(save_steps=4, keep_last_k=3, log_steps=1, console=False, **settings)
+    chosen = unbroken.Settings(save_steps=4, keep_last_k=3, logging_steps=1, console=False, **settings)
     run = unbroken.Run(directory, settings=chosen, model=model, optimizer=optimizer, scheduler=scheduler, data=loader, best=best)  # fmt: skip  # noqa: E501
     with run:
         for step in run.steps(TARGET):

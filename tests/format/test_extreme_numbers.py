@@ -113,8 +113,8 @@ def _write_journal(layout: Layout) -> None:
 def _commands(run: Path) -> Iterator[list[str]]:
     here = str(run)
     yield from (["status", here], ["ls", here], ["show", here], ["outcome", here])
-    yield from (["verify", here], ["prune", here, "--keep-last", "1", "--dry-run"], ["plan", here], ["stop", here])
-    yield ["plan", here, "--step-seconds", "1", "--save-seconds", "1", "--steps", "10"]
+    yield from (["verify", here], ["prune", here, "--keep-last-k", "1", "--dry-run"], ["plan", here], ["stop", here])
+    yield ["plan", here, "--step-time", "1", "--save-time", "1", "--steps", "10"]
 
 
 def _require_told(arguments: list[str], what: str) -> None:
@@ -222,7 +222,7 @@ def test_a_config_with_an_extreme_number_is_refused_by_name_or_planned(run: Path
     path = tmp_path / "config.json"
     for what, text in _variants(json.dumps({"training": whole["training"], "optimizer": whole["optimizer"]})):
         path.write_text(text)
-        for arguments in (["validate", str(path)], ["plan", str(path), "--step-seconds", "1", "--save-seconds", "1"]):
+        for arguments in (["validate", str(path)], ["plan", str(path), "--step-time", "1", "--save-time", "1"]):
             _require_told(arguments, what)
 
 
@@ -247,9 +247,9 @@ def test_a_world_of_pointers_that_no_cluster_has_is_not_counted_through(run: Pat
         assert choose_dumps([], read_pointers(run), is_newer=lambda _: True).dump_set is None
 
 
-@pytest.mark.parametrize("option", ["--steps", "--step-seconds", "--save-seconds", "--mtbf", "--walltime"])
+@pytest.mark.parametrize("option", ["--steps", "--step-time", "--save-time", "--mtbf", "--max-runtime"])
 def test_an_option_with_an_extreme_number_is_a_mistake_of_the_command(option: str) -> None:
-    asked = {"--steps": "10", "--step-seconds": "1", "--save-seconds": "1", "--mtbf": "9999", "--walltime": "999"}
+    asked = {"--steps": "10", "--step-time": "1", "--save-time": "1", "--mtbf": "9999", "--max-runtime": "999"}
     for value in ("1e308", "-1", "1" + "0" * 400, "nan", "inf", "x"):
         words = [word for pair in {**asked, option: value}.items() for word in pair]
         _require_told(["plan", *words], f"{option} is {value}")

@@ -76,7 +76,7 @@ def test_no_command_lets_a_hostile_text_steer_the_terminal(run: Path, monkeypatc
         *(["status", here], ["ls", here], ["show", here, "--tensors"], ["outcome", here]),
         # Quietly: the progress bar is painted by rich.
         ["verify", here, "--quiet"],
-        *(["prune", here, "--keep-last", "1", "--dry-run"], ["diff", f"{here}@1", f"{here}@2"], ["plan", here]),
+        *(["prune", here, "--keep-last-k", "1", "--dry-run"], ["diff", f"{here}@1", f"{here}@2"], ["plan", here]),
         *(["stop", here], ["status", f"{here}{EVIL}"], ["show", f"{here}@{EVIL}"], [f"nothing{EVIL}"]),
         *(["ls", here, f"--option{EVIL}"], ["explain", EVIL], ["prune", here, "--keep-best", f"min:{EVIL}"]),
         *(["validate", f"{here}/{EVIL}.yaml"], ["slurm", "init", "--run-dir", EVIL, "--", "x.py"]),

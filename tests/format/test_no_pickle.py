@@ -29,8 +29,8 @@ COMMANDS = [
     ["pin", "run@5"],
     ["unpin", "run@5"],
     ["status", "run"],
-    ["prune", "run", "--keep-last", "1", "--dry-run"],
-    ["prune", "run", "--keep-last", "1"],
+    ["prune", "run", "--keep-last-k", "1", "--dry-run"],
+    ["prune", "run", "--keep-last-k", "1"],
 ]
 
 

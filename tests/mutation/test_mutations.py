@@ -4,15 +4,13 @@ A mutation that survives is a hole in the tests, not a detail: it is closed by a
 mutation out of the table.
 """
 
-import os
-import shutil
-import subprocess
-import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import unbroken
+from tests.mutation.children import Server, compiled_copy, linked_copy, replace
 from tests.mutation.data_table import DATA
 from tests.mutation.habits_table import HABITS
 from tests.mutation.launch_table import LAUNCH
@@ -21,44 +19,83 @@ from tests.mutation.table import STORE, Mutation
 from tests.mutation.training_table import TRAINING
 
 MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF, *HABITS)
-REPOSITORY = Path(__file__).parents[2]
 
 
-def _copy(into: Path) -> Path:
-    """A copy of the package that ``PYTHONPATH`` puts before the installed one."""
-    shutil.copytree(Path(unbroken.__file__).parent, into / "unbroken", ignore=shutil.ignore_patterns("__pycache__"))
-    return into
+def _nodes_by_file() -> dict[str, list[str]]:
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for mutation in MUTATIONS:
+        for node in mutation.caught_by:
+            found[node.partition("::")[0]][node] = None
+    return {file: list(nodes) for file, nodes in found.items()}
 
 
-def _python(source: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "UNBROKEN_MUTATED": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
+NODES_BY_FILE = _nodes_by_file()
+
+# Asks this process, a new one, and a child of the fork server where they have the package from.
+ASKING = """
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import unbroken.store
+from unbroken.version import WHERE
+
+FOUND = Path(__file__).with_name("found")
 
 
-def _run_tests(source: Path, *nodes: str) -> "subprocess.CompletedProcess[str]":
-    return _python(source, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", *nodes)
+def tell():
+    from unbroken.version import WHERE
+
+    FOUND.write_text(WHERE)
 
 
-def test_the_copy_is_what_the_tests_import_and_unbroken_it_is_green(tmp_path: Path) -> None:
-    source = _copy(tmp_path)
-    where = _python(source, "-c", "import unbroken.files; print(unbroken.files.__file__)")
-    assert Path(where.stdout.strip()) == source / "unbroken" / "files.py", where.stderr
-    nodes = dict.fromkeys(node for mutation in MUTATIONS for node in mutation.caught_by)
-    run = _run_tests(source, *nodes)
-    assert run.returncode == 0, run.stdout[-4000:]
+def test_ask():
+    told = [WHERE, subprocess.check_output(
+        [sys.executable, "-c", "from unbroken.version import WHERE; print(WHERE)"], text=True).strip()]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unbroken.version"])
+    child = context.Process(target=tell)
+    child.start()
+    child.join()
+    FOUND.write_text("\\n".join([*told, FOUND.read_text()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_copy(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as started:
+        yield started
+
+
+def test_children_and_their_processes_import_the_copy(original: Path, server: Server, tmp_path: Path) -> None:
+    asking = tmp_path / "test_asking.py"
+    asking.write_text(ASKING)
+    with linked_copy(original) as source:
+        replace(source, "version.py", "VERSION", "WHERE = __file__\nVERSION")
+        ended = server.run(source, [str(asking)])
+        assert ended.exit_code == 0, ended.log
+        found = set((tmp_path / "found").read_text().split())
+        assert found == {str(source / "unbroken" / "version.py")}
+    assert "WHERE" not in (original / "unbroken" / "version.py").read_text()
+
+
+@pytest.mark.parametrize("file", NODES_BY_FILE)
+def test_what_catches_mutations_is_green_without_them(file: str, original: Path, server: Server) -> None:
+    with linked_copy(original) as source:
+        ended = server.run(source, NODES_BY_FILE[file])
+    assert ended.exit_code == 0, f"exit {ended.exit_code}:\n{ended.log[-4000:]}"
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_a_broken_guarantee_turns_a_test_red(mutation: Mutation, tmp_path: Path) -> None:
-    source = _copy(tmp_path)
-    for file, old, new in mutation.replacements:
-        path = source / "unbroken" / file
-        text = path.read_text()
-        assert text.count(old) == 1, f"{file} holds {text.count(old)} times:\n{old}"
-        path.write_text(text.replace(old, new))
-    run = _run_tests(source, *mutation.caught_by)
-    assert run.returncode == 1, (
-        f"{mutation} survived (exit {run.returncode}):\n{run.stdout[-2000:]}{run.stderr[-1000:]}"
-    )
+def test_a_broken_guarantee_turns_a_test_red(mutation: Mutation, original: Path, server: Server) -> None:
+    with linked_copy(original) as source:
+        for file, old, new in mutation.replacements:
+            replace(source, file, old, new)
+        ended = server.run(source, mutation.caught_by)
+    assert ended.exit_code == 1, f"{mutation} survived (exit {ended.exit_code}):\n{ended.log[-4000:]}"

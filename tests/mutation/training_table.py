@@ -41,7 +41,7 @@ TRAINING = (
          "            if self._buffers.is_seen(self._tensor):\n", "            if False:\n",
          f"{_MISUSE}test_a_gradient_that_somebody_holds_keeps_its_bits_when_the_next_step_comes"),
     one("a lane counted whose backward failed", "exact/reducer.py",
-         "        self._has_begun = True\n", "        self._has_begun, self.told = True, (loss.detach(), count)\n",
+         "        self._has_begun = True\n", "        self._has_begun, self._result = True, (loss.detach(), count)\n",
          f"{_MISUSE}test_a_lane_whose_error_was_caught_inside_the_loop_does_not_count_as_computed"),
     one("gradients of other parameters added to a shard", "exact/sharded.py",
          "        if self._used not in (None, used):\n", "        if False:\n",
@@ -94,7 +94,7 @@ TRAINING = (
          "factor, self._factor = self._factor, None", "factor = self._factor",
          "tests/unit/gpt/test_adamw.py::test_a_factor_serves_one_step"),
     one("scale left to nobody", "exact/reducer.py",
-         "        if not self._defers:\n", "        if False:\n",
+         "        scale(self.gradients(), factor)\n", "        del factor\n",
          "tests/unit/exact/test_reducer.py::test_with_one_rank_it_is_ordinary_gradient_accumulation"),
     # ---- the model ----
     one("documents called plainly causal", "gpt/model.py",

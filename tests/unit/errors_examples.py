@@ -106,7 +106,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         ),
     ),
     errors.ConfigMissing(run=RUN),
-    errors.RunRecordDamaged(path=RUN / "config.json", complaint="it is no JSON document"),
+    errors.RunRecordDamaged(path=RUN / "config.json", complaint="it is not a JSON document"),
     errors.ConfigInvalid(problems=(Problem("run.yaml", 7, "optimizer.lerning_rate", "unknown field", None),)),
     errors.ConfigUnreadable(path=Path("run.yaml"), complaint="the bracket is never closed", line=12),
     errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: bytes 4,096 to 8,191 differ",)),

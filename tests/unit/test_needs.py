@@ -18,7 +18,7 @@ def outcome(tmp_path: Path, need: str, *, ci: str, path: str) -> tuple[int, str]
     test = f"import pytest\n\n@pytest.mark.needs({need!r})\ndef test_it() -> None: ...\n"
     (tmp_path / "test_needy.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "test_needy.py"]
-    env = {**os.environ, "CI": ci, "PATH": path}
+    env = {**os.environ, "CI": ci, "PATH": path, "PYTHONPATH": str(CONFTEST.parents[1])}
     ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout
 

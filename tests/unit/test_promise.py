@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.promise import Row, collect, complaints, page, read_rows
+from tests.tiers import Tiers
+from tools.promise import Row, collect, complaints, defined_in, page, read_rows, tier_complaints
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {"G": 24, "K": 7, "C": 18, "M": 28, "X": 12, "U": 17}
@@ -71,3 +72,20 @@ def test_the_page_has_a_line_for_each_promise_with_its_tests() -> None:
     made = page({"C1": Row("A promise.", "done"), "C2": Row("Another.", "open")}, {"C1": ["tests/a.py::b"]})
     assert "| C1 | A promise. | done | `tests/a.py::b` |\n| C2 | Another. | open |  |\n" in made
     assert "2 promises: 1 done, 0 begun, 1 open." in made
+
+
+TIERS = Tiers({"test_a.py::test_one": 0, "test_a.py::TestMany::*": 1, "test_gone.py": 0}, {"quick": {}, "deep": {}})
+
+
+def test_a_promise_with_deep_tests_alone_and_a_pattern_without_a_test_are_told(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(TESTS)
+    rows = {name: Row("It holds.", state) for name, state in [("C1", "done"), ("C2", "done"), ("G3", "begun")]}
+    rows["M26"] = Row("It holds.", "done")
+    tests = defined_in(tmp_path / "tests")
+    assert tests == {"test_a.py": ["test_one", "TestMany::test_two"]}
+    # C1 is carried by the whole file, M26 by a test of which one parametrization is quick.
+    assert list(tier_complaints(rows, collect(tmp_path / "tests"), TIERS, tests)) == [
+        "tests/tiers.toml: no test matches 'test_gone.py'; was it renamed?",
+        "C2 is done, and all its tests are deep; tests/tiers.toml must leave one in the quick tier",
+    ]

@@ -20,7 +20,7 @@ from unbroken.world import World
 @click.argument("reference", metavar="RUN[@STEP]")
 @click.option("--data-path", metavar="DIR", help="Folder with val/, where it is not where the run's config says.")
 @click.option(
-    "--max-batches", type=click.IntRange(1), metavar="N", help="Most batches to evaluate; default: all of val/."
+    "--max-eval-batches", type=click.IntRange(1), metavar="N", help="Most batches to evaluate; default: all of val/."
 )
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Sequences per batch; default: as in training.")
 @ema_option
@@ -29,7 +29,7 @@ def command(
     output: Output,
     reference: str,
     data_path: str | None,
-    max_batches: int | None,
+    max_eval_batches: int | None,
     batch_size: int | None,
     ema: bool,
     device: str | None,
@@ -47,7 +47,7 @@ def command(
     if data_path is not None:
         config = replace(config, data=replace(config.data, path=data_path))
     lane = batch_size or config.training.per_device_batch_size
-    evaluation = Evaluation(validation_stream(config), lane, max_batches, RankDevice(World(0, 1), chosen))
+    evaluation = Evaluation(validation_stream(config), lane, max_eval_batches, RankDevice(World(0, 1), chosen))
     found = evaluation(loaded.model)
     facts: dict[str, Any] = {
         "run": str(loaded.run),

@@ -43,9 +43,9 @@ def find(topic: str) -> tuple[str, str]:
     if (page := general_pages().get(name)) is not None:
         return "page", page
     # Loaded here: an error's page needs no config.
-    from unbroken import config
+    from unbroken.config import guide
 
-    if (text := config.explain(name)) is not None:
+    if (text := guide.explain(name)) is not None:
         return "config", text
     from unbroken.cli.group import nearest
 
@@ -54,9 +54,9 @@ def find(topic: str) -> tuple[str, str]:
 
 def all_topics() -> list[str]:
     """Every topic, errors first."""
-    from unbroken import config
+    from unbroken.config import guide
 
-    return [*error_pages(), *general_pages(), *config.topics()]
+    return [*error_pages(), *general_pages(), *guide.topics()]
 
 
 def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -83,9 +83,9 @@ def command(output: Output, topic: str | None) -> None:
 
 
 def _list_topics(output: Output) -> None:
-    from unbroken import config
+    from unbroken.config import guide
 
-    errors, general, fields = error_pages(), general_pages(), config.topics()
+    errors, general, fields = error_pages(), general_pages(), guide.topics()
     facts = {"errors": list(errors), "pages": list(general), "config": fields}
 
     def text() -> str:

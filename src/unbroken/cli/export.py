@@ -34,7 +34,7 @@ KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 @click.argument("reference", metavar="RUN[@STEP]")
 @click.option(
     "-o",
-    "--to",
+    "--output",
     "target",
     required=True,
     metavar="PATH",
@@ -111,7 +111,7 @@ def _require_free(target: Path, reference: str, *, is_folder: bool, force: bool)
     there = LOCAL.find(target)
     if there is None:
         return
-    again = f"{_COMMAND} {quoted(reference)} --to"
+    again = f"{_COMMAND} {quoted(reference)} --output"
     stands_folder = there.kind is NodeKind.DIRECTORY
     found, is_ours = _looked_into(target) if stands_folder else ("a file with this name", True)
     if is_ours and stands_folder == is_folder:

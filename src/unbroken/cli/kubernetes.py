@@ -45,9 +45,9 @@ _LIMIT_BYTES: Final = 1 << 20
 @click.option("--storage", metavar="QUANTITY", help="Make the claim, of this size. Not given: it exists.")
 @click.option("--storage-class", metavar="NAME", help="The class of storage of that claim.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret whose keys become variables.")
-@click.option("--grace", type=click.IntRange(1), metavar="S", help="Seconds to save in. Default: as measured.")
+@click.option("--grace-seconds", type=click.IntRange(1), metavar="S", help="Seconds to save in. Default: as measured.")
 @click.option(
-    "--restarts", type=click.IntRange(0), default=20, metavar="N", show_default=True, help="Crashes to survive."
+    "--max-restarts", type=click.IntRange(0), default=20, metavar="N", show_default=True, help="Crashes to survive."
 )
 @click.option(
     "--user", type=click.IntRange(1), default=1000, metavar="UID", show_default=True, help="User ID in the pod."
@@ -72,8 +72,8 @@ def command(
     storage: str | None,
     storage_class: str | None,
     secrets: tuple[str, ...],
-    grace: int | None,
-    restarts: int,
+    grace_seconds: int | None,
+    max_restarts: int,
     user: int,
     run_dir: str | None,
     target: Path | None,
@@ -90,7 +90,7 @@ def command(
         name=named_after(program.run) if name is None else name,
         image=image,
         program=program,
-        grace=grace_of(read_history(Layout(Path(program.run))).events if program.run else (), grace),
+        grace=grace_of(read_history(Layout(Path(program.run))).events if program.run else (), grace_seconds),
         namespace=namespace,
         nodes=nodes,
         gpus=gpus,
@@ -102,7 +102,7 @@ def command(
         storage=storage,
         storage_class=storage_class,
         secrets=secrets,
-        restarts=restarts,
+        restarts=max_restarts,
         user=user,
     )
     require_fit(wanted)

@@ -51,13 +51,13 @@ def with_estimates(numbers: Numbers, config: Config) -> tuple[Numbers, list[str]
     parameters = config.model.parameters(rows)
     if numbers.step_s is None and (found := _step(config, parameters)) is not None:
         numbers = replace(numbers, step_s=found[0])
-        said.append(f"a step takes {_short(found[0])}: {found[1]}; --step-seconds takes a measured one")
+        said.append(f"a step takes {_short(found[0])}: {found[1]}; --step-time takes a measured one")
     if numbers.save_s is None:
         size = state_bytes(config, parameters)
         speed, where = _disk_speed(Path(config.training.output_dir))
         numbers = replace(numbers, save_s=size / speed, paused_s=min(size / _COPIED_PER_S, size / speed))
         held = f"{amounts.size(size)} at {amounts.size(int(speed))}/s, {where}"
-        said.append(f"a save takes {_short(size / speed)}: {held}; --save-seconds takes a measured one")
+        said.append(f"a save takes {_short(size / speed)}: {held}; --save-time takes a measured one")
     return numbers, said
 
 
@@ -103,22 +103,22 @@ def _seconds(option: str, meaning: str) -> Callable[[Any], Any]:
 @as_command("plan")
 @click.argument("place", metavar="CONFIG|RUN", required=False)
 @click.option("--steps", type=int, metavar="N", help="Steps still to be done.")
-@_seconds("--step-seconds", "What a step takes.")
-@_seconds("--save-seconds", "What a save takes, and how long the loop stands still for it.")
+@_seconds("--step-time", "What a step takes.")
+@_seconds("--save-time", "What a save takes, and how long the loop stands still for it.")
 @_seconds("--mtbf", "Mean time between failures.")
-@_seconds("--walltime", "What one job gets.")
-@_seconds("--reserve", "What a job keeps of it for its last save.")
-@_seconds("--restart-seconds", "From a failure until training goes on.")
+@_seconds("--max-runtime", "What one job gets.")
+@_seconds("--walltime-reserve", "What a job keeps of it for its last save.")
+@_seconds("--restart-time", "From a failure until training goes on.")
 def command(
     output: Output,
     place: str | None,
     steps: int | None,
-    step_seconds: float | None,
-    save_seconds: float | None,
+    step_time: float | None,
+    save_time: float | None,
     mtbf: float | None,
-    walltime: float | None,
-    reserve: float | None,
-    restart_seconds: float | None,
+    max_runtime: float | None,
+    walltime_reserve: float | None,
+    restart_time: float | None,
 ) -> None:
     """Say how often to save, and when a run will be done: what failures cost, how many jobs it takes.
 
@@ -130,13 +130,13 @@ def command(
     numbers, assumed, config = _known(place)
     given = {
         "steps": steps,
-        "step_s": step_seconds,
-        "save_s": save_seconds,
-        "paused_s": save_seconds,
+        "step_s": step_time,
+        "save_s": save_time,
+        "paused_s": save_time,
         "mtbf_s": mtbf,
-        "walltime_s": walltime,
-        "reserve_s": reserve,
-        "restart_s": restart_seconds,
+        "walltime_s": max_runtime,
+        "reserve_s": walltime_reserve,
+        "restart_s": restart_time,
     }
     numbers = replace(numbers, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     numbers, estimated = (numbers, []) if config is None else with_estimates(numbers, config)

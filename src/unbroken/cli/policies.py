@@ -23,8 +23,8 @@ def policies_of(store: Store) -> Sequence[Policy]:
     path = run_of(store).config
     if store.files.find(path) is None:
         return _of_last_job(store)
-    from unbroken.config import from_json
     from unbroken.config.document import SCHEMA
+    from unbroken.config.reading import from_json
 
     text = store.files.read_bytes(path, limit_bytes=_CONFIG_LIMIT_BYTES).decode(errors="replace")
     if SCHEMA not in text:

@@ -32,18 +32,18 @@ from unbroken.store.sweep import Plan, candidates, carry_out, plan_sweep
 @as_command("prune")
 @click.argument("run", metavar="RUN")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed and remove nothing.")
-@click.option("--keep-last", type=click.IntRange(1), metavar="K", help="Keep the newest K steps.")
-@click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Keep steps that are multiples of N.")
-@click.option("--keep-seconds", type=FiniteRange(1), metavar="T", help="Keep one checkpoint for every T seconds.")
+@click.option("--keep-last-k", type=click.IntRange(1), metavar="K", help="Keep the newest K steps.")
+@click.option("--keep-milestone-every", type=click.IntRange(1), metavar="N", help="Keep steps that are multiples of N.")
+@click.option("--keep-every-seconds", type=FiniteRange(1), metavar="T", help="Keep one checkpoint for every T seconds.")
 @click.option("--keep-best", metavar="METRIC[:min|max]", help="Keep the best by a metric.")
 @click.option("--include-torn", is_flag=True, help="Remove torn drafts of a run that no job ever leased.")
 def command(
     output: Output,
     run: str,
     dry_run: bool,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_seconds: float | None,
+    keep_last_k: int | None,
+    keep_milestone_every: int | None,
+    keep_every_seconds: float | None,
     keep_best: str | None,
     include_torn: bool,
 ) -> None:
@@ -55,9 +55,9 @@ def command(
     """
     found = resolve(run)
     store = found.store
-    flags = (keep_last, keep_every, keep_seconds, keep_best)
-    # A flag speaks for itself alone: `--keep-every 1000` must not keep all others too, as no limit on the last k would.
-    chosen = _composed(keep_last or 1, *flags[1:]) if any(flags) else policies_of(store)
+    flags = (keep_last_k, keep_milestone_every, keep_every_seconds, keep_best)
+    # Given alone, `--keep-milestone-every 1000` keeps those and the newest, not all checkpoints.
+    chosen = _composed(keep_last_k or 1, *flags[1:]) if any(flags) else policies_of(store)
     _require_measured(store, keep_best)
     decision = _decided(store, chosen, output, reads_newest=not dry_run)
     is_live = _judge(store, output, include_torn=include_torn, watches=not dry_run)

@@ -24,9 +24,9 @@ from unbroken.store.seal import Sealed, folders_to_seal, seal
 @click.option("--step", type=click.IntRange(0), metavar="N", help="The step, where the folder does not name it.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="A metric to keep the best by.")
 @click.option("--all", "is_parent", is_flag=True, help="Seal every folder in DIR that names its step.")
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
 def command(
-    output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, workers: int
+    output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, num_workers: int
 ) -> None:
     """Add a manifest to a folder, so that it can be verified, kept and pruned.
 
@@ -40,7 +40,7 @@ def command(
     total = sum(size or 0 for name in names for _, size in walk_files(LOCAL, store.path(name)))
     with output.progress("seal", total, is_bytes=True) as advance:
         done = [
-            seal(store, name, at_ns=time.time_ns(), step=step, metrics=values, workers=workers, progress=advance)
+            seal(store, name, at_ns=time.time_ns(), step=step, metrics=values, workers=num_workers, progress=advance)
             for name in names
         ]
     facts = {

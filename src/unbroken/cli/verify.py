@@ -23,8 +23,8 @@ EXIT_DAMAGED = 3
 @click.option("--full", "level", flag_value=Level.FULL.value, help="Read every byte.")
 @click.option("--sampled", "level", flag_value=Level.SAMPLED.value, help="Read two blocks of each part.")
 @click.option("--quick", "level", flag_value=Level.QUICK.value, help="Names, sizes and manifests only (the default).")
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
-def command(output: Output, what: str, level: str | None, workers: int) -> int:
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Threads that read.")
+def command(output: Output, what: str, level: str | None, num_workers: int) -> int:
     """Verify one checkpoint, or every checkpoint of a run.
 
     Nothing is changed. Exit code 0: sound as far as asked; 3: something is damaged, each place named with its byte
@@ -37,7 +37,8 @@ def command(output: Output, what: str, level: str | None, workers: int) -> int:
         raise NoUsableCheckpoint(store=found.store.root)
     with output.progress(f"verify {asked.value}", _bytes_to_read(found.store, names, asked), is_bytes=True) as advance:
         verdicts = [
-            verify(found.store, name, asked, seed=time.time_ns(), workers=workers, progress=advance) for name in names
+            verify(found.store, name, asked, seed=time.time_ns(), workers=num_workers, progress=advance)
+            for name in names
         ]
     is_sound = all(verdict.is_sound for verdict in verdicts)
     facts = {

@@ -1,4 +1,4 @@
-"""Compares the config a run was started with and the one a job brings, by the resume class of each field."""
+"""Compares the config a run was started with to that of a job, by the resume class of each field."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ GLOBAL_BATCH = "training.global_batch_size"
 
 @dataclass(frozen=True)
 class Difference:
-    """One field whose value is not the one the run was started with; both values in plain JSON form."""
+    """One field whose value differs from the one the run was started with; both values in plain JSON form."""
 
     field: str
     resume: ResumeClass
@@ -24,22 +24,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """All differences by what they ask for: refusal, acceptance by name, nothing."""
+    """All differences, by resume class."""
 
     fixed: tuple[Difference, ...] = ()
     declared: tuple[Difference, ...] = ()
     free: tuple[Difference, ...] = ()
 
     def not_accepted(self, accepted: frozenset[str]) -> tuple[Difference, ...]:
-        """The declared differences that nobody has accepted by name."""
+        """The declared differences that were not accepted by name."""
         return tuple(difference for difference in self.declared if difference.field not in accepted)
 
 
 def compare(started: Config, now: Config) -> Differences:
-    """What a job would change about the run it resumes.
+    """The fields that a job changes in the run it resumes.
 
-    ``started`` is the run's record, whose global batch is settled. A job that leaves it null takes the record's: that
-    is how a run keeps its batch on another number of ranks.
+    ``started`` is the run's record, which has a global batch size. A job that leaves it null uses the record's, so
+    a run keeps its batch size on another number of ranks.
     """
     found = tuple(_differences(started, now))
     by_class = {cls: tuple(each for each in found if each.resume is cls) for cls in ResumeClass}
@@ -67,7 +67,7 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def computing_values(config: Config) -> dict[str, Any]:
-    """The fields that the bits of a step depend on, in plain JSON form: all that a resume may not change freely."""
+    """The fields that the bits of a step depend on, in plain JSON form: all that are not free."""
     values = config.values()
     return {
         name: values[field.section][field.name]

@@ -1,4 +1,4 @@
-"""A config as a commented YAML file, and single values as YAML writes them; what is written decodes to the same."""
+"""A config as a commented YAML file, and single values as YAML. Reading the output back gives the same config."""
 
 import re
 import textwrap
@@ -11,15 +11,15 @@ from unbroken.quoting.yaml import scalar
 
 _WIDTH: Final = 120
 _HEADINGS: Final = {
-    "model": "The network.",
-    "data": "What is read, and how documents become sequences.",
-    "optimizer": "AdamW, and the learning rate over the run.",
-    "training": "Batch, length, saving, keeping, stopping, precision.",
+    "model": "Model architecture.",
+    "data": "Training data, and how documents become sequences.",
+    "optimizer": "AdamW and the learning rate schedule.",
+    "training": "Batch size, length of the run, checkpoints, stopping, precision.",
 }
 
 
 def as_yaml(value: Any) -> str:  # noqa: ANN401 -- any plain JSON value
-    """A plain JSON value on one line of YAML, in the form a person would write."""
+    """A plain JSON value on one line of YAML, as a user would write it."""
     match value:
         case None:
             return "null"
@@ -42,7 +42,7 @@ def heading_of(section: str) -> str:
 
 
 def comment_of(field: Field) -> str:
-    """A field's meaning with its words and what null stands for, short enough for the end of a line."""
+    """A field's meaning, its choices and what null means, short enough for the end of a line."""
     said = field.declaration
     parts = [said.meaning.rstrip(".")]
     if field.shape.words and not all(word in said.meaning for word in field.shape.words):
@@ -53,8 +53,11 @@ def comment_of(field: Field) -> str:
 
 
 def commented(config: Config, title: str) -> str:
-    """The whole config as YAML with a comment on every field; what is null stands commented out with an example."""
-    lines = [f"# {title}", "# unbroken explain FIELD tells more about each; every one can be overridden:"]
+    """The whole config as YAML with a comment on every field; null fields are commented out with an example."""
+    lines = [
+        f"# {title}",
+        "# unbroken explain FIELD explains a field. Any field can be overridden on the command line:",
+    ]
     lines += ["#   unbroken validate THIS_FILE --optimizer.learning_rate 1e-4"]
     values = config.values()
     for section in SECTIONS:
@@ -72,7 +75,7 @@ def _head(field: Field, value: Any) -> str:  # noqa: ANN401 -- any plain JSON va
         return f"  {field.name}: {as_yaml(value)}"
     example = field.declaration.example
     shown = example if field.shape.is_curriculum else as_yaml(example)
-    # A null that is not the default must be written, or the default would come back.
+    # A null that is not the default must be written, or reading it back would give the default.
     return f"  # {field.name}: {shown}" if field.default is None else f"  {field.name}: null"
 
 

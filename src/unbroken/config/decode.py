@@ -1,7 +1,7 @@
-"""Strict decoding of nodes into a config that collects every problem before it complains.
+"""Strict decoding of nodes into a config; all problems are collected and reported together.
 
-Owns structure: which sections and fields there are, what stands twice, what is unknown and what it is nearest to.
-What holds between fields is in ``rules``.
+Checks structure: unknown sections and fields (with the nearest known name), duplicates, types and bounds. Rules between
+fields are in ``rules``.
 """
 
 import difflib
@@ -25,14 +25,14 @@ _WHOLE: Final = re.compile(r"[+-]?(0|[1-9][0-9_]*)")
 _NUMBER: Final = re.compile(r"[+-]?([0-9][0-9_]*)?(\.[0-9_]*)?([eE][+-]?[0-9]{1,4})?")
 _NOT_FINITE: Final = re.compile(r"[+-]?\.?(inf|infinity|nan)", re.IGNORECASE)
 _SWITCH: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Beyond this a float no longer holds every whole number, so 1e17 may not be the number that was meant.
+# Above this a float cannot represent every integer, so 1e17 may not be the number that was meant.
 _EXACT_FLOAT: Final = 2**53
 _LARGEST: Final = 2**63 - 1
 _LONGEST_NUMBER: Final = 60
 
 
-class Refused(Exception):
-    """A text that does not fit its field: the complaint, and the word that was perhaps meant."""
+class InvalidValue(Exception):
+    """A value that does not fit its field: the complaint, and the nearest valid word."""
 
     def __init__(self, complaint: str, nearest: str | None = None) -> None:
         super().__init__(complaint)
@@ -41,25 +41,25 @@ class Refused(Exception):
 
 
 def decode_value(field: Field, node: Node) -> Any:  # noqa: ANN401 -- each field has its own type
-    """The value a node gives a field of scalar type.
+    """The value of a scalar field.
 
     Raises:
-        Refused: it does not fit.
+        InvalidValue: the node does not fit the field.
     """
     shape = field.shape
     if not isinstance(node, Scalar):
-        raise Refused(f"must be {shape.expectation}, is {described(node)}")
+        raise InvalidValue(f"must be {shape.expectation}, is {described(node)}")
     if node.is_null:
         if shape.optional:
             return None
-        raise Refused(
+        raise InvalidValue(
             f"must be {shape.expectation}, has no value" if node.text == "" else f"must be {shape.expectation}, is null"
         )
     if node.text in shape.words:
         return node.text
     if str in shape.scalars:
         if "\0" in node.text:
-            raise Refused("must be text without NUL")
+            raise InvalidValue("must be text without NUL")
         return node.text
     value = _decode_typed(field, node)
     _check_bounds(field, value)
@@ -70,9 +70,9 @@ def _decode_typed(field: Field, node: Scalar) -> bool | int | float:
     kinds = field.shape.scalars
     if not kinds:
         close = difflib.get_close_matches(node.text, field.shape.words, n=1)
-        raise Refused(f"must be {field.shape.expectation}, is {described(node)}", close[0] if close else None)
+        raise InvalidValue(f"must be {field.shape.expectation}, is {described(node)}", close[0] if close else None)
     if not node.is_plain:
-        raise Refused(f"must be {field.shape.expectation}, is the text {described(node)}; write it without quotes")
+        raise InvalidValue(f"must be {field.shape.expectation}, is the text {described(node)}; write it without quotes")
     if bool in kinds and (switch := _SWITCH.get(node.text.lower())) is not None:
         return switch
     if int in kinds:
@@ -81,14 +81,14 @@ def _decode_typed(field: Field, node: Scalar) -> bool | int | float:
             return whole
     if float in kinds:
         return number(node, f"must be {field.shape.expectation}")
-    raise Refused(f"must be {field.shape.expectation}, is {described(node)}")
+    raise InvalidValue(f"must be {field.shape.expectation}, is {described(node)}")
 
 
 def whole_number(text: str) -> int | None:
-    """A whole number: ``5_000_000_000``, ``1e3``; None if the text is none.
+    """A whole number: ``5_000_000_000``, ``1e3``; None if the text is not one.
 
     Raises:
-        Refused: it is one, and is too large to be meant.
+        InvalidValue: it is too large.
     """
     if len(text) > _LONGEST_NUMBER:
         return None
@@ -96,12 +96,12 @@ def whole_number(text: str) -> int | None:
         value = int(text.replace("_", "")) if not text.endswith("_") else None
     elif re.search("[.eE]", text) and (amount := _float(text)) is not None and amount.is_integer():
         if abs(amount) > _EXACT_FLOAT:
-            raise Refused(f"is {text}, which has no exact value in this notation; write all its digits")
+            raise InvalidValue(f"is {text}, which has no exact value in this notation; write all its digits")
         value = int(amount)
     else:
         return None
     if value is not None and abs(value) > _LARGEST:
-        raise Refused(f"is {text}, which is larger than 2^63 - 1")
+        raise InvalidValue(f"is {text}, which is larger than 2^63 - 1")
     return value
 
 
@@ -109,15 +109,15 @@ def number(node: Scalar, expectation: str) -> float:
     """A finite number: ``1e-4``, ``0.1``, ``3``.
 
     Raises:
-        Refused: it is none.
+        InvalidValue: it is not one.
     """
     if _NOT_FINITE.fullmatch(node.text):
-        raise Refused(f"must be finite, is {node.text}")
+        raise InvalidValue(f"must be finite, is {node.text}")
     amount = _float(node.text) if node.is_plain else None
     if amount is None:
-        raise Refused(f"{expectation}, is {described(node)}")
+        raise InvalidValue(f"{expectation}, is {described(node)}")
     if not math.isfinite(amount):
-        raise Refused(f"is {node.text}, which is too large for a number")
+        raise InvalidValue(f"is {node.text}, which is too large for a number")
     return amount
 
 
@@ -139,7 +139,7 @@ def _check_bounds(field: Field, value: bool | int | float) -> None:
         and (said.below is None or value < said.below)
     )
     if not is_within:
-        raise Refused(f"must be {field.bounds}, is {value}")
+        raise InvalidValue(f"must be {field.bounds}, is {value}")
 
 
 # ---- whole documents ----
@@ -151,14 +151,19 @@ _PHASE_KEYS: Final = ("duration_tokens", "mix")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A sound config, and where each value came from: default, preset, file and line, command line."""
+    """A valid config, and where each value came from.
+
+    Attributes:
+        config: The config.
+        origins: For each field, where its value came from: default, preset, file and line, or command line.
+    """
 
     config: Config
     origins: MappingType[str, Place]
 
     @property
     def defaulted(self) -> tuple[str, ...]:
-        """The fields that nobody set; of a run's record, those that are newer than it."""
+        """The fields that were not set. In a run's record these are the fields newer than the record."""
         return tuple(name for name, place in self.origins.items() if place == DEFAULT)
 
 
@@ -171,12 +176,12 @@ def decode(
     source: str = "config",
     is_record: bool = False,
 ) -> Resolved:
-    """Lay a file's nodes and then the overrides over ``start``; ``source`` is named where a needed value is missing.
+    """Apply a file's nodes and then the overrides to ``start``; ``source`` is named where a required value is missing.
 
-    What every job may choose anew is no part of what a run is: of a record, rules about such fields say nothing.
+    For a run's record (``is_record``), rules about free fields are not checked: every job may change them.
 
     Raises:
-        ConfigInvalid: something does not fit; all problems are in it.
+        ConfigInvalid: there are problems; all of them are in it.
     """
     decoder = _Decoder()
     if root is not None:
@@ -186,7 +191,7 @@ def decode(
     config = _built(start or Config(), decoder.values)
     origins = dict.fromkeys(all_fields(), start_place) | decoder.origins
     for complaint in complaints(config):
-        # An older version had fewer rules, and its runs are still read.
+        # An older version had fewer rules, and its runs must still open.
         if not (is_record and _is_of_a_job(complaint)):
             decoder.take_complaint(complaint, origins, start_place, source)
     if decoder.problems:
@@ -195,7 +200,7 @@ def decode(
 
 
 def _reading_order(problem: Problem) -> tuple[bool, float]:
-    # What is missing stands on no line: it comes after what is wrong on one.
+    # A missing value has no line: list it after the problems that have one.
     return problem.source == "command line", problem.line or math.inf
 
 
@@ -220,11 +225,11 @@ class _Decoder:
     def complain(
         self, place: Place, field: str, complaint: str, nearest: str | None = None, topic: str | None = None
     ) -> None:
-        """Note a problem and go on."""
+        """Record a problem and continue."""
         self.problems.append(Problem(place.source, place.line, shown(field), complaint, nearest, topic))
 
     def take_root(self, root: Mapping) -> None:
-        """Take a file's top level."""
+        """Decode a file's top level."""
         entries = list(self.entries(root, ""))
         is_record = any(key.text == "schema" and isinstance(v, Scalar) and v.text == SCHEMA for key, v in entries)
         for key, node in entries:
@@ -232,11 +237,11 @@ class _Decoder:
                 self.take_section(key.text, node)
             elif not (is_record and key.text in ("schema", "digest")):
                 nearest = _nearest_section(key.text)
-                complaint = "is no section; a config has model, data, optimizer and training"
+                complaint = "is not a section; a config has model, data, optimizer and training"
                 self.complain(key.place, key.text, complaint, nearest, nearest)
 
     def take_section(self, section: str, node: Node) -> None:
-        """Take one section; one that is empty leaves all its fields as they are."""
+        """Decode one section; an empty one changes nothing."""
         if isinstance(node, Scalar) and node.is_null:
             return
         if not isinstance(node, Mapping):
@@ -246,24 +251,24 @@ class _Decoder:
             self.take_field(f"{section}.{key.text}", key.place, value)
 
     def take_override(self, name: Scalar, node: Node) -> None:
-        """Take one value from the command line; it wins over the file's."""
+        """Decode one value from the command line; it overrides the file's."""
         self.take_field(name.text, name.place, node)
 
     def take_field(self, dotted: str, place: Place, node: Node) -> None:
-        """Take the value of one field."""
+        """Decode the value of one field."""
         field = all_fields().get(dotted)
         if field is None:
             nearest = _nearest_field(dotted)
             section = dotted.partition(".")[0]
             is_known = section in SECTIONS
             complaint = (
-                f"is no field of {section}" if is_known else f"is no field; there is no section {shown(section)}"
+                f"is not a field of {section}" if is_known else f"is not a field: there is no section {shown(section)}"
             )
             self.complain(place, dotted, complaint, nearest, nearest or (section if is_known else None))
             return
         try:
             value = self.curriculum(field, node) if field.shape.is_curriculum else decode_value(field, node)
-        except Refused as refusal:
+        except InvalidValue as refusal:
             self.failed.add(dotted)
             self.complain(node.place, dotted, refusal.complaint, refusal.nearest, dotted)
             return
@@ -271,7 +276,7 @@ class _Decoder:
         self.origins[dotted] = place
 
     def entries(self, mapping: Mapping, prefix: str) -> Iterator[tuple[Scalar, Node]]:
-        """A mapping's entries; the second of two with one key is a problem."""
+        """A mapping's entries; a duplicate key is a problem."""
         first: dict[str, Place] = {}
         for key, node in mapping.entries:
             if key.text in first:
@@ -283,18 +288,18 @@ class _Decoder:
             yield key, node
 
     def curriculum(self, field: Field, node: Node) -> tuple[CurriculumPhase, ...] | None:
-        """The phases; complains about each one by its place in the list."""
+        """The phases; a problem names the phase by its index."""
         if isinstance(node, Scalar) and node.is_null:
             return None
         if not isinstance(node, Listing) or not node.items:
-            raise Refused(
+            raise InvalidValue(
                 f"must be {field.shape.expectation}, is {'empty' if isinstance(node, Listing) else described(node)}"
             )
         phases = [self.phase(item, f"{CURRICULUM}[{i}]") for i, item in enumerate(node.items)]
         return tuple(phase for phase in phases if phase is not None)
 
     def phase(self, node: Node, name: str) -> CurriculumPhase | None:
-        """One phase, or None with its problems noted."""
+        """One phase, or None with its problems recorded."""
         if not isinstance(node, Mapping):
             complaint = f"must hold duration_tokens and mix, is {described(node)}"
             self.complain(node.place, name, complaint, topic=CURRICULUM)
@@ -306,7 +311,7 @@ class _Decoder:
                 found[key.text] = value
             else:
                 close = difflib.get_close_matches(key.text, _PHASE_KEYS, n=1)
-                complaint = "is no field of a phase; it has duration_tokens and mix"
+                complaint = "is not a field of a phase; a phase has duration_tokens and mix"
                 self.complain(key.place, f"{name}.{key.text}", complaint, close[0] if close else None, CURRICULUM)
         for key_text in _PHASE_KEYS:
             if key_text not in found:
@@ -316,20 +321,20 @@ class _Decoder:
         return CurriculumPhase(duration, mix) if len(self.problems) == before else None
 
     def duration(self, node: Node | None, name: str) -> int:
-        """A phase's length; 0 with the problem noted."""
+        """A phase's length; 0 with the problem recorded."""
         if node is None:
             return 0
         try:
             value = whole_number(node.text) if isinstance(node, Scalar) and node.is_plain else None
             if value is None or value < 1:
-                raise Refused(f"must be a whole number above 0, is {described(node)}")
-        except Refused as refusal:
+                raise InvalidValue(f"must be a whole number above 0, is {described(node)}")
+        except InvalidValue as refusal:
             self.complain(node.place, name, refusal.complaint, topic=CURRICULUM)
             return 0
         return value
 
     def mix(self, node: Node | None, name: str) -> tuple[tuple[str, float], ...]:
-        """Buckets with their weights, sorted; empty with the problems noted."""
+        """Buckets with their weights, sorted; empty with the problems recorded."""
         if node is None:
             return ()
         if not isinstance(node, Mapping) or not node.entries:
@@ -342,14 +347,14 @@ class _Decoder:
         for key, value in self.entries(node, f"{name}."):
             try:
                 weights[key.text] = _weight(key.text, value)
-            except Refused as refusal:
+            except InvalidValue as refusal:
                 self.complain(value.place, f"{name}.{key.text}", refusal.complaint, topic=CURRICULUM)
         if len(self.problems) == before and not any(weights.values()):
             self.complain(node.place, name, "must have a weight above 0; all are 0", topic=CURRICULUM)
         return tuple(sorted(weights.items()))
 
     def take_complaint(self, complaint: Complaint, origins: dict[str, Place], start_place: Place, source: str) -> None:
-        """A broken rule between fields; one about a field that could not be decoded has nothing to say."""
+        """Record a broken rule between fields, unless one of the fields could not be decoded."""
         if self.failed.isdisjoint(complaint.fields):
             changed = [name for name in complaint.fields if origins[name] != start_place]
             blamed = complaint.fields[0] if complaint.fields[0] in changed or not changed else changed[0]
@@ -363,17 +368,17 @@ def _is_of_a_job(complaint: Complaint) -> bool:
 
 def _weight(bucket: str, node: Node) -> float:
     if bucket in ("", ".", "..") or "/" in bucket or "\0" in bucket:
-        raise Refused("is no name of a folder")
+        raise InvalidValue("is not a folder name")
     if not isinstance(node, Scalar):
-        raise Refused(f"must be a number, is {described(node)}")
+        raise InvalidValue(f"must be a number, is {described(node)}")
     weight = number(node, "must be a number")
     if weight < 0:
-        raise Refused(f"must be at least 0, is {described(node)}")
+        raise InvalidValue(f"must be at least 0, is {described(node)}")
     return weight
 
 
 def _nearest_section(name: str) -> str | None:
-    # A field written at the top level belongs one deeper.
+    # A field written at the top level belongs into a section.
     for dotted in all_fields():
         if dotted.partition(".")[2] == name:
             return dotted
@@ -388,7 +393,7 @@ def _nearest_field(dotted: str) -> str | None:
         if known == name:
             return field
     own = [known for field, known in names.items() if field.startswith(f"{section}.")]
-    # The field's own short words: lr, wd.
+    # Common abbreviations: lr, wd.
     if short := [known for known in own if "".join(word[:1] for word in known.split("_")) == name]:
         return f"{section}.{short[0]}"
     if close := difflib.get_close_matches(name, own, n=1):

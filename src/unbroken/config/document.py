@@ -1,7 +1,7 @@
-"""The whole config: four sections, their plain JSON form, and a digest that says when two configs are the same.
+"""The whole config: four sections, their plain JSON form, and a digest.
 
-The canonical form is sorted, without blanks, and gives each number the type of its field, so the digest depends
-on what a config says and never on how it was written.
+The digest is that of a canonical form (sorted keys, no blanks, each number in the type of its field), so two configs
+with the same values have the same digest however they were written.
 """
 
 import json
@@ -24,7 +24,7 @@ SECTIONS: Final[dict[str, type]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a run is: the one object a training loop is configured by."""
+    """The config of a run: four sections of fields."""
 
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -37,14 +37,14 @@ class Config:
         return getattr(getattr(self, section), name)
 
     def global_batch_size(self, starting_world: int) -> int:
-        """Sequences per step: as set, or what the first job's ranks make of the two batch fields."""
+        """Sequences per step: as set, or derived from the two batch fields and the world size of the first job."""
         training = self.training
         if training.global_batch_size is not None:
             return training.global_batch_size
         return training.per_device_batch_size * training.gradient_accumulation_steps * starting_world
 
     def settled(self, starting_world: int) -> "Config":
-        """The config as a run records it: the global batch is a number, whatever the world becomes later."""
+        """The config as a run records it, with the global batch size set."""
         training = replace(self.training, global_batch_size=self.global_batch_size(starting_world))
         return replace(self, training=training)
 
@@ -56,19 +56,19 @@ class Config:
         return plain
 
     def digest(self) -> str:
-        """The SHA-256 of the canonical form: equal for configs that say the same."""
+        """The SHA-256 of the canonical form; equal configs have equal digests."""
         return digest_of(self.values())
 
     def to_json(self) -> str:
         """The document that a run keeps as ``config.json``; ``from_json`` reads it back."""
         document = {"schema": SCHEMA, "digest": self.digest(), **self.values()}
-        # ASCII only: a path that is no UTF-8 comes in as lone surrogates, which nothing but an escape can carry.
+        # ASCII only: a path that is not UTF-8 contains lone surrogates, which only an escape can represent.
         return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """The digest of plain sections as they stand."""
-    # Imported here: it loads a crypto library, which most readers of a field never need.
+    """The digest of plain sections."""
+    # Imported here: it loads a crypto library that most callers never need.
     import hashlib
 
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -93,7 +93,7 @@ def _plain(field: Field, value: Any) -> Any:  # noqa: ANN401 -- JSON is any
         return [_plain_phase(phase) for phase in value]
     if float in field.shape.scalars:
         return float(value)
-    # Every first block is every block: one meaning, one form.
+    # Every first block means every block: one canonical form.
     if field.shape.scalars == {bool, int} and value == 1:
         return True
     return value

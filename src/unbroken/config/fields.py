@@ -1,7 +1,7 @@
 """The declaration of a config field: meaning, bounds, resume class, beside its type and default in the dataclass.
 
-Everything that speaks about fields (decoder, ``init``, ``explain``, the reference page, the resume comparison) reads
-these declarations, so that none of them can say something else. Owns no field itself.
+The decoder, ``init``, ``explain``, the reference page and the resume comparison all read these declarations, so they
+cannot disagree. The fields themselves are in ``sections``.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class ResumeClass(Enum):
-    """What happens when a job resumes a run with another value than the run was started with."""
+    """What happens when a job resumes a run with a different value."""
 
     FIXED = "fixed"
     DECLARED = "declared"
@@ -32,15 +32,15 @@ class ResumeClass(Enum):
 
 
 _RULES: Final = {
-    ResumeClass.FIXED: "a run keeps the value it was started with; a resume with another one is refused",
-    ResumeClass.DECLARED: "a resume may change it, if the change is accepted by name; the journal records it",
-    ResumeClass.FREE: "every job may choose it anew; the bits of the run do not depend on it",
+    ResumeClass.FIXED: "cannot change: a resume with another value is an error",
+    ResumeClass.DECLARED: "a resume may change it with --accept NAME; the journal records the change",
+    ResumeClass.FREE: "every job may change it; the bits of the run do not depend on it",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a field says about itself beyond its type and default."""
+    """What is declared about a field beyond its type and default."""
 
     meaning: str
     resume: ResumeClass
@@ -54,7 +54,7 @@ class Declaration:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a value may be, read off the annotation: scalar types, words, null; or the curriculum's list of phases."""
+    """What a value may be, from the annotation: scalar types, words, null; or the curriculum's list of phases."""
 
     scalars: frozenset[type]
     words: tuple[str, ...]
@@ -72,7 +72,7 @@ class Shape:
 
     @property
     def expectation(self) -> str:
-        """What is expected, as it stands after ``must be``."""
+        """What is expected, as it follows ``must be``."""
         if self.is_curriculum:
             kinds = ["a list of phases"]
         else:
@@ -84,7 +84,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One field of one section, with everything that is known about it."""
+    """One field of one section: name, default, type and declaration."""
 
     section: str
     name: str
@@ -121,7 +121,7 @@ def field(
     below: float | None = None,
     example: object = None,
 ) -> _T:
-    """Declare a field in a section's dataclass; ``example`` stands in ``init``'s comment where the default is null."""
+    """Declare a field in a section's dataclass; ``init`` shows ``example`` in a comment where the default is null."""
     declaration = Declaration(
         meaning=meaning,
         resume=resume,
@@ -137,7 +137,7 @@ def field(
 
 @cache
 def fields_of(section: str, cls: type) -> dict[str, Field]:
-    """The declared fields of a section's dataclass, by name, in the order they are written."""
+    """The declared fields of a section's dataclass, by name, in order of declaration."""
     return {field.name: field for field in _read_fields(section, cls)}
 
 

@@ -1,4 +1,4 @@
-"""What ``unbroken explain`` says about the config, a section or a field, made from the declarations alone."""
+"""The text of ``unbroken explain`` for the config, a section or a field, generated from the declarations."""
 
 import sys
 import textwrap
@@ -15,12 +15,12 @@ _WIDTH: Final = 100
 
 
 def topics() -> list[str]:
-    """Everything that can be explained here: ``config``, the sections, the fields."""
+    """All topics: ``config``, the sections, the fields."""
     return ["config", *SECTIONS, *all_fields()]
 
 
 def explain(topic: str) -> str | None:
-    """What a topic means; None if it is no topic of the config."""
+    """The text of a topic; None if it is not a topic of the config."""
     if topic == "config":
         return _explain_config()
     if topic in SECTIONS:
@@ -30,7 +30,7 @@ def explain(topic: str) -> str | None:
 
 
 def default_text(field: Field) -> str:
-    """A field's default as YAML writes it."""
+    """A field's default as YAML."""
     return as_yaml(Config().values()[field.section][field.name])
 
 
@@ -60,7 +60,7 @@ def _explain_section(section: str) -> str:
         first, *more = textwrap.wrap(field.declaration.meaning, max(40, 120 - len(start)))
         lines += [start + first, *(" " * len(start) + line for line in more)]
     lines += ["", "Columns: field, default, resume class, meaning."]
-    return "\n".join([*lines, f"unbroken explain {section}.{fields[0].name} tells more about one."])
+    return "\n".join([*lines, f"unbroken explain {section}.{fields[0].name} explains one field."])
 
 
 def _explain_config() -> str:
@@ -70,7 +70,7 @@ def _explain_config() -> str:
         [
             "# config",
             "",
-            "One YAML or JSON file with four sections; a field that is left out takes its default.",
+            "One YAML or JSON file with four sections; a field that is not set has its default.",
             "",
             *_aligned(sections),
             "",
@@ -86,7 +86,7 @@ def _explain_config() -> str:
             "",
             "## Resume classes",
             "",
-            "What happens when a job resumes a run with another value:",
+            "What happens when a job resumes a run with a different value:",
             "",
             *_aligned(classes),
         ]
@@ -106,13 +106,13 @@ def _aligned(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 _OPENING = """# Config reference
 
-This page is made from the field declarations by `python -m unbroken.config.guide`.
+Generated from the field declarations by `python -m unbroken.config.guide`.
 
-A config is one YAML or JSON file with the sections `model`, `data`, `optimizer` and `training`. A field that is left
-out takes its default. Unknown names, values of the wrong type and values out of bounds are errors; all of them are
-reported at once, with their lines. The field's type decides what a text means: `3e-4` and `1e3` are numbers where a
-number is expected, `5_000_000_000` is a whole number, `yes`, `no`, `on` and `off` are switches only where a switch is
-expected, and a number in quotes is text.
+A config is one YAML or JSON file with the sections `model`, `data`, `optimizer` and `training`. A field that is not
+set has its default. Unknown names, values of the wrong type and values out of bounds are errors; all of them are
+reported at once, with line numbers. The type of the field decides how a value is read: `3e-4` and `1e3` are numbers,
+`5_000_000_000` is a whole number, `yes`, `no`, `on` and `off` are booleans only in boolean fields, and a number in
+quotes is text.
 
 ```sh
 unbroken init --preset tiny -o run.yaml
@@ -121,20 +121,20 @@ unbroken validate run.yaml --print-config --optimizer.learning_rate 1e-4 trainin
 unbroken explain optimizer.learning_rate
 ```
 
-Every field can be overridden after the file, as `--section.field value`, `--section.field=value` or
+Any field can be overridden after the file, as `--section.field value`, `--section.field=value` or
 `section.field=value`.
 """
 
 
 def reference() -> str:
-    """The page."""
+    """The reference page, docs/config.md."""
     return "\n".join(_parts())
 
 
 def _parts() -> Iterator[str]:
     yield _OPENING
     yield "## Resume classes\n"
-    yield "What happens when a job resumes a run with another value than the run was started with:\n"
+    yield "What happens when a job resumes a run with a different value:\n"
     yield from (f"- **{resume.value}**: {resume.rule}." for resume in ResumeClass)
     yield "\n## Presets\n"
     yield from (f"- `{name}`: {about}." for name, about in PRESETS.items())

@@ -1,9 +1,8 @@
-"""How much memory a rank needs to train a config, by counting: no device is looked at.
+"""Estimates the memory a rank needs to train a config, without a device.
 
-Counted is what lives at the widest moment of a step: weights, their copies in the type that is computed in, their
-average, sums of gradients, moments of the optimizer, activations of one lane, and one chunk of logits. Not counted is
-what the device's own libraries take and what an allocator leaves between pieces. A compiler keeps fewer activations
-than counted here.
+Counts what is allocated at the peak of a step: weights, their copies in the compute dtype, their EMA, gradient sums,
+optimizer moments, activations of one lane, and one chunk of logits. Does not count the memory of CUDA libraries or
+allocator fragmentation. A compiled model keeps fewer activations than counted here.
 """
 
 from dataclasses import dataclass
@@ -13,16 +12,16 @@ from unbroken.config.document import Config
 from unbroken.config.sections import ModelConfig
 
 FULL_BYTES: Final = 4
-# As the loss has them on a GPU.
+# The chunk size of the loss on a GPU.
 CHUNK_LOGITS: Final = 1 << 29
-# Gradients on their way between ranks: three buckets there and back.
+# Gradients in flight between ranks: three buckets in each direction.
 _BUCKET_BYTES: Final = 25 << 20
 _BUFFERS: Final = 6
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank, by what they are for; the activations as the config has them, and both other ways."""
+    """Bytes on one rank, by use. Activations: as configured, all kept, and all recomputed."""
 
     weights: int
     gradients: int
@@ -35,12 +34,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it at once."""
+        """The sum."""
         return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.logits
 
 
 def estimate(config: Config, vocab_size: int, world: int) -> Memory:
-    """The memory of one rank of a world."""
+    """The memory of one rank."""
     model, training = config.model, config.training
     parameters = model.parameters(vocab_size)
     compute = compute_bytes(config)
@@ -48,7 +47,7 @@ def estimate(config: Config, vocab_size: int, world: int) -> Memory:
     share = -(-parameters // world) if sharded else parameters
     lowered = compute != FULL_BYTES
     if sharded:
-        # The embedding is whole from the first use to the last; of the blocks, the one at work and the next.
+        # Gathered at a time: the embedding, the current block and the next one.
         whole = model.embedding_parameters(vocab_size) + 2 * block_parameters(model)
         weights = FULL_BYTES * share + compute * whole
         gradients = FULL_BYTES * share + compute * whole
@@ -56,7 +55,7 @@ def estimate(config: Config, vocab_size: int, world: int) -> Memory:
         weights = FULL_BYTES * parameters + (compute * parameters if lowered else 0)
         gradients = FULL_BYTES * parameters
         if world > 1:
-            # The own slice of the sum beside the whole of it, and buckets under way.
+            # This rank's slice of the sum beside the whole of it, and buckets in flight.
             gradients += FULL_BYTES * -(-parameters // world) + min(_BUFFERS * _BUCKET_BYTES, 2 * compute * parameters)
     return Memory(
         weights=weights,
@@ -71,7 +70,7 @@ def estimate(config: Config, vocab_size: int, world: int) -> Memory:
 
 
 def compute_bytes(config: Config) -> int:
-    """Bytes of a number in the forward pass; where the device decides, those of a GPU."""
+    """Bytes per number in the forward pass; where the device decides, those of a GPU."""
     return FULL_BYTES if config.training.mixed_precision == "no" else 2
 
 
@@ -82,16 +81,16 @@ def block_parameters(model: ModelConfig) -> int:
 
 
 def activations(config: Config, every: int, *, is_fused: bool = True) -> int:
-    """Activations of one lane at the end of the forward pass, where every n-th block is recomputed; 0: none is.
+    """Activations of one lane at the end of the forward pass, if every n-th block is recomputed (0: none).
 
-    ``is_fused`` is a GPU, whose gated MLP keeps gate and up alone.
+    ``is_fused``: on a GPU the gated MLP keeps only gate and up.
     """
     model, tokens = config.model, _lane_tokens(config)
     compute = compute_bytes(config)
     recomputed = 0 if every == 0 else -(-model.n_layer // every)
     stream = compute * model.n_embd * tokens
     one_block = block_activations(config, is_fused=is_fused)
-    # What a recomputed block keeps is its input; in its turn, in the backward pass, it is there whole.
+    # A recomputed block keeps its input; during its own backward it keeps everything.
     blocks = (model.n_layer - recomputed) * one_block + recomputed * stream + (one_block if recomputed else 0)
     last_norm = (FULL_BYTES + compute) * model.n_embd * tokens
     return blocks + last_norm + (stream if model.dropout else 0)

@@ -1,7 +1,7 @@
 """Overrides from the command line: ``--section.field value``, ``--section.field=value``, ``section.field=value``.
 
-Every field can be overridden; the texts become nodes and are decoded like the file's. Where a field is given twice the
-last one wins, as in any shell alias with an option appended.
+Any field can be overridden; values are decoded like the file's. If a field is given twice, the last one wins, so that
+options can be appended to a shell alias.
 """
 
 import re
@@ -21,7 +21,7 @@ _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*\.[\w.\-]+)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line taken apart: overrides as nodes, everything that is none, and the overrides as written."""
+    """A command line split into overrides (as nodes and as written) and all other arguments."""
 
     overrides: tuple[tuple[Scalar, Node], ...]
     rest: tuple[str, ...]
@@ -29,7 +29,7 @@ class Arguments:
 
 
 def take_apart(arguments: Sequence[str]) -> Arguments:
-    """Tell overrides from other arguments.
+    """Separate overrides from other arguments.
 
     Raises:
         ConfigInvalid: an override has no value, or one that cannot be read.
@@ -57,13 +57,13 @@ def take_apart(arguments: Sequence[str]) -> Arguments:
 
 
 def _is_path(name: str) -> bool:
-    # `run.lr=3e-4.yaml` is a file's name; `traning.seed=1` is a slip that should be told as one.
+    # `run.lr=3e-4.yaml` is a file name; `traning.seed=1` is a typo to report.
     suffix = name.rpartition(".")[2]
     return name.partition(".")[0] not in SECTIONS and suffix in ("yaml", "yml", "json")
 
 
 def _override(written: str, text: str) -> tuple[Scalar, Node]:
-    # Options may be written with dashes for underscores; no field has a dash in its name.
+    # Options may use dashes instead of underscores; no field name has a dash.
     name = written.replace("-", "_")
     field = all_fields().get(name)
     node: Node = Scalar(text, is_plain=True, place=COMMAND_LINE)
@@ -75,7 +75,7 @@ def _override(written: str, text: str) -> tuple[Scalar, Node]:
         except ConfigUnreadable as unreadable:
             raise _invalid(name, f"cannot be read: {unreadable.complaint}") from unreadable
     elif field is not None and str in field.shape.scalars and not field.shape.optional:
-        # A folder may be called `null`: where null is no value, every text is one.
+        # A folder may be called `null`: in a field that cannot be null it is text.
         node = Scalar(text, is_plain=False, place=COMMAND_LINE)
     return Scalar(name, is_plain=True, place=COMMAND_LINE), node
 

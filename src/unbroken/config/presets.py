@@ -11,6 +11,7 @@ PRESETS: Final = {
     "medium": "about 350 million parameters",
     "large": "about 1.3 billion parameters",
 }
+"""The presets: name and description."""
 DATA_PATH: Final = "data"
 
 

@@ -1,4 +1,4 @@
-"""The ways to a sound config: from a file, from a preset, from a run's own record, from Python."""
+"""Reads a config from a file, a preset or a run's record, and checks one that was made in Python."""
 
 import json
 from collections.abc import Sequence
@@ -15,43 +15,43 @@ from unbroken.errors import ConfigInvalid, Problem, RunRecordDamaged, explain_in
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
-    """Read a YAML or JSON file and lay overrides (``section.field=value``) over it.
+    """Read a YAML or JSON config file and apply overrides (``section.field=value``).
 
     Raises:
         PathMissing: there is no such file.
-        ConfigUnreadable: it is no readable mapping.
-        ConfigInvalid: values do not fit; all problems are in it.
+        ConfigUnreadable: it is not valid YAML or JSON.
+        ConfigInvalid: the config has problems; all of them are in it.
     """
     try:
         return decode(sources.read(path), _only_overrides(overrides), source=str(path))
     except ConfigInvalid as refused:
-        # A script that does not catch it would show how many problems there are, and none of them.
+        # So that the traceback of a script that does not catch it lists the problems.
         explain_in_traceback(refused)
         raise
 
 
 def from_preset(name: str, overrides: Sequence[str] = ()) -> Resolved:
-    """A preset with overrides laid over it.
+    """A preset with overrides applied.
 
     Raises:
         KeyError: there is no such preset.
-        ConfigInvalid: an override does not fit.
+        ConfigInvalid: an override is invalid.
     """
     place = Place(f"preset {name}")
     return decode(None, _only_overrides(overrides), start=preset(name), start_place=place, source=place.source)
 
 
 def from_json(text: str, source: str) -> Resolved:
-    """Read a run's record of its config back; a field that the record does not know yet takes its default.
+    """Read a run's record of its config; a field that is newer than the record has its default.
 
     Raises:
-        RunRecordDamaged: it is no such record, or was changed since it was written.
-        ConfigInvalid: values do not fit.
+        RunRecordDamaged: it is not such a record, or was changed after it was written.
+        ConfigInvalid: the values have problems.
     """
     try:
         document: Any = json.loads(text, parse_constant=_refuse_constant)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise RunRecordDamaged(path=Path(source), complaint=f"it is no {SCHEMA} document")
+            raise RunRecordDamaged(path=Path(source), complaint=f"it is not a {SCHEMA} document")
         sections = {name: document[name] for name in SECTIONS if name in document}
         if digest_of(sections) != document.get("digest"):
             complaint = "its checksum does not match its contents: it was changed after it was written"
@@ -60,7 +60,7 @@ def from_json(text: str, source: str) -> Resolved:
     except RunRecordDamaged:
         raise
     except (ValueError, RecursionError) as refusal:
-        raise RunRecordDamaged(path=Path(source), complaint="it is no JSON document") from refusal
+        raise RunRecordDamaged(path=Path(source), complaint="it is not a JSON document") from refusal
     assert isinstance(root, Mapping)
     return decode(root, source=source, is_record=True)
 
@@ -69,7 +69,7 @@ def require_sound(config: Config) -> None:
     """Check a config that was made in Python as strictly as one that was read.
 
     Raises:
-        ConfigInvalid: values do not fit; all problems are in it.
+        ConfigInvalid: the config has problems; all of them are in it.
     """
     place = Place("config")
     try:
@@ -88,11 +88,11 @@ def require_sound(config: Config) -> None:
 def _only_overrides(arguments: Sequence[str]) -> tuple[tuple[Scalar, Node], ...]:
     taken = take_apart(arguments)
     if taken.rest:
-        complaint = "is no override; one is written section.field=value"
+        complaint = "is not an override; write section.field=value"
         problems = tuple(Problem(COMMAND_LINE.source, None, each, complaint) for each in taken.rest)
         raise ConfigInvalid(problems=problems)
     return taken.overrides
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

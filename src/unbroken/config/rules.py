@@ -1,4 +1,4 @@
-"""What must hold between fields, as pure functions of a config; each complaint names the fields it is about."""
+"""Rules between fields, as pure functions of a config; each complaint names its fields."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Final
 from unbroken.config.document import Config
 from unbroken.config.source import shown
 
-# What a checkpoint can be the best by. A name that is never logged would keep none, and nobody would notice.
+# Metrics for keep_best. A name that is never logged would silently keep nothing.
 METRICS: Final = ("loss", "grad_norm", "val_loss", "ema_val_loss")
-# Evaluations make these, and the fields that ask for them.
+# Metrics that come from evaluations, and the fields that turn those on.
 _MEASURED_BY: Final = {
     "val_loss": ("training.eval_steps",),
     "ema_val_loss": ("training.eval_steps", "training.ema_decay"),
@@ -18,7 +18,7 @@ _MEASURED_BY: Final = {
 
 @dataclass(frozen=True)
 class Complaint:
-    """A rule that is broken: the fields it is about, the one to change first, and what is wrong."""
+    """A broken rule: its fields, the one to change first, and what is wrong."""
 
     fields: tuple[str, ...]
     text: str
@@ -32,7 +32,7 @@ def complaints(config: Config) -> Iterator[Complaint]:
 
 def _names_are_given(config: Config) -> Iterator[Complaint]:
     if not config.data.path.strip():
-        yield Complaint(("data.path",), "is not set; it names the folder with train/ and val/")
+        yield Complaint(("data.path",), "is not set; set it to the folder with train/ and val/")
     for name in ("data.tokenizer", "training.output_dir", "training.resume"):
         if not config.value(name).strip():
             yield Complaint((name,), "is empty")
@@ -107,7 +107,9 @@ def _best_is_measured(config: Config) -> Iterator[Complaint]:
     metric = (config.training.keep_best or "").rpartition(":")[0]
     for name in _MEASURED_BY.get(metric, ()):
         if config.value(name) is None:
-            yield Complaint(("training.keep_best", name), f"names {metric}, and {name} is null: there is no such loss")
+            yield Complaint(
+                ("training.keep_best", name), f"names {metric}, but {name} is null, so {metric} is never measured"
+            )
 
 
 def _reserve_leaves_time(config: Config) -> Iterator[Complaint]:
@@ -119,7 +121,7 @@ def _reserve_leaves_time(config: Config) -> Iterator[Complaint]:
 
 def _copies_have_an_original(config: Config) -> Iterator[Complaint]:
     if config.training.persistent_dir is not None and config.training.emergency_dir is None:
-        text = "is for copies of what stands in training.emergency_dir, and that is not set"
+        text = "is set and training.emergency_dir is not: there is nothing to copy"
         yield Complaint(("training.persistent_dir", "training.emergency_dir"), text)
 
 

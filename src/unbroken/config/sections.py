@@ -5,12 +5,13 @@ from typing import Final, Literal
 
 from unbroken.config.fields import ResumeClass, field
 
+FIXED, DECLARED, FREE = ResumeClass.FIXED, ResumeClass.DECLARED, ResumeClass.FREE
+
 # ---- model ----
 
-FIXED, DECLARED = ResumeClass.FIXED, ResumeClass.DECLARED
-# What matrix products are cut into on a GPU.
+# GPU matrix products are tiled by this.
 _ROWS_MULTIPLE: Final = 128
-# Far above any model there is; a digit too many is told before torch is asked for more than it can count.
+# Far above any real model: a typo is reported here, before torch fails on a size it cannot allocate.
 _WIDEST: Final = 1 << 20
 _MOST_ROWS: Final = 1 << 24
 MOST_POSITIONS: Final = 1 << 24
@@ -23,7 +24,7 @@ class ModelConfig:
 
     vocab_size: int | None = field(
         None,
-        "Rows of the embedding; not smaller than the tokenizer's vocabulary.",
+        "Rows of the embedding; at least the tokenizer's vocabulary size.",
         FIXED,
         minimum=1,
         maximum=_MOST_ROWS,
@@ -41,11 +42,9 @@ class ModelConfig:
         null_means="as many as n_head",
         example=4,
     )
-    n_positions: int = field(
-        2048, "Longest sequence the model takes, in tokens.", FIXED, minimum=1, maximum=MOST_POSITIONS
-    )
+    n_positions: int = field(2048, "Context length, in tokens.", FIXED, minimum=1, maximum=MOST_POSITIONS)
     dropout: float = field(0.0, "Dropout probability.", DECLARED, minimum=0, below=1)
-    use_bias: bool = field(False, "Biases in all linear layers, unless a group below says otherwise.", FIXED)
+    use_bias: bool = field(False, "Biases in all linear layers; the three fields below override it.", FIXED)
     qkv_bias: bool | None = field(
         None, "Bias of the query, key and value projections.", FIXED, null_means="as use_bias", example=True
     )
@@ -53,9 +52,9 @@ class ModelConfig:
         None, "Bias of the attention's output projection.", FIXED, null_means="as use_bias", example=True
     )
     mlp_bias: bool | None = field(None, "Biases of the MLP.", FIXED, null_means="as use_bias", example=True)
-    activation: Literal["swish", "gelu", "relu"] = field("swish", "The MLP's nonlinearity.", FIXED)
+    activation: Literal["swish", "gelu", "relu"] = field("swish", "Activation function of the MLP.", FIXED)
     mlp_type: Literal["gated", "mlp"] = field(
-        "gated", "With a gate (SwiGLU, GeGLU, ReGLU by activation) or without.", FIXED
+        "gated", "Gated MLP (SwiGLU, GeGLU or ReGLU, by activation) or plain MLP.", FIXED
     )
     intermediate_size: int | None = field(
         None,
@@ -67,15 +66,15 @@ class ModelConfig:
         example=2048,
     )
     norm: Literal["rmsnorm", "layernorm"] = field("rmsnorm", "Normalisation before each layer.", FIXED)
-    norm_eps: float = field(1e-5, "Added under the root of the normalisation.", FIXED, above=0)
+    norm_eps: float = field(1e-5, "Epsilon of the normalisation.", FIXED, above=0)
     tie_word_embeddings: bool = field(True, "The output layer shares the embedding's weights.", FIXED)
     rope_base: float = field(10000.0, "Base of the rotary position frequencies.", FIXED, above=0)
     rope_scaling_type: Literal["linear", "ntk", "yarn"] | None = field(
-        None, "How rotary positions are stretched.", FIXED, null_means="not at all", example="yarn"
+        None, "RoPE scaling method.", FIXED, null_means="no scaling", example="yarn"
     )
-    rope_scaling_factor: float = field(1.0, "How far rotary positions are stretched.", FIXED, above=0)
+    rope_scaling_factor: float = field(1.0, "RoPE scaling factor.", FIXED, above=0)
     attention_mode: Literal["causal", "sdpa_mask", "flex"] = field(
-        "causal", "Attention across packed documents (causal), or within each one (sdpa_mask, flex).", FIXED
+        "causal", "Attend across packed documents (causal) or within each document (sdpa_mask, flex).", FIXED
     )
 
     @property
@@ -108,7 +107,7 @@ class ModelConfig:
         return self.use_bias if self.mlp_bias is None else self.mlp_bias
 
     def rows(self, ids: int | None) -> int | None:
-        """Rows of the embedding for a tokenizer of so many ids, with null resolved; None where nobody says."""
+        """Rows of the embedding for a tokenizer with ``ids`` ids, with null resolved; None if neither is known."""
         if self.vocab_size is not None or ids is None:
             return self.vocab_size
         return -(-ids // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
@@ -135,16 +134,15 @@ class ModelConfig:
 
 # ---- data ----
 
-FIXED, DECLARED, FREE = ResumeClass.FIXED, ResumeClass.DECLARED, ResumeClass.FREE
-# More would take a machine down before the first step, with everything else on it.
+# More would exhaust the machine's memory before the first step.
 _MOST_WORKERS: Final = 1024
 
 
 @dataclass(frozen=True)
 class CurriculumPhase:
-    """One phase: so many tokens, drawn from buckets in proportion to their weights.
+    """One phase of the curriculum: a number of tokens, drawn from buckets in proportion to their weights.
 
-    The mix is a tuple of pairs sorted by bucket, so that two configs that say the same are equal and hashable.
+    The mix is a tuple of pairs sorted by bucket, so that equal configs compare equal and are hashable.
     """
 
     duration_tokens: int
@@ -152,7 +150,7 @@ class CurriculumPhase:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The mix as shares that add up to one."""
+        """The mix as fractions that sum to 1."""
         # Scaled by the largest first: the plain sum of two huge weights would overflow to infinity.
         largest = max(weight for _, weight in self.mix)
         total = sum(weight / largest for _, weight in self.mix)
@@ -161,10 +159,12 @@ class CurriculumPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the tokens come from."""
+    """Training data, and how documents become sequences."""
 
-    path: str = field("", "Folder with train/ and val/; it may move between jobs, its contents may not change.", FREE)
-    tokenizer: str = field("gpt2", "Tokenizer by name or path; bytes is built in and works offline.", FIXED)
+    path: str = field(
+        "", "Folder with train/ and val/. It may be moved between jobs; its contents must not change.", FREE
+    )
+    tokenizer: str = field("gpt2", "Tokenizer name or path; bytes is built in and works offline.", FIXED)
     format: Literal["pretokenized", "jsonl"] = field(
         "pretokenized", "Token shards (.bin, .idx), or text tokenized on the fly.", FIXED
     )
@@ -173,34 +173,34 @@ class DataConfig:
     )
     overlap_size: int = field(
         256,
-        "Tokens that the windows of a long document share; at most half of max_length; 0 repeats none.",
+        "Tokens shared by adjacent windows of a long document; at most half of max_length; 0: none.",
         FIXED,
         minimum=0,
     )
-    packing: bool = field(True, "Several documents share a sequence.", FIXED)
+    packing: bool = field(True, "Pack several documents into one sequence.", FIXED)
     epochs: int | None = field(
         1,
-        "Passes over a bucket before it counts as dry.",
+        "Passes over a bucket before it is exhausted.",
         DECLARED,
         minimum=1,
-        null_means="as many as are asked for",
+        null_means="unlimited",
         example=4,
     )
     check: Literal["quick", "full", "read"] = field(
         "read",
-        "Verify every sequence as it is read, all bytes at each start (full), or sizes and indexes (quick).",
+        "Verify each sequence as it is read (read), all bytes at start (full), or sizes and indexes (quick).",
         FREE,
     )
     cache_dir: str | None = field(
         None,
-        "Where packing plans and checksums are kept.",
+        "Directory for packing plans and checksums.",
         FREE,
         null_means=".unbroken in data.path",
         example="/scratch/plans",
     )
     num_workers: int = field(
         4,
-        "Processes per rank that prepare batches; 0 does it in the trainer.",
+        "Worker processes per rank that prepare batches; 0: in the trainer process.",
         FREE,
         minimum=0,
         maximum=_MOST_WORKERS,
@@ -213,47 +213,43 @@ class DataConfig:
         example="[{duration_tokens: 5_000_000_000, mix: {web: 0.8, code: 0.2}}]",
     )
     allow_bucket_exhaustion: bool = field(
-        False, "When a bucket runs dry, go on with the others in proportion instead of halting.", FREE
+        False, "When a bucket is exhausted, continue with the others in proportion instead of halting.", FREE
     )
     allow_budget_mismatch: bool = field(
-        False, "Accept a curriculum whose length differs from what max_steps will read.", FREE
+        False, "Allow a curriculum whose length differs from the tokens that max_steps reads.", FREE
     )
 
 
 # ---- optimizer ----
 
-DECLARED = ResumeClass.DECLARED
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with warmup and decay."""
+    """AdamW and the learning rate schedule."""
 
-    learning_rate: float = field(3e-4, "Peak learning rate, reached at the end of the warmup.", DECLARED, above=0)
-    weight_decay: float = field(0.1, "Decoupled weight decay, on matrices only.", DECLARED, minimum=0)
-    beta1: float = field(0.9, "Decay of the first moment.", DECLARED, minimum=0, below=1)
-    beta2: float = field(0.95, "Decay of the second moment.", DECLARED, minimum=0, below=1)
-    eps: float = field(1e-8, "Added to the root of the second moment.", DECLARED, above=0)
+    learning_rate: float = field(3e-4, "Peak learning rate, reached at the end of warmup.", DECLARED, above=0)
+    weight_decay: float = field(0.1, "Decoupled weight decay; applied to matrices only.", DECLARED, minimum=0)
+    beta1: float = field(0.9, "AdamW beta1.", DECLARED, minimum=0, below=1)
+    beta2: float = field(0.95, "AdamW beta2.", DECLARED, minimum=0, below=1)
+    eps: float = field(1e-8, "AdamW epsilon.", DECLARED, above=0)
     max_grad_norm: float | None = field(
-        1.0, "Gradients are scaled down to this norm.", DECLARED, above=0, null_means="no clipping"
+        1.0, "Clip gradients to this norm.", DECLARED, above=0, null_means="no clipping"
     )
     schedule: Literal["cosine", "linear", "wsd"] = field(
-        "cosine", "Decay after the warmup: cosine, linear, or constant and then linear (wsd).", DECLARED
+        "cosine", "Learning rate schedule after warmup: cosine, linear, or constant and then linear (wsd).", DECLARED
     )
     warmup_steps: int = field(
-        100, "Steps of linear rise from zero; fewer than training.max_steps.", DECLARED, minimum=0
+        100, "Steps of linear warmup from zero; fewer than training.max_steps.", DECLARED, minimum=0
     )
     decay_steps: int | None = field(
         None,
-        "Steps of the decay from the peak to the minimum.",
+        "Steps of decay from the peak to the minimum.",
         DECLARED,
         minimum=1,
         null_means="all steps after the warmup; with wsd the last tenth of the run",
         example=10000,
     )
-    min_lr_ratio: float = field(
-        0.1, "The rate at the end of the decay, as a share of the peak.", DECLARED, minimum=0, maximum=1
-    )
+    min_lr_ratio: float = field(0.1, "Final learning rate as a fraction of the peak.", DECLARED, minimum=0, maximum=1)
 
     def resolved_decay_steps(self, max_steps: int) -> int:
         """Steps of the decay, with null resolved."""
@@ -265,80 +261,88 @@ class OptimizerConfig:
 
 # ---- training ----
 
-FIXED, DECLARED, FREE = ResumeClass.FIXED, ResumeClass.DECLARED, ResumeClass.FREE
-# Samples are counted in 63 bits over all steps; no step comes near these.
+# Samples are counted in 63 bits over all steps; these limits leave room.
 _LARGEST_LANE: Final = 1 << 20
 _LARGEST_BATCH: Final = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a run is trained, saved and stopped."""
+    """Batch size, length of the run, checkpoints, stopping, precision."""
 
     per_device_batch_size: int = field(
-        4, "Sequences in one lane, the micro-batch of fixed shape.", FIXED, minimum=1, maximum=_LARGEST_LANE
+        4, "Micro-batch size: sequences in one lane.", FIXED, minimum=1, maximum=_LARGEST_LANE
     )
     gradient_accumulation_steps: int = field(
         4,
-        "Lanes per rank and step when the run starts; later jobs derive it from the global batch.",
+        "Lanes per rank and step in the first job; later jobs derive it from the global batch size.",
         FIXED,
         minimum=1,
         maximum=_LARGEST_LANE,
     )
     global_batch_size: int | None = field(
         None,
-        "Sequences per step on any world size; a multiple of per_device_batch_size.",
+        "Sequences per step, on any world size; a multiple of per_device_batch_size.",
         FIXED,
         minimum=1,
         maximum=_LARGEST_BATCH,
         null_means="per_device_batch_size x gradient_accumulation_steps x ranks of the first job",
         example=512,
     )
-    max_steps: int = field(1000, "Steps after which the run is complete.", DECLARED, minimum=1)
-    seed: int = field(42, "Seed of initialisation, data order and dropout.", FIXED, minimum=0)
-    exact: bool = field(True, "The same bits on any number of ranks; false uses stock reductions.", DECLARED)
-    mixed_precision: Literal["bf16", "fp16", "no"] | None = field(
-        None, "Precision of the forward pass.", DECLARED, null_means="bf16 where the device has it", example="bf16"
+    max_steps: int = field(1000, "Length of the run, in optimizer steps.", DECLARED, minimum=1)
+    seed: int = field(42, "Seed for initialisation, data order and dropout.", FIXED, minimum=0)
+    exact: bool = field(
+        True, "Compute the same bits on any number of ranks; false: PyTorch's own reductions.", DECLARED
     )
-    sharding: Literal["replicated", "fsdp2"] = field("replicated", "Every rank holds the model, or a shard.", FREE)
+    mixed_precision: Literal["bf16", "fp16", "no"] | None = field(
+        None, "Precision of the forward pass.", DECLARED, null_means="bf16 if the device supports it", example="bf16"
+    )
+    sharding: Literal["replicated", "fsdp2"] = field(
+        "replicated", "Every rank holds the whole model (replicated) or a shard (fsdp2).", FREE
+    )
     gradient_checkpointing: bool | int = field(
-        True, "Recompute activations in the backward pass: all blocks, none, or every n-th.", DECLARED, minimum=1
+        True,
+        "Recompute activations in the backward pass: true (all blocks), false, or every n-th block.",
+        DECLARED,
+        minimum=1,
     )
     compile: bool = field(True, "Compile the model with torch.compile.", DECLARED)
     non_finite: Literal["stop", "skip"] = field(
-        "stop", "At a loss or gradient that is not finite: end the job, or skip the step and count it.", DECLARED
+        "stop", "When the loss or a gradient is NaN or infinite: stop the job, or skip the step and count it.", DECLARED
     )
 
     ema_decay: float | None = field(
         None,
-        "Keep an exponential moving average of the weights, which keeps this share of itself at every step.",
+        "Decay of an exponential moving average (EMA) of the weights.",
         DECLARED,
         above=0,
         below=1,
-        null_means="no average",
+        null_means="no EMA",
         example=0.999,
     )
 
-    logging_steps: int = field(10, "Steps between two log lines.", FREE, minimum=1)
+    logging_steps: int = field(10, "Steps between log lines.", FREE, minimum=1)
     eval_steps: int | None = field(
-        500, "Steps between two evaluations on val/.", FREE, minimum=1, null_means="no evaluation"
+        500, "Steps between evaluations on val/.", FREE, minimum=1, null_means="no evaluation"
     )
     max_eval_batches: int | None = field(
         None, "Batches per evaluation.", FREE, minimum=1, null_means="all of val/", example=100
     )
 
-    output_dir: str = field("./outputs", "The run's directory.", FREE)
-    resume: str = field("auto", "auto (newest usable checkpoint, or a fresh start), scratch, or a path.", FREE)
+    output_dir: str = field("./outputs", "Run directory.", FREE)
+    resume: str = field(
+        "auto", "auto (newest usable checkpoint, or start), scratch, or a checkpoint to go back to, once.", FREE
+    )
     load_path: str | None = field(
         None,
         "Checkpoint of another run to start from; ignored once this run has its own.",
         FREE,
-        null_means="start from fresh weights",
+        null_means="newly initialised weights",
         example="runs/a",
     )
 
     save_steps: int | Literal["auto"] = field(
-        "auto", "Steps between two checkpoints; auto: by measured save cost and failure rate.", FREE, minimum=1
+        "auto", "Steps between checkpoints; auto: from the measured save cost and failure rate.", FREE, minimum=1
     )
     keep_last_k: int | None = field(3, "Newest checkpoints to keep.", FREE, minimum=1, null_means="keep all")
     keep_milestone_every: int | None = field(
@@ -350,27 +354,32 @@ class TrainingConfig:
         example=10000,
     )
     keep_every_seconds: float | None = field(
-        None, "Keep one checkpoint per this many seconds.", FREE, above=0, null_means="none by time", example=3600.0
+        None,
+        "Keep one checkpoint per this many seconds.",
+        FREE,
+        above=0,
+        null_means="no time-based keeping",
+        example=3600.0,
     )
     keep_best: str | None = field(
         None,
         "Keep the best checkpoint by loss, grad_norm, val_loss or ema_val_loss: name:min or name:max.",
         FREE,
-        null_means="none by metric",
+        null_means="no best checkpoint",
         example="val_loss:min",
     )
 
     max_runtime_seconds: float | None = field(
         None,
-        "Wall time of one job.",
+        "Walltime of one job.",
         FREE,
         above=0,
-        null_means="the scheduler's limit where it tells one",
+        null_means="the scheduler's limit, if it sets one",
         example=72000.0,
     )
     walltime_reserve_seconds: float | None = field(
         None,
-        "Stop this long before the wall time ends.",
+        "Stop this many seconds before the walltime ends.",
         FREE,
         minimum=0,
         null_means="learned from measured save times",
@@ -379,7 +388,7 @@ class TrainingConfig:
 
     spot: Literal["aws", "gcp", "azure", "auto", "off"] | None = field(
         None,
-        "Save and stop when this cloud takes the machine away; auto: the cloud that the firmware names.",
+        "Save and stop when this cloud reclaims the machine; auto: detected from the firmware.",
         FREE,
         null_means="UNBROKEN_SPOT, else none",
         example="auto",
@@ -387,30 +396,30 @@ class TrainingConfig:
 
     grace_seconds: float | None = field(
         None,
-        "Seconds between a signal and the kill; too few for a save, they make a dump in emergency_dir.",
+        "Seconds between a signal and the kill. If too few for a save, each rank dumps to emergency_dir.",
         FREE,
         minimum=0,
-        null_means="as long as a save takes",
+        null_means="every stop saves",
         example=30.0,
     )
     emergency_dir: str | None = field(
         None,
-        "Directory on a fast disk of each host, for what a rank saves alone when there is no time for more.",
+        "Directory on a fast local disk of each host, for emergency dumps when there is no time for a save.",
         FREE,
-        null_means="no emergency saves",
+        null_means="no emergency dumps",
         example="/scratch/unbroken",
     )
     persistent_dir: str | None = field(
         None,
-        "Directory that every host sees; emergency saves are copied there, so that another host can resume.",
+        "Directory that all hosts share; dumps are copied there, so that another host can resume.",
         FREE,
-        null_means="they count on the host that wrote them",
+        null_means="a dump can be used only on the host that wrote it",
         example="/shared/unbroken",
     )
 
     wandb_project: str | None = field(
-        None, "Weights & Biases project.", FREE, null_means="no such tracker", example="my-project"
+        None, "Weights & Biases project.", FREE, null_means="tracking is off", example="my-project"
     )
     wandb_run_name: str | None = field(
-        None, "Weights & Biases run name.", FREE, null_means="named by the tracker", example="my-run"
+        None, "Weights & Biases run name.", FREE, null_means="chosen by the tracker", example="my-run"
     )

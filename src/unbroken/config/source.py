@@ -1,8 +1,8 @@
-"""Reads YAML or JSON into nodes that know their lines.
+"""Reads YAML or JSON into nodes with line numbers.
 
-Nothing here resolves a value's type: YAML would take ``3e-4`` for text and a bucket called ``on`` for a switch. A
-hostile file costs a bounded amount of work: size, depth and the number of nodes after aliases are limited, tags are
-refused, and no object is ever constructed.
+Types are not resolved here: YAML would read ``3e-4`` as text and a bucket called ``on`` as a boolean. The work for a
+hostile file is bounded: size, depth and the number of nodes after aliases are limited, tags are errors, and no object
+is ever constructed.
 """
 
 import errno
@@ -23,7 +23,7 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands: a file with its line, or the command line."""
+    """A file with its line, or the command line."""
 
     source: str
     line: int | None = None
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Scalar:
-    """One text; ``is_plain`` where it was written without quotes and may stand for a number, a claim or null."""
+    """One text; ``is_plain`` if it was written without quotes and may be a number, a boolean or null."""
 
     text: str
     is_plain: bool
@@ -42,7 +42,7 @@ class Scalar:
 
     @property
     def is_null(self) -> bool:
-        """Whether it stands for the absence of a value."""
+        """Whether it is null."""
         return self.is_plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
@@ -56,7 +56,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Keys with values in the order they were written; a key may occur twice, which the decoder reports."""
+    """Keys with values in order; a key may occur twice, which the decoder reports."""
 
     entries: tuple[tuple[Scalar, "Node"], ...]
     place: Place
@@ -85,13 +85,13 @@ def from_document(value: Any, place: Place) -> Node:  # noqa: ANN401 -- JSON is 
 
 
 def shown(text: str) -> str:
-    """A text from a file, fit for one line of a message: not endless, and without characters that move the cursor."""
+    """A text from a file for one line of a message: shortened, control characters escaped."""
     text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return text if text.isprintable() else json.dumps(text)[1:-1]
 
 
 def described(node: Node) -> str:
-    """What a node is, for a complaint about it."""
+    """What a node is, for a message."""
     match node:
         case Listing():
             return "a list"
@@ -118,7 +118,7 @@ def read(path: Path) -> Mapping:
 
     Raises:
         PathMissing: there is no such file.
-        ConfigUnreadable: it is no readable YAML or JSON mapping.
+        ConfigUnreadable: it is not a YAML or JSON mapping.
     """
     data = _read_bytes(path)
     if b"\0" in data:
@@ -159,7 +159,7 @@ def parse(text: str, source: str, *, has_lines: bool = True) -> Node | None:
     """The nodes of a text; None if it holds nothing but blanks and comments.
 
     Raises:
-        ConfigUnreadable: the text is no YAML.
+        ConfigUnreadable: the text is not YAML.
     """
     # Imported here: the commands that read no config do not pay for it.
     import yaml
@@ -173,7 +173,7 @@ def parse(text: str, source: str, *, has_lines: bool = True) -> Node | None:
             composer.take(event)
     except yaml.MarkedYAMLError as refusal:
         line = None if refusal.problem_mark is None else refusal.problem_mark.line + 1
-        complaint = refusal.problem or refusal.context or "it is no YAML"
+        complaint = refusal.problem or refusal.context or "it is not YAML"
         raise ConfigUnreadable(path=Path(source), complaint=complaint, line=line) from refusal
     except yaml.reader.ReaderError as refusal:
         # One parser counts bytes and the other characters; the character itself is the same in both.
@@ -198,7 +198,7 @@ def _json_as_yaml(text: str) -> str:
 
 
 class _Open:
-    """A list or mapping whose end has not been seen yet."""
+    """A list or mapping that is not complete yet."""
 
     def __init__(self, place: Place, anchor: str | None, is_mapping: bool) -> None:
         self.place = place
@@ -211,18 +211,18 @@ class _Open:
 
 
 class _Composer:
-    """Builds nodes from parser events with a stack of its own, so that no nesting can exhaust the interpreter's."""
+    """Builds nodes from parser events with its own stack, so that deep nesting cannot exhaust the interpreter's."""
 
     def __init__(self, source: str, has_lines: bool) -> None:
         self.source = source
         self.has_lines = has_lines
         self.root: Node | None = None
         self.stack: list[_Open] = []
-        # An anchor enters the table when its node is complete, so an alias can never lead back into itself.
+        # An anchor is registered when its node is complete, so an alias cannot contain itself.
         self.anchors: dict[str, tuple[Node, int]] = {}
 
     def take(self, event: Any) -> None:  # noqa: ANN401 -- the parsers share no typed class
-        """Take the parser's next event."""
+        """Process the parser's next event."""
         place = Place(self.source, event.start_mark.line + 1 if self.has_lines else None)
         # By name: the fast and the plain parser share the classes, and yaml is not imported at the top.
         match type(event).__name__:
@@ -233,9 +233,7 @@ class _Composer:
                 self._add(scalar, 1)
             case "AliasEvent":
                 if event.anchor not in self.anchors:
-                    self._refuse(
-                        f"the alias *{shown(event.anchor)} stands for nothing that is complete before it", place
-                    )
+                    self._refuse(f"the alias *{shown(event.anchor)} refers to nothing that is defined before it", place)
                 self._add(*self.anchors[event.anchor])
             case "MappingStartEvent" | "SequenceStartEvent" as name:
                 self._refuse_tag(event, place)
@@ -281,14 +279,14 @@ class _Composer:
 
     def _refuse_tag(self, event: Any, place: Place) -> None:  # noqa: ANN401
         if event.tag is not None:
-            self._refuse(f"the tag {shown(event.tag)} is not read here", place)
+            self._refuse(f"the tag {shown(event.tag)} is not supported", place)
 
     def _refuse(self, complaint: str, place: Place) -> None:
         raise ConfigUnreadable(path=Path(self.source), complaint=complaint, line=place.line)
 
 
 def _merged(entries: list[tuple[Scalar, Node]]) -> list[tuple[Scalar, Node]]:
-    """The entries with ``<<: *other`` replaced by what it adds; keys that are written out win."""
+    """The entries with ``<<: *other`` expanded; explicit keys win."""
     own = [(key, value) for key, value in entries if not _is_merge(key, value)]
     known = {key.text for key, _ in own}
     for key, value in entries:

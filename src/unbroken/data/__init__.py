@@ -1,4 +1,9 @@
-"""Data as a pure function: from raw text to batches, the same on any number of ranks and workers.
+"""Batches as a pure function of the corpus, the seed and the step: the same on any number of ranks and workers.
+
+    corpus = data.open_corpus("corpus", "train")                        # shards made by `unbroken tokenize`
+    stream = data.Stream(corpus, max_length=2048, seed=0)               # sequence i is the same everywhere
+    loader = data.Loader(stream, global_batch=64, lane=8, rank=rank, world=world)
+    run = unbroken.Run("runs/a", model=model, optimizer=optimizer, data=loader)
 
 Importing this package imports neither torch nor numpy; each name is loaded when it is first used.
 """
@@ -35,24 +40,28 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Batch": "loader",
-    "Bucket": "corpus.catalogue",
-    "Corpus": "corpus.catalogue",
-    "Loader": "loader",
-    "Phase": "order.schedule",
-    "SampleDataset": "datasets",
-    "SampleIterable": "datasets",
-    "Served": "exactly_once",
-    "Shard": "corpus.catalogue",
-    "Stream": "stream",
-    "TokenizerIdentity": "corpus.listing",
-    "open_corpus": "corpus.catalogue",
-    "open_text_corpus": "ingest.text_corpus",
-    "seal_shards": "corpus.seal_shards",
+    "Batch": "unbroken.data.loader",
+    "Bucket": "unbroken.data.corpus.catalogue",
+    "Corpus": "unbroken.data.corpus.catalogue",
+    "Loader": "unbroken.data.loader",
+    "Phase": "unbroken.data.order.schedule",
+    "SampleDataset": "unbroken.data.datasets",
+    "SampleIterable": "unbroken.data.datasets",
+    "Served": "unbroken.data.exactly_once",
+    "Shard": "unbroken.data.corpus.catalogue",
+    "Stream": "unbroken.data.stream",
+    "TokenizerIdentity": "unbroken.data.corpus.listing",
+    "open_corpus": "unbroken.data.corpus.catalogue",
+    "open_text_corpus": "unbroken.data.ingest.text_corpus",
+    "seal_shards": "unbroken.data.corpus.seal_shards",
 }
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
     if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

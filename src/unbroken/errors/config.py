@@ -173,7 +173,7 @@ class BadPlan(UsageError):
     DETAILS = Each("problems")
     HELP = (
         Help(
-            "unbroken plan --steps 100000 --step-seconds 0.8 --save-seconds 12 --mtbf 86400 --walltime 14400",
+            "unbroken plan --steps 100000 --step-time 0.8 --save-time 12 --mtbf 86400 --max-runtime 14400",
             "a plan from numbers alone",
         ),
     )

@@ -1,4 +1,4 @@
-"""The same bits on any number of ranks: lanes, a canonical sum of their gradients, norm, and RNG per lane.
+"""The same bits on any number of ranks.
 
     exact.pin()                                             # deterministic kernels, recorded
     reducer = exact.Reducer(model, lanes=8, seed=0)         # a plain module, or one under fully_shard
@@ -8,12 +8,12 @@
         reducer.clip(1.0)                                   # gradients are summed over all lanes by now
         optimizer.step()
 
-The global batch is a fixed list of lanes on any world size. Besides ``world.py`` only this package uses collectives.
+The global batch is a fixed list of lanes (micro-batches of fixed shape) on any number of ranks. Gradients are summed in
+lane order, the norm does not depend on the sharding, and each lane has its own RNG seed.
 """
 
 from unbroken.exact.lane_rng import lane_seed
 from unbroken.exact.numerics import Numerics, pin
 from unbroken.exact.reducer import Lane, Reducer
-from unbroken.exact.stock import NOT_PROMISED
 
-__all__ = ["NOT_PROMISED", "Lane", "Numerics", "Reducer", "lane_seed", "pin"]
+__all__ = ["Lane", "Numerics", "Reducer", "lane_seed", "pin"]

@@ -47,7 +47,7 @@ class Lane:
         self.number, self.is_spare = number, is_spare
         self._is_silenced, self._needs_scale = is_silenced, needs_scale
         self._has_begun = False
-        self.told: tuple[torch.Tensor, int | torch.Tensor] | None = None
+        self._result: tuple[torch.Tensor, int | torch.Tensor] | None = None
 
     def backward(
         self, loss: torch.Tensor, *, count: int | torch.Tensor = 1, scaled: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class Lane:
         goal = loss if scaled is None else scaled
         (goal * 0.0 if self._is_silenced else goal).backward()  # type: ignore[no-untyped-call]
         # Last, so that a lane whose error the loop caught does not count as computed.
-        self.told = (loss.detach(), count)
+        self._result = (loss.detach(), count)
 
 
 class Reducer:
@@ -88,9 +88,9 @@ class Reducer:
         seed: the seed of the RNG of all lanes.
         compute_dtype: for a plain model, the dtype in which lanes compute; the parameters stay float32. For a model
             under ``fully_shard``, set it in its ``MixedPrecisionPolicy``.
-        stock: opt out of exactness: torch's own sums and norm (``exact.NOT_PROMISED`` says what that gives up).
+        stock: opt out of exactness: torch's own sums and norm. Bits then depend on the number of ranks, on the sharding
+            and on the communication library.
         bucket_bytes: for a plain model, the size of a communication bucket.
-        defer_scale: leave the gradients as sums; the optimizer multiplies them by ``pending_scale``.
 
     Raises:
         TooManyRanks: there are more ranks than lanes.
@@ -108,7 +108,6 @@ class Reducer:
         compute_dtype: torch.dtype | None = None,
         stock: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
-        defer_scale: bool = False,
     ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         _require_foldable(model, named, optimizer, compute_dtype)
@@ -126,8 +125,7 @@ class Reducer:
         self._are_alike = False
         self._losses: torch.Tensor | None = None
         self._count: torch.Tensor | None = None
-        self._defers = defer_scale
-        self.pending_scale: torch.Tensor | None = None
+        self._pending_scale: torch.Tensor | None = None
         if stock and self._ranks.rank == 0:
             _log.warning("not exact: %s", NOT_PROMISED)
 
@@ -168,7 +166,7 @@ class Reducer:
                 )
 
     def _lanes(self, step: int) -> Generator[Lane, None, None]:
-        self._losses = self._count = self.pending_scale = None
+        self._losses = self._count = self._pending_scale = None
         told: list[Lane] = []
         try:
             with self._precision.lowered(), LaneRng(self._seed, step) as rng:
@@ -184,10 +182,7 @@ class Reducer:
         self._multiply(1.0 / self.count.clamp(min=1))
 
     def _multiply(self, factor: torch.Tensor) -> None:
-        if not self._defers:
-            scale(self.gradients(), factor)
-        else:
-            self.pending_scale = factor if self.pending_scale is None else self.pending_scale * factor
+        scale(self.gradients(), factor)
 
     def _round(self, number: int, rng: LaneRng, told: list[Lane]) -> Iterator[Lane]:
         plan, is_last = self._plan, number == self._plan.rounds - 1
@@ -201,7 +196,7 @@ class Reducer:
             lane = Lane(at, is_spare=is_spare, is_silenced=is_silenced, needs_scale=needs_scale)
             rng.enter(at)
             yield lane
-            if lane.told is None:
+            if lane._result is None:
                 raise LaneBroken(complaint=f"lane {at} ended without lane.backward(loss)")
             told.append(lane)
         self._reduction.end_round()
@@ -213,8 +208,8 @@ class Reducer:
         mine = torch.zeros((self._plan.rounds, 3), dtype=torch.float64, device=device)
         mine[:, 2] = used or 0
         for row, lane in zip(mine, told, strict=False):
-            assert lane.told is not None
-            loss, count = lane.told
+            assert lane._result is not None
+            loss, count = lane._result
             row[0] = loss.double()
             row[1] = count
         said = self._plan.in_lane_order(self._ranks.gathered(mine))
@@ -267,7 +262,7 @@ class Reducer:
         if not gradients:
             raise LaneBroken(complaint="there are no gradients yet: compute the lanes of a step first")
         norm = stock_norm(gradients) if self._is_stock else gradient_norm(gradients, self._ranks)
-        return norm if self.pending_scale is None else norm * self.pending_scale
+        return norm if self._pending_scale is None else norm * self._pending_scale
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that their norm is at most ``max_norm``; returns what it was. Collective.
@@ -323,6 +318,23 @@ class Reducer:
         differences = tuple((key, str(state.get(key)), str(here[key])) for key in here if state.get(key) != here[key])
         if differences:
             raise ArithmeticDiffers(differences=differences)
+
+
+class DeferringReducer(Reducer):
+    """Leaves the gradients as sums, for an optimizer that multiplies them by ``pending_scale`` as it reads them.
+
+    Saves a pass over all gradients. Not public: a loop that forgets the factor trains with wrong gradients.
+    """
+
+    @property
+    def pending_scale(self) -> torch.Tensor:
+        """The factor of this step's gradients: one over the count, times that of ``clip``."""
+        if self._pending_scale is None:
+            raise LaneBroken(complaint="the step's lanes are not all computed yet")
+        return self._pending_scale
+
+    def _multiply(self, factor: torch.Tensor) -> None:
+        self._pending_scale = factor if self._pending_scale is None else self._pending_scale * factor
 
 
 def _all_ranks() -> RankGroup:

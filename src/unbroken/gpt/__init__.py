@@ -1,6 +1,10 @@
-"""The complete tool: build a model from a config, train, evaluate, generate, export.
+"""A GPT trainer, complete: train from a config, generate text, export weights.
 
-Names are loaded when they are first used.
+    unbroken.gpt.train("run.yaml")                          # the same call starts the run and resumes it
+    model = unbroken.gpt.TextModel.open("runs/tiny")
+    print(model.continue_text("Once upon a time").text)
+
+Each name is loaded when it is first used.
 """
 
 import sys
@@ -35,21 +39,21 @@ __all__ = [
     "train",
 ]
 
-_PLACES: Final = {
-    "GPT": "model",
-    "Continued": "text",
-    "Generation": "text",
-    "LossSum": "loss",
-    "Sampling": "generation",
-    "TextModel": "text",
-    "Trained": "train",
-    "generate": "generation",
-    "initialize": "build",
-    "stream": "generation",
-    "to_huggingface": "huggingface",
-    "to_safetensors": "export",
-    "to_torch": "export",
-    "train": "train",
+_HOMES: Final = {
+    "GPT": "unbroken.gpt.model",
+    "Continued": "unbroken.gpt.text",
+    "Generation": "unbroken.gpt.text",
+    "LossSum": "unbroken.gpt.loss",
+    "Sampling": "unbroken.gpt.generation",
+    "TextModel": "unbroken.gpt.text",
+    "Trained": "unbroken.gpt.train",
+    "generate": "unbroken.gpt.generation",
+    "initialize": "unbroken.gpt.build",
+    "stream": "unbroken.gpt.generation",
+    "to_huggingface": "unbroken.gpt.huggingface",
+    "to_safetensors": "unbroken.gpt.export",
+    "to_torch": "unbroken.gpt.export",
+    "train": "unbroken.gpt.train",
 }
 
 
@@ -57,16 +61,20 @@ class _Package(ModuleType):
     """This package. Importing a module ``train`` sets it as an attribute here; the function ``train`` is meant."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        is_hidden = isinstance(value, ModuleType) and _PLACES.get(name) == name
+        is_hidden = isinstance(value, ModuleType) and _HOMES.get(name) == f"{__name__}.{name}"
         super().__setattr__(name, getattr(value, name) if is_hidden else value)
 
 
 sys.modules[__name__].__class__ = _Package
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
-    if name not in _PLACES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found

@@ -47,11 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"there is no option {' '.join(unknown)}")
         if len(paths) != 1:
             parser.error(f"one config is needed, not {len(paths)}: {' '.join(paths)}")
-        overrides = taken.written
-        output_dir = Path(load(Path(paths[0]), overrides).config.training.output_dir)
+        resolved = load(Path(paths[0]), taken.written)
+        output_dir = Path(resolved.config.training.output_dir)
+        # Imported here: a config with problems is reported without waiting for torch.
         from unbroken.gpt import train
 
-        train(paths[0], overrides=overrides, accept=options.accept, force=options.force)
+        train(resolved, accept=options.accept, force=options.force)
     except UnbrokenError as refused:
         return _told(refused, rank, output_dir)
     except KeyboardInterrupt:

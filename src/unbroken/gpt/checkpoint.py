@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from unbroken.config import Config, from_json
+from unbroken.config import Config
+from unbroken.config.reading import from_json
 from unbroken.errors import DamagedCheckpoint, NoAverage, PathMissing
 from unbroken.files import LOCAL
 from unbroken.gpt.model import GPT

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from unbroken import exact
-from unbroken.config import Config, load, require_sound
+from unbroken.config import Config, Resolved, load, require_sound
 from unbroken.config.changes import Difference, computing_values
 from unbroken.data.from_config import lanes_of
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
+from unbroken.exact.reducer import DeferringReducer
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler
@@ -50,7 +51,7 @@ AVERAGED_LOSS = "ema_val_loss"
 
 @dataclass(frozen=True)
 class Trained:
-    """How a job ended; ``loss`` and ``val_loss`` are the last ones it logged, None if none."""
+    """How a job ended; ``loss`` and ``val_loss`` are the last logged values, or None."""
 
     run: Path
     step: int
@@ -62,7 +63,7 @@ class Trained:
 
 
 def train(
-    config: Config | str | os.PathLike[str],
+    config: Config | Resolved | str | os.PathLike[str],
     *,
     overrides: Sequence[str] = (),
     accept: Sequence[str] = (),
@@ -85,14 +86,16 @@ def train(
         DataError: the data is missing, changed, exhausted or does not fit the config.
         UnbrokenError: as ``Run`` raises it.
     """
-    if isinstance(config, Config):
+    if isinstance(config, Config | Resolved):
         if overrides:
-            raise ValueError("overrides need a config file; change the fields of a Config directly")
-        require_sound(config)
+            raise ValueError("overrides need a config file; change the fields of the Config instead")
+        if isinstance(config, Config):
+            require_sound(config)
+        asked = config if isinstance(config, Config) else config.config
     else:
-        config = load(Path(config), overrides).config
+        asked = load(Path(config), overrides).config
     with joined() as place, noticing_full(place.device, "this training", is_training=True):
-        return _train(config, place, tuple(accept), force=force)
+        return _train(asked, place, tuple(accept), force=force)
 
 
 def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: bool) -> Trained:
@@ -113,14 +116,13 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
     # Model, reducer and optimizer. Initial weights, sums and moments do not depend on the number of ranks.
     model = build_model(config, data.vocab_size, place.device, dtype)
     optimizer = make_optimizer(model, config.optimizer)
-    reducer = exact.Reducer(
+    reducer = DeferringReducer(
         model,
         optimizer,
         lanes=lanes_of(config),
         seed=training.seed,
         compute_dtype=None if is_sharded(config) else dtype,
         stock=not training.exact,
-        defer_scale=True,
     )
     average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
     scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None
@@ -161,7 +163,7 @@ class Training:
     data: TrainingData
     model: GPT
     optimizer: AdamW
-    reducer: exact.Reducer
+    reducer: DeferringReducer
     scaler: LossScaler | None
     average: WeightAverage | None
     run: Run
@@ -207,7 +209,6 @@ class Training:
             self.scaler.unscale_(self.optimizer)
         limit = self.config.optimizer.max_grad_norm
         norm = self.reducer.norm() if limit is None else self.reducer.clip(limit)
-        assert self.reducer.pending_scale is not None
         self.optimizer.scale_next(self.reducer.pending_scale)
         return norm
 
@@ -344,18 +345,18 @@ def _settings(started: Started, accept: tuple[str, ...], *, force: bool, has_sca
         force=force,
         load_path=training.load_path,
         accept=accepted,
-        max_runtime_s=training.max_runtime_seconds,
-        reserve_s=training.walltime_reserve_seconds,
+        max_runtime_seconds=training.max_runtime_seconds,
+        walltime_reserve_seconds=training.walltime_reserve_seconds,
         non_finite="stop" if training.non_finite == "stop" else "allow",
         # In fp16 the scaler handles overflows.
-        finite=("loss",) if has_scaler else ("loss", "grad_norm"),
+        non_finite_metrics=("loss",) if has_scaler else ("loss", "grad_norm"),
         # Lanes have their own RNG.
-        shared_generators=True,
-        log_steps=training.logging_steps,
+        shared_rng=True,
+        logging_steps=training.logging_steps,
         spot=training.spot,
         emergency_dir=training.emergency_dir,
         persistent_dir=training.persistent_dir,
-        grace_s=training.grace_seconds,
+        grace_seconds=training.grace_seconds,
     )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.config import Config, compare, from_json
-from unbroken.config.changes import Difference, Differences, computing_values, with_values
+from unbroken.config import Config
+from unbroken.config.changes import Difference, Differences, compare, computing_values, with_values
 from unbroken.config.document import digest_of
+from unbroken.config.reading import from_json
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointsExist, ConfigDiffers, ConfigMissing, FieldChange, GptSimpleRun
 from unbroken.files import LOCAL, Files

@@ -137,7 +137,7 @@ class StepEdges:
             self._stop_here()
         elif is_wanted:
             self._save(PERIODIC)
-        elif self.step % self.opened.settings.log_steps == 0:
+        elif self.step % self.opened.settings.logging_steps == 0:
             self.read_metrics()
 
     def _log_postponed(self, *, stop: bool) -> None:
@@ -210,7 +210,7 @@ class StepEdges:
         """Read what was logged since the last time; ``before`` is done first if every metric is finite."""
         rows = self.logged.read()
         if self.opened.settings.non_finite == "stop":
-            self._bad = self._bad or first_non_finite(rows, self.opened.settings.finite)
+            self._bad = self._bad or first_non_finite(rows, self.opened.settings.non_finite_metrics)
         if before is not None and self._bad is None:
             before()
         for step, values in rows:

@@ -208,7 +208,7 @@ class Emergency:
         left_s = self._stops.left_s(None)
         reserve_s = self._clock.reserve.seconds(left_s)
         said = (
-            window_warning(self._settings.grace_s, self.costs, has_area=self._is_usable),
+            window_warning(self._settings.grace_seconds, self.costs, has_area=self._is_usable),
             deadline_warning(left_s, reserve_s),
         )
         for sentence in said if self._world.is_first else ():
@@ -226,11 +226,11 @@ class Emergency:
 
     def left_s(self) -> float | None:
         """Seconds until this process is killed, as far as it is known; None if it is not."""
-        return self._stops.left_s(self._settings.grace_s)
+        return self._stops.left_s(self._settings.grace_seconds)
 
     def answer(self) -> Answer:
         """What to do with what is left of the grace window."""
-        if not self._is_usable and self._settings.grace_s is None:
+        if not self._is_usable and self._settings.grace_seconds is None:
             # The window is unknown, and there is no directory for a dump.
             return Answer.SAVE
         left_s = self.left_s()
@@ -256,7 +256,7 @@ class Emergency:
 
     def _is_patience_over(self) -> bool:
         # A near deadline makes no window by itself: without a stop request the others may take their time.
-        is_over = is_patience_over(self.left_s(), self._settings.grace_s, self.costs)
+        is_over = is_patience_over(self.left_s(), self._settings.grace_seconds, self.costs)
         return is_over and self._stops.look() is not None
 
     # ---- dumping ----
@@ -286,7 +286,7 @@ class Emergency:
                 whose=DumpOwner(area.key, self._lease.job, host_name()),
                 at_ns=time.time_ns(),
                 allow_pickle=self._settings.allow_pickle,
-                shares_rng=self._settings.shared_generators,
+                shares_rng=self._settings.shared_rng,
                 files_per_rank=self._settings.files_per_rank,
                 hyperparameters=self.hyperparameters,
             )

@@ -43,7 +43,7 @@ class Drilled:
     def applied(self, directory: Path, settings: Settings) -> tuple[Path, Settings]:
         """Where the run really is, and its settings."""
         # Metrics read at every step survive a kill: every lost step is compared when it is computed again.
-        changed = replace(settings, save_steps=self.drill.save_steps or settings.save_steps, log_steps=1)
+        changed = replace(settings, save_steps=self.drill.save_steps or settings.save_steps, logging_steps=1)
         return self.drill.directory or directory, changed
 
     def is_over_at(self, step: int) -> bool:

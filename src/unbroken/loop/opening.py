@@ -170,7 +170,7 @@ def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, d
     recorder, settings = leased.recorder, leased.settings
     world.all_or_none(lambda: _require_shared(layout, lease, world))
     deadline = world.from_first(
-        lambda: find_deadline(settings.max_runtime_s, os.environ, started_s=lease.taken_at_s, now_s=time.time())
+        lambda: find_deadline(settings.max_runtime_seconds, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
     peers = Peers(world, _record_start(leased, deadline))
     look = _audit(leased, frame)
@@ -263,7 +263,7 @@ def _stop_sources(leased: LeasedRun, clock: SaveClock, deadline: Deadline | None
         is_speaking=leased.world.is_first,
     )
     if leased.world.is_first:
-        follow_end_time(settings.max_runtime_s, os.environ, stops, leased.recorder.event)
+        follow_end_time(settings.max_runtime_seconds, os.environ, stops, leased.recorder.event)
     # From here on a signal is a request: a job that receives one while it loads stops after its first step.
     if settings.catch_signals and stops.install():
         stops.end_with(shield_workers(lambda: stops.signalled is not None))
@@ -328,7 +328,7 @@ def _saver(leased: LeasedRun, found: Resumed) -> Saver:
         leased.world,
         keeping,
         allow_pickle=settings.allow_pickle,
-        shares_rng=settings.shared_generators,
+        shares_rng=settings.shared_rng,
         hyperparameters=found.hyperparameters,
     )
 
@@ -411,7 +411,7 @@ def _clock(settings: Settings, recorder: SilentRecorder, world: World) -> SaveCl
         cadence = Auto() if settings.save_steps == "auto" else Every(settings.save_steps)
     facts = recorder.history().events
     pace = Timings(0, 0.0, mean_time_between_failures_s=mean_time_between_failures_s(facts))
-    reserve = learned_reserve(facts, settings.reserve_s, edges=min(world.size, 2))
+    reserve = learned_reserve(facts, settings.walltime_reserve_seconds, edges=min(world.size, 2))
     return SaveClock(cadence, reserve, _monotonic, pace)
 
 

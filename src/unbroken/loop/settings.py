@@ -1,4 +1,4 @@
-"""How a run is saved, kept, resumed and stopped: one frozen record, handed to ``Run``."""
+"""``Settings``: how a run is saved, kept, resumed and stopped. One frozen object, passed to ``Run``."""
 
 import math
 from dataclasses import dataclass
@@ -12,90 +12,106 @@ from unbroken.store.rewind import without_tag
 _SPOT: Final = ("aws", "gcp", "azure", "auto", "off")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything about a run that is not state.
+    """How a run is saved, kept, resumed and stopped.
+
+    Relative paths are resolved when the object is made. A field that a config file has too has the same name there.
 
     Attributes:
-        save_steps: steps between two checkpoints; ``auto`` weighs the measured cost of a save against failures.
-        keep_last_k: checkpoints of the newest k steps; None keeps all.
-        keep_milestone_every: keep every checkpoint whose step is a multiple of this.
-        keep_every_seconds: keep one checkpoint per this many seconds.
-        keep_best: keep the best by a metric that was logged for the step it is of, ``loss:min`` or ``accuracy:max``;
-            a loop that measures now and then calls ``run.save(by_all=True)`` where it does.
-        resume: ``auto`` resumes from the newest usable checkpoint or starts; ``scratch`` starts anew and refuses where
-            there are checkpoints; anything else is a checkpoint of this run to go back to: its step, its name,
-            ``latest``, or a path such as ``runs/a@1000``. A request is carried out once; the same one in a later job
-            continues from the newest checkpoint. ``5#2`` goes back to 5 a second time, on purpose.
-        force: with ``scratch``, set the checkpoints that are there aside and start.
-        load_path: a checkpoint of another run to start from where this one has none.
-        accept: differences that a person accepts by name (an item, a tensor, or all below a name), so that a resume may
-            go on without being exact.
-        hyperparameters: which values a resume uses where the script constructs optimizers, schedulers or loss scalers
-            with others than when the run began: those of the ``checkpoint``, or those of the ``script``. Each
-            difference is printed either way.
-        audit: what to do about live state that was not handed over: ``warn``, ``error`` or ``off``.
-        audit_ignore: names that the audit passes over: variables of the script, or buffers as it names them.
-        allow_pickle: items whose values may be stored by pickle.
-        max_runtime_s: how long the job may run; else ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.
-        reserve_s: how long before that to stop; None learns it from measured saves.
-        non_finite: what to do when the logged loss is no number: ``stop``, or ``allow``.
-        finite: the logged metrics that this is about.
-        shared_generators: the global generators are alike on every rank and nothing draws from them, as with
-            the lanes of ``unbroken.exact``: a checkpoint keeps one state of them, for any number of ranks.
-        log_steps: steps between two reads of logged tensors, each of which waits for the device.
-        files_per_rank: parts that each rank writes side by side.
-        catch_signals: save and stop on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2.
-        spot: save and stop when this cloud says that it takes the machine away: ``aws``, ``gcp``, ``azure``; ``auto``
-            knows the cloud by the names its firmware gives, ``off`` is none; None leaves it to ``UNBROKEN_SPOT``.
-        emergency_dir: a directory on a fast disk of each host; a stop without time for a save dumps there, each rank.
-        console: print what happens to stderr, on the first rank, where nobody has set up logging; ``UNBROKEN_QUIET=1``
-            in the environment turns it off as well.
-        persistent_dir: a directory that every host sees; a dump is copied there, so that another host can resume.
-        grace_s: seconds between a signal and the kill; None if nobody knows, then every stop saves.
+        save_steps: Steps between two checkpoints. ``auto`` weighs the measured cost of a save against the failure
+            rate; None saves only at the end and at a stop.
+        files_per_rank: Files that each rank writes in parallel.
+        allow_pickle: Items whose values may be stored with pickle.
+
+        keep_last_k: Newest steps whose checkpoints are kept; None keeps all.
+        keep_milestone_every: Keep every checkpoint whose step is a multiple of this.
+        keep_every_seconds: Keep one checkpoint per this many seconds.
+        keep_best: Keep the best checkpoint by a logged metric: ``loss:min``, ``accuracy:max``. The metric must be
+            logged for the step that is saved; a loop that evaluates now and then calls ``run.save(by_all=True)``
+            after it has logged.
+
+        resume: ``auto`` resumes from the newest usable checkpoint, or starts where there is none. ``scratch`` starts
+            from step 0 and raises if the run has checkpoints. Anything else names a checkpoint of this run to go back
+            to: its step, its name, ``latest``, or a path such as ``runs/a@1000``. That happens once: a later job with
+            the same value continues from the newest checkpoint. ``5#2`` goes back to step 5 a second time.
+        force: With ``resume="scratch"``: abandon the existing checkpoints and start.
+        load_path: Checkpoint of another run to start from; ignored once this run has its own.
+        accept: Names of differences to accept (an item, a tensor, or a prefix of names), so that a resume continues
+            although it is not exact.
+        hyperparameters: Which values a resume uses if the script constructs optimizers, schedulers or loss scalers
+            with other values than those saved: those of the ``checkpoint`` or those of the ``script``. Every
+            difference is printed.
+
+        audit: What to do about live state that was not passed to ``Run``: ``warn``, ``error`` or ``off``.
+        audit_ignore: Names that the audit ignores: variables of the script, or buffers as the audit prints them.
+        shared_rng: The global RNG states are equal on all ranks and nothing draws from them, as with the lanes of
+            ``unbroken.exact``. A checkpoint then stores one state, for any number of ranks.
+
+        max_runtime_seconds: Walltime of one job; None: ``SLURM_JOB_END_TIME``, else ``UNBROKEN_MAX_RUNTIME``.
+        walltime_reserve_seconds: Stop this many seconds before the walltime ends; None: learned from measured saves.
+        catch_signals: Save and stop on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2.
+        spot: Save and stop when this cloud reclaims the machine: ``aws``, ``gcp`` or ``azure``. ``auto`` detects the
+            cloud from the firmware, ``off`` is none, None reads ``UNBROKEN_SPOT``.
+        grace_seconds: Seconds between a signal and the kill. If they are too few for a save, each rank writes a dump
+            to ``emergency_dir``. None: every stop saves.
+        emergency_dir: Directory on a fast local disk of each host, for the dump that each rank writes when there is no
+            time for a save.
+        persistent_dir: Directory that all hosts share. Dumps are copied there, so that another host can resume.
+
+        non_finite: What to do when a metric is NaN or infinite: ``stop`` or ``allow``.
+        non_finite_metrics: Logged metrics that are checked.
+        logging_steps: Steps between two reads of logged tensors. Each read waits for the device.
+        console: Print progress to stderr on rank 0 if the script has not set up logging. ``UNBROKEN_QUIET=1`` turns it
+            off as well.
     """
 
     save_steps: int | Literal["auto"] | None = "auto"
+    files_per_rank: int = 1
+    allow_pickle: tuple[str, ...] = ()
+
     keep_last_k: int | None = 3
     keep_milestone_every: int | None = None
     keep_every_seconds: float | None = None
     keep_best: str | None = None
+
     resume: str = "auto"
     force: bool = False
     load_path: str | None = None
     accept: tuple[str, ...] = ()
     hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
+
     audit: Literal["warn", "error", "off"] = "warn"
     audit_ignore: tuple[str, ...] = ()
-    allow_pickle: tuple[str, ...] = ()
-    max_runtime_s: float | None = None
-    reserve_s: float | None = None
-    non_finite: Literal["stop", "allow"] = "stop"
-    finite: tuple[str, ...] = ("loss",)
-    shared_generators: bool = False
-    log_steps: int = 10
-    files_per_rank: int = 1
+    shared_rng: bool = False
+
+    max_runtime_seconds: float | None = None
+    walltime_reserve_seconds: float | None = None
     catch_signals: bool = True
     spot: Literal["aws", "gcp", "azure", "auto", "off"] | None = None
+    grace_seconds: float | None = None
     emergency_dir: str | None = None
     persistent_dir: str | None = None
-    grace_s: float | None = None
+
+    non_finite: Literal["stop", "allow"] = "stop"
+    non_finite_metrics: tuple[str, ...] = ("loss",)
+    logging_steps: int = 10
     console: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what could only go wrong hours later."""
-        for name in ("save_steps", "keep_last_k", "keep_milestone_every", "log_steps", "files_per_rank"):
+        """Reject values that would fail only hours later."""
+        for name in ("save_steps", "keep_last_k", "keep_milestone_every", "logging_steps", "files_per_rank"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
-                raise ValueError(f"Settings.{name} is {value}; it counts from 1")
+                raise ValueError(f"Settings.{name} is {value}; it must be at least 1")
         if isinstance(self.save_steps, str) and self.save_steps != "auto":
             raise ValueError(f"Settings.save_steps is {self.save_steps!r}, not 'auto', None or a number of steps")
-        for name in ("keep_every_seconds", "max_runtime_s", "reserve_s", "grace_s"):
-            _require_seconds(name, getattr(self, name), may_be_zero=name in ("reserve_s", "grace_s"))
-        if self.persistent_dir is not None and self.emergency_dir is None:
-            raise ValueError(
-                "Settings.persistent_dir is for copies of what stands in emergency_dir, and that is not set"
+        for name in ("keep_every_seconds", "max_runtime_seconds", "walltime_reserve_seconds", "grace_seconds"):
+            _require_seconds(
+                name, getattr(self, name), may_be_zero=name in ("walltime_reserve_seconds", "grace_seconds")
             )
+        if self.persistent_dir is not None and self.emergency_dir is None:
+            raise ValueError("Settings.persistent_dir is set and emergency_dir is not: there is nothing to copy")
         if self.keep_best is not None:
             try:
                 best_by(self.keep_best)
@@ -118,12 +134,12 @@ class Settings:
         asked = without_tag(self.resume)
         if asked not in ("auto", "scratch") and not is_bare(asked):
             self._make_absolute("resume")
-        for name in ("accept", "allow_pickle", "audit_ignore", "finite"):
+        for name in ("accept", "allow_pickle", "audit_ignore", "non_finite_metrics"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"Settings.{name} is a tuple of names, not one text")
+                raise ValueError(f"Settings.{name} must be a tuple of names, not a string")
 
     def _make_absolute(self, name: str) -> None:
-        """Settle now where a relative path leads: the script may change its working directory before it is used."""
+        """Resolve a relative path now: the script may change its working directory before it is used."""
         value = getattr(self, name)
         if value is None:
             return
@@ -138,5 +154,5 @@ def _require_seconds(name: str, value: object, *, may_be_zero: bool) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if is_number and (value > 0 or (may_be_zero and value == 0)):  # type: ignore[operator]
         return
-    least = "0 or more" if may_be_zero else "more than 0"
-    raise ValueError(f"Settings.{name} is {value!r}; it is a number of seconds, {least}")
+    least = "at least 0" if may_be_zero else "above 0"
+    raise ValueError(f"Settings.{name} is {value!r}; it must be a number of seconds {least}")

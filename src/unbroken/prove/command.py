@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.config import Config, compare, from_json
-from unbroken.config.changes import with_values
+from unbroken.config import Config
+from unbroken.config.changes import compare, with_values
+from unbroken.config.reading import from_json
 from unbroken.errors import BadUsage
 from unbroken.files import LOCAL
 from unbroken.records.journal import History, read_history

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from unbroken.config import from_json
+from unbroken.config.reading import from_json
 from unbroken.data.from_config import lanes_of
 from unbroken.errors import BadUsage
 from unbroken.files import LOCAL

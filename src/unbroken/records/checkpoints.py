@@ -15,7 +15,7 @@ from unbroken.store.scan import newest_first, scan, without_manifest
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a run; what an unreadable manifest would say of it is None.
+    """One checkpoint of a run. Fields that an unreadable manifest would give are None.
 
     Attributes:
         step: optimizer steps completed when it was saved.

@@ -87,33 +87,33 @@ def problems(numbers: Numbers) -> list[str]:
     found = []
     needed = (
         ("--steps", numbers.steps, "how many steps are left"),
-        ("--step-seconds", numbers.step_s, "what a step takes"),
-        ("--save-seconds", numbers.save_s, "what a save takes"),
+        ("--step-time", numbers.step_s, "what a step takes"),
+        ("--save-time", numbers.save_s, "what a save takes"),
     )
     for option, value, meaning in needed:
         if value is None:
             found.append(f"{option} is missing: {meaning} was never measured")
     for option, value in (
-        ("--step-seconds", numbers.step_s),
+        ("--step-time", numbers.step_s),
         ("--mtbf", numbers.mtbf_s),
-        ("--walltime", numbers.walltime_s),
+        ("--max-runtime", numbers.walltime_s),
     ):
         if value is not None and not (math.isfinite(value) and value > 0):
             found.append(f"{option} must be a finite number of seconds above 0, is {value:g}")
     for option, value in (
-        ("--save-seconds", numbers.save_s),
-        ("--reserve", numbers.reserve_s),
-        ("--restart-seconds", numbers.restart_s),
+        ("--save-time", numbers.save_s),
+        ("--walltime-reserve", numbers.reserve_s),
+        ("--restart-time", numbers.restart_s),
     ):
         if value is not None and not (math.isfinite(value) and value >= 0):
             found.append(f"{option} must be a finite number of seconds, 0 or more, is {value:g}")
     for option, value in (
-        ("--step-seconds", numbers.step_s),
-        ("--save-seconds", numbers.save_s),
+        ("--step-time", numbers.step_s),
+        ("--save-time", numbers.save_s),
         ("--mtbf", numbers.mtbf_s),
-        ("--walltime", numbers.walltime_s),
-        ("--reserve", numbers.reserve_s),
-        ("--restart-seconds", numbers.restart_s),
+        ("--max-runtime", numbers.walltime_s),
+        ("--walltime-reserve", numbers.reserve_s),
+        ("--restart-time", numbers.restart_s),
     ):
         if value is not None and math.isfinite(value) and value > MOST_NUMBER:
             found.append(f"{option} is {value:g}: at most {MOST_NUMBER:g} seconds can be planned with")

@@ -21,7 +21,7 @@ from unbroken.world import World
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was read.
+    """What ``load`` has read.
 
     Attributes:
         step: optimizer steps completed when it was saved.
@@ -29,7 +29,7 @@ class Loaded:
         counters: ``run.counters`` of that step.
         metrics: what was logged for that step.
         items: what the checkpoint holds, by name; each can be loaded.
-        notes: what could not be brought back as it was, such as values that differed by rank.
+        notes: what could not be restored as saved, such as values that differed by rank.
     """
 
     step: int
@@ -47,15 +47,15 @@ def load(
     allow_pickle: Sequence[str] = (),
     **items: object,
 ) -> Loaded:
-    """Read items of a checkpoint into the objects given by the names they were saved under.
+    """Load items of a checkpoint into live objects, without a run.
 
-    ``unbroken.load("runs/a@1000", model=model)``. With a model in shards it is collective: every rank calls it.
+    ``unbroken.load("runs/a@1000", model=model)``. For a sharded model it is collective.
 
     Args:
         reference: a run (its newest checkpoint), ``RUN@STEP``, ``RUN@NAME``, ``RUN@latest``, or a checkpoint's path.
-        accept: differences that may pass, by name: a tensor, all below a name, or an item.
+        accept: names of differences to accept: a tensor, a prefix of names, or an item.
         allow_pickle: items whose values may be unpickled, which runs code that the checkpoint holds.
-        items: the objects to fill. An optimizer needs its model beside it.
+        items: the objects to load into, by the names they were saved under. An optimizer needs its model too.
 
     Raises:
         PathMissing: there is nothing at the path.

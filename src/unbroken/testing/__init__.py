@@ -1,12 +1,14 @@
-"""Public helpers for users' own tests: exactness in one line, disks that fail on request and forget, real worlds.
+"""Helpers for your own tests: check that a trainer is exact, crash code at every file operation, start real ranks.
 
-A trainer, left alone and killed on the way, must leave the same bits::
+A trainer that is killed and resumed must end with the same bits as one that is not::
 
     def test_my_trainer_survives_kills(tmp_path):
         assert_exact(train, tmp_path, kills=[7, "manifest"], ranks=[2, 1, 3])
 
-Two runs can be compared by themselves: ``compare_runs(a, b)`` says how many steps agree and names the first that does
-not. An action over ``Files(disk)`` meets every crash, and every disk that may be left is looked at::
+``compare_runs(a, b)`` compares two runs step by step and names the first difference.
+
+Code that writes files through ``Files(disk)`` can be crashed at every operation, and every disk that a power cut may
+leave can be checked::
 
     def action(disk: Disk) -> None:
         Files(disk).replace(Path("/run/note"), b"new", scratch=".note")
@@ -15,12 +17,12 @@ not. An action over ``Files(disk)`` meets every crash, and every disk that may b
         for words, found in crash_states(trial.disk):        # and then the power is cut
             assert Files(found).read_bytes(Path("/run/note"), limit_bytes=9) in (b"old", b"new"), (str(trial), words)
 
-``prepare`` returns a ``MemoryDisk`` with all that stands there before. ``faults=ERRORS`` brings EIO, a full disk and
-short writes instead; ``FaultyDisk(disk, always("sync_file", Ignore()))`` shows whether a test would miss a sync.
+``prepare`` returns a ``MemoryDisk`` in its initial state. ``faults=ERRORS`` injects EIO, a full disk and short writes
+instead of kills. ``FaultyDisk(disk, always("sync_file", Ignore()))`` shows whether a test notices a missing sync.
 
-``spawn(4, train, "runs/a")`` runs a function on four real ranks over gloo and tells how each ended; ``start`` returns
-while they run, to send them signals. ``unbroken.testing.strategies`` has what hypothesis draws from. Everything is
-loaded when it is first asked for.
+``spawn(4, train, "runs/a")`` runs a function on four ranks over gloo and returns how each ended; ``start`` returns
+while they run, so that a test can send them signals. ``unbroken.testing.strategies`` has hypothesis strategies.
+Each name is loaded when it is first used.
 """
 
 import importlib
@@ -102,31 +104,30 @@ __all__ = [
     "tree",
 ]
 
-_PLACES: Final = {
-    "crashes": ("ERRORS", "KILLS", "Trial", "crash_points", "crash_states", "tree"),
-    "durability": ("Change", "Tail"),
-    "exactness": (
+_NAMES: Final = {
+    "unbroken.testing.crashes": ("ERRORS", "KILLS", "Trial", "crash_points", "crash_states", "tree"),
+    "unbroken.testing.durability": ("Change", "Tail"),
+    "unbroken.testing.exactness": (
         *("Comparison", "FirstDifference", "MetricsComparison", "compare_checkpoints", "compare_metrics"),
         *("compare_runs", "is_measured"),
     ),
-    "faults": (
+    "unbroken.testing.faults": (
         *("Fault", "FaultyDisk", "Ignore", "Kill", "Killed", "Operation", "Plan", "Refuse", "Repeat", "Shorten"),
         *("always", "at", "at_nth", "never"),
     ),
-    "interrupted": ("Exactness", "Interruption", "assert_exact", "check_exact"),
-    "memory_disk": ("MemoryDisk",),
-    "states": ("StateComparison",),
-    "worlds": ("Ended", "Ranks", "logs", "spawn", "start"),
+    "unbroken.testing.interrupted": ("Exactness", "Interruption", "assert_exact", "check_exact"),
+    "unbroken.testing.memory_disk": ("MemoryDisk",),
+    "unbroken.testing.states": ("StateComparison",),
+    "unbroken.testing.worlds": ("Ended", "Ranks", "logs", "spawn", "start"),
 }
-_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -112,7 +112,9 @@ class Repeat:
 
 
 Fault = Refuse | Shorten | Kill | Ignore | Repeat
+"""What can go wrong in one operation."""
 Plan = Callable[[Operation], Fault | None]
+"""Decides for each operation which fault it meets, or None."""
 
 
 class Killed(BaseException):

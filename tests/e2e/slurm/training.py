@@ -22,7 +22,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.
 optimizer = torch.optim.AdamW(model.parameters())
 examples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 loader = torch.utils.data.DataLoader(examples, batch_size=8, shuffle=True)
-settings = unbroken.Settings(save_steps=200, log_steps=1)
+settings = unbroken.Settings(save_steps=200, logging_steps=1)
 with unbroken.Run(run_dir, settings=settings, model=model, optimizer=optimizer, data=loader) as run:
     for step in run.steps(600):
         features, target = next(run.data)
@@ -60,7 +60,7 @@ model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
 loader = DataLoader(examples, batch_size=8, sampler=DistributedSampler(examples, seed=7))
 torch.manual_seed(dist.get_rank())
-settings = unbroken.Settings(save_steps=2, log_steps=1, keep_last_k=None, resume=resume)
+settings = unbroken.Settings(save_steps=2, logging_steps=1, keep_last_k=None, resume=resume)
 with unbroken.Run("runs/a", settings=settings, model=model, optimizer=optimizer, data=loader) as run:
     for step in run.steps(12):
         features, target = next(run.data)

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.config import CurriculumPhase, Resolved, from_json, from_preset, load, preset, topics
+from unbroken.config import CurriculumPhase, Resolved, from_preset, load, preset
 from unbroken.config.commented import commented
 from unbroken.config.decode import decode
+from unbroken.config.guide import topics
+from unbroken.config.reading import from_json
 from unbroken.config.source import Mapping, parse
 from unbroken.errors import ConfigError, ConfigInvalid, Problem, render
 
@@ -144,7 +146,7 @@ data:
         ("{duration_tokens: 5, mix: {a: [1]}}", "data.curriculum[0].mix.a", "a number"),
         ("{duration_tokens: 5, mix: {a: 1, a: 2}}", "data.curriculum[0].mix.a", "twice"),
         ("{duration_tokens: 5, mix: {../b: 1}}", "data.curriculum[0].mix.../b", "folder"),
-        ("{duration_tokens: 5, mix: {a: 1}, mixx: 3}", "data.curriculum[0].mixx", "no field of a phase"),
+        ("{duration_tokens: 5, mix: {a: 1}, mixx: 3}", "data.curriculum[0].mixx", "not a field of a phase"),
     ],
 )
 def test_a_phase_that_is_wrong_is_told_by_its_place_in_the_list(

@@ -15,10 +15,10 @@ from unbroken.config import (
     ModelConfig,
     OptimizerConfig,
     TrainingConfig,
-    from_json,
     require_sound,
 )
 from unbroken.config.document import SECTIONS, digest_of
+from unbroken.config.reading import from_json
 from unbroken.errors import ConfigInvalid, RunRecordDamaged
 
 SOUND = Config(data=DataConfig(path="data"))

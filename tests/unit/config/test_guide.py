@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.config import ResumeClass, explain, topics
 from unbroken.config.document import SECTIONS, Config, all_fields
-from unbroken.config.guide import reference
+from unbroken.config.fields import ResumeClass
+from unbroken.config.guide import explain, reference, topics
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +29,7 @@ def test_every_topic_is_explained_within_the_width_of_a_terminal(topic: str) -> 
 def test_a_field_is_explained_with_meaning_type_bounds_default_and_resume_class() -> None:
     text = explain("optimizer.learning_rate")
     assert text is not None
-    for part in ("Peak learning rate", "number", "above 0", "0.0003", "declared", "accepted by name"):
+    for part in ("Peak learning rate", "number", "above 0", "0.0003", "declared", "--accept"):
         assert part in text
 
 

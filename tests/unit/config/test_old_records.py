@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.config import Config, DataConfig, ModelConfig, TrainingConfig, from_json, load
+from unbroken.config import Config, DataConfig, ModelConfig, TrainingConfig, load
 from unbroken.config.document import SECTIONS, all_fields, digest_of
+from unbroken.config.reading import from_json
 from unbroken.errors import ConfigInvalid
 
 # Values that are no defaults, so that what is read and what is filled in can be told apart.

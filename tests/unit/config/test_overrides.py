@@ -63,9 +63,9 @@ def test_a_curriculum_can_be_given_on_the_command_line(run_yaml: Path) -> None:
         (["data.curriculum=[3]"], "data.curriculum[0]", "must hold"),
         (["data.curriculum=[{duration_tokens: 5, mix: {a: no}}]"], "data.curriculum[0].mix.a", "must be a number"),
         (["traning.seed=3"], "traning.seed", "there is no section traning"),
-        (["--model.=3"], "model.", "is no field"),
-        (["--a.b.c", "3"], "a.b.c", "is no field"),
-        (["stray"], "stray", "is no override"),
+        (["--model.=3"], "model.", "is not a field"),
+        (["--a.b.c", "3"], "a.b.c", "is not a field"),
+        (["stray"], "stray", "is not an override"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.config import Config, CurriculumPhase, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig, compare
+from unbroken.config import Config, CurriculumPhase, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from unbroken.config.changes import compare
 
 STARTED = Config(data=DataConfig(path="data")).settled(starting_world=2)
 

@@ -34,19 +34,19 @@ BROKEN = {
     "best unmeasured": (
         ["training.keep_best=val_loss:min", "training.eval_steps=null"],
         "training.keep_best",
-        "names val_loss, and training.eval_steps is null",
+        "names val_loss, but training.eval_steps is null",
     ),
     "best of no average": (
         ["training.keep_best=ema_val_loss:min"],
         "training.keep_best",
-        "names ema_val_loss, and training.ema_decay is null",
+        "names ema_val_loss, but training.ema_decay is null",
     ),
     "reserve": (
         ["training.max_runtime_seconds=300", "training.walltime_reserve_seconds=300"],
         "training.walltime_reserve_seconds",
         "below training.max_runtime_seconds (300), is 300",
     ),
-    "copies": (["training.persistent_dir=/shared"], "training.persistent_dir", "training.emergency_dir, and that is"),
+    "copies": (["training.persistent_dir=/shared"], "training.persistent_dir", "training.emergency_dir is not"),
 }
 
 KEPT = [

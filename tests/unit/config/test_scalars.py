@@ -2,7 +2,7 @@
 
 import pytest
 
-from unbroken.config.decode import Refused, decode_value
+from unbroken.config.decode import InvalidValue, decode_value
 from unbroken.config.document import all_fields
 from unbroken.config.source import Place, Scalar
 
@@ -115,18 +115,18 @@ def test_text_in_quotes_is_taken_by_fields_that_take_text() -> None:
     ],
 )
 def test_a_text_that_does_not_fit_is_refused_with_what_was_expected(field: str, text: str, complaint: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(InvalidValue) as caught:
         decoded(field, text)
     assert complaint in caught.value.complaint
 
 
 @pytest.mark.parametrize(("field", "text"), [(WHOLE, "12"), (NUMBER, "3e-4"), (SWITCH, "yes"), (EVERY, "2")])
 def test_a_number_or_switch_in_quotes_is_refused_and_told_how_to_write_it(field: str, text: str) -> None:
-    with pytest.raises(Refused, match="write it without quotes"):
+    with pytest.raises(InvalidValue, match="write it without quotes"):
         decoded(field, text, is_plain=False)
 
 
 def test_the_nearest_word_is_offered() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(InvalidValue) as caught:
         decoded("optimizer.schedule", "cosin")
     assert caught.value.nearest == "cosine"

@@ -282,7 +282,7 @@ def test_the_time_to_save_is_learned_from_the_saves_of_the_run() -> None:
 def test_a_time_that_a_person_gives_is_taken_unless_a_save_does_not_fit() -> None:
     assert grace_of(commits(10.0), 600).seconds == 600
     short = replace(ONE, grace=grace_of(commits(90.0), 60))
-    with pytest.raises(ManifestUnfit, match="--grace 60 is too short: 185 s are needed"):
+    with pytest.raises(ManifestUnfit, match="--grace-seconds 60 is too short: 185 s are needed"):
         require_fit(short)
 
 
@@ -310,7 +310,7 @@ def test_every_problem_is_named_at_once() -> None:
     said = refused.value.problems
     assert [each.split()[0] for each in said] == [
         *("--name", "--namespace", "--claim", "--secret", "--image", "--memory", "--shared-memory", "--cpu"),
-        *("--storage-class", "--grace", "--mount", "--run-dir", "the"),
+        *("--storage-class", "--grace-seconds", "--mount", "--run-dir", "the"),
     ]
 
 

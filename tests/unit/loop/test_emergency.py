@@ -90,38 +90,38 @@ def test_a_directory_that_takes_no_dump_is_reported_at_the_start_and_the_window_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "scratch").write_text("no directory")
-    assert job(tmp_path, 9, dump_at=3, signal_at=5, grace_s=5) == 0
+    assert job(tmp_path, 9, dump_at=3, signal_at=5, grace_seconds=5) == 0
     first = next(record.message for record in caplog.records if record.levelno == logging.WARNING)
     assert f"emergency_dir {tmp_path / 'scratch'} cannot be used by rank 0" in first
     assert committed(tmp_path) == {"checkpoint-5-shutdown"}, "asked for by the script it is tried, told, and no end"
     (tmp_path / "scratch").unlink()
-    assert job(tmp_path, 9, signal_at=7, grace_s=0.5) == 5
+    assert job(tmp_path, 9, signal_at=7, grace_seconds=0.5) == 5
     assert [node.name for node in (tmp_path / "scratch").iterdir() if node.name.startswith(".")] == []
 
 
 @pytest.mark.promise("M11")
 def test_a_window_of_nothing_lets_the_run_go_and_a_window_for_a_save_saves(tmp_path: Path) -> None:
-    assert job(tmp_path / "none", 9, signal_at=4, grace_s=0.0) == 0
+    assert job(tmp_path / "none", 9, signal_at=4, grace_seconds=0.0) == 0
     assert committed(tmp_path / "none") == set()
     assert [fact["step"] for fact in facts(tmp_path / "none", "grace-too-short")] == [4]
     (ended,) = facts(tmp_path / "none", "job-end")
     assert (ended["status"], ended["class"]) == ("stopped", "again")
     # What a save takes was measured by the job before.
     job(tmp_path / "long", 2)
-    job(tmp_path / "long", 9, signal_at=4, grace_s=120.0)
+    job(tmp_path / "long", 9, signal_at=4, grace_seconds=120.0)
     assert committed(tmp_path / "long") == {"final", "checkpoint-4-shutdown"}
     assert facts(tmp_path / "long", "emergency-save") == []
 
 
 def test_a_stop_with_hours_to_go_saves_as_always_though_no_save_was_measured(tmp_path: Path) -> None:
-    job(tmp_path, 9, stop_at=4, max_runtime_s=36_000.0)
+    job(tmp_path, 9, stop_at=4, max_runtime_seconds=36_000.0)
     assert committed(tmp_path) == {"checkpoint-4-shutdown"}
     assert facts(tmp_path, "emergency-save") == []
 
 
 def test_a_halt_in_a_window_too_small_for_a_save_is_dumped_and_stays_a_halt(tmp_path: Path) -> None:
     with pytest.raises(Halted):
-        job(tmp_path, 9, signal_at=4, halt_at=4, grace_s=30.0)
+        job(tmp_path, 9, signal_at=4, halt_at=4, grace_seconds=30.0)
     (ended,) = facts(tmp_path, "job-end")
     assert (ended["status"], ended["class"]) == ("halted", "look")
     assert [fact["step"] for fact in facts(tmp_path, "emergency-save")] == [4]
@@ -186,13 +186,13 @@ def test_a_dump_that_cannot_be_used_is_said_aloud_and_the_next_older_checkpoint_
 def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_said_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job(tmp_path, 1, grace_s=0.0)
+    job(tmp_path, 1, grace_seconds=0.0)
     assert "leaves no time for a save" in caplog.text
     caplog.clear()
-    job(tmp_path, 2, max_runtime_s=100.0, reserve_s=200.0)
+    job(tmp_path, 2, max_runtime_seconds=100.0, walltime_reserve_seconds=200.0)
     assert "it will stop after its first step" in caplog.text
     caplog.clear()
-    job(tmp_path, 3, grace_s=120.0, max_runtime_s=1_000.0)
+    job(tmp_path, 3, grace_seconds=120.0, max_runtime_seconds=1_000.0)
     assert "window" not in caplog.text
     assert "first step" not in caplog.text
 

@@ -154,7 +154,7 @@ def test_a_function_of_the_script_is_used_in_any_case_and_its_numbers_are_report
 def test_steps_are_compared_only_with_steps_of_the_same_hyperparameters(tmp_path: Path) -> None:
     def killed(lr: float, kill_at: int, **settings: Any) -> None:  # noqa: ANN401
         with pytest.raises(RuntimeError, match="killed"):
-            train(tmp_path, 20, script(lr=lr), kill_at=kill_at, save_steps=5, log_steps=1, **settings)
+            train(tmp_path, 20, script(lr=lr), kill_at=kill_at, save_steps=5, logging_steps=1, **settings)
 
     def compared() -> tuple[int, int]:
         found = read_metrics(Layout(tmp_path)).recomputed

@@ -52,7 +52,7 @@ def test_the_folder_of_an_earlier_demo_is_begun_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["thesis.tex", "runs", "run.yaml"])
 def test_a_folder_of_anybody_else_is_refused_and_nothing_of_it_is_touched(tmp_path: Path, name: str) -> None:
     (tmp_path / "own" / name).mkdir(parents=True)
-    with pytest.raises(BadUsage, match=f"holds other things \\({name}\\)"):
+    with pytest.raises(BadUsage, match=f"contains other files \\({name}\\)"):
         prepare(tmp_path / "own")
     assert os.listdir(tmp_path / "own") == [name]
 

@@ -44,7 +44,7 @@ def test_a_proof_says_what_was_done_what_was_recovered_and_what_it_cost() -> Non
         "left out: full: needs root",
         "SIGTERM; then flip",
         "after job 1: checkpoint-12: bit 5 of a flipped",
-        "job 2 passed over checkpoint-12: a: wrong bytes",
+        "job 2 skipped checkpoint-12: a: wrong bytes",
         "job 2 ended before: EIO at latest",
         "equal: 40 of 40 steps agree bit for bit (loss)",
         "3 steps computed again, 9.0 s in all",
@@ -75,7 +75,7 @@ def test_other_bits_come_with_their_likely_cause_and_equal_ones_with_none() -> N
     assert named in proof(forgetful).text(PLAIN)
     assert proof(forgetful).facts()["chains"][0]["unsaved"] == list(forgetful.unsaved)
     text = proof(chain(DIFFERS)).text(PLAIN)
-    assert "likely cause: uninterrupted runs agree, so a resume does not bring back something" in text
+    assert "likely cause: uninterrupted runs agree, so a resume does not restore some state" in text
     assert "0x1p-1 (job 1) in the uninterrupted run, 0x1p-2 (job 3) in the chain" in text
     assert "likely cause" not in proof(chain(EQUAL)).text(PLAIN)
 

@@ -38,13 +38,13 @@ def test_a_run_that_has_no_step_left_is_done_now() -> None:
 
 
 def test_all_that_is_missing_or_wrong_is_named_at_once() -> None:
-    assert [each.partition(" ")[0] for each in problems(Numbers())] == ["--steps", "--step-seconds", "--save-seconds"]
+    assert [each.partition(" ")[0] for each in problems(Numbers())] == ["--steps", "--step-time", "--save-time"]
     wrong = Numbers(-1, 0.0, -3.0, mtbf_s=math.nan, walltime_s=math.inf, reserve_s=-1.0, restart_s=-1.0)
     named = {each.partition(" ")[0] for each in problems(wrong)}
     assert named == {
-        *("--steps", "--step-seconds", "--save-seconds", "--mtbf", "--walltime", "--reserve", "--restart-seconds"),
+        *("--steps", "--step-time", "--save-time", "--mtbf", "--max-runtime", "--walltime-reserve", "--restart-time"),
     }
-    with pytest.raises(ValueError, match="--step-seconds"):
+    with pytest.raises(ValueError, match="--step-time"):
         make_plan(wrong, now_s=0.0)
 
 

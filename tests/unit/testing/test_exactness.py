@@ -195,7 +195,7 @@ def test_what_each_rank_keeps_is_compared_in_worlds_of_one_size_and_named_where_
     assert differs.values_differing == ("ranks.0.sampler: 1 and 2",)
     assert elsewhere.is_equal and elsewhere.state is not None
     assert elsewhere.state.by_rank == ("sampler",)
-    assert "not compared between two worlds: sampler" in elsewhere.lines()[-1]
+    assert "not compared between different world sizes: sampler" in elsewhere.lines()[-1]
 
 
 def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_did_counts(tmp_path: Path) -> None:

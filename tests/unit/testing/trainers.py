@@ -27,7 +27,7 @@ def train(directory: str, bug: str = "", total: int = TOTAL) -> None:
         del things["scheduler"]
     if bug == "fails":
         raise RuntimeError("the trainer's own error")
-    settings = unbroken.Settings(save_steps=None, log_steps=1, audit="off")
+    settings = unbroken.Settings(save_steps=None, logging_steps=1, audit="off")
     drawn = random.SystemRandom() if bug == "not deterministic" else random
     with unbroken.Run(directory, settings=settings, **things) as run:
         for _ in run.steps(total):

@@ -162,7 +162,7 @@ def _wrong_amounts(wanted: Wanted) -> Iterator[str]:
         yield "--storage-class is of a claim that --storage makes, and no --storage is given"
     if wanted.grace.seconds < wanted.grace.needed_s:
         needed = f"{wanted.grace.needed_s:.0f}"
-        yield f"--grace {wanted.grace.seconds} is too short: {needed} s are needed ({wanted.grace.because})"
+        yield f"--grace-seconds {wanted.grace.seconds} is too short: {needed} s are needed ({wanted.grace.because})"
 
 
 def _wrong_places(wanted: Wanted) -> Iterator[str]:

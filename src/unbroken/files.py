@@ -25,8 +25,8 @@ _NO_LINKS: Final = _LACKING | {errno.EPERM}
 
 
 @contextlib.contextmanager
-def told(operation: str, path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal into an error that says what was being done, and where."""
+def storage_errors(operation: str, path: Path) -> Iterator[None]:
+    """Raise an ``OSError`` as ``StorageFailed``, with the operation and the path."""
     try:
         yield
     except StorageFailed:
@@ -51,7 +51,7 @@ class Source:
             StorageFailed: the system refused.
         """
         done = 0
-        with told("read", self.path):
+        with storage_errors("read", self.path):
             while done < len(into) and (taken := self.disk.read_at(self.handle, offset + done, into[done:])):
                 done += taken
         return done
@@ -59,7 +59,7 @@ class Source:
 
 @dataclass
 class Appender:
-    """A file open for writing behind its end; after a refusal the next call opens it anew: no sync is tried twice."""
+    """A file open for writing behind its end; after an error the next call opens it again: no sync is tried twice."""
 
     files: "Files"
     path: Path
@@ -67,7 +67,7 @@ class Appender:
     _is_name_durable: bool = False
 
     def append(self, data: bytes) -> None:
-        """Hand bytes to the kernel, all of them.
+        """Write bytes to the kernel, all of them.
 
         Raises:
             StorageFailed: the system refused; a prefix of the bytes may stand at the end of the file.
@@ -77,10 +77,10 @@ class Appender:
             self.files._write_all(handle, memoryview(data))
 
     def sync(self) -> None:
-        """Make all that was handed over durable, and the file's name.
+        """Make all that was written durable, and the file's name.
 
         Raises:
-            StorageFailed: the system refused; what was handed over since the last sync may be lost.
+            StorageFailed: the system refused; what was written since the last sync may be lost.
         """
         with self._using("sync") as handle:
             self.files.disk.sync_file(handle)
@@ -93,16 +93,16 @@ class Appender:
         """Give the handle back; a closed one opens the file again when it is used.
 
         Raises:
-            StorageFailed: the system refused; what was handed over since the last sync may be lost.
+            StorageFailed: the system refused; what was written since the last sync may be lost.
         """
         handle, self._handle = self._handle, None
-        with told("close", self.path):
+        with storage_errors("close", self.path):
             if handle is not None:
                 self.files.disk.close(handle)
 
     @contextlib.contextmanager
     def _using(self, operation: str) -> Iterator[int]:
-        with told(operation, self.path):
+        with storage_errors(operation, self.path):
             if self._handle is None:
                 # crash here: an empty file, which every reader takes for a record of nothing.
                 self._handle = self.files.disk.open_append(self.path)
@@ -116,10 +116,10 @@ class Appender:
 
 @dataclass(frozen=True)
 class Files:
-    """The moves of the house over one disk. Every refusal of the system surfaces as ``StorageFailed``."""
+    """File operations over one disk. Every ``OSError`` surfaces as ``StorageFailed``."""
 
     disk: Disk
-    # What the file system was already said to lack: once is enough.
+    # What the file system was already logged to lack: once is enough.
     _lacking: set[str] = field(default_factory=set, repr=False, compare=False)
 
     # ---- what a file system may lack, or do twice ----
@@ -195,7 +195,7 @@ class Files:
         Raises:
             StorageFailed: the system refused, or something that is no directory stands in the way.
         """
-        with told("make a directory", path):
+        with storage_errors("make a directory", path):
             missing = []
             while (found := self.find(path)) is None:
                 missing.append(path)
@@ -224,14 +224,14 @@ class Files:
     def write_new(self, path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool = True) -> int:
         """Write a file that must not exist yet and make its bytes durable, unless that is not asked; returns its size.
 
-        A chunk is asked for only when the one before it has been handed over whole, so that a generator can reuse
+        A chunk is asked for only when the one before it has been written whole, so that a generator can reuse
         its buffer. The name itself is durable only after ``sync_directory``. A file that could not be finished is
         removed again as far as the system lets us.
 
         Raises:
             StorageFailed: the system refused, or the file exists.
         """
-        with told("write", path):
+        with storage_errors("write", path):
             handle = self.disk.create(path)
             try:
                 # crash here: a file with a prefix of its bytes, under a name no reader trusts yet.
@@ -271,7 +271,7 @@ class Files:
         Raises:
             StorageFailed: the system refused.
         """
-        with told("sync a directory", path):
+        with storage_errors("sync a directory", path):
             self._sync_names(path)
 
     def sync_existing(self, path: Path) -> None:
@@ -280,7 +280,7 @@ class Files:
         Raises:
             StorageFailed: the system refused.
         """
-        with told("sync", path):
+        with storage_errors("sync", path):
             handle = self.disk.open(path)
             try:
                 self.disk.sync_file(handle)
@@ -293,7 +293,7 @@ class Files:
         Raises:
             StorageFailed: the system refused; the source is where it was, or the move is not yet durable.
         """
-        with told("rename", target):
+        with storage_errors("rename", target):
             self._rename(source, target)
             # crash here: the new name or the old one, never both and never neither.
             self._sync_names(target.parent)
@@ -311,7 +311,7 @@ class Files:
             StorageFailed: the system refused; the old file is intact, or the new one is whole and not yet durable.
         """
         beside = path.with_name(scratch)
-        with told("replace", path):
+        with storage_errors("replace", path):
             self.remove_file(beside)
             # crash here: the old file, and a scratch file that the next replacement removes.
             self.write_new(beside, [data], durable=durable)
@@ -331,7 +331,7 @@ class Files:
             StorageFailed: the system refused.
         """
         beside = path.with_name(scratch)
-        with told("create", path):
+        with storage_errors("create", path):
             self.remove_file(beside)
             self.write_new(beside, [data])
             try:
@@ -349,7 +349,7 @@ class Files:
             StorageFailed: the system refused; the old link is intact, or the new one not yet durable.
         """
         beside = link.with_name(scratch)
-        with told("update the symlink", link):
+        with storage_errors("update the symlink", link):
             self.remove_file(beside)
             try:
                 # crash here: the old link, and a scratch link that the next swap removes.
@@ -372,7 +372,7 @@ class Files:
         Raises:
             StorageFailed: the system refused.
         """
-        with told("remove", path), contextlib.suppress(FileNotFoundError):
+        with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
             self.disk.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
@@ -387,7 +387,7 @@ class Files:
         if found is None or found.kind is not NodeKind.DIRECTORY:
             self.remove_file(path)
             return
-        with told("remove", path), contextlib.suppress(FileNotFoundError):
+        with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
             for node in self.disk.list_directory(path):
                 # crash here: a directory with fewer entries, under a name that only the next sweep looks at.
                 self.remove_tree(path / node.name)
@@ -401,7 +401,7 @@ class Files:
         Raises:
             StorageFailed: the system refused to say.
         """
-        with told("stat", path):
+        with storage_errors("stat", path):
             try:
                 return self.disk.status(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -418,7 +418,7 @@ class Files:
         Raises:
             StorageFailed: the system refused, or there is no such directory.
         """
-        with told("list", path):
+        with storage_errors("list", path):
             return sorted(self.disk.list_directory(path), key=lambda node: node.name)
 
     def read_link(self, path: Path) -> str | None:
@@ -427,7 +427,7 @@ class Files:
         Raises:
             StorageFailed: the system refused.
         """
-        with told("read the link", path):
+        with storage_errors("read the link", path):
             try:
                 return self.disk.read_link(path)
             except FileNotFoundError:
@@ -444,12 +444,12 @@ class Files:
         Raises:
             StorageFailed: the system refused, or there is no such file.
         """
-        with told("open", path):
+        with storage_errors("open", path):
             handle = self.disk.open(path)
         try:
             yield Source(self.disk, handle, path)
         finally:
-            # What was read stays read, whatever the system says when the handle is given back.
+            # What was read stays read, whatever closing the handle gives.
             with contextlib.suppress(OSError):
                 self.disk.close(handle)
 
@@ -461,7 +461,7 @@ class Files:
         """
         found = self.find(path)
         room = min(limit_bytes, found.size_bytes if found else 0) + 1
-        with self.reading(path) as source, told("read", path):
+        with self.reading(path) as source, storage_errors("read", path):
             content = bytearray()
             while True:
                 piece = bytearray(room)
@@ -480,7 +480,7 @@ class Files:
         Raises:
             StorageFailed: the system refused to say.
         """
-        with told("read the free space of", path):
+        with storage_errors("read the free space of", path):
             return self.disk.space(path)
 
 

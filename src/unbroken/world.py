@@ -1,4 +1,4 @@
-"""The ranks of a job: who I am, what the others say, and errors that reach everybody.
+"""The ranks of a job: rank and size, exchanges between them, and errors that reach every rank.
 
 The only user of collectives outside ``exact/``. Everything that is exchanged is small and goes over a gloo group of its
 own, so that it neither waits for nor disturbs the collectives of the training loop. A ``World`` of one rank needs no
@@ -16,6 +16,7 @@ import hashlib
 import os
 import pickle
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -48,11 +49,29 @@ class Link:
         store = torch._C._distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         return cls(dist.ProcessGroupGloo(store, rank, len(members), datetime.timedelta(seconds=timeout_s)), store)
 
-    def gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
         """The tensors of all members, by rank; all have the same shape."""
         found = [torch.empty_like(tensor) for _ in range(size)]
         self._open.allgather([found], [tensor]).wait()
         return found
+
+    def gather(self, tensor: torch.Tensor, size: int, *, is_root: bool) -> list[torch.Tensor]:
+        """The tensors of all members, by rank, on rank 0; nothing elsewhere. All have the same shape."""
+        found = [torch.empty_like(tensor) for _ in range(size)] if is_root else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._open.gather([found] if is_root else [], [tensor], options).wait()
+        return found
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send a tensor to one member, which receives it."""
+        if tensor.numel():
+            self._open.send([tensor], to, 0).wait()
+
+    def receive(self, tensor: torch.Tensor, sender: int) -> None:
+        """Fill a tensor with what one member sends."""
+        if tensor.numel():
+            self._open.recv([tensor], sender, 0).wait()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Take the tensor of rank 0."""
@@ -60,33 +79,40 @@ class Link:
         options.rootRank = 0
         self._open.broadcast([tensor], options).wait()
 
-    def reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> "dist.Work":
-        """Begin to reduce a tensor in place."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(how)
-        self._vote = cast("dist.Work", self._open.allreduce([tensor], options))
+    def reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> None:
+        """Reduce a tensor in place, on all members."""
+        self._start_reduce(tensor, how).wait()
+
+    def start_vote(self, ballot: torch.Tensor) -> "dist.Work":
+        """Start to take the maximum of all members' ballots, in place."""
+        self._vote = self._start_reduce(ballot, dist.ReduceOp.MAX)
         return self._vote
 
-    def leave_word(self, key: str, text: str) -> None:
-        """Leave a word for the others in the store, unless somebody has left one under this key; waits for nobody."""
+    def _start_reduce(self, tensor: torch.Tensor, how: "dist.ReduceOp.RedOpType") -> "dist.Work":
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(how)
+        return cast("dist.Work", self._open.allreduce([tensor], options))
+
+    def post(self, key: str, text: str) -> None:
+        """Post a text for the others in the store, unless there is one under this key; waits for no rank."""
         if self._store is not None:
-            # The store may have gone with the process that served it; then nobody is left to tell.
+            # The store may have gone with the process that served it; then there is nobody to read it.
             with contextlib.suppress(RuntimeError):
                 self._store.compare_set(key, "", text)
 
-    def word(self, key: str) -> str | None:
-        """The word that was left under a key; None if there is none, or nobody to ask."""
-        return _word_in(self._store, key)
+    def posted(self, key: str) -> str | None:
+        """The text that was posted under a key; None if there is none, or the store is gone."""
+        return _posted_in(self._store, key)
 
-    def launchers_word(self, key: str) -> str | None:
-        """The word that a launcher, which knows nothing of our groups, left under a key of the store itself."""
+    def posted_by_launcher(self, key: str) -> str | None:
+        """The text that a launcher, which does not know our groups, posted under a key of the store itself."""
         store: Any = self._store
         while isinstance(store, torch._C._distributed_c10d.PrefixStore):
             store = store.underlying_store
-        return _word_in(store, key)
+        return _posted_in(store, key)
 
     def close(self) -> None:
-        """Give back sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
+        """Close sockets and threads; a vote that a rank still has to answer is waited for by a thread."""
         group, self._group, self._store = self._group, None, None
         vote, self._vote = self._vote, None
         if group is not None and vote is not None and not vote.is_completed():
@@ -97,11 +123,11 @@ class Link:
     @property
     def _open(self) -> Any:  # noqa: ANN401
         if self._group is None:
-            raise RuntimeError("the run was left: its ranks exchange nothing any more")
+            raise RuntimeError("the run was closed: its ranks exchange nothing any more")
         return self._group
 
 
-def _word_in(store: "torch._C._distributed_c10d.Store | None", key: str) -> str | None:
+def _posted_in(store: "torch._C._distributed_c10d.Store | None", key: str) -> str | None:
     if store is None:
         return None
     try:
@@ -137,7 +163,7 @@ class World:
         Collective among the members where there is a group: each calls it at the same place.
 
         Raises:
-            NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
+            NoProcessGroup: the launcher started several ranks and no process group was initialised.
             NotInGroup: this process is not a member of the group.
         """
         if not (dist.is_available() and dist.is_initialized()):
@@ -158,7 +184,7 @@ class World:
         return World(self.rank, self.size, Link.connect(self.members, self.rank, timeout_s), self.members)
 
     def close(self) -> None:
-        """Give back what the group holds: its sockets and threads. Nothing can be exchanged afterwards."""
+        """Close the group's sockets and threads. Nothing can be exchanged afterwards."""
         if self.link is not None:
             self.link.close()
 
@@ -168,31 +194,74 @@ class World:
         return self.rank == 0
 
     def all_gather(self, value: T) -> list[T]:
-        """What every rank says, by rank.
+        """The value of every rank, by rank.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
         """
         if self.link is None:
             return [value]
-        mine = _packed(value)
+        mine = packed(value)
         with noticing_loss(self.rank):
-            sizes = [int(size) for size in self.link.gather(torch.tensor([mine.numel()], device="cpu"), self.size)]
+            sizes = [int(size) for size in self.link.all_gather(_number(mine.numel()), self.size)]
             padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
             padded[: mine.numel()] = mine
-            said = self.link.gather(padded, self.size)
+            said = self.link.all_gather(padded, self.size)
         return [cast("T", _unpacked(each[:size])) for each, size in zip(said, sizes, strict=True)]
 
+    def gather(self, value: T) -> list[T]:
+        """What every rank sends to rank 0, by rank; an empty list on the others. Each sends its own bytes only.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.link is None:
+            return [value]
+        mine = packed(value)
+        with noticing_loss(self.rank):
+            sizes = self.link.gather(_number(mine.numel()), self.size, is_root=self.is_first)
+            if not self.is_first:
+                self.link.send(mine, 0)
+                return []
+            # One after the other: rank 0 holds one packed message at a time, however many ranks there are.
+            others = [self._receive(rank, int(sizes[rank])) for rank in range(1, self.size)]
+        return [value, *cast("list[T]", others)]
+
+    def scatter(self, values: Sequence[T]) -> T:
+        """The value that rank 0 has for this rank; the others' ``values`` are ignored.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.link is None:
+            return values[0]
+        with noticing_loss(self.rank):
+            if self.is_first:
+                for rank in range(1, self.size):
+                    message = packed(values[rank])
+                    self.link.send(_number(message.numel()), rank)
+                    self.link.send(message, rank)
+                return values[0]
+            size = _number(0)
+            self.link.receive(size, 0)
+            return cast("T", self._receive(0, int(size)))
+
+    def _receive(self, sender: int, size: int) -> object:
+        assert self.link is not None
+        message = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self.link.receive(message, sender)
+        return _unpacked(message)
+
     def broadcast(self, value: T) -> T:
-        """What rank 0 says; the others' value is ignored.
+        """The value of rank 0; the others' value is ignored.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
         """
         if self.link is None:
             return value
-        said = _packed(value if self.is_first else None)
-        size = torch.tensor([said.numel()], device="cpu")
+        said = packed(value if self.is_first else None)
+        size = _number(said.numel())
         with noticing_loss(self.rank):
             self.link.broadcast(size)
             said = said if self.is_first else torch.empty(int(size), dtype=torch.uint8, device="cpu")
@@ -207,17 +276,42 @@ class World:
         """
         if self.link is not None:
             with noticing_loss(self.rank):
-                self.link.reduce(numbers, dist.ReduceOp.SUM).wait()
+                self.link.reduce(numbers, dist.ReduceOp.SUM)
         return numbers
 
+    def differing(self, digests: Sequence[bytes]) -> list[bool]:
+        """For each digest of 16 bytes, whether the ranks have different ones; every rank passes equally many.
+
+        What a rank sends does not grow with the number of ranks.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        if self.link is None or not digests:
+            return [False] * len(digests)
+        words = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.int64)
+        # The maximum of the complement is the complement of the minimum: equal words have both alike.
+        both = torch.stack([words, ~words])
+        with noticing_loss(self.rank):
+            self.link.reduce(both, dist.ReduceOp.MAX)
+        return (both[0] != ~both[1]).view(len(digests), -1).any(dim=1).tolist()
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether any rank sets the flag.
+
+        Raises:
+            PeerLost: a rank is gone or does not answer.
+        """
+        return self.start_vote([flag]).read()[0]
+
     def start_vote(self, flags: Sequence[bool]) -> "Vote":
-        """Begin to ask whether any rank says yes to each question; the answer is read later, at no cost meanwhile."""
+        """Start a vote: for each flag, whether any rank sets it; the answer is read later, at no cost meanwhile."""
         # On the CPU whatever torch.set_default_device says: gloo carries it.
         ballot = torch.tensor([int(flag) for flag in flags], dtype=torch.int32, device="cpu")
         if self.link is None:
             return Vote(ballot, None)
         with noticing_loss(self.rank):
-            work = self.link.reduce(ballot, dist.ReduceOp.MAX)
+            work = self.link.start_vote(ballot)
         return Vote(ballot, work, self.rank)
 
     def all_or_none(self, action: Callable[[], T]) -> T:
@@ -230,10 +324,20 @@ class World:
             RankFailed: another rank is.
         """
         result, mine = _attempt(action)
-        for rank, error in enumerate(self.all_gather(_told(mine))):
-            if error is not None:
-                self._raise_first(rank, error, mine)
+        first = self._first_failed(mine)
+        if first is not None:
+            self._raise_first(*first, mine)
         return cast("T", result)
+
+    def _first_failed(self, mine: Exception | None) -> tuple[int, UnbrokenError] | None:
+        """The first rank that failed, and its error; None where none did, which takes one number to find out."""
+        failed = _number(self.size if mine is None else self.rank)
+        if self.link is not None:
+            with noticing_loss(self.rank):
+                self.link.reduce(failed, dist.ReduceOp.MIN)
+        if int(failed) == self.size:
+            return None
+        return next((rank, error) for rank, error in enumerate(self.all_gather(_as_sent(mine))) if error is not None)
 
     def gather_or_none(self, action: Callable[[], T]) -> list[T]:
         """Do something on every rank and gather what it gave; fails as ``all_or_none`` does, in the same exchange.
@@ -243,21 +347,38 @@ class World:
             RankFailed: another rank is.
         """
         result, mine = _attempt(action)
-        said = self.all_gather((result, _told(mine)))
+        said = self.all_gather((result, _as_sent(mine)))
         for rank, (_, error) in enumerate(said):
             if error is not None:
                 self._raise_first(rank, error, mine)
         return cast("list[T]", [value for value, _ in said])
 
+    def gather_to_first(self, action: Callable[[], T]) -> list[T]:
+        """Do something on every rank and gather what it gave on rank 0; the list is empty on the others.
+
+        Fails on every rank if it fails on one, as ``all_or_none`` does.
+
+        Raises:
+            UnbrokenError: this rank's own error, where it is the first that failed.
+            RankFailed: another rank is.
+        """
+        result, mine = _attempt(action)
+        said = self.gather((result, _as_sent(mine)))
+        failed = [(rank, error) for rank, (_, error) in enumerate(said) if error is not None]
+        first = self.broadcast(failed[0] if failed else None)
+        if first is not None:
+            self._raise_first(*first, mine)
+        return cast("list[T]", [value for value, _ in said])
+
     def from_first(self, decide: Callable[[], T]) -> T:
-        """Let rank 0 decide and tell the others; its error reaches everybody.
+        """Let rank 0 decide and send the result to the others; its error reaches every rank.
 
         Raises:
             UnbrokenError: rank 0's error, on rank 0.
             RankFailed: the same, on the others.
         """
         result, mine = _attempt(decide) if self.is_first else (None, None)
-        value, error = self.broadcast((result, _told(mine)))
+        value, error = self.broadcast((result, _as_sent(mine)))
         if error is not None:
             self._raise_first(0, error, mine)
         return cast("T", value)
@@ -275,8 +396,8 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, refused
 
 
-def _told(error: Exception | None) -> UnbrokenError | None:
-    """An error as the other ranks hear of it; somebody's own exception may not travel."""
+def _as_sent(error: Exception | None) -> UnbrokenError | None:
+    """An error as it is sent to the other ranks; an exception of the script may not be picklable."""
     if error is None or isinstance(error, UnbrokenError):
         return error
     return Bug(cause=f"{type(error).__name__}: {error}")
@@ -284,7 +405,7 @@ def _told(error: Exception | None) -> UnbrokenError | None:
 
 @dataclass(frozen=True)
 class Vote:
-    """A question to all ranks that is being answered."""
+    """A vote of all ranks in flight."""
 
     ballot: torch.Tensor
     work: "dist.Work | None"
@@ -295,7 +416,7 @@ class Vote:
         return self.work is None or bool(self.work.is_completed())
 
     def read(self) -> list[bool]:
-        """For each question, whether any rank said yes; waits only for what has not arrived yet.
+        """For each flag, whether any rank set it; waits only for what has not arrived yet.
 
         Raises:
             PeerLost: a rank is gone or does not answer.
@@ -308,7 +429,7 @@ class Vote:
 
 @contextlib.contextmanager
 def noticing_loss(rank: int) -> Iterator[None]:
-    """Name what gloo only says in the words of sockets: somebody who should answer does not."""
+    """Raise ``PeerLost`` for what gloo reports as a socket error: a rank that should answer does not."""
     try:
         yield
     except RuntimeError as broken:
@@ -330,10 +451,22 @@ def _rank_in(process_group: "dist.ProcessGroup | None") -> int:
     return rank
 
 
-def _packed(value: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+# Smaller messages do not pay for the time.
+_COMPRESSED_FROM_BYTES: Final = 4096
 
 
-def _unpacked(packed: torch.Tensor) -> object:
+def _number(value: int) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int64, device="cpu")
+
+
+def packed(value: object) -> torch.Tensor:
+    """A value as bytes; long ones, such as ten thousand names and boxes, are compressed to a tenth."""
+    data = pickle.dumps(value)
+    data = b"z" + zlib.compress(data, 1) if len(data) >= _COMPRESSED_FROM_BYTES else b"p" + data
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _unpacked(message: torch.Tensor) -> object:
+    data = message.numpy().tobytes()
     # From a process of the same job, as torch's own exchange of objects.
-    return pickle.loads(packed.numpy().tobytes())  # noqa: S301
+    return pickle.loads(zlib.decompress(data[1:]) if data[:1] == b"z" else data[1:])  # noqa: S301

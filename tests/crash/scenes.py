@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.disk import Disk, NodeKind
-from unbroken.files import Files, told
+from unbroken.files import Files, storage_errors
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
@@ -255,7 +255,7 @@ def _seal(store: Store, reached: Callable[[], None]) -> None:
     for part in PARTS:
         path = store.path("hf-step-30") / part
         store.files.make_directory(path.parent)
-        with told("write", path):
+        with storage_errors("write", path):
             handle = store.files.disk.create(path)
             rest = memoryview(content(30, "seal", part))
             while rest:

@@ -122,7 +122,7 @@ def test_a_sweep_of_scratch_files_that_was_cut_short_is_finished_by_the_next_one
             sweeps(files.disk)
             names = {node.name for node in files.list_directory(LAYOUT.run)}
             assert names >= set(KEPT) and not names & set(LEFT), str(trial)
-            assert read_run_state(LAYOUT, files) is not None and read_history(LAYOUT, files).facts
+            assert read_run_state(LAYOUT, files) is not None and read_history(LAYOUT, files).events
 
 
 @pytest.mark.promise("X7")
@@ -133,7 +133,7 @@ def test_commits_that_were_journalled_survive_every_crash_and_no_torn_line_break
             history = read_history(LAYOUT, files)
             steps = _steps_of_commits(files)
             assert steps == list(STEPS)[: len(steps)], str(trial)
-            assert history.facts[0].job == 1, "the facts of the job before are intact"
+            assert history.events[0].job == 1, "the facts of the job before are intact"
             if trial.is_finished:
                 assert steps == list(STEPS), str(trial)
             torn += history.torn

@@ -2,17 +2,24 @@
 
 import shutil
 import signal
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.distributed.run_data_world import Leg, serve
 from tests.distributed.test_faults import good, history, steps_kept
 from tests.distributed.training_world import Job, exact, train
 from tests.unit.data.streams import TWO_BUCKETS, make_corpus
 from unbroken.errors import PeerLost
+from unbroken.loop.emergency import Emergency
+from unbroken.state import payload
+from unbroken.state.stage import Staged
+from unbroken.store.commit import Draft
 from unbroken.store.dumps import read_pointers
 from unbroken.testing.worlds import Ended, logs, spawn, start
 
@@ -47,7 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 @pytest.mark.promise("M11")
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_a_signal_without_time_for_a_save_dumps_on_every_rank_and_the_next_job_goes_on_exactly(
+def test_a_signal_without_time_for_a_save_dumps_on_every_rank_and_the_next_job_resumes_exactly(
     tmp_path: Path, whole: dict[str, list[dict[str, Any]]], wrap: str
 ) -> None:
     told = good(spawn(3, train, emergency(tmp_path, wrap=wrap, victims=(1,), at_step=3, what="SIGTERM")))
@@ -65,6 +72,36 @@ def test_a_signal_without_time_for_a_save_dumps_on_every_rank_and_the_next_job_g
     # After the last commit, and not before, they are of no use.
     assert dumps(tmp_path) == []
     assert read_pointers(tmp_path / "run") == []
+
+
+def _leave_while_a_save_is_written(job: Job) -> dict[str, Any]:
+    """The second rank never gets to the end of its part; the first leaves once that has broken its own save."""
+    write, leave = payload.write, Emergency.leave
+
+    def stuck(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> payload.Written:
+        time.sleep(600)
+        return write(staged, draft, rank, files=files)
+
+    def leave_last(path: Emergency, step: int, counters: Mapping[str, Any]) -> None:
+        leave(path, step, counters)
+        (saving,) = (each for each in threading.enumerate() if each.name == "unbroken-save")
+        saving.join()
+
+    if dist.get_rank() == 1:
+        payload.write = stuck
+    else:
+        Emergency.leave = leave_last  # type: ignore[method-assign, assignment]
+    return train(job)
+
+
+def test_a_save_given_up_because_the_ranks_leave_is_no_failed_save(tmp_path: Path) -> None:
+    job = emergency(tmp_path, wrap="plain", save_steps=2, victims=(0, 1), at_step=2, what="SIGTERM")
+    ended = spawn(2, _leave_while_a_save_is_written, job, timeout_s=60)
+    assert "gave up the save of step 2" in ended[0].log, logs(ended)
+    facts = history(tmp_path / "run")
+    assert [fact.values["step"] for fact in facts.of_kind("save")] == [2]
+    assert facts.of_kind("save-failed") == [] == facts.of_kind("commit")
+    assert [rank for rank, _ in dumps(tmp_path)] == [0, 1]
 
 
 @pytest.mark.promise("M11")
@@ -182,7 +219,7 @@ def _copies(root: Path, job: Job) -> list[int]:
 
 
 @pytest.mark.promise("M12", "C4")
-def test_with_the_local_scratch_wiped_another_host_goes_on_from_the_persistent_copy(
+def test_with_the_local_scratch_wiped_another_host_resumes_from_the_persistent_copy(
     tmp_path: Path, whole: dict[str, list[dict[str, Any]]]
 ) -> None:
     shared = str(tmp_path / "shared")
@@ -229,7 +266,7 @@ def good_value(ended: Ended) -> list[tuple[int, int, list[int]]]:
     return found
 
 
-def test_a_model_that_needs_the_other_ranks_to_say_its_state_is_refused_by_name_and_training_goes_on(
+def test_a_model_that_needs_the_other_ranks_to_say_its_state_is_refused_by_name_and_training_continues(
     tmp_path: Path,
 ) -> None:
     good(spawn(2, train, emergency(tmp_path, wrap="fsdp1", victims=(0, 1), at_step=3, what="dump", has_norm=False)))

@@ -28,7 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict
 
 @pytest.mark.parametrize("what", CAUSES)
 @pytest.mark.parametrize(("size", "victim"), [(1, 0), (3, 0), (3, 2)])
-def test_a_state_that_one_rank_cannot_take_is_told_and_the_next_save_commits(
+def test_a_state_that_one_rank_cannot_take_is_reported_and_the_next_save_commits(
     tmp_path: Path, undisturbed: dict[int, list[dict[str, Any]]], what: str, size: int, victim: int
 ) -> None:
     run = tmp_path / "run"

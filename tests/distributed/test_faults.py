@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from tests.distributed.training_world import Job, exact, in_different_directories, train
 from unbroken import errors
+from unbroken.files import LOCAL, Files
+from unbroken.records import stop
 from unbroken.records.journal import History, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.outcome import Outcome, read_outcome
@@ -93,9 +95,21 @@ def test_a_signal_to_any_rank_stops_all_at_the_same_step(
     assert [exact(each) for each in went_on] == [exact(each) for each in never_stopped[size]]
 
 
-def test_the_flag_file_stops_all_at_the_same_step(tmp_path: Path) -> None:
+def _count_reads_of_the_flag(job: Job) -> dict[str, Any]:
+    reads: list[Layout] = []
+    real = stop.read_request
+
+    def counting(layout: Layout, files: Files = LOCAL) -> stop.StopRequest | None:
+        reads.append(layout)
+        return real(layout, files)
+
+    stop.read_request = counting
+    return {**train(job), "reads": len(reads)}
+
+
+def test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with start(3, train, Job(str(run), save_steps=None, total=4000, pause_s=0.01)) as ranks:
+    with start(3, _count_reads_of_the_flag, Job(str(run), save_steps=None, total=4000, pause_s=0.01)) as ranks:
         while not any((Layout(run).metrics).glob("*.jsonl")):
             assert not ranks.is_over(), logs(ranks.wait())
             time.sleep(0.01)
@@ -104,7 +118,8 @@ def test_the_flag_file_stops_all_at_the_same_step(tmp_path: Path) -> None:
     assert len({each["step"] for each in told}) == 1 and told[0]["is_stopped"]
     assert list(scan(Store(Layout(run).checkpoints)).committed) == [f"checkpoint-{told[0]['step']}-shutdown"]
     assert not Layout(run).stop_request.exists()
-    assert "asked to stop" in outcome(run).reason
+    assert "stop requested" in outcome(run).reason
+    assert told[0]["reads"] > 1 and [each["reads"] for each in told[1:]] == [0, 0]
 
 
 # ---- saves that fail ----
@@ -125,7 +140,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
         ("no room", 0, 2, "no-room"),
     ],
 )
-def test_a_save_that_one_rank_cannot_write_is_told_and_training_goes_on(
+def test_a_save_that_one_rank_cannot_write_is_reported_and_training_continues(
     tmp_path: Path, undisturbed: list[dict[str, Any]], what: str, victim: int, at: int, kind: str
 ) -> None:
     run = tmp_path / "run"
@@ -181,7 +196,7 @@ def test_an_error_of_one_ranks_own_in_a_step_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("K7")
-def test_ranks_that_see_different_directories_are_told_by_name(tmp_path: Path) -> None:
+def test_ranks_that_see_different_directories_are_reported_by_name(tmp_path: Path) -> None:
     told_by(spawn(3, in_different_directories, str(tmp_path), timeout_s=60), "not-shared", rank=2)
 
 
@@ -265,7 +280,7 @@ def test_a_run_that_another_job_has_taken_ends_on_all_ranks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_those_whom_a_dead_rank_leaves_behind_say_so_and_the_same_command_goes_on(tmp_path: Path, victim: int) -> None:
+def test_the_ranks_left_by_a_dead_one_report_it_and_the_same_command_resumes(tmp_path: Path, victim: int) -> None:
     run = tmp_path / "run"
     job = Job(str(run), wrap="plain", victims=(victim,), at_step=3, what="kill-saved", total=40)
     ended = spawn(3, train, job, timeout_s=120)

@@ -38,7 +38,7 @@ def test_entering_again_without_a_checkpoint_is_refused_once_the_state_has_moved
     assert all("already trained" in str(each.value) for each in ended), logs(ended)
 
 
-def test_a_run_on_some_of_the_ranks_asks_nothing_of_the_others(tmp_path: Path) -> None:
+def test_a_run_on_some_of_the_ranks_exchanges_nothing_with_the_others(tmp_path: Path) -> None:
     ended = spawn(3, subset, str(tmp_path / "run"), (1, 2))
     assert all(each.is_good for each in ended), logs(ended)
     assert "rank 0 is not in the process group" in ended[0].value["refused"]

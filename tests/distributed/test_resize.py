@@ -113,7 +113,7 @@ def test_the_journal_says_that_another_world_is_not_exact_and_why(tmp_path: Path
 
 
 @pytest.mark.promise("M18")
-def test_data_that_differs_by_rank_goes_to_another_world_only_if_a_person_accepts_it(tmp_path: Path) -> None:
+def test_data_that_differs_by_rank_goes_to_another_world_only_if_that_is_accepted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     good(spawn(2, train, Job(str(run), total=2)))
     require_refused(spawn(3, train, Job(str(run), total=4), timeout_s=60))

@@ -136,7 +136,7 @@ def test_two_ranks_under_ddp_as_it_comes_are_exact(tmp_path: Path) -> None:
     assert read_history(Layout(tmp_path / "run")).of_kind("resume")[-1].values["notes"] == []
 
 
-def test_the_outcome_of_a_run_of_many_ranks_is_told_once(unbroken_run: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_the_outcome_of_a_run_of_many_ranks_is_reported_once(unbroken_run: tuple[Path, list[dict[str, Any]]]) -> None:
     directory, told = unbroken_run
     assert [each["step"] for each in told] == [8, 8, 8]
     history = read_history(Layout(directory))
@@ -145,7 +145,7 @@ def test_the_outcome_of_a_run_of_many_ranks_is_told_once(unbroken_run: tuple[Pat
     assert outcome is not None and (outcome.status, outcome.exit_code) == ("completed", 0)
 
 
-def test_a_rank_whose_clock_is_an_hour_ahead_is_told_and_does_not_end_the_run_before_its_deadline(
+def test_a_rank_whose_clock_is_an_hour_ahead_is_reported_and_does_not_end_the_run_before_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNBROKEN_MAX_RUNTIME", "600")

@@ -56,7 +56,7 @@ def test_a_run_that_changes_its_world_and_its_batch_reads_each_sample_exactly_on
 
 @pytest.mark.promise("G18")
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_run_halts_at_the_last_whole_step_and_goes_on_when_it_may_leave_the_dry_bucket_out(
+def test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exhausted_bucket(
     world: int, tmp_path: Path
 ) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
@@ -84,7 +84,7 @@ def test_a_run_halts_at_the_last_whole_step_and_goes_on_when_it_may_leave_the_dr
 
 
 @pytest.mark.promise("C13")
-def test_data_that_grew_is_refused_until_a_person_accepts_it_and_then_nothing_served_changes(tmp_path: Path) -> None:
+def test_data_that_grew_is_refused_until_it_is_accepted_and_then_nothing_served_changes(tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
     make_corpus(data, TWO_BUCKETS)
     first = good(spawn(2, serve, Leg(str(run), str(data), total=10, stop_at=4)))

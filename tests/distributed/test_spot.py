@@ -12,7 +12,7 @@ from unbroken.records.outcome import read_outcome
 from unbroken.testing.worlds import logs, spawn, start
 
 
-def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_go_on_exactly(tmp_path: Path) -> None:
+def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_resume_exactly(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with serving("aws") as calm, serving("aws") as doomed:
         job = Job(str(run), total=5000, pause_s=0.02, save_steps=None)
@@ -30,7 +30,7 @@ def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_go_on_exactly
     outcome = read_outcome(Layout(run), now_s=time.time())
     assert outcome is not None and (outcome.status, outcome.verdict) == ("stopped", "again")
     (stop,) = read_history(Layout(run)).of_kind("stop")
-    assert "the machine will be taken away (AWS: terminate at " in stop.values["reason"]
+    assert "spot interruption notice (AWS: terminate at " in stop.values["reason"]
     target = steps.pop() + 2
     resumed = spawn(2, train, Job(str(run), total=target, save_steps=None))
     whole = spawn(2, train, Job(str(tmp_path / "one"), total=target, save_steps=None))

@@ -36,7 +36,7 @@ def test_a_run_with_nothing_but_dumps_says_whose_they_are_and_what_the_next_job_
 def test_dumps_of_some_ranks_alone_promise_nothing(unbroken: Tool, tmp_path: Path) -> None:
     point(tmp_path / "new", Pointer(0, 2, 5000, "job1", "alpha/1", "/scratch/rank-0"))
     [entry] = document(unbroken, "ls", "new")["entries"]
-    assert entry["note"] == "1 of 2 ranks dumped on alpha; no checkpoint without the others"
+    assert entry["note"] == "1 of 2 ranks dumped on alpha; not a checkpoint without the others"
     assert "from nothing" in unbroken("status", "new").stdout
 
 

@@ -96,7 +96,7 @@ def test_a_job_that_is_asked_to_stop_ends_in_words_and_the_outcome_is_told(unbro
     assert (found["schema"], found["class"], found["status"], found["exit_code"], found["job"]) == (
         *("unbroken.outcome/1", "again", "stopped", 0, 1),
     )
-    assert found["reason"].startswith("it was asked to stop (by ")
+    assert found["reason"].startswith("stop requested (by ")
     assert unbroken("outcome", "run", "--stopped-exit-code", "75").returncode == 75
     assert start(steps=1).wait() == 0
     assert _json(unbroken("outcome", "--output_dir", "run", "--json"))["class"] == "done"

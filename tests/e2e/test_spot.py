@@ -63,7 +63,7 @@ def test_a_job_stops_by_a_notice_and_the_same_command_goes_on(tmp_path: Path, un
     assert job.returncode == 75, said
     outcome = json.loads(unbroken("outcome", "runs/a", "--json").stdout)
     assert (outcome["status"], outcome["class"]) == ("stopped", "again")
-    assert outcome["reason"].startswith("the machine will be taken away (")
+    assert outcome["reason"].startswith("spot interruption notice (")
     step = outcome["step"]
     assert (tmp_path / f"runs/a/checkpoints/checkpoint-{step}-shutdown").is_dir()
     again = unbroken("run", "--", "train.py", str(step + 3), "0")

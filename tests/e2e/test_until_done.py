@@ -124,7 +124,7 @@ def test_the_trainer_goes_on_until_it_is_done_and_back_to_a_step_once(folder: Fo
     hurried = ("training.max_steps=3", "training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     code, said = folder.call("train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0")
     assert code == 0, said
-    assert said.count("stopped: its time is nearly over") == 2 and "completed: the target is reached" in said, said
+    assert said.count("stopped: walltime limit near") == 2 and "completed: the target is reached" in said, said
     # Each restart repeats the command: only the first job goes back, and the others come to the end.
     code, said = folder.call(
         "train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0", "--resume", "1"

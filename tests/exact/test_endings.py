@@ -104,7 +104,7 @@ def test_with_slow_storage_a_job_stops_early_enough_before_its_deadline_to_commi
     assert found["remaining_s"] > 0
     assert f"checkpoint-{found['step']}-shutdown" in checkpoints(directory)
     [fact] = facts(directory, "job-end")
-    assert "its time is nearly over" in fact["reason"]
+    assert "walltime limit near" in fact["reason"]
     # What it learned: a save takes at least six syncs.
     assert all(commit["seconds"] > 6 * 0.25 for commit in facts(directory, "commit"))
 

@@ -61,7 +61,7 @@ def test_all_of_its_checkpoints_are_found_and_verify(golden: Path) -> None:
 
 def test_its_events_have_the_names_of_today(golden: Path) -> None:
     history = read_history(Layout(golden))
-    assert history.torn == 0 and {fact.kind for fact in history.facts} <= KINDS.keys()
+    assert history.torn == 0 and {fact.kind for fact in history.events} <= KINDS.keys()
     for kind, names in FIELDS.items():
         found = history.of_kind(kind)
         assert found and {name for fact in found for name in fact.values} == names, kind

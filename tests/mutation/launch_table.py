@@ -154,7 +154,7 @@ EMERGENCY = (
          "return is_over and self._stops.look() is not None\n", "return is_over\n",
          "tests/distributed/test_emergency.py"
          "::test_a_deadline_that_is_far_away_lets_no_rank_leave_while_it_waits_for_another"),
-    one("a halt that a small window makes a job to be queued again", "loop/job.py",
+    one("a halt that a small window makes a job to be queued again", "loop/edge.py",
          "        if self.halting is not None:\n            # Not", "        if False:\n            # Not",
          f"{_EMERGENCY}test_a_halt_in_a_window_too_small_for_a_save_is_dumped_and_stays_a_halt"),
 )  # fmt: skip

@@ -192,17 +192,17 @@ STORE = (
     one("error of an object's own ends the save only", "state/save.py",
          "return not isinstance(cause, InternalError | PeerLost)", "return True",
          "tests/distributed/test_failed_saves.py::test_an_error_of_an_objects_own_in_a_save_ends_all"),
-    one("last save's refusal swallowed", "loop/job.py",
+    one("last save's refusal swallowed", "loop/edge.py",
          "        refused = self.settle_last()\n        if refused is not None:\n",
-         "        refused = self._settle_last(opened)\n        if False:\n",
+         "        refused = self.settle_last()\n        if False:\n",
          f"{_FAILED}test_the_last_save_of_a_job_that_cannot_be_made_is_an_error"),
     Mutation("generators taken before the objects' states", (
         ("state/capture.py", "    states = {item.name: item.take() for item in items}\n",
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
         ("state/capture.py", "flatten(called, generators(), allow", "flatten(called, early, allow"),
     ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
-    one("a metric of an earlier step counts for a checkpoint", "loop/job.py",
-         "self.measures.of_step(self.step).items()", "self.measures.latest.items()",
+    one("a metric of an earlier step counts for a checkpoint", "loop/edge.py",
+         "self.logged.of_step(self.step).items()", "self.logged.latest.items()",
          "tests/unit/loop/test_run.py::"
          "test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for"),
     # ---- names ----

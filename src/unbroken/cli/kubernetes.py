@@ -113,7 +113,7 @@ def command(
         name=named_after(program.run) if name is None else name,
         image=image,
         program=program,
-        grace=grace_of(read_history(Layout(Path(program.run))).facts if program.run else (), grace_seconds),
+        grace=grace_of(read_history(Layout(Path(program.run))).events if program.run else (), grace_seconds),
         namespace=namespace,
         nodes=nodes,
         gpus=gpus,

@@ -13,7 +13,7 @@ from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.records.deadline import TOLERATED_S
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 from unbroken.records.lease import Lease, Standing
 from unbroken.records.process import process_of
 from unbroken.records.snapshot import RunState
@@ -78,7 +78,7 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
             "mismatches": [asdict(each) for each in records.recomputed.mismatches[:MOST_MISMATCHES]],
         },
         "data": asdict(summary.account) if summary.account is not None else None,
-        "placements": [{"job": job, **placed.facts()} for job, placed in records.placements],
+        "placements": [{"job": job, **placed.as_json()} for job, placed in records.placements],
         "deadline": iso_time(None if records.deadline_s is None else int(records.deadline_s * 1e9)),
         "is_stop_requested": records.is_stop_requested,
         "torn_records": records.torn,
@@ -93,7 +93,7 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
     }
 
 
-def _commit_fields(commit: Fact | None) -> dict[str, Any] | None:
+def _commit_fields(commit: Event | None) -> dict[str, Any] | None:
     if commit is None:
         return None
     return {

@@ -89,7 +89,7 @@ def _text(layout: Layout, watch: LeaseWatch, killed: list[int], *, has_ended: bo
 
 def _nothing_to_stop(layout: Layout) -> str:
     said = "no job is running; nothing to stop"
-    placed = placements(read_history(layout).facts)
+    placed = placements(read_history(layout).events)
     # A requeued job that waits in the queue can only be cancelled.
     return f"{said}; to remove a requeued job: scancel {for_shell(placed[-1][1].id)}" if placed else said
 

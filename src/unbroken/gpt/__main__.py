@@ -17,10 +17,10 @@ from typing import TextIO
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError
-from unbroken.loop.recorder import SilentRecorder, tell_launcher_of_refusal
+from unbroken.loop.recorder import SilentRecorder, report_refusal_to_launcher
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
-from unbroken.records.events import EventLines
+from unbroken.records.event_lines import EventLines
 from unbroken.records.outcome import EXIT_INTERRUPTED, conclude
 from unbroken.report.error import print_error
 
@@ -120,7 +120,7 @@ def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
         print_error(refused, sys.stderr, os.environ)
     outcome = conclude(refused)
     if rank == 0 and run is not None:
-        tell_launcher_of_refusal(run, outcome)
+        report_refusal_to_launcher(run, outcome)
     else:
         # torchrun ends all ranks when one has ended: rank 0 must have reported its outcome by then.
         SilentRecorder().end(outcome)

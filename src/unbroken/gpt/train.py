@@ -41,7 +41,7 @@ from unbroken.launch.run_config import RunConfig, resolve_run_config
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
-from unbroken.records.events import event
+from unbroken.records.event_lines import event
 from unbroken.records.layout import Layout
 
 _log = logger(__name__)
@@ -240,7 +240,7 @@ class Training:
 
     def _note_overflow(self, step: int, scale: float) -> bool:
         overflowed = self._count("overflowed_steps")
-        self.run.fact("overflowed", step=step + 1, scale=scale, overflowed=overflowed)
+        self.run.event("overflowed", step=step + 1, scale=scale, overflowed=overflowed)
         return False
 
     def _refuse_gradient(self, step: int, scale: float) -> None:
@@ -250,7 +250,7 @@ class Training:
     def _skip(self, step: int, norm: torch.Tensor) -> bool:
         loss = float(self.reducer.loss)
         skipped = self._count("skipped_steps")
-        self.run.fact("step-skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
+        self.run.event("step-skipped", step=step + 1, loss=loss, grad_norm=float(norm), skipped=skipped)
         if self.place.is_first:
             _log.warning("step %s skipped: loss %s, norm %s (%d so far)", f"{step + 1:,}", loss, float(norm), skipped)
         return False
@@ -371,7 +371,7 @@ def _keep_records(run: Run, started: RunConfig, data: TrainingData) -> None:
     if changes or started.taken or started.is_replaced or started.is_rewritten:
         facts = {change.field: [change.started_with, change.now] for change in changes}
         accepted = [change.field for change in started.taken]
-        run.fact("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
+        run.event("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
 
 
 def _say_changes(started: RunConfig, changes: Sequence[Difference]) -> None:

@@ -15,7 +15,7 @@ from unbroken.gpt.training_data import TrainingData
 from unbroken.launch.accepted import AcceptedValue
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
-from unbroken.records.events import event
+from unbroken.records.event_lines import event
 
 _log = logger(__name__)
 

@@ -15,7 +15,7 @@ from unbroken.config.document import all_fields
 from unbroken.config.fields import ResumeClass
 from unbroken.errors import AcceptUnknown, RunRecordDamaged
 from unbroken.files import LOCAL, Files
-from unbroken.records.journal import Fact, History
+from unbroken.records.journal import Event, History
 from unbroken.records.layout import Layout
 from unbroken.store.envelope import opened, sealed
 from unbroken.store.fields import Malformed, Table
@@ -62,7 +62,7 @@ def require_known(accept: Collection[str], tensors: Iterable[str] | None = None)
         raise AcceptUnknown(names=tuple(nearest))
 
 
-def still_accepted(facts: Sequence[Fact]) -> tuple[str, ...]:
+def still_accepted(facts: Sequence[Event]) -> tuple[str, ...]:
     """The names that earlier jobs accepted since the last commit.
 
     A job that is killed before it saves leaves the checkpoint unchanged, so its accepted changes stay accepted. From
@@ -152,7 +152,7 @@ def rebuild_accepted(started: Config, history: History) -> tuple[AcceptedValue, 
     return tuple(found)
 
 
-def _declared(fact: Fact, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _declared(fact: Event, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The declared fields of a job whose values differ from ``values``, those of ``config.json``."""
     told, fields = fact.values.get("changes"), all_fields()
     found: dict[str, Any] = {}

@@ -126,7 +126,7 @@ def resolve_run_config(
         accepted=history,
         taken=tuple(each for each in found.declared if each not in kept),
         kept=kept,
-        unsaved=still_accepted(journal.facts),
+        unsaved=still_accepted(journal.events),
         is_recorded=True,
         is_rebuilt=kept_record is None and bool(history),
     )

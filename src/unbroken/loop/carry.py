@@ -1,8 +1,8 @@
-"""What a loop takes from one step to the next beside its objects: a prefetched batch, a hidden state, a running value.
+"""Values that a loop carries from one step to the next: a prefetched batch, a hidden state, a running value.
 
 Such a value is made in one step and used in a later one, so a resume that starts at the edge between them needs it.
-``Carried`` keeps the newest value under each name, a checkpoint stores them, and after a resume the first request for a
-name is answered with the stored value instead of a new one.
+``Carried`` keeps the newest value under each name, a checkpoint stores them, and after a resume the first call for a
+name returns the stored value instead of a new one.
 """
 
 from collections import OrderedDict, deque
@@ -21,7 +21,7 @@ class Carried:
 
     def __init__(self) -> None:
         self._values: dict[str, object] = {}
-        # Brought back by a resume and not asked for yet.
+        # Restored by a resume and not fetched yet.
         self._waiting: dict[str, object] = {}
 
     @property
@@ -36,7 +36,7 @@ class Carried:
 
     @property
     def waiting(self) -> list[str]:
-        """The names that a resume brought back and nobody has asked for yet."""
+        """The names that a resume restored and the loop has not fetched yet."""
         return sorted(self._waiting)
 
     def carry(self, name: str, make: object, *, is_pickle_allowed: bool) -> Any:  # noqa: ANN401 - the caller's own value
@@ -50,7 +50,7 @@ class Carried:
         else:
             value = make() if callable(make) else make
             if name not in self._values:
-                # Said where the loop calls, not at the first save many steps later.
+                # Checked where the loop calls, not at the first save many steps later.
                 flatten(f"{CARRIED}.{name}", value, allow_pickle=is_pickle_allowed)
         self._values[name] = value
         return value
@@ -60,7 +60,7 @@ class Carried:
         return dict(self._values)
 
     def put_back(self, values: dict[str, object]) -> None:
-        """Hold the values of an earlier edge again: those made since belong to a step that was given up."""
+        """Hold the values of an earlier edge again: those made since belong to an abandoned step."""
         self._values = values
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Carried:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold stored values until they are asked for, their tensors on the device they were on."""
+        """Hold stored values until they are fetched, their tensors on the device they were on."""
         self._values = {}
         self._waiting = {name: _placed(kept["value"], iter(kept["devices"])) for name, kept in state.items()}
 

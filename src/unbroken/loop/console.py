@@ -1,7 +1,7 @@
-"""What a run says where nobody has set up logging: a few lines on stderr, by the first rank.
+"""The lines of a run on stderr, by rank 0, where logging is not set up.
 
-A library prints nothing. But a script that never touched ``logging`` would resume, save and stop without a word, so the
-run shows its own lines then, and only then: any handler that somebody installed, before or later, silences this one.
+A library prints nothing. But a script that never touched ``logging`` would resume, save and stop silently, so the run
+prints its own lines then, and only then: any handler that is installed, before or later, silences this one.
 """
 
 import logging
@@ -20,13 +20,13 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if logging.getLogger().handlers:
-            # Somebody has set up logging meanwhile: the line is theirs.
+            # Logging was set up meanwhile: its handlers print the line.
             return
         try:
             sys.stderr.write(f"{for_terminal(self.format(record))}\n")
             sys.stderr.flush()
         except (OSError, ValueError):
-            # A closed stderr is no reason to end a training.
+            # A closed stderr must not end the training.
             return
 
 

@@ -1,7 +1,7 @@
 """The emergency path of one job: when to take it, the dump itself, its copy, and what is left of it afterwards.
 
-``Emergency`` is held by every rank and asks none of the others, but for ``bring_in``, which is for a job's start.
-What storage refuses here is said and never raised: whoever is in an emergency has nothing better to do than to go on.
+Every rank holds an ``Emergency`` and exchanges nothing with the others, but for ``bring_in`` at a job's start. Storage
+errors are logged here and never raised: in an emergency there is nothing better to do than to continue.
 """
 
 import os
@@ -20,8 +20,8 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.files import LOCAL
-from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
@@ -59,7 +59,7 @@ _LOOK_EVERY_S = 0.0005
 
 
 def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) -> Area | None:
-    """Where this run's dumps stand; None where it never had any and wants none. Collective.
+    """The directory of this run's dumps; None where it never had any and needs none. Collective.
 
     Raises:
         RecordDamaged: the record of the area cannot be read.
@@ -68,7 +68,7 @@ def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) ->
     local, persistent = _absolute(settings.emergency_dir), _absolute(settings.persistent_dir)
 
     def decide() -> Area | None:
-        # Who goes back, or begins anew, leaves the dumps behind that were made on the way he gives up.
+        # A run that goes back, or starts over, ignores the dumps of the branch that it abandons.
         is_new = settings.resume != "auto"
         if local is None and read_area(layout.run) is None:
             return None
@@ -86,7 +86,7 @@ def _refusal(directory: Path) -> str | None:
     probe = directory / scratch(f"probe_{os.getpid()}", host_name().replace("/", "-"))
     try:
         LOCAL.make_directory(directory)
-        # Killed in between it leaves one byte under a name that nobody reads, and that a later job sweeps.
+        # A kill in between leaves one byte under a name that nothing reads, and that a later job sweeps.
         LOCAL.write_new(probe, [b"?"], durable=False)
         LOCAL.remove_file(probe)
     except StorageError as refused:
@@ -95,12 +95,12 @@ def _refusal(directory: Path) -> str | None:
 
 
 def _are_taken(refusals: Sequence[str | None], local: Path | None, world: World) -> bool:
-    """Whether every rank can dump; the first that cannot is named, now and not when there is no time left."""
+    """Whether every rank can dump; the first that cannot is logged now, not when there is no time left."""
     for rank, reason in enumerate(refusals):
         if reason is not None:
             if world.is_first:
                 so = "a stop makes an ordinary save, if its window allows one"
-                _log.warning("no dump can be made in %s by rank %s: %s; %s", local, rank, reason, so)
+                _log.warning("emergency_dir %s cannot be used by rank %s: %s; %s", local, rank, reason, so)
             return False
     return True
 
@@ -110,7 +110,7 @@ def _absolute(path: str | None) -> Path | None:
 
 
 def _reason(refused: UnbrokenError) -> str:
-    """Why dumps that looked whole are none after all; a refusal of the run's own storage is raised again."""
+    """Why dumps that looked complete cannot be used; an error of the run's own storage is raised again."""
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if not isinstance(cause, CheckpointError | TensorUnsupported | EvidenceMissing) or isinstance(cause, StorageError):
         raise refused
@@ -128,7 +128,7 @@ def _ahead(store: Store) -> Callable[[DumpSet], bool]:
 
 
 class Emergency:
-    """What one rank does in an emergency."""
+    """The emergency path of one rank."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Emergency:
             return []
         world, lease, run = self._world, self._lease, self._layout.run
         store = Store(self._layout.checkpoints)
-        visible = world.gather_or_none(lambda: look(area, host_name(), read_pointers(run)))
+        visible = world.gather_to_first(lambda: look(area, host_name(), read_pointers(run)))
         into = AdoptTarget(store, lease.job, lease.number, time.time_ns(), lambda: require_held(run, lease))
         failed: dict[DumpSet, str] = {}
         while True:
@@ -190,21 +190,21 @@ class Emergency:
             except UnbrokenError as refused:
                 failed[choice.dump_set] = _reason(refused)
                 continue
-            self._tell_adopted(choice, name)
+            self._record_adopted(choice, name)
             return list(choice.passed_over)
 
-    def _tell_adopted(self, choice: DumpChoice, name: str) -> None:
+    def _record_adopted(self, choice: DumpChoice, name: str) -> None:
         dump_set = choice.dump_set
         assert dump_set is not None
         hosts = sorted({machine_of(copies[0][1].host) for copies in choice.copies.values()})
-        self._recorder.fact("emergency-resume", step=dump_set.step, name=name, job=dump_set.job, hosts=hosts)
+        self._recorder.event("emergency-resume", step=dump_set.step, name=name, job=dump_set.job, hosts=hosts)
         if self._world.is_first:
             ranks = amounts.plural(dump_set.world_size, "rank")
             where = ", ".join(hosts)
             _log.info("made %s of the emergency dumps of step %s by %s on %s", name, f"{dump_set.step:,}", ranks, where)
 
-    def say_windows(self) -> None:
-        """Warn at the start of a window that no save fits into; the first rank speaks."""
+    def warn_of_windows(self) -> None:
+        """Warn at the start of a grace window or deadline that no save fits into; rank 0 only."""
         left_s = self._stops.left_s(None)
         reserve_s = self._clock.reserve.seconds(left_s)
         said = (
@@ -225,13 +225,13 @@ class Emergency:
         return replace(self._learned, save_s=save_s, step_s=max(reserve.steps_s, default=0.0))
 
     def left_s(self) -> float | None:
-        """Seconds until this process is killed, as far as anybody said; None if nobody did."""
+        """Seconds until this process is killed, as far as it is known; None if it is not."""
         return self._stops.left_s(self._settings.grace_seconds)
 
     def answer(self) -> Answer:
         """What to do with what is left of the grace window."""
         if not self._is_usable and self._settings.grace_seconds is None:
-            # Nobody said how long it has, and there is nowhere else to go.
+            # The window is unknown, and there is no directory for a dump.
             return Answer.SAVE
         left_s = self.left_s()
         edges = 1 if self._world.size > 1 and not self.is_leaving else 0
@@ -247,7 +247,7 @@ class Emergency:
         Raises:
             PeerLost: one of them is gone.
         """
-        # While a rank waits inside the exchange no signal is heard, so that with an area it waits outside.
+        # A rank that waits inside the exchange handles no signal, so that with an area it waits outside.
         while self._is_usable and not vote.is_answered():
             if self._is_patience_over():
                 return None
@@ -255,7 +255,7 @@ class Emergency:
         return vote.read()
 
     def _is_patience_over(self) -> bool:
-        # A deadline that is near makes no window by itself: as long as nobody is to end, others may take their time.
+        # A near deadline makes no window by itself: without a stop request the others may take their time.
         is_over = is_patience_over(self.left_s(), self._settings.grace_seconds, self.costs)
         return is_over and self._stops.look() is not None
 
@@ -267,11 +267,11 @@ class Emergency:
         if self._is_usable and chosen is not Answer.LET_GO:
             self.dump(step, counters, why="the grace window is too small for a save")
         elif self._world.is_first:
-            _log.warning("no time for a save: the run is let go, and the last commit counts")
-            self._recorder.fact("grace-too-short", step=step, remaining_s=self.left_s())
+            _log.warning("no time for a save: leaving without one; the next job resumes from the last commit")
+            self._recorder.event("grace-too-short", step=step, remaining_s=self.left_s())
 
     def dump(self, step: int, counters: Mapping[str, Any], *, why: str) -> bool:
-        """Write what this rank holds to local disk, point at it, copy it; says whether it is durable."""
+        """Write this rank's state to local disk, record where it is, copy it; returns whether it is durable."""
         area, local, began = self._area, self._area.local if self._area is not None else None, time.monotonic()
         if area is None or local is None:
             return False
@@ -291,24 +291,24 @@ class Emergency:
                 hyperparameters=self.hyperparameters,
             )
         except UnbrokenError as refused:
-            _log.error("the emergency dump of step %s was refused: %s", f"{step:,}", refused)
-            self._recorder.fact("emergency-failed", what="dump", step=step, error=refused.kind, reason=str(refused))
+            _log.error("emergency dump of step %s failed: %s", f"{step:,}", refused)
+            self._recorder.event("emergency-failed", what="dump", step=step, error=refused.kind, reason=str(refused))
             return False
         seconds = time.monotonic() - began
         self._learned = self._learned.after_dump(seconds)
         path = dumped.store.path(dumped.name)
         _log.warning("emergency dump of step %s in %s: %s", f"{step:,}", amounts.duration(seconds), path)
-        self._tell(dumped, seconds, why)
+        self._record(dumped, seconds, why)
         return True
 
-    def _tell(self, dumped: Dumped, seconds: float, why: str) -> None:
-        """Point at the dump from the run's own directory, then copy it, then say where the copy stands."""
+    def _record(self, dumped: Dumped, seconds: float, why: str) -> None:
+        """Write a pointer to the dump into the run's directory, copy the dump, then point at the copy."""
         manifest, world = dumped.manifest, self._world
         path = str(dumped.store.path(dumped.name))
         pointer = Pointer(world.rank, world.size, manifest.step, manifest.job, host_name(), path)
         self._point(pointer)
         size_bytes = manifest.size_bytes
-        self._recorder.fact(
+        self._recorder.event(
             "emergency-save",
             step=manifest.step,
             seconds=seconds,
@@ -319,16 +319,16 @@ class Emergency:
         )
         if (copy := self._mirror(dumped)) is not None:
             self._point(replace(pointer, copy=copy))
-            self._recorder.fact("emergency-mirror", step=manifest.step, path=copy)
+            self._recorder.event("emergency-mirror", step=manifest.step, path=copy)
 
     def _point(self, pointer: Pointer) -> None:
         try:
             point(self._layout.run, pointer)
         except UnbrokenError as refused:
-            _log.warning("the dump is not pointed at from %s: %s", self._layout.run, refused)
+            _log.warning("could not write the pointer to the dump into %s: %s", self._layout.run, refused)
 
     def _mirror(self, dumped: Dumped) -> str | None:
-        """The path of a copy whose every byte was read back; None if there is none."""
+        """The path of a copy, all checksums verified; None if there is none."""
         assert self._area is not None
         if (shared := self._area.persistent) is None or shared == self._area.local:
             return str(dumped.store.path(dumped.name)) if shared is not None else None
@@ -336,21 +336,21 @@ class Emergency:
         try:
             return str(target.path(mirror(dumped.store, dumped.name, target)))
         except UnbrokenError as refused:
-            _log.error("the dump of step %s is not copied to %s: %s", f"{dumped.manifest.step:,}", shared, refused)
-            self._recorder.fact("emergency-failed", what="copy", error=refused.kind, reason=str(refused))
+            _log.error("could not copy the dump of step %s to %s: %s", f"{dumped.manifest.step:,}", shared, refused)
+            self._recorder.event("emergency-failed", what="copy", error=refused.kind, reason=str(refused))
             return None
 
     # ---- afterwards ----
 
     def sweep(self, step: int) -> None:
-        """Remove what a commit of this step has made useless; what cannot be removed now is removed next time."""
+        """Remove the dumps that a commit of this step makes useless; what cannot be removed is tried next time."""
         if self._area is None:
             return
         try:
             share = (self._world.rank, self._world.size)
             gone = sweep_dumps(self._layout.run, self._area, up_to_step=step, share=share)
         except UnbrokenError as refused:
-            _log.warning("emergency dumps could not be swept: %s", refused)
+            _log.warning("could not remove old emergency dumps: %s", refused)
             return
         if gone:
-            self._recorder.fact("emergency-sweep", step=step, removed=gone)
+            self._recorder.event("emergency-sweep", step=step, removed=gone)

@@ -1,135 +1,32 @@
-"""One job of a run, on one rank: what happens from entering the run to leaving it.
+"""One job of a run, on one rank: how it enters its loop, and how it leaves the loop and the run.
 
-``Run`` is the handle a script holds and may enter again and again; a ``Job`` is one such opening. It begins and leaves
-the loop, and does everything that happens at a step's edge, where the state is whole: metrics are read, the ranks
-agree, a save or a stop that is due is carried out, or waits for an optimizer step.
+``Run`` is the handle a script holds and may enter again and again; a ``Job`` is one such opening. What it does at each
+step's edge it has from ``StepEdges``.
 """
 
-import functools
-import operator
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from unbroken.errors import (
-    Halted,
-    LeftMidStep,
-    LoopsDisagree,
-    NonFiniteLoss,
-    PeerLost,
-    RankFailed,
-    UnbrokenError,
-    explain_in_traceback,
-)
-from unbroken.loop.ballots import Ballots, Flags
-from unbroken.loop.body import Body
-from unbroken.loop.carry import Carried
-from unbroken.loop.habits import Habits
-from unbroken.loop.measures import Measures, NonFinite, first_non_finite
-from unbroken.loop.opened import Opened
-from unbroken.loop.resume import UNFINISHED
-from unbroken.loop.saved import LAST_SAVE_WAIT_S, last_wait_s, note_save, require_plain_counters, say_end, shown
+from unbroken.errors import Halted, LeftMidStep, LoopsDisagree, PeerLost, UnbrokenError, explain_in_traceback
+from unbroken.loop.edge import StepEdges
+from unbroken.loop.open_run import OpenRun
+from unbroken.loop.save_result import LAST_SAVE_WAIT_S
 from unbroken.quoting.log import logger
-from unbroken.records.outcome import conclude
+from unbroken.records.outcome import Outcome, conclude
 from unbroken.records.stop import StopReason
-from unbroken.state.cursor import Cursor
-from unbroken.state.items import State
-from unbroken.state.rng import capture_rng, rng_devices
-from unbroken.state.save import Request, Saved
-from unbroken.store.names import FINAL, PERIODIC
+from unbroken.store.names import FINAL
 
 _log = logger(__name__)
-_WORTH_TELLING_S: Final = 1.0
-# How long a stop may wait for an optimizer step before the gradients are saved as they are.
-_STOP_WAITS_S: Final = 10.0
+# Where one is known to be gone, only what the others have already sent can still arrive.
+LOST_RANK_WAIT_S: Final = 10.0
 
 
-class Job:
-    """A run that is entered, and what its loop has come to."""
+class Job(StepEdges):
+    """A run that is entered: its loop, and how it ends."""
 
-    def __init__(
-        self,
-        opened: Opened,
-        cursor: Cursor[Any] | None,
-        carried: Carried,
-        on_commit: Callable[[Path], object] | None,
-        *,
-        is_rng_moved: bool = False,
-    ) -> None:
-        self.opened, self.cursor, self.carried, self._on_commit = opened, cursor, carried, on_commit
-        self.step = 0
-        self.counters: dict[str, Any] = {}
-        self._saved_step: int | None = None
-        if (restored := opened.restored) is not None:
-            self.step = self._saved_step = restored.step
-            self.counters = dict(restored.counters)
-        self.body = Body(opened.items, cursor, carried)
-        self.habits = Habits(opened, cursor, carried, is_rng_moved=is_rng_moved)
-        self.measures = Measures()
-        self.ballots = Ballots()
-        self.is_in_body = False
-        # Whether the body was left by an exception.
-        self.is_raised = False
-        self.target: int | None = None
-        # How the loop ended, and what was raised where nothing could be.
-        self.ending: StopReason | None = None
-        self.refused: BaseException | None = None
-        self.halting: str | None = None
-        self._bad: NonFinite | None = None
-        self.is_save_asked = self.is_save_agreed = self.is_dump_asked = False
-        self._tried_step: int | None = None
-        # A save or a stop that waits for an optimizer step, for how many edges, and since when.
-        self._is_save_postponed = self._is_stop_postponed = False
-        self._edges_waited = 0
-        self._stop_waits_since_s: float | None = None
-        self._is_postponement_told = False
+    # ---- entering and leaving the loop ----
 
-    # ---- leaving the run ----
-
-    def leave(self, error: BaseException | None) -> None:
-        """Finish what is being saved, write how the job ended, and let the run go.
-
-        Raises:
-            BaseException: what ending the loop or the last save came to, where ``error`` is None; or the failure of
-                another rank that ``error`` follows from.
-        """
-        try:
-            cause = self.opened.ending_of(error) if error is not None else None
-            # A save in flight is of a step before the error: it is worth finishing, while the others take part.
-            is_rank_lost = isinstance(cause or self.refused, PeerLost)
-            wait_s = last_wait_s(self.opened, error or self.refused, is_rank_lost=is_rank_lost)
-            refused = self.refused or self.settle_last(wait_s)
-        except KeyboardInterrupt as at_once:
-            # Told to go while it waits: the outcome is said and the run let go all the same.
-            self._close(at_once)
-            raise
-        self._close(cause or refused or self.ending or self._unbegun())
-        if error is None and refused is not None:
-            raise refused
-        if isinstance(cause, BaseException) and cause is not error:
-            raise cause
-
-    def _unbegun(self) -> StopReason:
-        """How a job ends whose loop never ran: a run that was completed stays so."""
-        ends = [fact for fact in self.opened.recorder.history().facts if fact.kind == "job-end"]
-        is_completed = bool(ends) and ends[-1].text("status") == "completed"
-        return StopReason("done" if is_completed else "asked", "opened and closed without training")
-
-    def _close(self, ending: StopReason | BaseException) -> None:
-        self.is_in_body = False
-        self.body.close()
-        outcome = conclude(ending, step=self.step, job=self.opened.lease.number)
-        self.opened.close(outcome)
-        if self.opened.world.is_first:
-            say_end(outcome, target=self.target or 0)
-        if isinstance(ending, UnbrokenError):
-            explain_in_traceback(ending)
-
-    # ---- beginning and leaving the loop ----
-
-    def begin_loop(self, total: int) -> None:
-        """The loop begins, for the first time or again.
+    def start_loop(self, total: int) -> None:
+        """The loop starts, for the first time or again.
 
         Raises:
             Halted: the data is exhausted.
@@ -156,16 +53,16 @@ class Job:
                 past = f"the run is at step {self.step:,}, past its target of {total:,}"
             _log.info("nothing to do: %s", past)
         self.is_raised = False
-        self.habits.loop_begins(self.opened.settings.accept)
+        self.checks.loop_starts(self.opened.settings.accept)
 
     def end_loop(self) -> None:
-        """The loop has come to its end: target reached, or stopped."""
+        """The loop has ended: target reached, or stopped."""
         self.ending = self.ending or StopReason("done")
-        self.ballots.drain()
+        self.votes.drain()
         self.read_metrics(durable=True)
 
     def end_by_loop(self) -> None:
-        """The loop was left inside a body: save the last completed step, and end as the loop has decided.
+        """The loop was left inside a body: save the last completed step, and end as the loop decided.
 
         Nothing is raised here: Python drops what an iterator raises while it is closed. ``leave`` raises it.
         """
@@ -177,20 +74,20 @@ class Job:
 
     def _save_left(self) -> None:
         left = self.body.left()
-        if not self.ballots.leave(self.opened):
+        if not self.votes.leave(self.opened):
             raise LoopsDisagree(run=self.opened.layout.run, step=self.step)
-        # Every rank has left here; whether at the same place is for all to know.
+        # Every rank has left; all must know whether at the same place.
         everywhere = self.opened.world.all_gather((self.step, left.is_complete))
         if left.is_complete is None or len(set(everywhere)) > 1:
             raise LeftMidStep(run=self.opened.layout.run, step=self.step + 1, resumable_step=self._saved_step)
         if left.is_complete:
             self.step += 1
-            self.measures.close_step(self.step)
+            self.logged.close_step(self.step)
         else:
-            self.measures.drop_step()
+            self.logged.drop_step()
             self.counters = self.body.rewind()
         self.ending = self._reason_to_leave()
-        self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
+        self.opened.recorder.event("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
         if self.opened.world.is_first:
             _log.info("the loop was left: %s", self.ending.sentence())
         kind = FINAL if self.ending.kind == "done" else self.opened.kind_of_stop(self.step)
@@ -205,7 +102,7 @@ class Job:
         self._raise_if_halted()
 
     def _reason_to_leave(self) -> StopReason:
-        """Why the loop was left: as it said itself by ``stop`` or ``finish``, else by its own decision."""
+        """Why the loop was left: the reason given to ``stop`` or ``finish``, else its own decision."""
         self.opened.is_stop_asked()
         asked = next((each for each in self.opened.world.all_gather(self.opened.noticed) if each is not None), None)
         where = f"ended by the loop at step {self.step:,} of {self.target or 0:,}"
@@ -213,229 +110,66 @@ class Job:
             return StopReason("done", where)
         return StopReason("done", f"{where}: {asked.detail}") if asked.kind == "done" else asked
 
-    # ---- a step's edge ----
+    # ---- leaving the run ----
 
-    def edge(self, total: int) -> None:
-        """A step is complete: do what is due. ``Run.steps`` says what it raises."""
-        self.measures.close_step(self.step)
-        self.opened.clock.step_done()
-        self.body.end()
-        self.habits.edge_reached(self.body.draws)
-        require_plain_counters(self.counters)
-        if self.is_dump_asked:
-            self.is_dump_asked = False
-            self.dump(why="the training loop asked for it")
-        agreed = self._agree()
-        if agreed.has_left:
-            raise LoopsDisagree(run=self.opened.layout.run, step=self.step)
-        if agreed.is_stop_asked and agreed.is_hurried:
-            self._leave_in_hurry()
-            return
-        if agreed.is_lost:
-            self.opened.require_held()
-        if (saved := self.opened.saver.collect()) is not None:
-            self._note(saved)
-        if agreed.is_bad:
-            self._raise_non_finite()
-        stop = self._is_stop_due(total, agreed)
-        self._save_where_due(total, stop, agreed)
-        self.opened.recorder.snapshot(step=self.step, **shown(self.measures))
-        self.opened.clock.resume_clock()
+    def leave(self, error: BaseException | None) -> None:
+        """Finish the save in flight, record how the job ended, and release the run.
 
-    def _is_stop_due(self, total: int, agreed: Flags) -> bool:
-        stop = agreed.is_stop_asked or self._is_stop_postponed
-        if self.step < total and (exhausted := self._exhausted()) is not None:
-            # Known to every rank by itself, so that none has to be asked.
-            self.halting = self.halting or exhausted
-            self.opened.noticed = self.opened.noticed or StopReason("asked", exhausted)
-            stop = True
-        return self.opened.is_drill_over(self.step) or stop
-
-    def _save_where_due(self, total: int, stop: bool, agreed: Flags) -> None:
-        is_by_all, self.is_save_agreed = self.is_save_agreed, False
-        is_due = agreed.is_save_due or self._is_save_postponed or self.opened.clock.is_due_by_step(self.step)
-        is_last = self.step >= total
-        is_wanted = is_last or stop or is_due or is_by_all
-        if is_wanted and self._must_wait(can_wait=not (is_last or is_by_all or agreed.is_overdue)):
-            self._is_save_postponed, self._is_stop_postponed = self._is_save_postponed or is_due, stop
-            self._tell_postponed(stop=stop)
-        elif is_last:
-            self._save_and_wait(FINAL)
-            self._raise_if_halted()
-        elif stop:
-            self._stop_here()
-        elif is_wanted:
-            self._save(PERIODIC)
-        elif self.step % self.opened.settings.logging_steps == 0:
-            self.read_metrics()
-
-    def _tell_postponed(self, *, stop: bool) -> None:
-        """Say once why a save or a stop waits."""
-        if stop and self._stop_waits_since_s is None:
-            self._stop_waits_since_s = time.monotonic()
-            self._is_postponement_told = False
-        if not self._is_postponement_told and self.opened.world.is_first:
-            what = "the stop" if stop else "the save"
-            _log.info(
-                "%s waits for the next optimizer step: gradients are pending (at most %s steps)",
-                what,
-                self.body.patience_steps,
-            )
-        self._is_postponement_told = True
-
-    def _stop_here(self) -> None:
-        self.ending = self.opened.agree_on_reason()
-        self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
-        if self.opened.world.is_first:
-            _log.info("stopping at step %s: %s", f"{self.step:,}", self.ending.sentence())
-        is_done = self.ending.kind == "done"
-        self._save_and_wait(FINAL if is_done else self.opened.kind_of_stop(self.step))
-        self._raise_if_halted()
-
-    def _must_wait(self, *, can_wait: bool) -> bool:
-        """Whether a save waits for the next edge with an optimizer step; after a bound the gradients are saved too."""
-        pending = any(self.opened.world.all_gather(self.body.has_pending_gradients))
-        if pending and can_wait and self._edges_waited < self.body.patience_steps:
-            self._edges_waited += 1
-            return True
-        self.body.gradients.is_wanted = pending
-        self._edges_waited = 0
-        self._is_save_postponed = self._is_stop_postponed = False
-        return False
-
-    def _exhausted(self) -> str | None:
-        """Why the data has no further step; None if it has one, or does not know."""
-        loader = self.cursor.positioned if self.cursor is not None else None
-        return loader.ended() if loader is not None else None
-
-    def _raise_if_halted(self) -> None:
-        reasons = [reason for reason in self.opened.world.all_gather(self.halting) if reason is not None]
-        if reasons:
-            raise Halted(reason=reasons[0], step=self.step, run=self.opened.layout.run)
-
-    def _agree(self) -> Flags:
-        """What any rank asked for, known to all at the same step."""
-        is_due = self.opened.clock.is_due_by_clock() or self.is_save_asked
-        self.is_save_asked = False
-        waits_since_s = self._stop_waits_since_s
-        agreed = self.ballots.agree(
-            self.opened,
-            Flags(
-                is_stop_asked=self.opened.is_stop_asked(),
-                is_save_due=is_due,
-                is_bad=self._bad is not None,
-                is_lost=self.opened.is_lost,
-                is_hurried=self.opened.emergency.is_hurried(),
-                is_overdue=waits_since_s is not None and time.monotonic() - waits_since_s > _STOP_WAITS_S,
-            ),
-        )
-        # A save at the edge where the vote went out was the answer to it.
-        is_answered = self.opened.world.size > 1 and self._tried_step == self.step - 1
-        return agreed._replace(is_save_due=False) if is_answered else agreed
-
-    # ---- metrics ----
-
-    def read_metrics(self, *, durable: bool = False, before: Callable[[], object] | None = None) -> None:
-        """Read what was logged since the last time; ``before`` is done first if every metric is finite."""
-        rows = self.measures.read()
-        if self.opened.settings.non_finite == "stop":
-            self._bad = self._bad or first_non_finite(rows, self.opened.settings.non_finite_metrics)
-        if before is not None and self._bad is None:
-            before()
-        for step, values in rows:
-            self.opened.recorder.metrics(step, values)
-        self.opened.recorder.flush(durable=durable)
-        if self._bad is not None and self.opened.world.size == 1:
-            self._raise_non_finite()
-
-    def _raise_non_finite(self) -> None:
-        """Every rank raises at the same edge, though only one may have met it."""
-        # The save in flight is of a step before it: the message is to name the newest one that is kept.
-        self.settle_last(LAST_SAVE_WAIT_S)
-        for rank, bad in enumerate(self.opened.world.all_gather(self._bad)):
-            if bad is not None:
-                found = NonFiniteLoss(
-                    step=bad.step, metric=bad.metric, value=str(bad.value), resumable_step=self._saved_step
-                )
-                raise found if rank == self.opened.world.rank else RankFailed(rank=rank, cause=found)
-
-    # ---- saving ----
-
-    def dump(self, *, why: str) -> None:
-        """Dump this rank's state, where there is a place for it and the last loss is a number."""
-        if self.opened.emergency.is_ready:
-            self.body.gradients.is_wanted = self.body.has_pending_gradients
-            self.read_metrics(before=lambda: self.opened.emergency.dump(self.step, self.counters, why=why))
-
-    def _leave_in_hurry(self) -> None:
-        """End without an ordinary save, and without another word to the other ranks: some may be gone already."""
-        self.ballots.forget()
-        self.ending = self.opened.noticed or StopReason("asked", "another rank")
-        self.opened.emergency.is_leaving = True
-        self.body.gradients.is_wanted = self.body.has_pending_gradients
-        self.read_metrics(before=lambda: self.opened.emergency.leave(self.step, self.counters))
-        self.opened.recorder.fact("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
-        if self.halting is not None:
-            # Not asked of the others as elsewhere: whoever knows of it says it.
-            raise Halted(reason=self.halting, step=self.step, run=self.opened.layout.run)
-
-    def _save(self, kind: str, *, unfinished: Sequence[str] = (), rng: Callable[[], State] | None = None) -> None:
-        """Save the state as it is now; ``unfinished`` names what a step that was given up has moved."""
-        self.read_metrics(durable=kind != PERIODIC)
-        if self.opened.world.size > 1 and any(bad is not None for bad in self.opened.world.all_gather(self._bad)):
-            self._raise_non_finite()
-        asked_s = time.monotonic()
-        self.settle_last()
-        waited_s = time.monotonic() - asked_s
-        if waited_s > _WORTH_TELLING_S:
-            _log.info("previous save still running: waited %.1f s (raise save_steps to avoid this)", waited_s)
-        self.opened.look_for_unsaved()
-        self.habits.save_begins()
-        self.opened.clock.save_began()
-        self._tried_step = self.step
-        self.opened.recorder.fact("save", step=self.step, save_kind=kind, waited_s=waited_s)
-        # Of this very step: a loss on val/ from before would make of a later checkpoint the best one.
-        metrics = {name: float(value) for name, value in self.measures.of_step(self.step).items()}
-        account = self._settle_served()
-        metadata: dict[str, Any] = {"job": self.opened.lease.number}
-        if unfinished:
-            metadata[UNFINISHED] = list(unfinished)
-        request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
-        self.opened.saver.start(request, rng or (lambda: capture_rng(rng_devices())))
-        self.body.gradients.is_wanted = False
-
-    def _settle_served(self) -> Callable[[], Mapping[str, Any]] | None:
-        """Add up over the ranks what the data has served; the proof that it is each sample once is left to the save."""
-        loader = self.cursor.positioned if self.cursor is not None else None
-        if loader is None:
-            return None
-        return loader.settle_served(functools.reduce(operator.add, self.opened.world.all_gather(loader.served_share())))
-
-    def _save_and_wait(
-        self, kind: str, *, unfinished: Sequence[str] = (), rng: Callable[[], State] | None = None
-    ) -> None:
-        self._save(kind, unfinished=unfinished, rng=rng)
-        refused = self.settle_last()
-        if refused is not None:
+        Raises:
+            BaseException: what ending the loop or the last save came to, where ``error`` is None; or the failure of
+                another rank that ``error`` follows from.
+        """
+        try:
+            cause = self.opened.ending_of(error) if error is not None else None
+            # A save in flight is of a step before the error: it is worth finishing, while the others take part.
+            is_rank_lost = isinstance(cause or self.refused, PeerLost)
+            wait_s = _last_wait_s(self.opened, error or self.refused, is_rank_lost=is_rank_lost)
+            refused = self.refused or self.settle_last(wait_s)
+        except KeyboardInterrupt as at_once:
+            # Interrupted while it waits: the outcome is recorded and the run released all the same.
+            self._close(at_once)
+            raise
+        self._close(cause or refused or self.ending or self._unbegun())
+        if error is None and refused is not None:
             raise refused
+        if isinstance(cause, BaseException) and cause is not error:
+            raise cause
 
-    def settle_last(self, timeout_s: float | None = None) -> UnbrokenError | None:
-        """Wait for the save in flight, if there is one, and write down how it ended."""
-        self.opened.saver.wait(timeout_s)
-        saved = self.opened.saver.collect()
-        return self._note(saved) if saved is not None else None
+    def _unbegun(self) -> StopReason:
+        """The outcome of a job whose loop never ran: a run that was completed stays so."""
+        ends = [event for event in self.opened.recorder.history().events if event.kind == "job-end"]
+        is_completed = bool(ends) and ends[-1].text("status") == "completed"
+        return StopReason("done" if is_completed else "asked", "opened and closed without training")
 
-    def _note(self, saved: Saved) -> UnbrokenError | None:
-        if saved.error is None:
-            self._saved_step = saved.request.step
-        refused = note_save(self.opened, saved)
-        if saved.name is not None and self._on_commit is not None and self.opened.world.is_first:
-            _call_back(self._on_commit, self.opened.layout.checkpoints / saved.name)
-        return refused
+    def _close(self, ending: StopReason | BaseException) -> None:
+        self.is_in_body = False
+        self.body.close()
+        outcome = conclude(ending, step=self.step, job=self.opened.lease.number)
+        self.opened.close(outcome)
+        if self.opened.world.is_first:
+            _log_end(outcome, target=self.target or 0)
+        if isinstance(ending, UnbrokenError):
+            explain_in_traceback(ending)
 
 
-def _call_back(on_commit: Callable[[Path], object], path: Path) -> None:
-    try:
-        on_commit(path)
-    except Exception as raised:  # noqa: BLE001 - the caller's own code: training continues
-        _log.exception("on_commit raised %s: %s for %s; training continues", type(raised).__name__, raised, path)
+def _last_wait_s(opened: OpenRun, error: BaseException | None, *, is_rank_lost: bool) -> float | None:
+    """How long to wait for the save in flight: to its end, but not for ever after an error, nor in a hurry."""
+    if isinstance(error, KeyboardInterrupt) or opened.emergency.is_leaving:
+        return 0.0
+    if is_rank_lost and not opened.saver.is_committing:
+        return LOST_RANK_WAIT_S
+    return None if error is None else LAST_SAVE_WAIT_S
+
+
+def _log_end(outcome: Outcome, *, target: int) -> None:
+    """Log how the job ended, and what the same command would do next."""
+    where = "" if outcome.step is None else f" at step {outcome.step:,}"
+    if outcome.status == "completed":
+        of = f" of {target:,}" if target and target == outcome.step else ""
+        why = f" ({outcome.reason})" if outcome.reason and not outcome.reason.startswith("the target") else ""
+        _log.info("run completed%s%s%s", where, of, why)
+    elif outcome.status == "stopped":
+        _log.info("job stopped%s: %s; the same command resumes the run", where, outcome.reason)
+    else:
+        next_step = {"again": "the same command resumes the run", "look": "look at the error before starting it again"}
+        _log.error("job ended%s: %s; %s", where, outcome.reason, next_step.get(outcome.verdict, outcome.verdict))

@@ -1,8 +1,8 @@
-"""Loader workers and stop signals: what asks a job to stop must not kill the processes that load its data.
+"""Loader workers and stop signals: a signal that stops a job must not kill the processes that load its data.
 
 A signal to the whole process group, as schedulers and shells send it, reaches the workers of torch's loaders too. They
 die of it, and torch raises that in the training loop. While a run is entered, workers that are started ignore the
-signals that the run handles, by any start method. They still end when they are told to, when their parent dies, and by
+signals that the run handles, by any start method. They still end when torch ends them, when their parent dies, and by
 SIGKILL where torch would have used SIGTERM as its last resort. The death of a worker that was started before is not
 raised while a stop is pending: the loop gets to the end of its step, where it stops.
 """
@@ -31,7 +31,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def shield_workers(is_stopping: Callable[[], bool]) -> Callable[[], None]:
-    """Let workers ignore stop signals from now on; returns what ends it. ``is_stopping`` says that a signal came."""
+    """Make workers ignore stop signals from now on; returns what ends it. ``is_stopping``: a signal was received."""
     if not _pending:
         _install()
     _pending.append(is_stopping)
@@ -117,7 +117,7 @@ def _is_stop_pending(said: str) -> bool:
 
 
 def serve(target: Callable[..., None], *args: object) -> None:
-    """Run a worker's loop deaf to the signals by which a run is stopped."""
+    """Run a worker's loop, ignoring the signals that stop a run."""
     from torch.utils.data._utils import signal_handling
 
     watched: Any = signal_handling
@@ -143,6 +143,6 @@ def _ignore(parent: int, number: int, frame: FrameType | None) -> None:
         is_needed = trainer.is_alive()
     if is_needed:
         return
-    # Whoever it loads data for is gone: now a signal is meant for it.
+    # The process that it loads data for is gone: now a signal is meant for the worker.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

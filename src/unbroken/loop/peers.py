@@ -1,10 +1,10 @@
-"""Who failed first: told apart from what the others then see of it, a closed connection.
+"""Which rank failed first, told apart from what the others then see of it: a closed connection.
 
-A rank that leaves with an error of its own says so in the store of torch.distributed, where the first word stays. A
-rank whose connection broke, in our exchanges or inside the script's own collectives, looks there before it ends: it
-ends with the first failure where there is one, else with ``PeerLost``. Which rank was killed without a word is seen by
-the ranks of its own machine and by its launcher, and both tell it to the others there. Nothing here waits for another
-rank to take part, and nothing is written to disk.
+A rank that leaves with an error of its own posts it in the store of torch.distributed, where the first post stays. A
+rank whose connection broke, in our exchanges or in the script's own collectives, reads it before it ends: it ends with
+the first failure where there is one, else with ``PeerLost``. A rank that was killed posts nothing: the ranks of its own
+machine and its launcher see that it is gone, and post it for the others. Nothing here waits for another rank to take
+part, and nothing is written to disk.
 """
 
 import json
@@ -22,7 +22,7 @@ from unbroken.records.outcome import Outcome, conclude
 from unbroken.records.process import process_of
 from unbroken.world import World
 
-# A rank that fails says so before its connections close; storage and networks may be slow to show it.
+# A rank that fails posts that before its connections close; networks may be slow to show it.
 PATIENCE_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
 _FIRST: Final = "first-failure"
@@ -82,33 +82,33 @@ class Peers:
     is_first_to_fail: bool = False
 
     def settle(self, error: BaseException) -> BaseException:
-        """What really ended this rank: its own error, which the others are told, or the failure it is an echo of."""
+        """What really ended this rank: its own error, posted for the others, or the failure that it follows from."""
         link = self.world.link
         if link is None:
             return error
         said = lost_connection(error)
         if said is None:
-            self.tell(conclude(error))
+            self.report(conclude(error))
             # The other ranks may wait for this one inside the script's own collectives, and notice only when it ends.
             self.is_first_to_fail = not isinstance(error, UnbrokenError)
             return error
         first = self._first_failure(said)
-        link.leave_word(_left(self.world.rank), "1")
+        link.post(_left(self.world.rank), "1")
         first.__cause__ = error
         return first
 
-    def tell(self, outcome: Outcome) -> None:
-        """Tell the others how this rank ended, unless another one ended first."""
+    def report(self, outcome: Outcome) -> None:
+        """Post how this rank ended, unless another one ended first."""
         if self.world.link is not None:
-            self.world.link.leave_word(_FIRST, _encoded(self.world.rank, outcome))
+            self.world.link.post(_FIRST, _encoded(self.world.rank, outcome))
 
     def _first_failure(self, said: str) -> RankRaised | PeerLost:
         here = self.world.rank
         until_s = time.monotonic() + self.patience_s
         while True:
-            # In this order: a rank speaks before it ends.
+            # In this order: a rank posts before it ends.
             gone = self._gone()
-            first = self._told(said)
+            first = self._posted_failure(said)
             if first is not None:
                 return first
             gone = self._agreed(gone)
@@ -116,9 +116,9 @@ class Peers:
                 return PeerLost(rank=here, said=said, lost=gone)
             time.sleep(_LOOK_EVERY_S)
 
-    def _told(self, said: str) -> RankRaised | None:
+    def _posted_failure(self, said: str) -> RankRaised | None:
         assert self.world.link is not None
-        found = _decoded(self.world.link.word(_FIRST))
+        found = _decoded(self.world.link.posted(_FIRST))
         if found is None or found[0] == self.world.rank:
             return None
         rank, outcome = found
@@ -133,11 +133,11 @@ class Peers:
         )
 
     def _gone(self) -> int | None:
-        """A rank of this machine whose process has ended without a word; one that left a word only followed another."""
+        """A rank of this machine whose process ended without a post; one that posted only followed another."""
         assert self.world.link is not None
         for rank, holder in enumerate(self.holders):
             is_gone = process_of(holder) not in (None, holder.process_started)
-            if rank != self.world.rank and is_gone and self.world.link.word(_left(rank)) is None:
+            if rank != self.world.rank and is_gone and self.world.link.posted(_left(rank)) is None:
                 return rank
         return None
 
@@ -146,11 +146,11 @@ class Peers:
         link = self.world.link
         assert link is not None
         if seen is not None:
-            link.leave_word(_GONE, str(seen))
+            link.post(_GONE, str(seen))
             return seen
-        if (told := link.word(_GONE)) is not None:
+        if (told := link.posted(_GONE)) is not None:
             return int(told)
-        killed = link.launchers_word(KILLED)
+        killed = link.posted_by_launcher(KILLED)
         # A launcher counts all ranks; this run may be trained by some of them.
         if killed is None or int(killed) not in self.world.members:
             return None

@@ -1,7 +1,7 @@
-"""All that one job writes down about itself: journal, metrics, live snapshot, outcome.
+"""All records that one job writes: journal, metrics, live snapshot, outcome.
 
-One rank records; on the others a silent recorder takes the same calls and does nothing, so that the loop reads the same
-on every rank. A record that storage refuses is said in the log and never ends a run: what counts is in the store.
+Rank 0 records; on the others a silent recorder takes the same calls and does nothing, so that the loop reads the same
+on every rank. A record that cannot be written is logged and never ends a run: the checkpoints are in the store.
 """
 
 import contextlib
@@ -27,24 +27,24 @@ from unbroken.store.names import scratch
 
 _log = logger(__name__)
 # torchrun ends all workers as soon as one has failed.
-_TOLD_WITHIN_S = 5.0
-# So many steps that were computed twice and differ are written down one by one.
+_REPORTED_WITHIN_S = 5.0
+# So many steps that were computed twice and differ are journalled one by one.
 MOST_MISMATCHES: Final = 100
 
 Number = int | float
 
 
 class SilentRecorder:
-    """What the ranks hold that do not record; ``first`` is the one that does, where it is known."""
+    """The recorder of the ranks that do not record; ``first`` is the one that does, where it is known."""
 
     def __init__(self, first: Holder | None = None) -> None:
         self._first = first
 
     def history(self) -> History:
-        """Nothing is known here of earlier jobs."""
+        """Empty: rank 0 alone reads the journal."""
         return History((), 0)
 
-    def fact(self, kind: str, /, **facts: object) -> None:
+    def event(self, kind: str, /, **values: object) -> None:
         """Nothing."""
 
     def begin_metrics(self, start: int, *, is_comparable: bool, settings: str | None = None) -> None:
@@ -60,21 +60,21 @@ class SilentRecorder:
         """Nothing."""
 
     def end(self, outcome: Outcome, *, waits: bool = True) -> None:
-        """Let the first rank tell the launcher first: torchrun ends it as soon as this one has ended with an error.
+        """Let rank 0 report to the launcher first: torchrun ends it as soon as this one has ended with an error.
 
         A rank whose own error the first one can only notice by its end does not wait (``waits``).
         """
         place = os.environ.get(job_files.ENVIRONMENT)
         if place is None or outcome.exit_code == 0 or not waits:
             return
-        until = time.monotonic() + _TOLD_WITHIN_S
-        # Nothing is waited for from a first rank that is gone.
-        while time.monotonic() < until and not _is_told(Path(place)) and not _is_gone(self._first):
+        until = time.monotonic() + _REPORTED_WITHIN_S
+        # A rank 0 that is gone reports nothing.
+        while time.monotonic() < until and not _is_reported(Path(place)) and not _is_gone(self._first):
             time.sleep(0.05)
 
 
 class Recorder(SilentRecorder):
-    """What the first rank holds."""
+    """The recorder of rank 0."""
 
     def __init__(self, layout: Layout, lease: Lease, *, clock: Callable[[], float]) -> None:
         super().__init__(lease.holder)
@@ -87,7 +87,7 @@ class Recorder(SilentRecorder):
         self._recheck: Recheck | None = None
         self._launcher = os.environ.get(job_files.ENVIRONMENT)
         self._steps = job_files.StepsWriter(job_files.steps_path(Path(self._launcher))) if self._launcher else None
-        self._tell(Outcome("running", 0, "held"))
+        self._report(Outcome("running", 0, "held"))
 
     def history(self) -> History:
         """What this and earlier jobs wrote.
@@ -97,14 +97,14 @@ class Recorder(SilentRecorder):
         """
         return read_history(self._layout)
 
-    def fact(self, kind: str, /, **facts: object) -> None:
-        """Write one fact into the journal."""
-        with self._said_not_raised("the journal"):
-            self._journal.write(kind, durable=None, **facts)
+    def event(self, kind: str, /, **values: object) -> None:
+        """Write one event to the journal."""
+        with self._logged_not_raised("the journal"):
+            self._journal.write(kind, durable=None, **values)
 
     def begin_metrics(self, start: int, *, is_comparable: bool, settings: str | None = None) -> None:
         """Start the metrics of this job, after the step it resumes from; ``settings`` is what it computes under."""
-        with self._said_not_raised("the metrics of earlier jobs"):
+        with self._logged_not_raised("the metrics of earlier jobs"):
             self._metrics = MetricsWriter(
                 self._layout,
                 self._number,
@@ -117,88 +117,88 @@ class Recorder(SilentRecorder):
                 self._recheck = lost_values(self._layout, job=self._number, start=start, settings=settings)
 
     def metrics(self, step: int, values: Mapping[str, Number]) -> None:
-        """Write what one step gave, and compare it with what an earlier job got for the same step."""
+        """Write the metrics of one step, and compare them with those of an earlier job for the same step."""
         if self._metrics is not None:
-            with self._said_not_raised("the metrics"):
+            with self._logged_not_raised("the metrics"):
                 self._metrics.write(step, values)
         if self._recheck is None:
             return
         mismatch = self._recheck.check(step, values)
         if mismatch is not None:
-            self._tell_mismatch(mismatch, len(self._recheck.mismatches))
+            self._record_mismatch(mismatch, len(self._recheck.mismatches))
         if self._recheck.is_done:
             self._record_recheck()
             self._recheck = None
 
-    def _tell_mismatch(self, mismatch: Mismatch, number: int) -> None:
-        # Each is synced, and after the first difference every later step differs too: the first ones say it all, and
-        # how many there were is counted to the end.
+    def _record_mismatch(self, mismatch: Mismatch, number: int) -> None:
+        # Each is synced, and after the first difference every later step differs too: the first ones are enough, and
+        # all are counted.
         if number == 1:
             _log.error("%s", mismatch.sentence())
         if number <= MOST_MISMATCHES:
-            self.fact("mismatch", **mismatch.facts())
+            self.event("mismatch", **mismatch.as_json())
 
     def _record_recheck(self) -> None:
-        """Write down how far the steps that were computed twice agree."""
+        """Journal how many of the steps that were computed twice agree."""
         if self._recheck is None or not (sentence := self._recheck.result.sentence()):
             return
         _log.info("%s", sentence)
-        self.fact("recomputed", **self._recheck.facts())
+        self.event("recomputed", **self._recheck.as_json())
 
     def flush(self, *, durable: bool) -> None:
-        """Hand the metrics to the kernel, or wait until they outlive a power cut."""
+        """Write the metrics to the kernel, or wait until they survive a power cut."""
         if self._metrics is not None:
-            with self._said_not_raised("the metrics"):
+            with self._logged_not_raised("the metrics"):
                 self._metrics.flush(durable=durable)
 
     def snapshot(self, **changes: object) -> None:
-        """Keep the live snapshot fresh, and let the launcher know each step."""
+        """Update the live snapshot, and the launcher's step file."""
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
         if self._steps is not None and "step" in changes and self._state.step is not None:
             self._steps.write(self._state.step)
-        with self._said_not_raised("the live snapshot"):
+        with self._logged_not_raised("the live snapshot"):
             self._snapshots.write(self._state)
 
     def end(self, outcome: Outcome, *, waits: bool = True) -> None:
-        """Write how the job ended, everywhere it is looked for."""
+        """Write how the job ended: journal, snapshot, launcher's file."""
         self._record_recheck()
-        with self._said_not_raised("the metrics"):
+        with self._logged_not_raised("the metrics"):
             if self._metrics is not None:
                 self._metrics.close()
 
         def write_state(ended: Outcome) -> None:
             error = ended.reason if ended.status in ("error", "halted") else None
-            # A job that halts or fails inside an edge has not told the step of that edge yet.
+            # A job that halts or fails inside an edge has not recorded the step of that edge yet.
             step = self._state.step if ended.step is None else ended.step
             state = replace(self._state, status=ended.status, step=step, error=error, exit_code=ended.exit_code)
             self._snapshots.write(state, durable=True)
 
-        with self._said_not_raised("the outcome"):
+        with self._logged_not_raised("the outcome"):
             record_outcome(outcome, self._journal, write_state)
-        with self._said_not_raised("the journal"):
+        with self._logged_not_raised("the journal"):
             self._journal.close()
         if self._steps is not None:
             self._steps.close()
-        self._tell(outcome)
+        self._report(outcome)
 
-    def _said_not_raised(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return _said_not_raised(what, self._layout.run)
+    def _logged_not_raised(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return _logged_not_raised(what, self._layout.run)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _report(self, outcome: Outcome) -> None:
         if self._launcher:
             told = job_files.JobOutcome(
                 str(self._layout.run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason
             )
-            with _said_not_raised("the launcher's file"):
+            with _logged_not_raised("the launcher's file"):
                 job_files.write_outcome(Path(self._launcher), told)
 
 
-def tell_launcher_of_refusal(run: Path, outcome: Outcome) -> None:
-    """Tell the launcher why a job did not begin; nothing is written into a run that somebody else holds."""
+def report_refusal_to_launcher(run: Path, outcome: Outcome) -> None:
+    """Report to the launcher why a job did not start; nothing is written into a run that another job holds."""
     place = os.environ.get(job_files.ENVIRONMENT)
     if place:
         told = job_files.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
-        with _said_not_raised("the launcher's file"):
+        with _logged_not_raised("the launcher's file"):
             job_files.write_outcome(Path(place), told)
 
 
@@ -207,7 +207,7 @@ def _is_gone(process: Holder | None) -> bool:
     return process is not None and process_of(process) not in (None, process.process_started)
 
 
-def _is_told(place: Path) -> bool:
+def _is_reported(place: Path) -> bool:
     try:
         told = job_files.read_outcome(place)
     except UnbrokenError:
@@ -216,10 +216,10 @@ def _is_told(place: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _said_not_raised(what: str, run: Path | None = None) -> Iterator[None]:
+def _logged_not_raised(what: str, run: Path | None = None) -> Iterator[None]:
     try:
         yield
     except StorageFailed as refused:
-        # A run that is gone is said once, as that, by the lease.
+        # A run that is gone is logged once, by the lease.
         level = logging.WARNING if run is None or run.exists() else logging.DEBUG
-        _log.log(level, "%s could not be written: %s (%s)", what, refused.headline(), refused.at())
+        _log.log(level, "could not write %s: %s (%s)", what, refused.headline(), refused.at())

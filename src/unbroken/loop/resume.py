@@ -1,7 +1,7 @@
 """Finding the checkpoint to resume from, and resuming from it, on all ranks alike.
 
-Rank 0 looks and decides; all ranks load and verify. A checkpoint that turns out damaged while it is read is moved
-aside and the next older one is tried, so that a bad newest checkpoint never becomes a crash loop.
+Rank 0 decides; all ranks load and verify. A checkpoint that turns out damaged while it is read is quarantined and the
+next older one is tried, so that a damaged newest checkpoint never becomes a crash loop.
 
 A request to start somewhere else (an older step, from scratch, another run's checkpoint) is carried out once: it is
 recorded in the store, and the same request in a later job continues the branch that it began.
@@ -44,7 +44,7 @@ from unbroken.store.rewind import (
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
 
-# In a checkpoint's metadata: what a step that was given up had moved. Accepting this name resumes from it all the same.
+# In a checkpoint's metadata: what an abandoned step had changed. Accepting this name resumes from it all the same.
 UNFINISHED: Final = "unfinished-step"
 
 
@@ -59,12 +59,12 @@ class Target:
 
 @dataclass
 class Resumed:
-    """How a job began: from which checkpoint, if any, and what was passed over on the way.
+    """How a job started: from which checkpoint, if any, and what was passed over.
 
     Attributes:
         followed: the request of the settings, if an earlier job has carried it out already.
         hyperparameters: the values that the run's checkpoints keep as those it was constructed with.
-        changes: where the script constructs other values than the checkpoint's run began with.
+        changes: where the script constructs other values than the checkpoint's run started with.
         computes_under: a digest of the config and hyperparameters from here on, by which steps can be compared.
     """
 
@@ -82,8 +82,8 @@ class Resumed:
 class _Start:
     """Where to look: at one checkpoint of this run (``named``), else the newest, else one of another run, else step 0.
 
-    ``is_required``: there must be a checkpoint. ``is_unasked``: a start at step 0 would be nobody's wish, so that a
-    past that is lost, in quarantine, is a reason to refuse.
+    ``is_required``: there must be a checkpoint. ``is_unasked``: a start at step 0 was not requested, so that
+    quarantined checkpoints are a reason to raise.
     """
 
     named: str | None = None
@@ -95,16 +95,16 @@ class _Start:
 
 
 def resume(store: Store, items: Sequence[Item], world: World, settings: Settings, *, job: str) -> Resumed:
-    """Bring the items to the state to resume from; leaves them alone where the run starts. Collective.
+    """Restore the items from the checkpoint to resume from; leaves them alone where the run starts. Collective.
 
     Raises:
-        CheckpointsExist: a start from scratch was asked for, and there are checkpoints.
+        CheckpointsExist: a start from scratch was requested, and there are checkpoints.
         NoUsableCheckpoint: a checkpoint was named, or there are some, and none can be used; the objects may have been
             touched.
         StateDiffers: the objects do not fit; nothing was loaded.
-        NotExact: something would not be exact, and nobody accepted it.
+        NotExact: the resume would not be exact, and the difference was not accepted.
     """
-    # Before anything is restored: what the script has constructed is not to be seen afterwards.
+    # Before anything is restored: afterwards the values that the script constructed are gone.
     script = world.all_or_none(lambda: Script(items))
     start = world.from_first(lambda: _prepare(store, settings, job))
     found = Resumed(set_aside=list(start.set_aside), followed=start.followed)
@@ -114,7 +114,7 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
         found.passed_over += [(name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in told]
         if target is None:
             if found.passed_over:
-                # A start would throw the past away without a word, with objects that were half loaded.
+                # A start would silently throw the past away, with objects that were half loaded.
                 raise NoUsableCheckpoint(store=store.root, passed_over=tuple(found.passed_over))
             break
         _require_finished(target, settings)
@@ -125,7 +125,7 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
         except UnbrokenError as refused:
             if start.named is not None or target.store.root != store.root:
                 raise
-            found.passed_over.append(_set_bad_aside(store, target.name, refused, world, job))
+            found.passed_over.append(_quarantine_damaged(store, target.name, refused, world, job))
     world.all_or_none(lambda: _settle_hyperparameters(script, found, settings))
     found.computes_under = digest_of_settings(found.hyperparameters, items)
     found.set_aside += world.from_first(lambda: _carry_out(store, settings.resume, start, found.target, job))
@@ -144,15 +144,15 @@ def _settle_hyperparameters(script: Script, found: Resumed, settings: Settings) 
 
 
 def _require_finished(target: Target, settings: Settings) -> None:
-    """Refuse a checkpoint of a step that was given up in the middle, unless a person accepts it."""
+    """Raise for a checkpoint of a step that was abandoned in the middle, unless it was accepted."""
     moved = target.manifest.metadata.get(UNFINISHED)
     if moved and UNFINISHED not in settings.accept:
         what = f"the loop was left inside step {target.manifest.step + 1:,}, which had already changed: {moved}"
         raise NotExact(differences=((UNFINISHED, what),))
 
 
-def _set_bad_aside(store: Store, name: str, refused: UnbrokenError, world: World, job: str) -> tuple[str, str]:
-    """Quarantine a checkpoint that turned out damaged while it was read; every other refusal is raised again."""
+def _quarantine_damaged(store: Store, name: str, refused: UnbrokenError, world: World, job: str) -> tuple[str, str]:
+    """Quarantine a checkpoint that turned out damaged while it was read; every other error is raised again."""
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if not isinstance(cause, DamagedCheckpoint | ManifestDamaged):
         raise refused
@@ -162,7 +162,7 @@ def _set_bad_aside(store: Store, name: str, refused: UnbrokenError, world: World
 
 
 def _prepare(store: Store, settings: Settings, job: str) -> _Start:
-    """What the settings ask for, unless an earlier job has carried it out; only a start from scratch does so here."""
+    """What the settings request, unless an earlier job has carried it out; a start from scratch is carried out here."""
     if settings.resume == "auto":
         return _Start(elsewhere=settings.load_path, is_unasked=True)
     names = newest_first(store, scan(store).committed)
@@ -170,7 +170,7 @@ def _prepare(store: Store, settings: Settings, job: str) -> _Start:
     last = last_request(store)
     followed = last if last is not None and last.text == settings.resume else None
     if wanted == SCRATCH:
-        # Without force it is refused even if it was followed before: who asks for it expects step 0.
+        # Without force it is an error even if it was carried out before: the request means step 0.
         if names and not settings.force:
             raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
         if followed is None:
@@ -180,7 +180,7 @@ def _prepare(store: Store, settings: Settings, job: str) -> _Start:
     if followed is not None:
         elsewhere = wanted if followed.is_elsewhere else None
         return _Start(elsewhere=elsewhere, is_required=True, followed=followed)
-    # A bare step or name is this run's own, whatever else is called so where the job was started.
+    # A bare step or name is this run's own, though the working directory has something of that name.
     if is_bare(wanted):
         place, name = store, named_in(store, wanted)
     else:
@@ -195,7 +195,7 @@ def _prepare(store: Store, settings: Settings, job: str) -> _Start:
 
 
 def _carry_out(store: Store, request: str, start: _Start, target: Target | None, job: str) -> list[str]:
-    """Record that the request was carried out, now that its checkpoint is loaded; returns what that set aside.
+    """Record that the request was carried out, now that its checkpoint is loaded; returns what was abandoned.
 
     Only now: a target that is damaged or does not fit must leave the newer checkpoints where they are.
     """
@@ -217,11 +217,11 @@ def _abandon_all(store: Store, names: list[str], job: str, *, request: str | Non
         move_abandoned(store, list(ids))
     for name in names:
         if name not in ids:
-            quarantine(store, name, ("set aside unread by a start from scratch",), job=job, at_ns=time.time_ns())
+            quarantine(store, name, ("abandoned unread by a start from scratch",), job=job, at_ns=time.time_ns())
 
 
-def _bereft(store: Store, *, after_step: int) -> list[tuple[str, str]]:
-    """Newer checkpoints that stand there without a manifest: lost, but not without a word."""
+def _newer_without_manifest(store: Store, *, after_step: int) -> list[tuple[str, str]]:
+    """Newer checkpoints without a manifest: lost, and reported as passed over."""
     names = without_manifest(store, scan(store))
     return [(name, f"{MANIFEST}: is missing") for name in names if (step_of(name) or 0) > after_step]
 
@@ -233,12 +233,12 @@ def _choose(store: Store, start: _Start, job: str) -> tuple[Target | None, list[
     choice = resume_point(store, Level.QUICK, job=job, at_ns=time.time_ns())
     passed = [(over.name, over.reason) for over in choice.passed_over]
     chosen = choice.chosen.manifest if choice.chosen is not None else None
-    passed += _bereft(store, after_step=chosen.step if chosen else -1)
+    passed += _newer_without_manifest(store, after_step=chosen.step if chosen else -1)
     if choice.chosen is not None and chosen is not None:
         return Target(store, choice.chosen.name, chosen), passed
     if start.is_unasked:
-        # An earlier job may have set the last ones aside: the past that is lost is no reason to begin anew unasked.
-        passed += [(f"{QUARANTINE}/{name}", "it was set aside as damaged") for name in scan(store).quarantined]
+        # An earlier job may have quarantined the last ones: that is no reason to silently start over.
+        passed += [(f"{QUARANTINE}/{name}", "it was quarantined as damaged") for name in scan(store).quarantined]
         if passed:
             return None, passed
     if start.elsewhere is not None:

@@ -5,9 +5,9 @@
             loss = train_step(next(run.data))
             run.log(loss=loss)
 
-Entering takes the run and resumes it or starts it; ``steps`` saves, stops and commits at the steps' edges, where the
-state is whole; leaving says how the job ended. All ranks do the same at the same step. Without ``with``, the run is
-entered by the first use and left when the loop ends.
+Entering resumes the run or starts it; ``steps`` saves, stops and commits at the steps' edges, where the state is whole;
+leaving records how the job ended. All ranks do the same at the same step. Without ``with``, the run is entered by the
+first use and left when the loop ends.
 """
 
 import atexit
@@ -27,10 +27,9 @@ import torch.distributed as dist
 from unbroken.errors import LoopsDisagree, NoEmergencyArea, NotExact, PeerLost, UnbrokenError, explain_in_traceback
 from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.console import show_lines
-from unbroken.loop.habits import are_equal
 from unbroken.loop.job import Job
+from unbroken.loop.loop_checks import are_equal
 from unbroken.loop.opening import open_run
-from unbroken.loop.saved import require_target
 from unbroken.loop.settings import Settings
 from unbroken.records.layout import absolute_run
 from unbroken.records.stop import StopReason
@@ -38,6 +37,16 @@ from unbroken.state.audit import calling_frame, remember
 from unbroken.state.cursor import Cursor, require_loader
 from unbroken.state.rng import capture_rng, rng_devices
 from unbroken.world import is_first_process
+
+
+def _require_target(total: object) -> None:
+    """Check a target at the call: a float that is never reached would train for ever, a negative one end at once.
+
+    Raises:
+        ValueError: it is not a whole number of steps.
+    """
+    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        raise ValueError(f"steps({total!r}): the target is a whole number of steps, 0 or more")
 
 
 def _already_trained(steps: int) -> str:
@@ -53,11 +62,11 @@ class Run:
         process_group: the ranks that train, if they are not all; the others do not open the run.
         on_commit: called on the first rank with the path of each new checkpoint, at the edge after its commit; an
             error it raises is logged and training continues.
-        things: what makes up its state, by name: models, optimizers, schedulers, anything with ``state_dict`` and
+        objects: its state, by name: models, optimizers, schedulers, anything with ``state_dict`` and
             ``load_state_dict``. ``data`` is the loader that ``run.data`` iterates, epoch after epoch.
 
     Raises:
-        NotAnItem: something has no state that could be saved.
+        NotAnItem: an object has no state that can be saved.
         BadRunPath: the directory is an empty path.
     """
 
@@ -66,27 +75,27 @@ class Run:
         directory: str | os.PathLike[str],
         *,
         settings: Settings | None = None,
-        # Or anything: else a dict of things, unpacked behind them, would not pass a type checker.
+        # Or anything: else a dict of objects, unpacked after them, would not pass a type checker.
         process_group: "dist.ProcessGroup | Any" = None,  # noqa: ANN401
         on_commit: Callable[[Path], object] | Any = None,  # noqa: ANN401
-        **things: object,
+        **objects: object,
     ) -> None:
         self.directory = absolute_run(directory)
         self.settings = settings or Settings()
-        loader = things.get("data")
+        loader = objects.get("data")
         self._cursor: Cursor[Any] | None = None
         if loader is not None:
             self._cursor = loader if isinstance(loader, Cursor) else Cursor(require_loader(loader))
-            things["data"] = self._cursor
-        self._things = things
-        self._asked = (self.directory, self.settings)
+            objects["data"] = self._cursor
+        self._objects = objects
+        self._given = (self.directory, self.settings)
         self._process_group = process_group
         self._on_commit = on_commit
         # The job of this handle, the last one once it has ended.
         self._job: Job | None = None
         self._is_open = self._is_self_entered = False
         # Known from here on: another run of this process is not to miss what belongs to this one.
-        remember(things.values())
+        remember(objects.values())
         self._rng = capture_rng(rng_devices())
 
     # ---- entering and leaving ----
@@ -98,7 +107,7 @@ class Run:
         return self
 
     def _enter(self, frame: FrameType | None) -> Job:
-        self.directory, self.settings = self._asked
+        self.directory, self.settings = self._given
         # A loop without `with` that ended in an exception still holds its run, in a notebook for example.
         for other in [each for each in _SELF_ENTERED if each._job is not None and each._job.is_in_body]:
             if other.directory.absolute() == self.directory.absolute():
@@ -108,7 +117,7 @@ class Run:
         is_rng_moved = not are_equal(self._rng, capture_rng(rng_devices()))
         hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process(group))
         try:
-            opened = open_run(self.directory, self._things, self.settings, frame, carried=carried, process_group=group)
+            opened = open_run(self.directory, self._objects, self.settings, frame, carried=carried, process_group=group)
         except BaseException as refused:
             hide_lines()
             if isinstance(refused, UnbrokenError):
@@ -125,7 +134,7 @@ class Run:
         return self._job
 
     def _entered(self, frame: FrameType | None) -> Job:
-        """The job that is open; a run that nobody has entered enters by itself."""
+        """The open job; the run is entered if it was not."""
         if self._is_open:
             return self._open
         job = self._enter(frame)
@@ -138,13 +147,13 @@ class Run:
     ) -> None:
         job = self._open
         if isinstance(error, SystemExit) and not error.code:
-            # The script ends itself in order: what it has computed is for the next job.
-            job.opened.stops.ask("the script ended itself")
+            # An orderly end by the script: what it has computed is for the next job.
+            job.opened.stops.ask("sys.exit by the script")
         if job.is_in_body and (error is None or (isinstance(error, SystemExit) and not error.code)):
-            # The loop was left, and whoever iterates it may still hold it.
+            # The loop was left, and its iterator may still be held.
             job.end_by_loop()
-        if isinstance(error, RuntimeError) and job.ballots.has_anybody_left():
-            # A collective of the user's own failed because another rank is out of the loop: that is the cause.
+        if isinstance(error, RuntimeError) and job.votes.has_anybody_left():
+            # A collective of the script failed because another rank has left the loop: that is the cause.
             left = LoopsDisagree(run=self.directory, step=job.step)
             self._leave(left)
             raise left from error
@@ -164,7 +173,7 @@ class Run:
             self._leave(error)
 
     def _abandon(self) -> None:
-        """End a job whose loop was left by an exception, or never begun; the interpreter knows the exception."""
+        """End a job whose loop was left by an exception, or never started; the interpreter knows the exception."""
         if not self._is_open:
             return
         job, error = self._open, getattr(sys, "last_value", None)
@@ -197,9 +206,9 @@ class Run:
 
     @property
     def data(self) -> Cursor[Any]:
-        """The batches of the loader that was handed over as ``data``, epoch after epoch."""
+        """The batches of the loader that was passed as ``data``, epoch after epoch."""
         if self._cursor is None:
-            raise AttributeError("no `data` was handed to this Run")
+            raise AttributeError("this Run has no loader: pass one as data=loader")
         return self._cursor
 
     @property
@@ -224,43 +233,43 @@ class Run:
         return self
 
     def carry(self, name: str, make: object) -> Any:  # noqa: ANN401 - whatever the loop carries
-        """Keep a value that a loop takes from one step to the next: a prefetched batch, a hidden state.
+        """Carry a value from one step to the next: a prefetched batch, a hidden state.
 
-        ``make`` is the value, or a function that gives it. After a resume the first call for a name returns the value
+        ``make`` is the value, or a function that returns it. After a resume the first call for a name returns the value
         that was carried when the checkpoint was saved, and ``make`` is not called.
 
         Raises:
             NeedsPickle: the value is of a type that a checkpoint cannot store.
         """
         job = self._entered(calling_frame(1))
-        with job.habits.carrying(name):
+        with job.checks.carrying(name):
             return job.carried.carry(name, make, is_pickle_allowed=CARRIED in self.settings.allow_pickle)
 
-    def fact(self, kind: str, /, **facts: object) -> None:
-        """Write a fact of the loop's own into the run's journal, at once; the first rank writes."""
-        self._open.opened.recorder.fact(kind, **facts)
+    def event(self, kind: str, /, **values: object) -> None:
+        """Write an event of the loop's own to the run's journal, at once; rank 0 writes it."""
+        self._open.opened.recorder.event(kind, **values)
 
     def log(self, **metrics: object) -> None:
         """Record metrics of the step that is being computed; tensors are read later, all at once.
 
         Raises:
-            TypeError: a value is no number and no tensor of one element.
+            TypeError: a value is neither a number nor a tensor of one element.
         """
-        self._open.measures.log(metrics)
+        self._open.logged.log(metrics)
 
     def stop(self, reason: str = "") -> None:
-        """Ask for a stop at the edge of this step, for another job to resume; several ranks stop one edge later."""
+        """Stop at the edge of this step, for another job to resume; several ranks stop one edge later."""
         self._open.opened.stops.ask(reason)
 
     def finish(self, reason: str = "") -> None:
         """End the run as done at the edge of this step; among several ranks all follow at the edge of the next.
 
-        The end is saved like a target that was reached, and the outcome tells schedulers to start nothing more.
+        The end is saved as if the target was reached, and the outcome is ``completed``: no further job is started.
         """
         self._open.opened.noticed = StopReason("done", reason or "finished by the training loop")
 
     def halt(self, reason: str) -> None:
-        """Ask for a stop that a person must look at, such as data that ran out: saved, and never resubmitted.
+        """Stop for a cause that you must look at, such as exhausted data: saved, and never resubmitted.
 
         The loop raises ``Halted`` where ``stop`` would end it, on all ranks, after the state is saved.
         """
@@ -269,43 +278,43 @@ class Run:
         job.opened.stops.ask(reason)
 
     def save(self, *, by_all: bool = False) -> None:
-        """Ask for a checkpoint at the edge of this step, where the state is whole. Any rank may ask.
+        """Save a checkpoint at the edge of this step, where the state is whole. Any rank may call it.
 
-        Among several ranks it comes at the edge of the next step, when all have heard of it, unless every rank asks at
-        this step (``by_all``): then it is of this step, with the metrics logged for it.
+        Among several ranks it is saved at the edge of the next step, when all have agreed on it, unless every rank
+        calls it at this step (``by_all``): then it is of this step, with the metrics logged for it.
         """
         job = self._open
-        job.is_save_asked = job.is_save_asked or not by_all
+        job.is_save_requested = job.is_save_requested or not by_all
         job.is_save_agreed = job.is_save_agreed or by_all
 
     def save_emergency(self) -> None:
-        """Ask this rank for a dump to ``emergency_dir`` at the edge of this step; no other rank is asked or waited for.
+        """Dump this rank's state to ``emergency_dir`` at the edge of this step; waits for no other rank.
 
-        The dumps are a checkpoint once every rank has left one of the same step.
+        The dumps are a checkpoint once every rank has made one of the same step.
 
         Raises:
             NoEmergencyArea: the settings name no directory for it.
         """
         if not self._open.opened.emergency.is_ready:
             raise NoEmergencyArea
-        self._open.is_dump_asked = True
+        self._open.is_dump_requested = True
 
     def steps(self, total: int) -> Iterator[int]:
-        """The steps still to be done, as the number of steps completed before each; ends early when asked to stop.
+        """Iterate over the remaining steps, each as the number of steps before it; ends early on a stop request.
 
         After the body of each step comes its edge: metrics are written, stops agreed, checkpoints saved. A loop that
         is left by ``break`` or ``return`` ends the run as done, saved at the last completed step.
 
         Raises:
-            ValueError: the target is no number of steps.
+            ValueError: the target is not a number of steps.
             Halted: ``halt`` was called, or the data is exhausted; the state is saved.
             NonFiniteLoss: the logged loss is NaN or infinite; the state is not saved.
             LeaseLost: another job has taken the run.
-            StorageFailed: the last save was refused; the last commit is intact.
+            StorageFailed: the last save failed; the last commit is intact.
             PeerLost: another rank is gone; the last commit is intact.
             LoopsDisagree: another rank has left the loop.
         """
-        require_target(total)
+        _require_target(total)
         job = self._entered(calling_frame(1))
         if job.is_in_body and not job.is_raised:
             raise RuntimeError("run.steps is being iterated already: one loop at a time")
@@ -313,7 +322,7 @@ class Run:
 
     def _steps(self, job: Job, total: int) -> Iterator[int]:
         try:
-            job.begin_loop(total)
+            job.start_loop(total)
             while job.step < total and job.ending is None:
                 job.body.begin(job.counters)
                 job.is_in_body = True
@@ -328,12 +337,12 @@ class Run:
                     raise
             job.end_loop()
         except GeneratorExit:
-            # `break`, `return`, or an exception in the body on its way up: the last is for whoever catches it.
+            # `break`, `return`, or an exception in the body on its way up: the last is for the caller.
             job.is_raised = job.is_in_body and _is_raising(sys._getframe(1))
             if job.is_in_body and not job.is_raised:
                 job.end_by_loop()
                 with contextlib.suppress(UnbrokenError):
-                    # Told and recorded; Python would only print that it is ignored.
+                    # Logged and recorded; Python would only print that it is ignored.
                     self._leave_by_itself()
             raise
         except BaseException as error:
@@ -365,7 +374,7 @@ def _is_raising(frame: FrameType | None) -> bool:
 _AT_YIELD: Final = frozenset({"YIELD_VALUE", "RESUME"})
 
 
-# Entered without `with`: nobody else would end them if their loop is left by an exception, or never begins.
+# Entered without `with`: nothing else would end them if their loop is left by an exception, or never starts.
 _SELF_ENTERED: set[Run] = set()
 
 

@@ -15,7 +15,7 @@ from unbroken.prove.proof_setup import LOG_LINES, ProofSetup
 from unbroken.quoting import amounts
 from unbroken.quoting.shell import shell_line
 from unbroken.records.drill import Drill
-from unbroken.records.journal import Fact, read_history
+from unbroken.records.journal import Event, read_history
 from unbroken.records.layout import Layout
 from unbroken.store.directory import Store
 from unbroken.store.scan import read_quietly, scan
@@ -190,7 +190,7 @@ def _sizes(run: Path) -> list[int]:
     return [manifest.size_bytes for manifest in found if manifest is not None]
 
 
-def _seconds_between(start: Fact | None, end: Fact | None) -> float:
+def _seconds_between(start: Event | None, end: Event | None) -> float:
     if start is None or end is None or start.at_s is None or end.at_s is None:
         return 0.0
     return max(0.0, end.at_s - start.at_s)

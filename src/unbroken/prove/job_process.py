@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL
 from unbroken.launch import processes
-from unbroken.records.journal import Fact, read_history
+from unbroken.records.journal import Event, read_history
 from unbroken.records.jsonl import job_file
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Standing, read_current
@@ -125,7 +125,7 @@ class JobProcess:
         is_ours = lease is not None and lease.number > self._before and not lease.is_released
         return is_ours and lease is not None and lease.standing(process_of) is Standing.GONE
 
-    def fact(self, kind: str) -> Fact | None:
+    def fact(self, kind: str) -> Event | None:
         """The last journal event of a kind that this job has written.
 
         Raises:

@@ -1,6 +1,6 @@
 """How long a job has, how much of it is kept for a last save, and what to do when less is left.
 
-Pure: clock, environment and measurements are handed in.
+Pure: clock, environment and measurements are arguments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Final
 
 from unbroken.errors import BadDeadline
 from unbroken.quoting import amounts
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 from unbroken.store.fields import MOST_NUMBER
 
 SLURM: Final = "SLURM_JOB_END_TIME"
@@ -26,7 +26,7 @@ _REMEMBERED: Final = 8
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a job's time is over, in seconds since 1970, who said so, and how long the job has in all."""
+    """A job's walltime limit in seconds since 1970, where it comes from, and how long the job has in all."""
 
     at_s: float
     source: str
@@ -39,7 +39,7 @@ def find_deadline(
     """The first that is given: the run's own limit, the scheduler's end time, an environment variable; or None.
 
     Raises:
-        BadDeadline: it is no number, not positive, or over already.
+        BadDeadline: it is not a number, not positive, or past.
     """
     if max_runtime_s is not None:
         return _checked("max_runtime_seconds", str(max_runtime_s), max_runtime_s, started_s, started_s, now_s)
@@ -61,7 +61,7 @@ def _number(source: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise BadDeadline(source=source, value=text, complaint="it is no number of seconds") from None
+        raise BadDeadline(source=source, value=text, complaint="it is not a number of seconds") from None
 
 
 def _checked(source: str, text: str, number: float, since_s: float, started_s: float, now_s: float) -> Deadline:
@@ -70,13 +70,13 @@ def _checked(source: str, text: str, number: float, since_s: float, started_s: f
         raise BadDeadline(source=source, value=text, complaint=complaint)
     at_s = since_s + number
     if at_s <= now_s:
-        raise BadDeadline(source=source, value=text, complaint=f"it was over {now_s - at_s:.0f} s ago")
+        raise BadDeadline(source=source, value=text, complaint=f"it passed {now_s - at_s:.0f} s ago")
     return Deadline(at_s, source, at_s - started_s)
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """How long before the deadline a last save must begin, learned from saves and steps that were measured.
+    """How long before the deadline a last save must start, learned from measured saves and steps.
 
     A configured number wins. Otherwise twice the slowest of the recent saves, the slowest recent step for each edge a
     stop waits for (several ranks agree at one and follow at the next), and a margin for what happens after the save.
@@ -96,7 +96,7 @@ class Reserve:
         return replace(self, steps_s=(*self.steps_s, duration_s)[-_REMEMBERED:])
 
     def seconds(self, runtime_s: float | None = None) -> float:
-        """How long before the deadline to begin; ``runtime_s`` is how long the job has in all."""
+        """How long before the deadline to start; ``runtime_s`` is how long the job has in all."""
         if self.configured_s is not None:
             return self.configured_s
         step_s = self.edges * max(self.steps_s, default=0.0)
@@ -106,9 +106,9 @@ class Reserve:
         return unmeasured + step_s
 
 
-def learned_reserve(facts: Iterable[Fact], configured_s: float | None = None, *, edges: int = 1) -> Reserve:
-    """What the commits of earlier jobs teach: their ``seconds``, from the first copy to the commit."""
-    measured = (fact.number("seconds") for fact in facts if fact.kind == "commit")
+def learned_reserve(events: Iterable[Event], configured_s: float | None = None, *, edges: int = 1) -> Reserve:
+    """Learned from the commits of earlier jobs: their ``seconds``, from the first copy to the commit."""
+    measured = (event.number("seconds") for event in events if event.kind == "commit")
     reserve = Reserve(configured_s, edges=edges)
     for seconds in measured:
         if seconds is not None and seconds >= 0:
@@ -116,7 +116,7 @@ def learned_reserve(facts: Iterable[Fact], configured_s: float | None = None, *,
     return reserve
 
 
-# ---- the seconds between a request to end and the kill ----
+# ---- the seconds between a stop request and the kill ----
 
 # A save may take half as long again as the slowest so far; and an outcome has to be written after it.
 _LONGER: Final = 1.5
@@ -134,7 +134,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured of this run, the slowest of the recent ones; None where nothing was.
+    """What was measured in this run, the slowest of the recent ones; None where nothing was.
 
     Attributes:
         save_s: a save from its first copy to its commit.
@@ -158,7 +158,7 @@ def answer(left_s: float | None, costs: Costs, *, edges: int, has_area: bool) ->
     nothing says that it does not fit: one that is cut short costs nothing. Else a save that just fits. Else nothing.
 
     Args:
-        left_s: seconds until the kill; None if nobody said.
+        left_s: seconds until the kill; None if unknown.
         costs: what was measured.
         edges: steps that must be completed first: until the ranks have agreed, or none.
         has_area: whether there is a directory for emergency dumps.
@@ -172,7 +172,7 @@ def answer(left_s: float | None, costs: Costs, *, edges: int, has_area: bool) ->
         return Answer.SAVE
     if has_area and (costs.dump_s is None or left_s >= costs.dump_s):
         return Answer.DUMP
-    # Nothing was measured and there is nowhere else: to try is better than not to.
+    # Nothing was measured and there is no directory for a dump: trying is better than not.
     is_possible = costs.save_s is None or left_s >= costs.save_s
     return Answer.SAVE if is_possible else Answer.LET_GO
 
@@ -188,42 +188,42 @@ def is_patience_over(left_s: float | None, grace_s: float | None, costs: Costs) 
     return left_s <= (unmeasured_s if costs.dump_s is None else _LONGER * costs.dump_s + _OUTCOME_S)
 
 
-def learned_costs(facts: Iterable[Fact]) -> Costs:
-    """What the commits and dumps of earlier jobs teach."""
-    saves = _seconds(facts := list(facts), "commit")
-    dumps = _seconds(facts, "emergency-save")
+def learned_costs(events: Iterable[Event]) -> Costs:
+    """Learned from the commits and dumps of earlier jobs."""
+    saves = _seconds(events := list(events), "commit")
+    dumps = _seconds(events, "emergency-save")
     return Costs(max(saves, default=None), max(dumps, default=None))
 
 
-def _seconds(facts: Sequence[Fact], kind: str) -> list[float]:
-    found = [seconds for fact in facts if fact.kind == kind and (seconds := fact.number("seconds")) is not None]
+def _seconds(events: Sequence[Event], kind: str) -> list[float]:
+    found = [seconds for event in events if event.kind == kind and (seconds := event.number("seconds")) is not None]
     return [seconds for seconds in found if seconds >= 0][-_SAVES_REMEMBERED:]
 
 
 def window_warning(grace_s: float | None, costs: Costs, *, has_area: bool) -> str | None:
-    """What to say at the start about a grace window that no save fits into; None where there is nothing to say."""
+    """The warning at the start about a grace window that no save fits into; None where there is none."""
     if grace_s is None:
         return None
     told = f"the grace window of {amounts.duration(grace_s)}"
     if grace_s == 0:
-        return f"{told} leaves time for no save at all: what counts is the last checkpoint before the kill"
+        return f"{told} leaves no time for a save: the next job resumes from the last checkpoint before the kill"
     if costs.save_s is None:
         follows = "a signal makes a dump in emergency_dir" if has_area else "with emergency_dir a dump is made instead"
-        return f"{told} may be too small, no save of this run was measured yet; until one is, {follows}"
+        return f"{told} may be too short: no save of this run was measured yet; until then {follows}"
     if grace_s >= costs.step_s + _LONGER * costs.save_s + _OUTCOME_S:
         return None
     need = f"a save takes {amounts.duration(costs.save_s)}"
     if not has_area:
         return (
-            f"{told} is too small: {need}; set emergency_dir to a fast local disk and a dump is written there instead"
+            f"{told} is too short: {need}; set emergency_dir to a fast local disk and a dump is written there instead"
         )
     if costs.dump_s is not None and grace_s < costs.dump_s:
-        return f"{told} is too small: {need} and a dump {amounts.duration(costs.dump_s)}; the last checkpoint counts"
-    return f"{told} is too small for a save ({need}): a signal makes a dump in emergency_dir instead"
+        return f"{told} is too short: {need} and a dump {amounts.duration(costs.dump_s)}; neither will be made"
+    return f"{told} is too short for a save ({need}): a signal makes a dump in emergency_dir instead"
 
 
 def deadline_warning(left_s: float | None, reserve_s: float) -> str | None:
-    """What to say at the start about a job whose time is no more than what is kept for its last save."""
+    """The warning at the start about a job whose time is no more than what is kept for its last save."""
     if left_s is None or left_s > reserve_s:
         return None
     return (
@@ -239,7 +239,7 @@ TOLERATED_S: Final = 5.0
 
 
 def skew_sentence(now_s: Sequence[float], hosts: Sequence[str]) -> str | None:
-    """What is said of the rank whose clock is farthest from that of the first; None where all agree.
+    """The warning about the rank whose clock is farthest from that of rank 0; None where all agree.
 
     ``now_s`` is what each rank's clock showed at the same moment, ``hosts`` where it runs.
     """

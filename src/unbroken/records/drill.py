@@ -1,7 +1,7 @@
 """A drill: how a job is made to run elsewhere, save more often, stop at a step or fail, without touching its script.
 
 A drill is a JSON file whose path stands in the environment variable ``UNBROKEN_DRILL``. Without the variable nothing of
-it is loaded. A drill that cannot be read is an error: a job that passed it by would write into the real run.
+it is loaded. A drill that cannot be read is an error: a job that ignored it would write into the real run.
 """
 
 import json
@@ -26,7 +26,7 @@ PHASES: Final[Mapping[str, str]] = {
     "committed": "the rename is done, and nothing that follows it",
     "latest": "the link `latest` is about to be swapped",
     "sweep": "an old checkpoint is no longer one, and its files are still there",
-    "journal": "a fact is being written",
+    "journal": "an event is being written",
     "metrics": "metrics are being written",
 }
 ACTIONS: Final[Mapping[str, str]] = {
@@ -47,8 +47,8 @@ class Fault:
     Attributes:
         at: a phase, one of ``PHASES``.
         do: what happens, one of ``ACTIONS``.
-        when: the how-manieth time this rank reaches the phase in this job, from 1.
-        rank: who is struck; None for every rank.
+        when: at which time this rank reaches the phase in this job, from 1.
+        rank: which rank fails; None for every rank.
         seconds: how long each write takes more, for ``delay``; how long after the edge of a step, for ``kill`` there.
     """
 
@@ -59,7 +59,7 @@ class Fault:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what could never strike."""
+        """Reject what could never happen."""
         if self.at not in PHASES:
             raise ValueError(f"there is no phase {self.at!r}; there are {', '.join(PHASES)}")
         if self.do not in ACTIONS:
@@ -78,13 +78,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Drill:
-    """What a drilled job does otherwise than its script says.
+    """What a drilled job does differently than its script says.
 
     Attributes:
         directory: where the run really writes; None for where the script says.
         save_steps: steps between two checkpoints; None for what the script says.
         stop_at: save and stop at the edge of this step.
-        stops_as: the kind of that save; periodic where the script would have gone on.
+        stops_as: the kind of that save; periodic where the script would have continued.
         faults: what goes wrong.
         marks: a folder in which each fault leaves a mark when it strikes; None for no marks.
     """
@@ -100,9 +100,9 @@ class Drill:
         said = [f"it writes into {self.directory}"] if self.directory is not None else []
         said += [f"saves every {self.save_steps:,} steps"] if self.save_steps is not None else []
         said += [f"stops at step {self.stop_at:,}"] if self.stop_at is not None else []
-        return ", ".join([*said, *map(str, self.faults)]) or "nothing is otherwise than in a real one"
+        return ", ".join([*said, *map(str, self.faults)]) or "no difference to a real job"
 
-    def facts(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The drill as values of JSON."""
         paths = {"directory": self.directory, "marks": self.marks}
         return {**asdict(self), **{name: None if path is None else str(path) for name, path in paths.items()}}
@@ -130,7 +130,7 @@ def write_drill(path: Path, drill: Drill, files: Files = LOCAL) -> None:
     Raises:
         StorageFailed: the system refused.
     """
-    text = json.dumps({"schema": _SCHEMA, **drill.facts()}, indent=2) + "\n"
+    text = json.dumps({"schema": _SCHEMA, **drill.as_json()}, indent=2) + "\n"
     # crash here: the drill before or this one; the job that was to follow it was never started.
     files.replace(path, text.encode(), scratch=scratch("drill", path.name))
 

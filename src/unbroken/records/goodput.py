@@ -1,7 +1,7 @@
 """How long a run will take, how much of it failures will cost, and how many jobs: pure functions of a few numbers.
 
 A model of the first order, as Young and Daly make it: a save comes every so many seconds and holds the loop up for so
-long; a failure costs half an interval and the time until training goes on. Owns no clock and reads no run but through
+long; a failure costs half an interval and the time until training resumes. Owns no clock and reads no run but through
 ``measured``, which says of each number whether it was measured or assumed.
 """
 
@@ -13,8 +13,8 @@ from typing import Final
 
 from unbroken.quoting import amounts
 from unbroken.records.deadline import Reserve, learned_reserve
-from unbroken.records.interval import Auto, Pace, interval_steps, mean_time_between_failures_s
-from unbroken.records.journal import Fact
+from unbroken.records.interval import Auto, Timings, interval_steps, mean_time_between_failures_s
+from unbroken.records.journal import Event
 from unbroken.store.fields import MOST_NUMBER, MOST_WHOLE
 
 _RECENT: Final = 16
@@ -23,7 +23,7 @@ UNMEASURED_MTBF_S: Final = 86_400.0
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a plan is made of; None where nobody knows.
+    """What a plan is made of; None where it is unknown.
 
     Attributes:
         steps: steps still to be done.
@@ -31,9 +31,9 @@ class Numbers:
         save_s: a save from its first copy to its commit.
         paused_s: how long the loop stands still for it; None means all of ``save_s``.
         mtbf_s: mean time between failures.
-        walltime_s: what one job gets; None if it may run as long as it likes.
+        walltime_s: the walltime limit of one job; None without one.
         reserve_s: what a job keeps of that for its last save.
-        restart_s: from a failure until training goes on.
+        restart_s: from a failure until training resumes.
     """
 
     steps: int | None = None
@@ -53,7 +53,7 @@ class Plan:
     Attributes:
         interval_s: seconds between two saves.
         interval_steps: the same in whole steps.
-        lost_per_failure_s: work that a failure throws away, and the time until training goes on.
+        lost_per_failure_s: work that a failure throws away, and the time until training resumes.
         failures: how many are to be expected.
         saving_s: time that the loop stands still for saves.
         losing_s: time that failures cost in all.
@@ -83,7 +83,7 @@ class Plan:
 
 
 def problems(numbers: Numbers) -> list[str]:
-    """Everything that keeps these numbers from making a plan, each by the option that would give it."""
+    """Everything that is missing or wrong for a plan, each by the option that sets it."""
     found = []
     needed = (
         ("--steps", numbers.steps, "how many steps are left"),
@@ -170,7 +170,7 @@ def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None
 
 
 def _interval_s(numbers: Numbers) -> float:
-    pace = Pace(
+    pace = Timings(
         0,
         0.0,
         step_s=numbers.step_s,
@@ -200,37 +200,37 @@ def _reserve_s(numbers: Numbers) -> float:
 # ---- what a run has measured ----
 
 
-def measured(facts: Sequence[Fact]) -> tuple[Numbers, list[str]]:
+def measured(events: Sequence[Event]) -> tuple[Numbers, list[str]]:
     """What the journal of a run says, and what had to be assumed because it does not."""
-    commits = [fact for fact in facts if fact.kind == "commit"][-_RECENT:]
+    commits = [event for event in events if event.kind == "commit"][-_RECENT:]
     save_s, paused_s = _median(commits, "seconds"), _median(commits, "paused_s")
-    step_s = _step_s(facts)
-    mtbf_s = mean_time_between_failures_s(facts) if facts else None
+    step_s = _step_s(events)
+    mtbf_s = mean_time_between_failures_s(events) if events else None
     assumed = []
-    if facts:
+    if events:
         assumed.append("mean time between failures: one failure a day is added to what the run has lived through")
-    reserve = learned_reserve(facts)
+    reserve = learned_reserve(events)
     reserve_s = reserve.after_step(step_s).seconds() if reserve.saves_s and step_s is not None else None
     return Numbers(None, step_s, save_s, paused_s, mtbf_s, None, reserve_s), assumed
 
 
-def _median(facts: Sequence[Fact], name: str) -> float | None:
-    found = [value for fact in facts if (value := fact.number(name)) is not None and value >= 0]
+def _median(events: Sequence[Event], name: str) -> float | None:
+    found = [value for event in events if (value := event.number(name)) is not None and value >= 0]
     return statistics.median(found) if found else None
 
 
-def _step_s(facts: Sequence[Fact]) -> float | None:
+def _step_s(events: Sequence[Event]) -> float | None:
     """The time between two saves of one job by the steps between them; saves are written beside training."""
     found: list[float] = []
-    last: Fact | None = None
-    for fact in facts:
-        if fact.kind == "job-start":
+    last: Event | None = None
+    for event in events:
+        if event.kind == "job-start":
             last = None
-        if fact.kind != "save" or fact.at_s is None or (step := fact.whole("step")) is None:
+        if event.kind != "save" or event.at_s is None or (step := event.whole("step")) is None:
             continue
         before = last.whole("step") if last is not None else None
         if last is not None and last.at_s is not None and before is not None and step > before:
-            found.append(max(0.0, fact.at_s - last.at_s) / (step - before))
-        last = fact
+            found.append(max(0.0, event.at_s - last.at_s) / (step - before))
+        last = event
     recent = [value for value in found[-_RECENT:] if value > 0]
     return statistics.median(recent) if recent else None

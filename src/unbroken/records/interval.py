@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 # Before a run has failed at all, it is taken to fail once a day: one failure and a day are added to its history.
 _PRIOR_S: Final = 86_400.0
@@ -17,7 +17,7 @@ FIRST_SAVE_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class Timings:
     """What is known at the edge of a step.
 
     Attributes:
@@ -47,7 +47,7 @@ class Every:
         """Whether this very step is saved."""
         return step > 0 and step % self.steps == 0
 
-    def describe(self, pace: Pace) -> str:
+    def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         return f"every {self.steps:,} steps" if self.steps != 1 else "every step"
 
@@ -58,11 +58,11 @@ class EverySeconds:
 
     seconds: float
 
-    def is_due(self, pace: Pace) -> bool:
+    def is_due(self, pace: Timings) -> bool:
         """Whether to save at this step's edge: the next one would come too late."""
         return pace.steps > 0 and pace.elapsed_s + (pace.step_s or 0.0) > self.seconds
 
-    def describe(self, pace: Pace) -> str:
+    def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         return f"every {self.seconds:g} s"
 
@@ -78,7 +78,7 @@ class Auto:
     most_s: float = 3_600.0
     first_s: float = FIRST_SAVE_S
 
-    def interval_s(self, pace: Pace) -> float:
+    def interval_s(self, pace: Timings) -> float:
         """Seconds between saves."""
         if pace.cost_s is None:
             return self.first_s
@@ -86,11 +86,11 @@ class Auto:
         # A save that has not been written yet is not begun again: at most half of the time goes to writing.
         return max(min(max(daly, self.least_s), self.most_s), 2 * pace.write_s)
 
-    def is_due(self, pace: Pace) -> bool:
+    def is_due(self, pace: Timings) -> bool:
         """Whether to save at this step's edge."""
         return EverySeconds(self.interval_s(pace)).is_due(pace)
 
-    def describe(self, pace: Pace) -> str:
+    def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         if pace.cost_s is None:
             return f"auto (first after {self.first_s:g} s)"
@@ -109,7 +109,7 @@ def interval_steps(interval_s: float, step_s: float) -> int:
     return max(1, math.floor(interval_s / step_s)) if step_s > 0 else 1
 
 
-def mean_time_between_failures_s(facts: Sequence[Fact]) -> float:
+def mean_time_between_failures_s(events: Sequence[Event]) -> float:
     """From the journal: the hours all jobs ran, by the number of jobs that ended without saying how.
 
     The last job is running and has not failed.
@@ -117,12 +117,12 @@ def mean_time_between_failures_s(facts: Sequence[Fact]) -> float:
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     ended: set[int] = set()
-    for fact in facts:
-        if fact.at_s is not None:
-            first.setdefault(fact.job, fact.at_s)
-            last[fact.job] = fact.at_s
-        if fact.kind == "job-end" and fact.text("status") in ("completed", "stopped", "halted"):
-            ended.add(fact.job)
+    for event in events:
+        if event.at_s is not None:
+            first.setdefault(event.job, event.at_s)
+            last[event.job] = event.at_s
+        if event.kind == "job-end" and event.text("status") in ("completed", "stopped", "halted"):
+            ended.add(event.job)
     ran_s = sum(max(0.0, last[job] - first[job]) for job in first)
     failed = len(first.keys() - ended - {max(first, default=0)})
     return (ran_s + _PRIOR_S) / (failed + 1)

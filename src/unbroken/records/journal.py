@@ -1,7 +1,7 @@
-"""The journal: what happened to a run, fact by fact, one file a job, only ever added to.
+"""The journal: what happened to a run, event by event, one file a job, only ever added to.
 
-Facts that promise something to whoever reads them later are durable before ``write`` returns; the others become so with
-the next of these. What a crash cuts is at most the last line, which readers count and pass by.
+Events that promise something to a later reader are durable before ``write`` returns; the others become so with the next
+of these. A crash cuts at most the last line, which readers count and skip.
 """
 
 import re
@@ -16,30 +16,30 @@ from unbroken.records.layout import Layout
 from unbroken.store.fields import as_instant, as_number, as_whole
 from unbroken.store.old_names import updated_event
 
-# What a fact of each kind says; a reader meets kinds it does not know and passes them by.
+# What an event of each kind says; a reader skips kinds that it does not know.
 KINDS: Final[Mapping[str, str]] = {
     "job-start": "a job took the run: world, versions, processes, deadline, placement",
-    "drill": "the job is no real one: where it was made to write, stop or fail",
-    "resume": "the checkpoint and step it goes on from",
+    "drill": "the job is a drill: where it was made to write, stop or fail",
+    "resume": "the checkpoint and step it resumes from",
     "checkpoint-skipped": "a newer checkpoint it did not resume from, and why",
-    "accept": "a difference that a person accepted by name",
-    "hyperparameters": "values that the script constructs otherwise than when the run began, and which are used",
-    "audit": "live state that nobody handed over",
+    "accept": "a difference that was accepted by name",
+    "hyperparameters": "values that the script constructs differently than at the start of the run, and which are used",
+    "audit": "live state that was not passed to the run",
     "config": "fields in which this job differs from what the run was started with",
-    "step-skipped": "a step whose loss or gradient was no number, and which moved no weight",
-    "overflowed": "a step whose gradient overflowed in fp16: it moved no weight and halved the loss scale",
-    "save": "a save began, or was skipped",
-    "save-failed": "a save that storage refused; training went on",
-    "commit": "a checkpoint began to exist: name, step, seconds, bytes",
-    "mirror": "a checkpoint stands in a second store",
+    "step-skipped": "a step whose loss or gradient was NaN or infinite; it changed no weight",
+    "overflowed": "a step whose gradient overflowed in fp16: it changed no weight and halved the loss scale",
+    "save": "a save started",
+    "save-failed": "a save that failed; training continued",
+    "commit": "a checkpoint was committed: name, step, seconds, bytes",
+    "mirror": "a checkpoint was copied to a second store",
     "recomputed": "how many lost steps were computed again, and how many agree",
     "mismatch": "a step computed twice gave different bits",
-    "deadline": "when the scheduler will end the job, where it told so after the start",
-    "emergency-save": "the first rank has dumped what it holds to local disk: step, seconds, host, path",
-    "emergency-mirror": "a copy of its dump was read back, byte for byte, where every host sees it",
-    "emergency-failed": "a dump, or the copy of one, that was refused",
+    "deadline": "when the scheduler will end the job, where that became known after the start",
+    "emergency-save": "rank 0 dumped its state to local disk: step, seconds, host, path",
+    "emergency-mirror": "a copy of its dump on shared storage was verified byte for byte",
+    "emergency-failed": "a dump, or the copy of one, that failed",
     "emergency-resume": "the checkpoint that was made of the dumps of all ranks",
-    "emergency-sweep": "dumps that a later commit made useless, removed",
+    "emergency-sweep": "dumps removed because a later commit made them useless",
     "grace-too-short": "the grace window was too short to save anything",
     "stop": "why the job is ending",
     "job-end": "how it ended",
@@ -53,8 +53,8 @@ _OWN: Final = frozenset({"at", "kind"})
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One fact of one job; ``values`` is what its kind says beside the instant."""
+class Event:
+    """One event of one job; ``values`` is what its kind says beside the instant."""
 
     job: int
     kind: str
@@ -81,24 +81,24 @@ class Fact:
 
 @dataclass(frozen=True)
 class History:
-    """All facts of a run, job by job; ``torn`` counts the lines that a crash cut."""
+    """All events of a run, job by job; ``torn`` counts the lines that a crash cut."""
 
-    facts: tuple[Fact, ...] = ()
+    events: tuple[Event, ...] = ()
     torn: int = 0
 
-    def of_kind(self, *kinds: str) -> list[Fact]:
-        """The facts of these kinds, in order."""
-        return [fact for fact in self.facts if fact.kind in kinds]
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """The events of these kinds, in order."""
+        return [event for event in self.events if event.kind in kinds]
 
-    def last(self, kind: str, *, job: int | None = None) -> Fact | None:
-        """The last fact of a kind, of one job if asked."""
-        found = (fact for fact in reversed(self.facts) if fact.kind == kind and job in (None, fact.job))
+    def last(self, kind: str, *, job: int | None = None) -> Event | None:
+        """The last event of a kind, of one job if asked."""
+        found = (event for event in reversed(self.events) if event.kind == kind and job in (None, event.job))
         return next(found, None)
 
     @property
     def jobs(self) -> tuple[int, ...]:
-        """The jobs that said anything, in order."""
-        return tuple(dict.fromkeys(fact.job for fact in self.facts))
+        """The jobs that wrote anything, in order."""
+        return tuple(dict.fromkeys(event.job for event in self.events))
 
 
 class Journal:
@@ -111,18 +111,18 @@ class Journal:
         self._clock = clock
         self._lines = LineWriter(job_file(layout.journal, job), files, within=None if makes_run else layout.run)
 
-    def write(self, kind: str, /, *, durable: bool | None = None, **facts: object) -> None:
-        """Add one fact; ``durable`` overrules what its kind asks for.
+    def write(self, kind: str, /, *, durable: bool | None = None, **values: object) -> None:
+        """Add one event; ``durable`` overrides the default of its kind.
 
         Raises:
-            StorageFailed: the system refused; the fact may be there or not.
-            ValueError: the kind is no name, or a fact has a name of the journal's own.
-            TypeError: a fact is no value of JSON.
+            StorageFailed: the system refused; the event may be there or not.
+            ValueError: the kind is no name, or a value has a name of the journal's own.
+            TypeError: a value is not JSON.
         """
-        if not _KIND.fullmatch(kind) or _OWN & facts.keys():
-            raise ValueError(f"no fact of the journal: {kind!r} with {', '.join(facts)}")
+        if not _KIND.fullmatch(kind) or _OWN & values.keys():
+            raise ValueError(f"no event of the journal: {kind!r} with {', '.join(values)}")
         instant = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-        line = {"at": instant, "kind": kind, **plain(facts)}
+        line = {"at": instant, "kind": kind, **plain(values)}
         self._lines.write([line], durable=kind in DURABLE if durable is None else durable)
 
     def close(self) -> None:
@@ -135,31 +135,31 @@ class Journal:
 
 
 def read_history(layout: Layout, files: Files = LOCAL) -> History:
-    """Everything the jobs of a run have said, in order, and how many lines were torn.
+    """Everything the jobs of a run have written, in order, and how many lines were torn.
 
     Raises:
         StorageFailed: the system refused.
     """
-    torn, facts = Torn(), list[Fact]()
+    torn, events = Torn(), list[Event]()
     for job in jobs_in(layout.journal, files):
         for line in read_lines(job_file(layout.journal, job), torn, files):
             kind = line.pop("kind", None)
             at = line.pop("at", None)
             if isinstance(kind, str):
                 kind, values = updated_event(kind, line)
-                facts.append(Fact(job, kind, _seconds(at), values))
+                events.append(Event(job, kind, _seconds(at), values))
             else:
                 torn.lines += 1
-    return History(tuple(facts), torn.lines)
+    return History(tuple(events), torn.lines)
 
 
-def read_journal(layout: Layout, files: Files = LOCAL) -> list[Fact]:
-    """Everything the jobs of a run have said, in order.
+def read_journal(layout: Layout, files: Files = LOCAL) -> list[Event]:
+    """Everything the jobs of a run have written, in order.
 
     Raises:
         StorageFailed: the system refused.
     """
-    return list(read_history(layout, files).facts)
+    return list(read_history(layout, files).events)
 
 
 def _seconds(at: object) -> float | None:

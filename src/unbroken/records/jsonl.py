@@ -1,7 +1,7 @@
 """Files of one JSON object a line that are only ever added to, one file a job: how they are written and read.
 
 A job that is killed leaves a line half written, a power cut may leave zeros. So a writer that finds, or has left, an
-unfinished line begins behind it on a new one, and a reader counts what is no line of ours and goes on.
+unfinished line starts a new one after it, and a reader counts and skips what is not a line of ours.
 """
 
 import errno
@@ -39,7 +39,7 @@ class LineWriter:
     Args:
         path: the file; its directory is made if it is not there.
         files: the storage.
-        within: a directory that is never made: a run that was moved or deleted is not begun anew by its records.
+        within: a directory that is never made: a run that was moved or deleted is not created again by its records.
     """
 
     def __init__(self, path: Path, files: Files = LOCAL, *, within: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Where the records of a run stand inside its directory."""
+"""The files of a run inside its directory."""
 
 import errno
 import os
@@ -43,12 +43,12 @@ class Layout:
 
     @property
     def stop_request(self) -> Path:
-        """The flag file by which ``unbroken stop`` asks a job to end."""
+        """The flag file that ``unbroken stop`` writes."""
         return self.run / ".shutdown_requested"
 
     @property
     def journal(self) -> Path:
-        """The facts of each job."""
+        """The events of each job."""
         return self.run / "journal"
 
     @property

@@ -1,4 +1,4 @@
-"""Giving signs of life: a thread that renews a job's lease until it is told to stop, loses it, or the run is gone."""
+"""The lease of a run: one job holds it at a time, renews it while it lives, and releases it at its end."""
 
 import json
 import re
@@ -22,7 +22,7 @@ _LIMIT_BYTES: Final = 1 << 16
 _KEPT_OLD_LEASES: Final = 4
 _UNKNOWN: Final = "unknown"
 _FILE: Final = re.compile(r"[0-9]{6,18}\.json")
-# Nobody asks for more; a lease that says so was damaged or tampered with, and would be watched for ever.
+# No lease has a longer one; one that says so was damaged or tampered with, and would be watched for ever.
 _MOST_TTL_S: Final = 3600.0
 # A guess for display tolerates clocks that differ by this much.
 _SKEW_S: Final = 300.0
@@ -56,7 +56,7 @@ ProcessOf = Callable[[Holder], str | None]
 
 @dataclass(frozen=True)
 class Lease:
-    """One job's hold on a run; ``number`` is the job's number and its fence, ``renewals`` counts its signs of life."""
+    """One job's hold on a run; ``number`` is the job's number and its fence, ``renewals`` counts its renewals."""
 
     number: int
     token: str
@@ -73,7 +73,7 @@ class Lease:
         return f"j{self.number:04}_{self.token}"
 
     def standing(self, process_of: ProcessOf | None = None) -> Standing:
-        """What can be known without watching; a released lease counts as gone."""
+        """What is known without watching; a released lease counts as gone."""
         if self.is_released:
             return Standing.GONE
         started = process_of(self.holder) if process_of else None
@@ -98,7 +98,7 @@ class Lease:
 def read_current(run: Path, files: Files = LOCAL) -> Lease | None:
     """The lease with the highest number, live or not; None if the run was never held.
 
-    A lease that cannot be read counts as held by somebody unknown since it was written, never as free.
+    A lease that cannot be read counts as held by an unknown job since it was written, never as free.
 
     Raises:
         StorageFailed: the system refused.
@@ -153,7 +153,7 @@ def _tidy(run: Path, lease: Lease, files: Files) -> None:
 
 
 def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lease:
-    """Give a sign of life.
+    """Renew the lease.
 
     Raises:
         LeaseLost: another job has the run.
@@ -167,7 +167,7 @@ def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lea
 
 
 def release(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> None:
-    """Give the run up, so that the next job need not wait.
+    """Release the run, so that the next job need not wait.
 
     Raises:
         LeaseLost: another job has the run.
@@ -182,7 +182,7 @@ def release(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> N
 def release_expired(run: Path, expired: Lease, *, by: str, files: Files = LOCAL) -> None:
     """Mark as released a lease that was watched and not renewed, or whose process is gone; ``by`` names the writer.
 
-    Its number stays: a holder that wakes up after all goes on renewing it, unless another job has taken the run.
+    Its number stays: a holder that wakes up after all continues to renew it, unless another job has taken the run.
 
     Raises:
         RunHeld: the lease has changed since.
@@ -200,7 +200,7 @@ def _write(run: Path, lease: Lease, *, by: str, files: Files) -> None:
 
 
 def require_held(run: Path, lease: Lease, files: Files = LOCAL) -> None:
-    """Pass if no later job has taken the run: the fence a commit asks last.
+    """Pass if no later job has taken the run: the fence, checked last before a commit.
 
     Raises:
         LeaseLost: another job has the run.
@@ -284,8 +284,8 @@ def number_of(job: str) -> int | None:
 def draft_judge(run: Path, *, is_live: Callable[[Lease], bool], files: Files = LOCAL) -> Callable[[str], bool]:
     """Who may still be writing, by the name a job has in file names.
 
-    Only the current holder can be; every job before it is fenced off. Where no job ever took the run, nobody proved to
-    be alive or dead, and everybody counts as alive. ``is_live`` is asked at most once, and only if it matters: it may
+    Only the current holder can be; every job before it is fenced off. Where no job ever took the run,
+    nothing is known, and every job counts as alive. ``is_live`` is called at most once, and only if it matters: it may
     have to watch the lease.
 
     Raises:
@@ -308,7 +308,7 @@ def draft_judge(run: Path, *, is_live: Callable[[Lease], bool], files: Files = L
     return judge
 
 
-# ---- renewing it ----
+# ---- renewing it, in a thread ----
 
 _LOOK_S: Final = 1.0
 
@@ -347,7 +347,7 @@ class Renewal:
                 continue
 
     def end(self) -> None:
-        """Stop renewing and give the run up, unless another job has it already or it is gone.
+        """Stop renewing and release the run, unless another job has it already or it is gone.
 
         Raises:
             StorageFailed: the system refused; the next job then watches the lease until it counts as expired.

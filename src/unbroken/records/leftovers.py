@@ -26,7 +26,7 @@ _FOLDERS: Final = ("", LEASES, EMERGENCIES, "tokenizer")
 def left_scratch(
     layout: Layout, *, is_live: Callable[[str], bool], now_s: float, further: Iterable[Path] = (), files: Files = LOCAL
 ) -> list[Path]:
-    """The scratch files that nobody will rename any more; ``is_live`` says of a job whether it may still write.
+    """The scratch files that no process will rename any more; ``is_live`` says of a job whether it may still write.
 
     Raises:
         StorageFailed: the system refused.
@@ -55,7 +55,7 @@ def sweep_scratch(
 ) -> None:
     """Remove what jobs before this one have left; ``holder`` is the number of the job that holds the run now.
 
-    What storage refuses to list or remove is left for the next job: it stands in nobody's way.
+    What cannot be listed or removed is left for the next job: it does no harm.
     """
     with contextlib.suppress(StorageFailed):
         left = left_scratch(

@@ -1,7 +1,7 @@
 """Step metrics of every job, with the bits of every number, and what they say when read together.
 
 A job that is killed loses the steps after its last commit, and the next job computes them again. Both wrote what they
-computed, so every crash is a free proof: the two must agree bit for bit. ``Recheck`` compares while training goes on,
+computed, so every crash is a free proof: the two must agree bit for bit. ``Recheck`` compares during training,
 ``read_metrics`` does the same for the whole run afterwards.
 """
 
@@ -28,7 +28,7 @@ class Mismatch:
     second_bits: str
 
     def sentence(self) -> str:
-        """What is wrong, loudly."""
+        """What differs, and the causes to check."""
         return (
             f"step {amounts.count(self.step)} was computed twice and does not agree: {self.metric} was "
             f"{self.first_bits} in job {self.first_job} and is {self.second_bits} in job {self.second_job}; "
@@ -36,8 +36,8 @@ class Mismatch:
             "state that was not passed to the run, a nondeterministic kernel, silent data corruption"
         )
 
-    def facts(self) -> dict[str, Any]:
-        """The same for the journal, as a ``mismatch``."""
+    def as_json(self) -> dict[str, Any]:
+        """The values of its journal event, ``mismatch``."""
         return asdict(self)
 
 
@@ -103,7 +103,7 @@ def bits_of(value: Number) -> str:
     """A number as text that is equal exactly when the number is: floats in hexadecimal, whole numbers as they are.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     if isinstance(value, float):
         return float.hex(value)
@@ -118,12 +118,12 @@ class MetricsWriter:
     Lines wait in memory and go to the kernel every ``every`` steps; only ``flush(durable=True)`` waits for the disk.
 
     Args:
-        start: the step the job goes on from: what it computes comes after it.
-        is_comparable: False for a job that a person let go on with a difference; nothing it computes need equal what
+        start: the step the job resumes from: what it computes comes after it.
+        is_comparable: False for a job that resumed with an accepted difference; what it computes need not equal what
             was computed before it.
-            settings: a digest of the config and hyperparameters it computes under; steps under others are not compared.
+        settings: a digest of the config and hyperparameters it computes under; steps under others are not compared.
         every: how many steps wait at most.
-        makes_run: False for a job that holds the run: one that was moved or deleted is not begun anew.
+        makes_run: False for a job that holds the run: one that was moved or deleted is not created again.
         files: the storage.
     """
 
@@ -150,7 +150,7 @@ class MetricsWriter:
         Raises:
             StorageFailed: the system refused; the lines are kept and tried again at the next flush.
             ValueError: a metric has a name of ours.
-            TypeError: a metric is no number.
+            TypeError: a metric is not a number.
         """
         self._waiting.append(_line(step, values))
         del self._waiting[:-MOST_WAITING]
@@ -229,8 +229,8 @@ class Recheck:
         """What was found so far."""
         return Recomputed(self.compared, self.agreeing, tuple(self.mismatches))
 
-    def facts(self) -> dict[str, Any]:
-        """What the journal is told, as ``recomputed``, when no lost step is still to come or the job ends."""
+    def as_json(self) -> dict[str, Any]:
+        """The values of the journal event ``recomputed``, written when all lost steps were compared or the job ends."""
         return {"compared": self.compared, "agreeing": self.agreeing}
 
     def check(self, step: int, values: Mapping[str, Number]) -> Mismatch | None:
@@ -334,7 +334,7 @@ def stitch(jobs: Iterable[JobRows]) -> Stitched:
 
 
 def _merged(before: Row | None, row: Row) -> Row:
-    # Two calls of the same step by one job say different things of it; another job says all anew.
+    # Two writes of the same step by one job are merged; another job replaces them.
     if before is None or before.job != row.job:
         return row
     return Row(row.step, row.job, {**before.values, **row.values}, {**before.bits, **row.bits}, row.settings)

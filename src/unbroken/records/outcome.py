@@ -1,7 +1,7 @@
-"""How a job ended: one word, one exit code, and what whoever started it is to do now.
+"""How a job ended: status, exit code, and what to do next.
 
 ``conclude`` is the table, a pure function of what ended the loop. The outcome is written twice, into the journal and
-into ``.run_state.json``, before a job lets its run go. A job that wrote none and is gone has crashed.
+into ``.run_state.json``, before a job releases its run. A job that wrote none and is gone has crashed.
 """
 
 import signal
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast
 
 from unbroken.errors import PeerLost, RankFailed, RankRaised, StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
-from unbroken.records.journal import Fact, History, Journal, read_history
+from unbroken.records.journal import Event, History, Journal, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, ProcessOf, read_current
 from unbroken.records.snapshot import RunState, read_run_state
@@ -30,7 +30,7 @@ EXIT_KILLED: Final = 128
 _EXIT_CODES: Final = 256
 EXIT_INTERRUPTED: Final = EXIT_KILLED + signal.SIGINT
 
-# What a status lets an orchestrator do: start the same command again, or leave it to a person.
+# What a status lets an orchestrator do: start the same command again, or wait for the user.
 _VERDICTS: Final[dict[Status, Verdict]] = {
     "running": "held",
     "stopped": "again",
@@ -39,7 +39,7 @@ _VERDICTS: Final[dict[Status, Verdict]] = {
     "error": "look",
     "crashed": "again",
 }
-# A person decides about these; the job itself did nothing wrong.
+# The user decides about these; the job itself did nothing wrong.
 _HALTING: Final = frozenset({EXIT_DATA, EXIT_NOT_EXACT})
 
 
@@ -71,7 +71,7 @@ def conclude(
         code = 0 if ending.kind == "done" else stopped_exit_code
         return Outcome(status, code, _VERDICTS[status], ending.sentence(), step, job)
     if isinstance(ending, KeyboardInterrupt):
-        return Outcome("stopped", EXIT_INTERRUPTED, "again", "it was interrupted at once", step, job)
+        return Outcome("stopped", EXIT_INTERRUPTED, "again", "interrupted by Ctrl-C", step, job)
     if isinstance(ending, SystemExit):
         return _by_itself(ending, step, job, stopped_exit_code)
     if isinstance(ending, RankRaised):
@@ -209,13 +209,13 @@ def _from_state(state: RunState | None, job: int | None) -> Outcome | None:
     )
 
 
-def _decoded(fact: Fact) -> Outcome | None:
-    status: Any = fact.text("status")
-    code = fact.whole("exit_code")
-    verdict: Any = fact.text("class")
+def _decoded(event: Event) -> Outcome | None:
+    status: Any = event.text("status")
+    code = event.whole("exit_code")
+    verdict: Any = event.text("class")
     if status not in _VERDICTS or code is None or code >= _EXIT_CODES or verdict not in _VERDICTS.values():
         return None
-    return Outcome(status, code, verdict, fact.text("reason") or "", fact.whole("step"), fact.job)
+    return Outcome(status, code, verdict, event.text("reason") or "", event.whole("step"), event.job)
 
 
 def with_exit_code(outcome: Outcome, stopped_exit_code: int) -> Outcome:

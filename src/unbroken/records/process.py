@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from unbroken.quoting import amounts
-from unbroken.records.journal import Fact, read_history
+from unbroken.records.journal import Event, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Holder
 from unbroken.store.fields import as_whole
@@ -140,7 +140,7 @@ class Placement:
     requeues: int = 0
     nodes: str | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As the journal keeps it."""
         return {"scheduler": self.scheduler, "id": self.id, "requeues": self.requeues, "nodes": self.nodes}
 
@@ -161,12 +161,12 @@ def placement(environ: Mapping[str, str]) -> Placement | None:
     return Placement(SLURM, name, int(restarts) if restarts.isdecimal() else 0, environ.get("SLURM_JOB_NODELIST"))
 
 
-def placements(facts: Iterable[Fact]) -> tuple[tuple[int, Placement], ...]:
+def placements(events: Iterable[Event]) -> tuple[tuple[int, Placement], ...]:
     """The chain: each job of a run that a scheduler started, by its number, and where that was."""
     return tuple(
-        (fact.job, found)
-        for fact in facts
-        if fact.kind == "job-start" and (found := _decoded(fact.values.get("placement"))) is not None
+        (event.job, found)
+        for event in events
+        if event.kind == "job-start" and (found := _decoded(event.values.get("placement"))) is not None
     )
 
 

@@ -1,4 +1,4 @@
-"""What a reference means where it may name a run that has saved nothing yet.
+"""References to runs and checkpoints, where a run may not have saved anything yet.
 
 A store alone cannot tell such a run from a folder that has nothing to do with us: it knows no records of runs.
 """

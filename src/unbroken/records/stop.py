@@ -1,4 +1,4 @@
-"""Why a job ends, who may ask it to, and whether somebody has: signals, the flag file, the deadline."""
+"""Why a job stops, and where stop requests come from: signals, the flag file, the deadline, spot notices, the loop."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ _LIMIT_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a job ends; ``detail`` is the signal's name, the deadline, the notice, who asked."""
+    """Why a job ends; ``detail`` is the signal's name, the deadline, the notice, or who requested it."""
 
     kind: Kind
     detail: str = ""
@@ -33,11 +33,11 @@ class StopReason:
     def sentence(self) -> str:
         """The reason in words."""
         words = {
-            "signal": "a signal came",
-            "walltime": "its time is nearly over",
-            "spot": "the machine will be taken away",
-            "flag": "it was asked to stop",
-            "asked": "the training loop asked for it",
+            "signal": "signal received",
+            "walltime": "walltime limit near",
+            "spot": "spot interruption notice",
+            "flag": "stop requested",
+            "asked": "stopped by the training loop",
             "done": "the target is reached",
         }[self.kind]
         if self.kind == "done" and self.detail:
@@ -47,14 +47,14 @@ class StopReason:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """What a flag file says: the job it is meant for, None for any, and who asked."""
+    """What a flag file says: the job it is for, None for any, and who requested the stop."""
 
     job: int | None = None
     by: str = ""
 
 
 def request_stop(layout: Layout, *, job: int, by: str, scratch: str, files: Files = LOCAL) -> None:
-    """Ask a job to end at the edge of its next step.
+    """Request that a job stops at the edge of its next step.
 
     Raises:
         StorageFailed: the system refused.
@@ -65,10 +65,10 @@ def request_stop(layout: Layout, *, job: int, by: str, scratch: str, files: File
 
 
 def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
-    """The request that stands in a run, None if there is none; a file that a person made by hand is meant for any job.
+    """The stop request of a run, None if there is none; a file made by hand is for any job.
 
     Raises:
-        StorageFailed: the system refused to say; that is no request.
+        StorageFailed: the file could not be read; that is not a request.
     """
     if files.find(layout.stop_request) is None:
         return None
@@ -82,7 +82,7 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
             # Removed between the look and the reading.
             return None
         if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
-            # Not one of ours; whoever made it wanted a file to be there.
+            # Not one of ours: somebody made a file of this name to stop the job.
             return StopRequest()
         raise
     if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
@@ -92,9 +92,9 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
 
 
 def clear_requests(layout: Layout, *, job: int, files: Files = LOCAL) -> None:
-    """Remove a request that was meant for an earlier job; one for this very job, made just now, stays.
+    """Remove a request for an earlier job; one for this job, made just now, stays.
 
-    One that cannot be read now may be for this job: it stays, and the job looks at it again.
+    One that cannot be read now may be for this job: it stays, and the job reads it again.
 
     Raises:
         StorageFailed: the system refused.
@@ -118,7 +118,7 @@ def end_requests(layout: Layout, files: Files = LOCAL) -> None:
     files.remove_file(layout.stop_request)
 
 
-# ---- listening ----
+# ---- receiving requests ----
 
 __all__ = [
     "LOOK_EVERY_S",
@@ -143,35 +143,36 @@ _log = logger(__name__)
 
 
 def is_due(now_s: float, deadline_s: float | None, reserve_s: float) -> bool:
-    """Whether what is left until the deadline is no more than what a last save needs."""
+    """Whether the time left until the deadline is no more than a last save needs."""
     return deadline_s is not None and now_s + reserve_s >= deadline_s
 
 
 class Notices(Protocol):
-    """Who hears when a machine is to be taken away; asked at every edge, so neither may wait for anything."""
+    """A source of spot interruption notices; called at every edge, so neither method may wait for anything."""
 
     @property
     def deadline_s(self) -> float | None:
-        """When it goes, in seconds since 1970; None as long as nobody says."""
+        """When the machine goes, in seconds since 1970; None as long as it is not known."""
 
     def look(self) -> StopReason | None:
         """The notice, if there is one."""
 
     def end(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
 
 
 class StopSources:
-    """Notes who asks a job to end; a context manager around the loop.
+    """Collects stop requests for a job; a context manager around the loop.
 
     Args:
         job: the job's number; a request for an earlier one is not for it.
-        clock: seconds since 1970, as the deadline is told.
-        deadline_s: when the job's time is over; None for never.
+        clock: seconds since 1970, as the deadline is given.
+        deadline_s: the job's walltime limit; None for no limit.
         reserve: how many seconds before that a last save must begin.
-        look_every_s: the flag file is looked at no more often than this.
-        is_speaking: whether to answer the first Ctrl-C in the log.
-        notices: who hears that the machine is to be taken away; ended by ``restore``.
+        look_every_s: the flag file is read no more often than this.
+        reads_flag: whether this rank reads the flag file; one rank does, the others learn of it by the ranks' vote.
+        is_speaking: whether the first Ctrl-C is answered in the log.
+        notices: the source of spot interruption notices; ended by ``restore``.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class StopSources:
         reserve: Callable[[], float] = lambda: 0.0,
         look_every_s: float = LOOK_EVERY_S,
         files: Files = LOCAL,
+        reads_flag: bool = True,
         notices: Notices | None = None,
         is_speaking: bool = False,
     ) -> None:
@@ -191,7 +193,7 @@ class StopSources:
         self._ended_with: list[Callable[[], None]] = []
         self._layout, self._job, self._files = layout, job, files
         self._clock, self._deadline_s, self._reserve = clock, deadline_s, reserve
-        self._look_every_s = look_every_s
+        self._look_every_s, self._reads_flag = look_every_s, reads_flag
         self._looked_at_s: float | None = None
         self._is_refusal_told = False
         self._signal: int | None = None
@@ -210,16 +212,16 @@ class StopSources:
         self.restore()
 
     def install(self) -> bool:
-        """Listen to signals; False, and said in the log, outside the main thread, where Python does not let us."""
+        """Install the signal handlers; False, with a warning, outside the main thread, where Python forbids it."""
         if threading.current_thread() is not threading.main_thread():
-            _log.warning("the run is not held by the main thread: signals will not stop it; the flag file still does")
+            _log.warning("Run is not used from the main thread: signals cannot stop it; `unbroken stop` still does")
             return False
         for each in SIGNALS:
             self._previous[each] = signal.signal(each, self._note)
         return True
 
     def restore(self) -> None:
-        """Put back the handlers that stood before, and listen to no notices any more."""
+        """Restore the previous signal handlers, and stop listening for notices."""
         if self._notices is not None:
             self._notices.end()
         while self._ended_with:
@@ -247,7 +249,7 @@ class StopSources:
         return None if self._signal is None else StopReason("signal", signal.Signals(self._signal).name)
 
     def _say_interrupted(self) -> None:
-        """Answer the first Ctrl-C at once: whoever sees nothing presses again, and loses the step."""
+        """Answer the first Ctrl-C at once: a user who sees nothing presses again, and loses the step."""
         if not self._is_speaking:
             return
         # A handler may run while a line is being written; then this one is left out.
@@ -261,30 +263,30 @@ class StopSources:
         self._ended_with.append(end)
 
     def move_deadline(self, at_s: float | None) -> None:
-        """Take another deadline, from any thread: the scheduler told it late, or has moved it."""
+        """Set another deadline, from any thread: the scheduler announced it late, or has moved it."""
         self._deadline_s = at_s
 
     def ask(self, detail: str = "") -> None:
-        """Let the loop itself ask for an end."""
+        """Note a stop request by the loop itself."""
         self._asked = self._asked or StopReason("asked", detail)
 
     @property
     def deadline_s(self) -> float | None:
-        """When the job's time is over by all that is known now: its own limit, or the machine's if that is nearer."""
+        """The nearest known limit: the job's own, or the machine's."""
         told_s = (self._deadline_s, self._notices.deadline_s if self._notices is not None else None)
         return min((each for each in told_s if each is not None), default=None)
 
     def left_s(self, grace_s: float | None) -> float | None:
         """Seconds until the kill, as far as it is known: a grace window after a signal, or the deadline if nearer."""
         now_s, deadline_s = self._clock(), self.deadline_s
-        # Who outlives his deadline was not killed by it: then it no longer says when he will be.
+        # A job that outlives its deadline was not killed by it: then the deadline says nothing about the kill.
         gone_at_s = [deadline_s] if deadline_s is not None and deadline_s > now_s else []
         if self._signalled_at_s is not None and grace_s is not None:
             gone_at_s.append(self._signalled_at_s + grace_s)
         return min(gone_at_s) - now_s if gone_at_s else None
 
     def look(self) -> StopReason | None:
-        """Whether anybody asks for an end; a few microseconds, but for one look at the flag file a second."""
+        """The stop request, if there is one; a few microseconds, but for one read of the flag file a second."""
         if self._signal is not None:
             return self.signalled
         if self._asked is not None:
@@ -296,20 +298,20 @@ class StopSources:
             left_s = max(0.0, (self._deadline_s or 0.0) - now_s)
             detail = f"{amounts.duration(left_s)} left, {amounts.duration(reserve_s)} kept for a last save"
             return StopReason("walltime", detail)
-        return self._flag(now_s)
+        return self._flag(now_s) if self._reads_flag else None
 
     def _flag(self, now_s: float) -> StopReason | None:
         last_s = self._looked_at_s
-        # A clock that is set back must not close our eyes for an hour.
+        # A clock that is set back must not stop the reads for an hour.
         if last_s is not None and 0 <= now_s - last_s < self._look_every_s:
             return None
         self._looked_at_s = now_s
         try:
             found = read_request(self._layout, self._files)
         except StorageFailed as refusal:
-            # A storage that does not answer this moment is no reason to end a job; the next look asks again.
+            # Storage that fails for a moment is no reason to stop a job; the next look reads again.
             if not self._is_refusal_told:
-                _log.warning("the flag file could not be looked at: %s; it is tried again every second", refusal)
+                _log.warning("could not read the stop flag file: %s; retrying every second", refusal)
             self._is_refusal_told = True
             return None
         self._is_refusal_told = False

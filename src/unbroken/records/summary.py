@@ -1,4 +1,4 @@
-"""One picture of a run, from which text, JSON and page are all made, so that they cannot disagree."""
+"""The summary of a run from which text, JSON and page are all made, so that they cannot disagree."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, StorageFailed
 from unbroken.quoting import amounts
-from unbroken.records.journal import Fact, History, read_history
+from unbroken.records.journal import Event, History, read_history
 from unbroken.records.layout import Layout, run_of
 from unbroken.records.lease import Lease, ProcessOf, Standing, read_current
 from unbroken.records.metrics import Mismatch, Recomputed
@@ -46,7 +46,7 @@ class Dumps:
         return str(DumpSet(self.step, "", self.world_size))
 
     def sentence(self) -> str:
-        """One line for people; whether the dumps are whole is for the next job to find out."""
+        """One line of text; whether the dumps are complete is checked by the next job."""
         where = ", ".join(self.hosts)
         copied = f", {self.copies} copied" if self.copies else ""
         return f"{self.ranks} of {amounts.plural(self.world_size, 'rank')} dumped on {where}{copied}; {self._then()}"
@@ -59,7 +59,7 @@ class Dumps:
     def _then(self) -> str:
         """What the next job makes of them."""
         if not self.is_complete:
-            return "no checkpoint without the others"
+            return "not a checkpoint without the others"
         if self.copies == self.world_size:
             return "the next job makes a checkpoint of the copies, on any host"
         where = f"if it runs on {self.hosts[0]}" if len(self.hosts) == 1 else "if it runs on these hosts"
@@ -116,11 +116,11 @@ class Account:
     agrees: bool
 
     def sentence(self) -> str:
-        """One line for people."""
+        """One line of text."""
         samples = amounts.plural(self.samples, "sample")
         if self.agrees:
             return f"{samples} served, each exactly once ({self.digest})"
-        return f"{samples} counted, but what was served is not each of them once ({self.digest})"
+        return f"{samples} counted, but not each of them was served exactly once ({self.digest})"
 
 
 def account_of(manifest: Manifest | None) -> Account | None:
@@ -141,7 +141,7 @@ class Records:
     jobs: int = 0
     crashed: int = 0
     torn: int = 0
-    last_commit: Fact | None = None
+    last_commit: Event | None = None
     recomputed: Recomputed = Recomputed()
     deadline_s: float | None = None
     is_stop_requested: bool = False
@@ -227,9 +227,9 @@ def _is_requested(layout: Layout, store: Store) -> bool:
 def records_of(
     history: History, lease: Lease | None, outcome: Outcome | None, *, is_stop_requested: bool = False
 ) -> Records:
-    """What the journal says: how many jobs, the last commit, the proof by steps computed twice, the deadline."""
+    """From the journal: how many jobs, the last commit, steps computed twice, the deadline."""
     current = lease.number if lease is not None else None
-    ended = {fact.job for fact in history.of_kind("job-end")}
+    ended = {event.job for event in history.of_kind("job-end")}
     is_over = outcome is None or outcome.status != "running"
     return Records(
         jobs=len(history.jobs),
@@ -239,7 +239,7 @@ def records_of(
         recomputed=recomputed_of(history),
         deadline_s=None if is_over else _deadline_s(history, current),
         is_stop_requested=is_stop_requested,
-        placements=placements(history.facts),
+        placements=placements(history.events),
     )
 
 
@@ -253,20 +253,20 @@ def _deadline_s(history: History, job: int | None) -> float | None:
 
 def recomputed_of(history: History) -> Recomputed:
     """The proof so far: of what each job says it has compared, its last word counts."""
-    last = {fact.job: fact for fact in history.of_kind("recomputed")}
+    last = {event.job: event for event in history.of_kind("recomputed")}
     mismatches = tuple(
         Mismatch(
-            fact.whole("step") or 0,
-            fact.text("metric") or "",
-            fact.whole("first_job") or 0,
-            fact.text("first_bits") or "",
-            fact.job,
-            fact.text("second_bits") or "",
+            event.whole("step") or 0,
+            event.text("metric") or "",
+            event.whole("first_job") or 0,
+            event.text("first_bits") or "",
+            event.job,
+            event.text("second_bits") or "",
         )
-        for fact in history.of_kind("mismatch")
+        for event in history.of_kind("mismatch")
     )
-    compared = sum(fact.whole("compared") or 0 for fact in last.values())
-    return Recomputed(compared, sum(fact.whole("agreeing") or 0 for fact in last.values()), mismatches)
+    compared = sum(event.whole("compared") or 0 for event in last.values())
+    return Recomputed(compared, sum(event.whole("agreeing") or 0 for event in last.values()), mismatches)
 
 
 def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Whether the holder of a run is alive, found out by watching its lease; and taking the run when it is gone.
+"""Taking a run over: whether its holder is alive is found out by watching the lease.
 
 A process on another machine, in another container or of another boot cannot be seen from here. A living holder renews
 its lease four times within its time to live, so a lease that is watched for that long on this machine's own monotonic
@@ -63,7 +63,7 @@ class LeaseWatch:
         return Standing.ALIVE if self.is_renewed else Standing.UNKNOWN
 
     def until_known(self, wait: Callable[[float], None], say: Callable[[str], None] | None = None) -> Standing:
-        """Look until it is known; ``say`` is told once that this takes a while.
+        """Look until it is known; ``say`` is called once if this takes a while.
 
         Raises:
             StorageFailed: the system refused.
@@ -72,7 +72,7 @@ class LeaseWatch:
         if standing is Standing.UNKNOWN and say is not None and self.lease is not None:
             say(
                 f"watching the lease of {self.lease.describe()} for up to {amounts.duration(self.lease.ttl_s)}:"
-                " whether it is alive cannot be seen from here"
+                " its process is not visible from this machine"
             )
         while standing is Standing.UNKNOWN:
             wait(LOOK_S)

@@ -103,7 +103,7 @@ def adopt(
     draft_name = world.from_first(lambda: begin(into.store, step=dump_set.step, job=into.job).name)
     draft = Draft(into.store, draft_name)
     try:
-        reports = world.gather_or_none(lambda: _bring_in(merged, copies, draft, world.rank))
+        reports = world.gather_to_first(lambda: _bring_in(merged, copies, draft, world.rank))
         return world.from_first(lambda: _commit(dump_set, merged, views[0], reports, copies, draft, into))
     except BaseException:
         if world.is_first:
@@ -161,7 +161,7 @@ def _merge(views: Sequence[View], items: Sequence[Item]) -> _Merged:
     else:
         for mine, view in zip(ranked, views, strict=True):
             mine[RNG] = view.values[RNG]
-    plan = SavePlan(0, planned, pieces, ())
+    plan = SavePlan(0, planned, pieces, (), sum(piece.size_bytes for theirs in pieces for piece in theirs))
     return _Merged(plan, places, renamed, _settled(shared, views, items), ranked)
 
 

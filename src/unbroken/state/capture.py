@@ -70,11 +70,8 @@ def capture(
     # On all ranks or on none: a value of one rank alone may need pickle, and the others would wait for its digests.
     called = RNG_TENSORS if shares_rng else own_prefix(world.rank, RNG_TENSORS)
     taken = world.all_or_none(lambda: take_alone(items, generators, called, world, allow_pickle))
-    copies_digest = digest_bytes(json.dumps(taken.copies, sort_keys=True).encode())
-    said = world.all_gather((taken.digests, copies_digest))
-    differing = differing_names(taken.digests, [digests for digests, _ in said])
-    is_even = len({copies for _, copies in said}) == 1
-    uneven = [] if is_even else sorted(differing_names(taken.copies, world.all_gather(taken.copies)))
+    differing = _compare(taken.digests, world)
+    uneven = sorted(_compare(taken.copies, world))
     tensors: dict[str, torch.Tensor] = dict(taken.drawn.tensors)
     own: set[str] = set() if shares_rng else set(taken.drawn.tensors)
     shared: dict[str, Json] = {RNG: taken.drawn.structure} if shares_rng else {}
@@ -196,6 +193,25 @@ def own_unless_sharded(rank: int) -> Callable[[str, torch.Tensor], str]:
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether a tensor is this rank's view of one that all ranks hold together."""
     return isinstance(tensor, DTensor | ShardedTensor)
+
+
+def _compare(digests: Mapping[str, str], world: World) -> set[str]:
+    """The names of which not all ranks have the same digest. Collective.
+
+    Ten thousand tensors may differ by rank, as running statistics do: what a rank sends does not grow with the ranks.
+    """
+    names = sorted(digests)
+    values = [digests[name] for name in names]
+    are_named_otherwise, are_otherwise = world.differing([_short(names), _short([names, values])])
+    if not are_otherwise:
+        return set()
+    if are_named_otherwise:
+        return differing_names(digests, world.all_gather(digests))
+    return {name for name, differs in zip(names, world.differing([*map(_short, values)]), strict=True) if differs}
+
+
+def _short(value: object) -> bytes:
+    return digest_bytes(json.dumps(value).encode())[:16]
 
 
 def differing_names(digests: Mapping[str, str], everybody: Sequence[Mapping[str, str]]) -> set[str]:

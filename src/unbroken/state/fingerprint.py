@@ -9,6 +9,7 @@ tensor that was never loaded); it does not protect against forgery. ``mixing`` o
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
@@ -22,8 +23,21 @@ from unbroken.world import World
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+@dataclass
+class CountedBelow:
+    """Of this rank's boxes, those that a lower rank counts; found by the first count, valid for the same placements."""
+
+    boxes: Mapping[str, Collection[Box]] | None = None
+
+
 @torch.no_grad()
-def fingerprints(tensors: Mapping[str, torch.Tensor], world: World, *, own: Collection[str] = ()) -> dict[str, str]:
+def fingerprints(
+    tensors: Mapping[str, torch.Tensor],
+    world: World,
+    *,
+    own: Collection[str] = (),
+    below: CountedBelow | None = None,
+) -> dict[str, str]:
     """The fingerprint of every tensor of every rank, by name; the same on all ranks. Collective.
 
     Args:
@@ -31,13 +45,18 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], world: World, *, own: Coll
             each of them hashes a slice of it.
         world: the ranks.
         own: the names that no other rank has; each is hashed whole where it is.
+        below: what an earlier count of tensors with the same placements on all ranks has found out, so that boxes are
+            exchanged once and not at every save.
 
     Raises:
         Bug: a tensor is of a kind that holds no elements of the whole, such as a partial sum.
     """
     shared = sorted(tensors.keys() - set(own))
-    said = world.gather_or_none(lambda: _saying(tensors, shared, own, world))
-    boxes = said[world.rank][2]
+    below = below or CountedBelow()
+    is_first_count = below.boxes is None
+    said = world.gather_or_none(lambda: _saying(tensors, shared, own, world, with_boxes=is_first_count))
+    counted_below = _counted_below(said, world.rank) if below.boxes is None else below.boxes
+    below.boxes = counted_below
     holders: dict[str, list[int]] | None = None
     if len({digest for digest, _, _ in said}) > 1:  # pipeline stages have different tensors
         holders = _holders(world.all_gather(shared))
@@ -48,10 +67,9 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], world: World, *, own: Coll
         for row, name in enumerate(names):
             if name in tensors:
                 ranks = range(world.size) if holders is None else holders[name]
-                seen = {box for _, _, theirs in said[: world.rank] for box in theirs.get(name, ())}
-                once = seen if name in boxes else None
+                share, seen = (ranks.index(world.rank), len(ranks)), counted_below.get(name)
                 with asking_for_memory():
-                    _contribute(name, tensors[name], tally, row, share=(ranks.index(world.rank), len(ranks)), seen=once)
+                    _contribute(name, tensors[name], tally, row, share=share, seen=seen)
         return tally.read()
 
     # On all ranks or on none: counting needs memory, and the others would wait for the sums of one that has none.
@@ -66,12 +84,24 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], world: World, *, own: Coll
 _Saying = tuple[str, dict[str, str], dict[str, list[Box]]]
 
 
-def _saying(tensors: Mapping[str, torch.Tensor], shared: Sequence[str], own: Collection[str], world: World) -> _Saying:
+def _saying(
+    tensors: Mapping[str, torch.Tensor], shared: Sequence[str], own: Collection[str], world: World, *, with_boxes: bool
+) -> _Saying:
     """What one rank sends the others first: a digest of its names, the fingerprints of its own tensors, its boxes."""
     with asking_for_memory():
         prints = {name: _text(contribution(name, tensors[name])) for name in sorted(own)}
-    boxes = {name: held for name in shared if (held := _boxes_to_compare(tensors[name], world)) is not None}
+    compared = shared if with_boxes else ()
+    boxes = {name: held for name in compared if (held := _boxes_to_compare(tensors[name], world)) is not None}
     return _names_digest(shared), prints, boxes
+
+
+def _counted_below(said: Sequence[_Saying], rank: int) -> dict[str, set[Box]]:
+    """Of each tensor whose boxes are compared, those of this rank that a lower one holds too."""
+    found: dict[str, set[Box]] = {}
+    for name, mine in said[rank][2].items():
+        held = set(mine)
+        found[name] = {box for _, _, theirs in said[:rank] for box in theirs.get(name, ()) if box in held}
+    return found
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import io
 import math
 import pickle
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from torch.serialization import skip_data
 from unbroken.errors import EvidenceMissing
 from unbroken.state import index as index_format
 from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, INDEX_PART, Box, Chunk, Entry, Index
-from unbroken.state.pieces import SavePlan, part_name, plan_save
+from unbroken.state.pieces import Piece, SavePlan, part_name, plan_save
 from unbroken.state.read import read, read_index
 from unbroken.state.stage import Staged, StagedPiece
 from unbroken.store.commit import Draft
@@ -107,6 +108,7 @@ __all__ = [
     "INDEX_PART",
     "METADATA_PART",
     "Location",
+    "Report",
     "SavePlan",
     "Written",
     "finish",
@@ -139,6 +141,47 @@ class Written:
 
     parts: tuple[Part, ...]
     places: Mapping[tuple[str, Box], Location]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank sends to rank 0 about what it wrote: its parts, and where the pieces of its plan lie, without names.
+
+    Rank 0 knows the pieces in their order from the plan, so that ten thousand of them take a few kilobytes.
+    """
+
+    parts: tuple[Part, ...]
+    layout: bytes
+
+    @classmethod
+    def of(cls, written: Written, pieces: Sequence[Piece]) -> "Report":
+        """The report of a rank that has these pieces to write."""
+        numbers = {part.name: number for number, part in enumerate(written.parts)}
+        places = [written.places[piece.name, piece.box] for piece in pieces]
+        rows = [[numbers[each.part], each.blob_at, each.blob_bytes, each.at] for each in places]
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, _COLUMNS)
+        # From each to the next, column by column: tensors of equal shapes are equally far apart, which compresses well.
+        steps = table.diff(dim=0, prepend=table.new_zeros(1, _COLUMNS)).t().contiguous()
+        return cls(written.parts, zlib.compress(steps.numpy().tobytes(), 1))
+
+    def written(self, pieces: Sequence[Piece]) -> Written:
+        """What the rank has written, with the names that rank 0 knows.
+
+        Raises:
+            ValueError: the report is about another number of pieces.
+        """
+        data = bytearray(zlib.decompress(self.layout))
+        # A rank may have nothing to write, and torch makes no tensor of an empty buffer.
+        steps = torch.frombuffer(data, dtype=torch.int64).view(_COLUMNS, -1) if data else torch.zeros(_COLUMNS, 0)
+        rows = steps.cumsum(dim=1).t().tolist()
+        places = {
+            (piece.name, piece.box): Location(self.parts[part].name, blob_at, blob_bytes, at)
+            for piece, (part, blob_at, blob_bytes, at) in zip(pieces, rows, strict=True)
+        }
+        return Written(self.parts, places)
+
+
+_COLUMNS: Final = 4
 
 
 def planned_parts(plan: SavePlan, *, files: int = 1) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """Who writes what: the local shards of every rank, as one list of pieces without duplicates.
 
-PyTorch's distributed checkpoint knows what a rank holds of each tensor; all ranks exchange this, and each computes the
-same plan from it, so one exchange suffices. A piece that several ranks hold is written by the one with the
-least to write; tensors that are one tensor under several names are written once. The plan stays valid while names,
-dtypes, shapes and placements stay the same, and a save that finds it so exchanges nothing but one vote.
+PyTorch's distributed checkpoint knows what a rank holds of each tensor. Rank 0 gathers that, decides who writes what,
+and sends each rank its own part of the plan, so that no rank but the first receives or holds what grows with the number
+of ranks. A piece that several ranks hold is written by the one with the least to write; tensors that are one tensor
+under several names are written once. The plan stays valid while names, dtypes, shapes and placements stay the same, and
+a save that finds it so exchanges nothing but one vote.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -21,7 +23,7 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from unbroken.errors import TensorUnsupported
+from unbroken.errors import RankFailed, TensorUnsupported
 from unbroken.state.index import DTYPES, Box, coverage_complaint, dtype_name
 from unbroken.world import World
 
@@ -64,12 +66,17 @@ class Planned:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """What every rank writes, and the structure it was made for."""
+    """What every rank writes, and the structure it was made for.
+
+    ``tensors`` and ``total_bytes`` are the same on every rank. ``pieces_by_rank`` is complete on rank 0; on another
+    rank only its own pieces are filled in.
+    """
 
     rank: int
     tensors: Mapping[str, Planned]
     pieces_by_rank: tuple[tuple[Piece, ...], ...]
     structure: tuple[object, ...]
+    total_bytes: int
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -82,7 +89,7 @@ class SavePlan:
         return sum(piece.size_bytes for piece in self.pieces)
 
     def part_names(self, files: int) -> tuple[str, ...]:
-        """The parts that all ranks together will write, each into so many files."""
+        """The parts that all ranks together will write, each into so many files; on rank 0."""
         return tuple(
             part_name(rank, number)
             for rank, pieces in enumerate(self.pieces_by_rank)
@@ -102,23 +109,54 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
         TensorUnsupported: a tensor is of a kind that cannot be kept, or the ranks do not agree on what it is.
     """
     structure = structure_of(tensors)
-    if cached is not None:
-        is_stale = structure != cached.structure
-        # A rank alone cannot know: what it writes depends on what the others hold.
-        if not world.start_vote([is_stale]).read()[0]:
-            return cached
+    # A rank alone cannot know: what it writes depends on what the others hold.
+    if cached is not None and not world.any_rank(structure != cached.structure):
+        return cached
+    with _refused_alike(is_of_rank=True):
+        mine = world.all_or_none(lambda: held_by(tensors))
+    held = world.gather(mine)
+    assigned: list[list[Piece]] = []
+
+    def decide() -> tuple[dict[str, Planned], int]:
+        planned = agree_on(held)
+        assigned.extend(assign(held, planned))
+        return planned, sum(piece.size_bytes for pieces in assigned for piece in pieces)
+
+    with _refused_alike(is_of_rank=False):
+        planned, total_bytes = world.from_first(decide)
+    if world.is_first:
+        pieces_by_rank = tuple(map(tuple, assigned))
+        world.scatter([chosen_of(theirs, pieces) for theirs, pieces in zip(held, assigned, strict=True)])
+    else:
+        # Numbers instead of pieces: this rank knows the names and boxes of what it holds.
+        chosen: list[int] = world.scatter(())
+        offered = [Piece(one.name, one.dtype, box) for one, box in _boxes(mine)]
+        empty: list[tuple[Piece, ...]] = [()] * world.size
+        empty[world.rank] = tuple(offered[number] for number in chosen)
+        pieces_by_rank = tuple(empty)
+    return SavePlan(world.rank, planned, pieces_by_rank, structure, total_bytes)
+
+
+@contextlib.contextmanager
+def _refused_alike(*, is_of_rank: bool) -> Iterator[None]:
+    """Raise on every rank what one of them has refused; ``is_of_rank`` says whether it is about that rank's tensor."""
     try:
-        mine: list[Held] | TensorUnsupported = held_by(tensors)
-    except TensorUnsupported as refused:
-        mine = refused
-    told = world.all_gather(mine)
-    held: list[list[Held]] = []
-    for rank, said in enumerate(told):
-        if isinstance(said, TensorUnsupported):
-            raise said if rank == world.rank else TensorUnsupported(name=said.name, reason=said.reason, rank=rank)
-        held.append(said)
-    planned = agree_on(held)
-    return SavePlan(world.rank, planned, _assign(held, planned), structure)
+        yield
+    except RankFailed as failed:
+        if not isinstance(failed.cause, TensorUnsupported):
+            raise
+        name, reason = failed.cause.name, failed.cause.reason
+        raise TensorUnsupported(name=name, reason=reason, rank=failed.rank if is_of_rank else None) from failed
+
+
+def chosen_of(held: Sequence[Held], pieces: Sequence[Piece]) -> list[int]:
+    """Which of the boxes that a rank holds, counted through, it writes."""
+    numbers = {(one.name, box): number for number, (one, box) in enumerate(_boxes(held))}
+    return [numbers[piece.name, piece.box] for piece in pieces]
+
+
+def _boxes(held: Sequence[Held]) -> Iterator[tuple[Held, Box]]:
+    return ((one, box) for one in held for box in one.boxes)
 
 
 def structure_of(tensors: Mapping[str, torch.Tensor]) -> tuple[object, ...]:
@@ -260,7 +298,7 @@ def _written_as(name: str, by_name: Mapping[str, Mapping[int, Held]], planned: M
     return other if is_one else name
 
 
-def _assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> tuple[tuple[Piece, ...], ...]:
+def assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> list[list[Piece]]:
     """Give every piece to one of its holders, the largest first and each to the one with the least so far."""
     holders: dict[Piece, list[int]] = {}
     for rank, mine in enumerate(held):
@@ -280,4 +318,4 @@ def _assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> t
     assigned: list[list[Piece]] = [[] for _ in held]
     for piece in holders:
         assigned[writer[piece]].append(piece)
-    return tuple(map(tuple, assigned))
+    return assigned

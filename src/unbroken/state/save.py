@@ -20,12 +20,11 @@ from unbroken.quoting.log import logger
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.encode import Json
-from unbroken.state.fingerprint import combine, fingerprints
+from unbroken.state.fingerprint import CountedBelow, combine, fingerprints
 from unbroken.state.host_memory import asking_for_memory
-from unbroken.state.index import Box
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
 from unbroken.state.naming import parameter_names
-from unbroken.state.stage import Buffers, Staged, Sums, require_as_fingerprinted, stage, staged_sums
+from unbroken.state.stage import Buffers, Staged, require_as_fingerprinted, stage, staged_sums
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
 from unbroken.store.capacity import require_room
 from unbroken.store.commit import Draft, Record, begin, commit
@@ -103,6 +102,8 @@ class Saver:
         self._hyperparameters = hyperparameters
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
+        # What the ranks found out about each other's boxes; true as long as the plan is.
+        self._counted_below = CountedBelow()
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
         self._is_committing = False
@@ -141,8 +142,10 @@ class Saver:
             allow_pickle=self._allow_pickle,
             shares_rng=self._shares_generators,
         )
-        plan = self._plan = payload.plan_save(found.tensors, self._world, self._plan)
-        prints = fingerprints(found.tensors, self._world, own=found.own)
+        plan = payload.plan_save(found.tensors, self._world, self._plan)
+        if plan is not self._plan:
+            self._plan, self._counted_below = plan, CountedBelow()
+        prints = fingerprints(found.tensors, self._world, own=found.own, below=self._counted_below)
         described = {name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in plan.tensors.items()}
         inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         copies: list[Staged] = []
@@ -166,7 +169,8 @@ class Saver:
                 staged.release()
             raise
         paused_s = time.monotonic() - began
-        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, began, paused_s))
+        sums = torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu")
+        inbox.put(_Work(request, items, counters, found, plan, copies[0], described, sums, began, paused_s))
         return thread
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -219,7 +223,7 @@ class Saver:
         except Exception as surprise:  # noqa: BLE001 - the top of a thread: nothing above could report it
             done, error = _Committed(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
-        total_s, size_bytes = time.monotonic() - work.began, _total_bytes(work.plan)
+        total_s, size_bytes = time.monotonic() - work.began, work.plan.total_bytes
         self._ended = Saved(
             work.request, done.name, size_bytes, work.paused_s, total_s, done.removed, error, account=done.account
         )
@@ -238,13 +242,15 @@ class Saver:
         def commit_once() -> _Committed:
             self._is_committing = True
             try:
-                committed.append(self._commit(work, draft, everything))
+                committed.append(self._commit(work, draft, reports))
             finally:
                 self._is_committing = False
             return committed[0]
 
         try:
-            everything = world.gather_or_none(lambda: self._write(work, draft))
+            reports = world.gather_to_first(lambda: self._write(work, draft))
+            # Over all ranks, and after none of them has failed: one that has would not take part.
+            world.add_up(work.sums)
             return world.from_first(commit_once)
         except UnbrokenError:
             if committed:
@@ -263,7 +269,7 @@ class Saver:
         others = 8 + self._world.size
         require_room(
             context.store,
-            coming_bytes=_total_bytes(work.plan),
+            coming_bytes=work.plan.total_bytes,
             coming_files=len(work.plan.part_names(context.files_per_rank)) + others,
             policies=context.policies,
             is_live=context.is_live,
@@ -276,16 +282,16 @@ class Saver:
             with ThreadPoolExecutor(1, thread_name_prefix="unbroken-verify") as pool:
                 checking = pool.submit(staged_sums, work.staged.pieces, work.plan)
                 written = payload.write(work.staged, draft, self._world.rank, files=self._context.files_per_rank)
-                sums = checking.result()
+                work.sums.copy_(checking.result())
         finally:
             work.staged.release()
         part = rank_part(self._world.rank)
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
-        return _RankReport(written, mine, sums)
+        return _RankReport(payload.Report.of(written, work.plan.pieces), mine)
 
     def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_RankReport"]) -> "_Committed":
         context, request = self._context, work.request
-        require_as_fingerprinted(work.plan, work.described, [each.sums for each in reports], request.step)
+        require_as_fingerprinted(work.plan, work.described, work.sums, request.step)
         trainer = TrainerState(
             step=request.step,
             world_size=self._world.size,
@@ -295,8 +301,9 @@ class Saver:
             counters=work.counters,
             hyperparameters=self._hyperparameters,
         )
-        parts = [part for each in reports for part in (*each.written.parts, each.record)]
-        parts += payload.finish(work.plan, [each.written for each in reports], draft)
+        parts = [part for each in reports for part in (*each.tensors.parts, each.record)]
+        everything = zip(reports, work.plan.pieces_by_rank, strict=True)
+        parts += payload.finish(work.plan, [each.tensors.written(pieces) for each, pieces in everything], draft)
         parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
         account = dict(request.account()) if request.account is not None else None
         served = {} if account is None else {"data": account}
@@ -344,11 +351,10 @@ class Saver:
 
 @dataclass(frozen=True)
 class _RankReport:
-    """What one rank reports to rank 0: the parts it wrote, its own record, and its sums for the fingerprints."""
+    """What one rank sends to rank 0: what it wrote of the tensors, and the part with its own record."""
 
-    written: payload.Written
+    tensors: payload.Report
     record: Part
-    sums: Mapping[tuple[str, Box], Sums]
 
 
 @dataclass(frozen=True)
@@ -362,6 +368,8 @@ class _Committed:
 
 @dataclass(frozen=True)
 class _Work:
+    """A save on its way from the step's edge to its thread; ``sums`` is filled there, from the copies."""
+
     request: Request
     items: Sequence[Item]
     counters: Json
@@ -369,6 +377,7 @@ class _Work:
     plan: payload.SavePlan
     staged: Staged
     described: Mapping[str, Tensor]
+    sums: torch.Tensor
     began: float
     paused_s: float
 
@@ -398,7 +407,3 @@ def changed_by_steps(items: Sequence[Item], names: Collection[str]) -> set[str]:
             called = parameter_names(item.module)
             found |= {f"{item.name}.{name}" for identity, name in called.items() if identity in stepped}
     return found & set(names)
-
-
-def _total_bytes(plan: payload.SavePlan) -> int:
-    return sum(piece.size_bytes for pieces in plan.pieces_by_rank for piece in pieces)

@@ -9,7 +9,7 @@ next kernel already finds it done. There is exactly one set of buffers, so one s
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -20,7 +20,7 @@ import torch
 from unbroken.errors import WrittenDuringSave
 from unbroken.state.fingerprint import keys_of, print_of
 from unbroken.state.host_memory import asking_for_memory
-from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, Box
+from unbroken.state.index import ALIGNMENT_BYTES, DTYPES
 from unbroken.state.mixing import WORDS, Passes, Places
 from unbroken.state.pieces import Piece, SavePlan, local_piece
 from unbroken.store.manifest import Tensor
@@ -273,21 +273,27 @@ def _copy(source: torch.Tensor, stretches: Sequence[torch.Tensor]) -> None:
 
 # ---- checking staged bytes against their fingerprints ----
 
-Sums = tuple[int, int]
 # Larger than the chunks at an edge: fewer, longer operations leave Python's lock to the training thread.
 _CHUNK_WORDS: Final = 1 << 17
 _MOST_THREADS: Final = 4
 
 
-def staged_sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> dict[tuple[str, Box], Sums]:
-    """What each staged piece adds to the fingerprint of its tensor, from the bytes in host memory."""
+def staged_sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> torch.Tensor:
+    """What the staged pieces add to the two sums of each tensor of the plan, from the bytes in host memory.
+
+    One row a tensor, in the order of the plan: added up over the ranks they are the sums of the whole tensors.
+    """
     threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 4, len(pieces)))
     with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-verify") as pool:
-        shares = pool.map(lambda first: list(_sums(pieces[first::threads], plan)), range(threads))
-        return {key: sums for share in shares for key, sums in share}
+        return sum(
+            pool.map(lambda first: _sums(pieces[first::threads], plan), range(threads)),
+            start=torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu"),
+        )
 
 
-def _sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> Iterator[tuple[tuple[str, Box], Sums]]:
+def _sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> torch.Tensor:
+    rows = {name: row for row, name in enumerate(plan.tensors)}
+    found = torch.zeros(len(rows), 2, dtype=torch.int64, device="cpu")
     cpu = torch.device("cpu")
     add = Passes(cpu, _CHUNK_WORDS)
     for staged in pieces:
@@ -296,36 +302,30 @@ def _sums(pieces: Sequence[StagedPiece], plan: SavePlan) -> Iterator[tuple[tuple
         width = min(itemsize, 4)
         per_element = itemsize // width
         places = Places.of((*whole, per_element), (*box.offsets, 0), (*box.sizes, per_element))
-        total = torch.zeros(2, dtype=torch.int64, device=cpu)
         words = [stretch.view(WORDS[width]) for stretch in staged.stretches]
         begins = accumulate((row.numel() for row in words), initial=0)
         for row, begin in zip(words, begins, strict=False):
-            add(row, places, keys_of(name, DTYPES[dtype], whole), total, begin=begin)
-        first, second = total.tolist()
-        yield (name, box), (first, second)
+            add(row, places, keys_of(name, DTYPES[dtype], whole), found[rows[name]], begin=begin)
+    return found
 
 
 def require_as_fingerprinted(
     plan: SavePlan,
     described: Mapping[str, Tensor],
-    told: Sequence[Mapping[tuple[str, Box], Sums]],
+    sums: torch.Tensor,
     step: int,
 ) -> None:
-    """Pass if what all ranks staged has the fingerprints that were taken at the edge.
+    """Pass if what all ranks staged has the fingerprints that were taken at the edge; ``sums`` are those of all ranks.
 
     Raises:
         WrittenDuringSave: some tensors were written in between.
     """
-    boxes: dict[str, list[Sums]] = {}
-    for sums in told:
-        for (name, _), each in sums.items():
-            boxes.setdefault(name, []).append(each)
     written = [
         name
-        for name, planned in plan.tensors.items()
+        for (name, planned), total in zip(plan.tensors.items(), sums.tolist(), strict=True)
         # A tied tensor is staged under the first of its names only.
         if planned.same_as == name
-        and print_of(name, DTYPES[planned.dtype], planned.shape, boxes.get(name, ())) != described[name].digest
+        and print_of(name, DTYPES[planned.dtype], planned.shape, [total]) != described[name].digest
     ]
     if written:
         raise WrittenDuringSave(step=step, names=tuple(sorted(written)))

@@ -14,7 +14,7 @@ from tests.exact.gpt_world import Job, tiny, tokenize_text, train, write_text
 from unbroken.config import Config
 from unbroken.errors import GradientNotFinite
 from unbroken.gpt.optimizer import LossScaler
-from unbroken.records.journal import Fact, read_history
+from unbroken.records.journal import Event, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.metrics import read_metrics
 from unbroken.state.flatten import unflatten
@@ -44,7 +44,7 @@ def layout_of(config: Config) -> Layout:
     return Layout(Path(config.training.output_dir))
 
 
-def facts(config: Config, kind: str) -> list[Fact]:
+def facts(config: Config, kind: str) -> list[Event]:
     return read_history(layout_of(config)).of_kind(kind)
 
 

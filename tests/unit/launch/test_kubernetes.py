@@ -26,7 +26,7 @@ from unbroken.launch.kubernetes.options import (
     require_fit,
 )
 from unbroken.launch.kubernetes.text import manifest
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 TRAIN = Program(
     verb="train", words=("/etc/unbroken/config.yaml", "training.seed=1"), run="runs/a", config="model: {}\n"
@@ -272,8 +272,8 @@ def test_the_claim_that_is_made_can_be_shared_by_several_nodes() -> None:
 # ---- the time to save ----
 
 
-def commits(*seconds: float) -> list[Fact]:
-    return [Fact(1, "commit", 0.0, {"seconds": each}) for each in seconds]
+def commits(*seconds: float) -> list[Event]:
+    return [Event(1, "commit", 0.0, {"seconds": each}) for each in seconds]
 
 
 def test_the_time_to_save_is_learned_from_the_saves_of_the_run() -> None:

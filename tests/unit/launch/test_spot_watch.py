@@ -181,7 +181,7 @@ def test_a_job_stops_by_a_notice_and_knows_when_the_machine_goes(tmp_path: os.Pa
             heard(watching)
             reason = sources.look()
             assert reason is not None and reason.kind == "spot"
-            assert reason.sentence().startswith("the machine will be taken away (AWS: terminate at ")
+            assert reason.sentence().startswith("spot interruption notice (AWS: terminate at ")
             assert before_s is not None and sources.deadline_s is not None and sources.deadline_s < before_s
         assert watching._ended.is_set()
 

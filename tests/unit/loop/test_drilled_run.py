@@ -58,7 +58,7 @@ def test_the_journal_says_that_it_was_a_drill_before_anything_else(
     job(tmp_path / "real", 3, **tiny())
     drilled(tmp_path, Drill(directory=tmp_path / "elsewhere", save_steps=1), monkeypatch)
     job(tmp_path / "real", 3, **tiny())
-    first = read_history(Layout(tmp_path / "elsewhere")).facts[0]
+    first = read_history(Layout(tmp_path / "elsewhere")).events[0]
     assert first.kind == "drill"
     assert first.values["directory"] == str(tmp_path / "elsewhere")
     assert not read_history(Layout(tmp_path / "real")).of_kind("drill")
@@ -76,7 +76,7 @@ def test_a_drill_saves_as_often_as_it_says_and_stops_where_it_says(
     assert (end.text("status"), end.whole("step")) == ("stopped", 7)
 
 
-def test_a_drill_that_ends_where_the_script_goes_on_calls_its_last_save_as_the_script_would(
+def test_a_drill_that_ends_where_the_script_continues_calls_its_last_save_as_the_script_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drilled(tmp_path, Drill(save_steps=3, stop_at=6, stops_as="periodic"), monkeypatch)
@@ -113,7 +113,7 @@ def test_a_real_job_keeps_the_disk_it_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("do", ["enospc", "eio"])
 @pytest.mark.parametrize("phase", ["parts", "manifest", "rename"])
-def test_a_save_that_a_drill_refuses_fails_once_and_training_goes_on(
+def test_a_save_that_a_drill_refuses_fails_once_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, do: str
 ) -> None:
     drilled(tmp_path, Drill(save_steps=2, faults=(Fault(phase, do, when=2),)), monkeypatch)

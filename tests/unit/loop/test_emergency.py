@@ -71,7 +71,7 @@ def committed(root: Path) -> set[str]:
 
 
 @pytest.mark.promise("M11")
-def test_a_dump_that_was_asked_for_is_what_the_next_job_goes_on_from(tmp_path: Path) -> None:
+def test_a_dump_that_was_asked_for_is_what_the_next_job_resumes_from(tmp_path: Path) -> None:
     assert job(tmp_path, 9, dump_at=5, lost_at=7) == 0
     (pointer,) = read_pointers(tmp_path / "run")
     assert Path(pointer.path).name.startswith("emergency_step_5_")
@@ -86,13 +86,13 @@ def test_without_a_directory_it_is_refused_at_the_call(tmp_path: Path) -> None:
         job(tmp_path, 9, dump_at=5, emergency_dir=None)
 
 
-def test_a_directory_that_takes_no_dump_is_told_at_the_start_and_the_window_used_for_a_save(
+def test_a_directory_that_takes_no_dump_is_reported_at_the_start_and_the_window_used_for_a_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "scratch").write_text("no directory")
     assert job(tmp_path, 9, dump_at=3, signal_at=5, grace_seconds=5) == 0
     first = next(record.message for record in caplog.records if record.levelno == logging.WARNING)
-    assert f"no dump can be made in {tmp_path / 'scratch'} by rank 0" in first
+    assert f"emergency_dir {tmp_path / 'scratch'} cannot be used by rank 0" in first
     assert committed(tmp_path) == {"checkpoint-5-shutdown"}, "asked for by the script it is tried, told, and no end"
     (tmp_path / "scratch").unlink()
     assert job(tmp_path, 9, signal_at=7, grace_seconds=0.5) == 5
@@ -146,7 +146,7 @@ def test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the
     assert facts(tmp_path, "emergency-mirror") == []
     (failed,) = facts(tmp_path, "emergency-failed")
     assert failed["what"] == "copy"
-    assert "is not copied to" in caplog.text
+    assert "could not copy the dump" in caplog.text
     assert job(tmp_path, 9) == 5
 
 
@@ -187,7 +187,7 @@ def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_sai
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job(tmp_path, 1, grace_seconds=0.0)
-    assert "leaves time for no save at all" in caplog.text
+    assert "leaves no time for a save" in caplog.text
     caplog.clear()
     job(tmp_path, 2, max_runtime_seconds=100.0, walltime_reserve_seconds=200.0)
     assert "it will stop after its first step" in caplog.text

@@ -1,4 +1,4 @@
-"""Values that a script constructs otherwise than when its run began: told, and used if the settings say so."""
+"""Values that a script constructs differently than at the start of its run: logged, and used if the settings say so."""
 
 from collections.abc import Callable
 from functools import partial
@@ -81,7 +81,7 @@ def test_a_schedule_that_moves_the_rate_is_no_change(by: str, tmp_path: Path, ca
 
 
 @pytest.mark.promise("U8")
-def test_each_changed_value_is_told_in_one_line_and_the_checkpoints_is_used(
+def test_each_changed_value_is_reported_in_one_line_and_the_checkpoints_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make = partial(schedules.StepLR, step_size=2, gamma=0.5)
@@ -130,7 +130,7 @@ def test_the_scripts_values_are_put_in_place_as_if_the_schedule_had_them_from_th
 
 
 @pytest.mark.promise("U8")
-def test_a_function_of_the_script_is_used_in_any_case_and_its_numbers_are_told(
+def test_a_function_of_the_script_is_used_in_any_case_and_its_numbers_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(optimizer: torch.optim.Optimizer, steps: int) -> schedules.LambdaLR:

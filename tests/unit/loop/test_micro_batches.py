@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.unit.state.tiny import adam, bits, model, quietly
 from unbroken import Run
-from unbroken.loop.body import LEAST_PATIENCE_STEPS
+from unbroken.loop.step_body import LEAST_PATIENCE_STEPS
 from unbroken.store.directory import Store
 
 pytestmark = pytest.mark.promise("U3")

@@ -82,7 +82,7 @@ def test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once(
     assert not place.exists(), "nothing is made anew where the run was"
     assert "intact" not in caplog.text
     loud = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert not [line for line in loud if "could not be written" in line]
+    assert not [line for line in loud if "could not write" in line]
     assert conclude(gone.value).verdict == "look", "started again it would begin at step 0"
     assert "if it was moved, move it back" in render(gone.value)
 

@@ -30,7 +30,7 @@ def began(directory: Path, **changes: object) -> int:
 
 
 @pytest.mark.promise("G4", "K1")
-def test_auto_starts_in_an_empty_directory_and_goes_on_every_time_after(tmp_path: Path) -> None:
+def test_auto_starts_in_an_empty_directory_and_resumes_every_time_after(tmp_path: Path) -> None:
     assert began(tmp_path / "run") == 0
     for target in (3, 5, 5, 8):
         before = began(tmp_path / "run")
@@ -128,7 +128,7 @@ def test_one_bit_of_any_part_is_seen_even_where_no_job_has_a_use_for_it(tmp_path
 
 
 @pytest.mark.promise("K4")
-def test_a_run_whose_every_checkpoint_is_damaged_never_begins_anew_unasked(tmp_path: Path) -> None:
+def test_a_run_whose_every_checkpoint_is_damaged_never_silently_starts_over(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job(run, 2, **tiny())
     for part in (run / "checkpoints").glob("*/state/*.distcp"):
@@ -167,7 +167,7 @@ def test_the_hint_may_be_named_alone(tmp_path: Path) -> None:
     assert began(tmp_path / "run", resume="latest") == 7
 
 
-def test_a_bare_step_that_was_never_saved_is_told_with_those_that_were(tmp_path: Path) -> None:
+def test_a_bare_step_that_was_never_saved_is_reported_with_those_that_were(tmp_path: Path) -> None:
     job(tmp_path / "run", 4, **tiny())
     with pytest.raises(CheckpointUnknown) as refused:
         began(tmp_path / "run", resume="99")
@@ -207,7 +207,7 @@ def test_a_rewind_happens_once_and_the_same_request_continues_its_branch(
     assert job(run, 9, quietly(resume="4", keep_last_k=None), **tiny()).step == 9
     with caplog.at_level("INFO", "unbroken"):
         assert began(run, resume="4") == 9
-    assert "resume '4' was already carried out by job 2" in caplog.text and "ask for '4#2'" in caplog.text
+    assert "resume '4' was already carried out by job 2" in caplog.text and "use '4#2'" in caplog.text
     # Another request, the first one after it, and the same one twice on purpose.
     for count, resume in enumerate(("6", "4", "4#2"), start=2):
         assert began(run, resume=resume) == int(resume[0])

@@ -40,7 +40,7 @@ def test_steps_number_what_was_completed_before_and_the_end_is_committed(tmp_pat
     assert os.readlink(tmp_path / "run" / "checkpoints" / "latest") == "final"
 
 
-def test_a_loop_in_two_parts_goes_on_to_the_second_target(tmp_path: Path) -> None:
+def test_a_loop_in_two_parts_continues_to_the_second_target(tmp_path: Path) -> None:
     things = tiny()
     seen: list[int] = []
     with Run(tmp_path / "run", settings=quietly(), **things) as run:
@@ -99,7 +99,7 @@ def test_a_run_that_is_not_open_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", **tiny())
     with pytest.raises(RuntimeError, match="not open"):
         run.stop()
-    with pytest.raises(AttributeError, match="no `data` was handed"):
+    with pytest.raises(AttributeError, match="this Run has no loader"):
         _ = run.data
 
 
@@ -218,7 +218,7 @@ def test_records_that_storage_refuses_never_end_a_run(tmp_path: Path, caplog: py
 
     with disk(FaultyDisk(LocalDisk(), plan)):
         assert job(tmp_path / "run", 3, **tiny()).step == 3
-    assert "could not be written" in caplog.text
+    assert "could not write" in caplog.text
     assert "final" in names(tmp_path / "run")
 
 
@@ -276,7 +276,7 @@ def test_a_halt_in_the_last_step_is_a_halt(tmp_path: Path) -> None:
     assert "final" in names(tmp_path / "run")
 
 
-def test_told_to_go_while_it_waits_for_a_save_a_job_says_so_and_lets_the_run_go(
+def test_interrupted_while_it_waits_for_a_save_a_job_records_it_and_releases_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     things = tiny()
@@ -293,7 +293,7 @@ def test_told_to_go_while_it_waits_for_a_save_a_job_says_so_and_lets_the_run_go(
 
     with pytest.raises(KeyboardInterrupt):
         train()
-    assert outcome(tmp_path / "run") == ("stopped", 130, "it was interrupted at once")
+    assert outcome(tmp_path / "run") == ("stopped", 130, "interrupted by Ctrl-C")
     current = read_current(tmp_path / "run")
     assert current is not None and current.is_released
 

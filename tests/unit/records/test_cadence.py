@@ -11,27 +11,27 @@ from unbroken.records.interval import (
     Auto,
     Every,
     EverySeconds,
-    Pace,
+    Timings,
     daly_interval_s,
     interval_steps,
     mean_time_between_failures_s,
 )
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 DAY = 86_400.0
 
 
 def test_every_so_many_steps() -> None:
     assert [step for step in range(13) if Every(5).is_due_at(step)] == [5, 10]
-    assert Every(1).describe(Pace(0, 0.0)) == "every step"
-    assert Every(2000).describe(Pace(0, 0.0)) == "every 2,000 steps"
+    assert Every(1).describe(Timings(0, 0.0)) == "every step"
+    assert Every(2000).describe(Timings(0, 0.0)) == "every 2,000 steps"
 
 
 def test_every_so_many_seconds_at_the_last_edge_before_they_are_over() -> None:
     cadence = EverySeconds(60.0)
-    assert not cadence.is_due(Pace(10, 49.0, step_s=10.0))
-    assert cadence.is_due(Pace(10, 51.0, step_s=10.0))
-    assert not cadence.is_due(Pace(0, 1000.0, step_s=10.0)), "nothing was computed since the last save"
+    assert not cadence.is_due(Timings(10, 49.0, step_s=10.0))
+    assert cadence.is_due(Timings(10, 51.0, step_s=10.0))
+    assert not cadence.is_due(Timings(0, 1000.0, step_s=10.0)), "nothing was computed since the last save"
 
 
 def test_young_and_daly() -> None:
@@ -51,14 +51,14 @@ def test_the_interval_loses_least(cost_s: float, failures_s: float) -> None:
 
 
 def test_before_a_save_is_measured_the_first_comes_early() -> None:
-    pace = Pace(1, 0.0, step_s=1.0)
+    pace = Timings(1, 0.0, step_s=1.0)
     assert Auto().interval_s(pace) == 60.0
     assert not Auto().is_due(replace(pace, elapsed_s=58.0)) and Auto().is_due(replace(pace, elapsed_s=60.0))
     assert "first after 60 s" in Auto().describe(pace)
 
 
 def test_a_measured_save_is_repeated_as_often_as_pays_within_bounds() -> None:
-    pace = Pace(1, 0.0, step_s=2.0, cost_s=2.0, mean_time_between_failures_s=DAY)
+    pace = Timings(1, 0.0, step_s=2.0, cost_s=2.0, mean_time_between_failures_s=DAY)
     assert Auto().interval_s(pace) == pytest.approx(588, abs=1)
     assert Auto().describe(pace) == "auto (every 588 s, 293 steps)"
     assert Auto().interval_s(replace(pace, cost_s=0.0)) == 30.0
@@ -67,9 +67,9 @@ def test_a_measured_save_is_repeated_as_often_as_pays_within_bounds() -> None:
     assert Auto().interval_s(replace(pace, cost_s=1e6, write_s=7200.0)) == 14_400.0
 
 
-def _job(job: int, start_s: float, end_s: float, status: str | None = None) -> list[Fact]:
-    last = Fact(job, "commit", end_s) if status is None else Fact(job, "job-end", end_s, {"status": status})
-    return [Fact(job, "job-start", start_s), last]
+def _job(job: int, start_s: float, end_s: float, status: str | None = None) -> list[Event]:
+    last = Event(job, "commit", end_s) if status is None else Event(job, "job-end", end_s, {"status": status})
+    return [Event(job, "job-start", start_s), last]
 
 
 def test_failures_are_counted_from_the_journal_and_the_job_at_work_has_not_failed() -> None:
@@ -82,4 +82,4 @@ def test_failures_are_counted_from_the_journal_and_the_job_at_work_has_not_faile
 
 
 def test_a_fact_without_an_instant_counts_for_nothing() -> None:
-    assert mean_time_between_failures_s([Fact(1, "commit", None), Fact(2, "commit", 5.0)]) == DAY
+    assert mean_time_between_failures_s([Event(1, "commit", None), Event(2, "commit", 5.0)]) == DAY

@@ -6,7 +6,7 @@ import pytest
 
 from unbroken.errors import BadDeadline
 from unbroken.records.deadline import UNMEASURED_S, Deadline, Reserve, find_deadline, learned_reserve
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 STARTED, NOW = 1_000.0, 1_010.0
 
@@ -36,9 +36,9 @@ def test_what_is_no_number_of_seconds_is_an_error_that_names_it(name: str, text:
 
 
 def test_a_deadline_that_is_over_is_an_error_that_names_it() -> None:
-    with pytest.raises(BadDeadline, match="invalid deadline in SLURM_JOB_END_TIME: it was over 10 s ago"):
+    with pytest.raises(BadDeadline, match="invalid deadline in SLURM_JOB_END_TIME: it passed 10 s ago"):
         _find(SLURM_JOB_END_TIME="1000")
-    with pytest.raises(BadDeadline, match="over 5 s ago"):
+    with pytest.raises(BadDeadline, match="passed 5 s ago"):
         _find(5.0)
     for number in (0.0, -3.0, math.nan):
         with pytest.raises(BadDeadline, match="max_runtime_seconds"):
@@ -68,11 +68,11 @@ def test_before_a_save_was_measured_a_short_job_keeps_a_tenth() -> None:
 
 def test_the_commits_of_earlier_jobs_teach_the_next() -> None:
     facts = [
-        Fact(1, "commit", 0.0, {"seconds": 9.0}),
-        Fact(1, "save", 0.0, {"seconds": 900.0}),
-        Fact(2, "commit", 0.0, {"seconds": "nan"}),
-        Fact(2, "commit", 0.0, {"seconds": 2.0}),
-        Fact(2, "commit", 0.0, {"seconds": -5.0}),
+        Event(1, "commit", 0.0, {"seconds": 9.0}),
+        Event(1, "save", 0.0, {"seconds": 900.0}),
+        Event(2, "commit", 0.0, {"seconds": "nan"}),
+        Event(2, "commit", 0.0, {"seconds": 2.0}),
+        Event(2, "commit", 0.0, {"seconds": -5.0}),
     ]
     assert learned_reserve(facts) == Reserve(None, (9.0, 2.0))
     assert learned_reserve(facts, 3.0).seconds() == 3.0

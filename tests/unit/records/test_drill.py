@@ -87,4 +87,4 @@ def test_a_drill_says_what_it_does() -> None:
     said = str(WHOLE)
     for word in ("/elsewhere/run", "every 5 steps", "stops at step 17", "kill at manifest, time 2", "on every rank"):
         assert word in said
-    assert str(Drill()) == "nothing is otherwise than in a real one"
+    assert str(Drill()) == "no difference to a real job"

@@ -13,7 +13,7 @@ from unbroken.records.deadline import (
     learned_costs,
     window_warning,
 )
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 SAVE, DUMP, LET_GO = Answer.SAVE, Answer.DUMP, Answer.LET_GO
 WINDOWS = (0.0, 5.0, 15.0, 25.0, 30.0, 120.0)
@@ -71,8 +71,8 @@ def test_the_ranks_are_waited_for_until_a_dump_would_no_longer_fit() -> None:
 
 
 def test_the_slowest_of_the_recent_saves_and_dumps_count() -> None:
-    facts = [Fact(1, "commit", None, {"seconds": s}) for s in (99.0, 3.0, 5.0, 4.0, 2.0)]
-    facts += [Fact(1, "emergency-save", None, {"seconds": s}) for s in (0.5, 0.25, -1.0)]
+    facts = [Event(1, "commit", None, {"seconds": s}) for s in (99.0, 3.0, 5.0, 4.0, 2.0)]
+    facts += [Event(1, "emergency-save", None, {"seconds": s}) for s in (0.5, 0.25, -1.0)]
     assert learned_costs(facts) == Costs(save_s=5.0, dump_s=0.5)
     assert learned_costs([]) == Costs()
 
@@ -82,11 +82,11 @@ def test_a_window_that_no_save_fits_into_is_said_with_the_emergency_path_as_the_
     costs = Costs(save_s=60.0, dump_s=10.0)
     without = window_warning(30.0, costs, has_area=False)
     assert without is not None
-    assert "grace window of 30 s is too small: a save takes 1 min" in without
+    assert "grace window of 30 s is too short: a save takes 1 min" in without
     assert "set emergency_dir" in without
     assert "a signal makes a dump" in (window_warning(30.0, costs, has_area=True) or "")
-    assert "the last checkpoint counts" in (window_warning(5.0, costs, has_area=True) or "")
-    assert "no save at all" in (window_warning(0.0, Costs(), has_area=True) or "")
+    assert "neither will be made" in (window_warning(5.0, costs, has_area=True) or "")
+    assert "no time for a save" in (window_warning(0.0, Costs(), has_area=True) or "")
     assert window_warning(120.0, costs, has_area=False) is None
     assert window_warning(None, costs, has_area=False) is None
     assert "no save of this run was measured yet" in (window_warning(30.0, Costs(), has_area=False) or "")

@@ -66,14 +66,14 @@ def test_what_json_has_no_word_for_is_written_as_its_name(tmp_path: Path) -> Non
     assert values == {"loss": "nan", "worst": "-inf", "path": "a/b", "parts": ["x", 1], "nested": {"y": "inf"}}
 
 
-def test_what_is_no_fact_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_invalid_event_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     journal = Journal(Layout(tmp_path), 1, clock=lambda: NOON)
     with pytest.raises(TypeError, match="object"):
         journal.write("save", thing=object())
     for kind in ("", "Job Start", "job_start"):
-        with pytest.raises(ValueError, match="no fact"):
+        with pytest.raises(ValueError, match="no event"):
             journal.write(kind)
-    with pytest.raises(ValueError, match="no fact"):
+    with pytest.raises(ValueError, match="no event"):
         journal.write("save", at="now")
     assert not (tmp_path / "journal").exists()
 
@@ -103,12 +103,12 @@ def test_a_line_that_a_crash_tore_is_counted_and_the_next_writer_begins_behind_i
     after = Files(disk.after_crash(tail=tail))
     _journal(after).write("commit", step=3)
     history = read_history(RUN, after)
-    assert [fact.whole("step") for fact in history.facts] == ([1, 2, 3] if tail is Tail.KEPT else [1, 3])
+    assert [fact.whole("step") for fact in history.events] == ([1, 2, 3] if tail is Tail.KEPT else [1, 3])
     assert history.torn == (tail in (Tail.HALF, Tail.ZEROED))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_write_that_was_cut_short_is_told_and_does_not_spoil_the_next(code: int) -> None:
+def test_a_write_that_was_cut_short_is_reported_and_does_not_spoil_the_next(code: int) -> None:
     disk = FaultyDisk(MemoryDisk([RUN.run]), at_nth("write", 1, Shorten(9, then=code)))
     journal = _journal(Files(disk))
     journal.write("commit", step=1)
@@ -116,10 +116,10 @@ def test_a_write_that_was_cut_short_is_told_and_does_not_spoil_the_next(code: in
         journal.write("commit", step=2)
     journal.write("commit", step=3)
     history = read_history(RUN, Files(disk))
-    assert [fact.whole("step") for fact in history.facts] == [1, 3] and history.torn == 1
+    assert [fact.whole("step") for fact in history.events] == [1, 3] and history.torn == 1
 
 
-def test_a_sync_that_was_refused_is_told() -> None:
+def test_a_sync_that_was_refused_is_reported() -> None:
     disk = FaultyDisk(MemoryDisk([RUN.run]), at_nth("sync_file", 0, Refuse(errno.EIO)))
     journal = _journal(Files(disk))
     with pytest.raises(StorageFailed):
@@ -142,7 +142,7 @@ def test_a_line_that_is_none_of_ours_is_counted_and_passed_by(tmp_path: Path, ga
         record.write(garbage + b"\n")
     Journal(layout, 1, clock=lambda: NOON).write("commit", step=2)
     history = read_history(layout)
-    assert [fact.whole("step") for fact in history.facts] == [1, 2] and history.torn == 1
+    assert [fact.whole("step") for fact in history.events] == [1, 2] and history.torn == 1
 
 
 def test_an_instant_that_is_none_is_none_and_other_files_are_no_jobs(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     history = read_history(Layout(tmp_path))
-    assert len(history.facts) == 800 and history.torn == 0
+    assert len(history.events) == 800 and history.torn == 0
     for each in range(4):
-        assert [f.whole("number") for f in history.facts if f.whole("thread") == each] == list(range(200))
+        assert [f.whole("number") for f in history.events if f.whole("thread") == each] == list(range(200))
 
 
 JSON = st.recursive(
@@ -184,4 +184,4 @@ def test_every_value_of_json_comes_back_as_it_was(facts: dict[str, Any]) -> None
     files = Files(MemoryDisk([RUN.run]))
     _journal(files).write("save", **facts)
     history = read_history(RUN, files)
-    assert [dict(fact.values) for fact in history.facts] == [facts] and history.torn == 0
+    assert [dict(fact.values) for fact in history.events] == [facts] and history.torn == 0

@@ -105,7 +105,7 @@ def test_a_step_computed_three_times_is_compared_with_the_time_before_each_time(
     ]
 
 
-def test_a_job_that_a_person_let_differ_is_not_compared_with_those_before_it(tmp_path: Path) -> None:
+def test_a_job_with_an_accepted_difference_is_not_compared_with_those_before_it(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     _job(layout, 1, 0, 30)
     _job(layout, 2, 10, 30, poison=15, comparable=False)
@@ -142,11 +142,11 @@ def test_the_live_check_finds_what_reading_finds_and_forgets_what_it_has_compare
     assert recheck.check(91, {"loss": _loss(91), "tokens_per_s": 5.0}) is None
     mismatch = recheck.check(92, {"loss": _loss(93)})
     assert mismatch == Mismatch(92, "loss", 1, bits_of(_loss(92)), 2, bits_of(_loss(93)))
-    assert mismatch.facts()["first_job"] == 1
+    assert mismatch.as_json()["first_job"] == 1
     assert recheck.check(93, {"tokens_per_s": 5.0}) is None
     for step in range(94, 200):
         assert recheck.check(step, {"loss": _loss(step)}) is None
-    assert recheck.is_done and recheck.facts() == {"compared": 9, "agreeing": 8}
+    assert recheck.is_done and recheck.as_json() == {"compared": 9, "agreeing": 8}
     assert recheck.result == Recomputed(9, 8, (mismatch,))
 
 

@@ -10,7 +10,7 @@ from tests.unit.errors_examples import EXAMPLES
 from unbroken import errors
 from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.files import LOCAL, Files
-from unbroken.records.journal import Fact, History, Journal, read_history
+from unbroken.records.journal import Event, History, Journal, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Holder, Lease, acquire, release
 from unbroken.records.outcome import Outcome, conclude, derive, killed, read_outcome, record_outcome, with_exit_code
@@ -89,8 +89,8 @@ def test_a_job_that_was_killed_crashed_with_128_and_the_signal() -> None:
     assert killed(99).exit_code == 227 and "signal 99" in killed(99).reason
 
 
-def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "done") -> Fact:
-    return Fact(job, "job-end", 0.0, {"status": status, "exit_code": code, "class": verdict, "reason": "r", "step": 9})
+def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "done") -> Event:
+    return Event(job, "job-end", 0.0, {"status": status, "exit_code": code, "class": verdict, "reason": "r", "step": 9})
 
 
 @pytest.mark.promise("G10", "G11")
@@ -126,7 +126,7 @@ def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "d
 )
 def test_the_outcome_is_derived_from_lease_journal_and_snapshot(
     lease: Lease | None,
-    facts: list[Fact],
+    facts: list[Event],
     state: RunState | None,
     is_live: bool,
     found: tuple[str, int, str, int | None] | None,
@@ -167,7 +167,7 @@ def test_each_of_the_two_records_is_tried_though_the_other_is_refused() -> None:
     assert states == [outcome]
 
 
-def test_a_snapshot_that_is_refused_is_told_and_the_journal_stands(tmp_path: Path) -> None:
+def test_a_snapshot_that_is_refused_is_reported_and_the_journal_stands(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
 
     def refuse(outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from unbroken.records.goodput import Numbers, make_plan, measured, problems
 from unbroken.records.interval import daly_interval_s
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 NUMBERS = Numbers(steps=100_000, step_s=0.8, save_s=12.0, mtbf_s=86_400.0, walltime_s=14_400.0, reserve_s=60.0)
 
@@ -56,14 +56,14 @@ def test_a_run_that_would_never_end_is_refused_with_the_reason() -> None:
     ]
 
 
-def facts(*jobs: list[tuple[float, int]]) -> list[Fact]:
+def facts(*jobs: list[tuple[float, int]]) -> list[Event]:
     """Jobs that saved at these instants and steps; each save took 2 s, of which the loop stood still for half a one."""
     found = []
     for number, saves in enumerate(jobs, start=1):
-        found.append(Fact(number, "job-start", saves[0][0] - 10))
+        found.append(Event(number, "job-start", saves[0][0] - 10))
         for at_s, step in saves:
-            found.append(Fact(number, "save", at_s, {"step": step}))
-            found.append(Fact(number, "commit", at_s + 2, {"step": step, "seconds": 2.0, "paused_s": 0.5}))
+            found.append(Event(number, "save", at_s, {"step": step}))
+            found.append(Event(number, "commit", at_s + 2, {"step": step, "seconds": 2.0, "paused_s": 0.5}))
     return found
 
 

@@ -1,7 +1,7 @@
 """Where a scheduler has placed a job, and what is said when clocks differ."""
 
 from unbroken.records.deadline import skew_sentence
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 from unbroken.records.process import Placement, placement, placements
 
 
@@ -22,16 +22,16 @@ def test_a_job_is_called_as_slurm_calls_it() -> None:
 def test_the_chain_is_read_back_from_the_journal_and_what_is_damaged_is_passed_by() -> None:
     first, second = Placement("slurm", "12", 0, "n1"), Placement("slurm", "12", 1, None)
     facts = [
-        Fact(1, "job-start", 0.0, {"placement": first.facts()}),
-        Fact(2, "job-start", 0.0, {"placement": None}),
-        Fact(3, "job-start", 0.0, {"placement": {"scheduler": "slurm", "id": 12}}),
-        Fact(4, "job-start", 0.0, {"placement": second.facts()}),
-        Fact(4, "stop", 0.0, {"placement": first.facts()}),
+        Event(1, "job-start", 0.0, {"placement": first.as_json()}),
+        Event(2, "job-start", 0.0, {"placement": None}),
+        Event(3, "job-start", 0.0, {"placement": {"scheduler": "slurm", "id": 12}}),
+        Event(4, "job-start", 0.0, {"placement": second.as_json()}),
+        Event(4, "stop", 0.0, {"placement": first.as_json()}),
     ]
     assert placements(facts) == ((1, first), (4, second))
 
 
-def test_clocks_that_differ_are_told_with_the_rank_and_the_way() -> None:
+def test_clocks_that_differ_are_reported_with_the_rank_and_the_way() -> None:
     hosts = ["n1", "n2", "n3"]
     assert skew_sentence([100.0, 103.0, 98.0], hosts) is None
     assert skew_sentence([100.0], ["n1"]) is None

@@ -42,7 +42,7 @@ def _sources(run: Path, clock: Clock, deadline_s: float | None = None, reserve_s
     return StopSources(Layout(run), job=3, clock=clock, deadline_s=deadline_s, reserve=lambda: reserve_s)
 
 
-def test_nobody_asks_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_without_a_stop_request_the_job_continues(tmp_path: Path) -> None:
     with _sources(tmp_path, Clock()) as sources:
         assert sources.look() is None
 
@@ -54,6 +54,12 @@ def test_a_signal_is_noted_and_ends_nothing(tmp_path: Path, number: signal.Signa
         os.kill(os.getpid(), number)
         assert sources.look() == StopReason("signal", number.name)
         assert sources.look() == StopReason("signal", number.name)
+
+
+def test_a_rank_that_does_not_read_the_flag_file_does_not_see_it(tmp_path: Path) -> None:
+    request_stop(Layout(tmp_path), job=3, by="you", scratch="x")
+    assert StopSources(Layout(tmp_path), job=3, clock=Clock(), reads_flag=False).look() is None
+    assert StopSources(Layout(tmp_path), job=3, clock=Clock()).look() == StopReason("flag", "by you")
 
 
 def test_the_first_signal_is_the_reason(tmp_path: Path) -> None:
@@ -148,7 +154,7 @@ def test_the_loop_may_ask_itself(tmp_path: Path) -> None:
     sources.ask("early stopping")
     sources.ask("again")
     assert sources.look() == StopReason("asked", "early stopping")
-    assert StopReason("asked", "early stopping").sentence() == "the training loop asked for it (early stopping)"
+    assert StopReason("asked", "early stopping").sentence() == "stopped by the training loop (early stopping)"
 
 
 @pytest.mark.promise("G9")
@@ -173,7 +179,7 @@ def test_a_clock_that_is_set_back_does_not_close_our_eyes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"stop", b"[]", b"\xff", b'{"schema": "other", "job": 1}', b'{"job": 1}'])
-def test_a_flag_that_a_person_made_by_hand_is_meant_for_any_job(tmp_path: Path, content: bytes) -> None:
+def test_a_flag_file_made_by_hand_is_for_any_job(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".shutdown_requested").write_bytes(content)
     assert read_request(Layout(tmp_path)) == StopRequest()
     assert _sources(tmp_path, Clock()).look() == StopReason("flag", ".shutdown_requested")
@@ -198,11 +204,11 @@ def test_a_request_for_an_earlier_job_stops_no_later_one(tmp_path: Path) -> None
 def test_a_storage_that_does_not_answer_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk(MemoryDisk(["/run"]), always("status", Refuse(errno.EIO)))
     sources = StopSources(Layout(Path("/run")), job=1, clock=Clock(), files=Files(disk))
-    assert sources.look() is None and "could not be looked at" in caplog.text
+    assert sources.look() is None and "could not read the stop flag file" in caplog.text
 
 
 @pytest.mark.parametrize("operation", ["status", "open", "read_at"])
-def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_told_once(
+def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_reported_once(
     caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
     layout, clock, memory = Layout(Path("/run")), Clock(), MemoryDisk(["/run"])
@@ -212,7 +218,7 @@ def test_a_flag_file_that_cannot_be_read_is_no_request_and_is_told_once(
     for _ in range(3):
         assert sources.look() is None
         clock.now_s += 1
-    assert caplog.text.count("could not be looked at") == 1
+    assert caplog.text.count("could not read the stop flag file") == 1
     # It may be for the job that begins: it is not taken away unread, and followed when it can be read.
     clear_requests(layout, job=1, files=broken)
     healed = StopSources(layout, job=1, clock=clock, files=Files(memory))

@@ -104,7 +104,7 @@ def test_a_damaged_lease_is_watched_like_any_other(tmp_path: Path) -> None:
     assert time.now_s == DEFAULT_TTL_S
 
 
-def test_a_watch_that_goes_on_finds_the_end_of_a_living_holder(tmp_path: Path) -> None:
+def test_a_watch_that_continues_finds_the_end_of_a_living_holder(tmp_path: Path) -> None:
     lease = acquire(tmp_path, ELSEWHERE, token="o", now_s=0.0, ttl_s=4.0)
 
     def live(now_s: float) -> None:

@@ -50,12 +50,12 @@ def test_the_sums_of_staged_bytes_give_the_fingerprints_of_the_live_tensors() ->
     described = {name: Tensor(p.dtype, p.shape, prints[name]) for name, p in plan.tensors.items()}
     # The smallest arenas there are: most tensors lie in several stretches.
     staged = stage(plan, tensors, Buffers(arena_bytes=4096))
-    require_as_fingerprinted(plan, described, [staged_sums(staged.pieces, plan)], 2)
+    require_as_fingerprinted(plan, described, staged_sums(staged.pieces, plan), 2)
     for piece in staged.pieces:
         for stretch in piece.stretches[-1:]:
             stretch[-1] ^= 1
             with pytest.raises(WrittenDuringSave) as refused:
-                require_as_fingerprinted(plan, described, [staged_sums(staged.pieces, plan)], 2)
+                require_as_fingerprinted(plan, described, staged_sums(staged.pieces, plan), 2)
             assert refused.value.names == (piece.piece.name,)
             stretch[-1] ^= 1
 

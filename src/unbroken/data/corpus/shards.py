@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from unbroken.disk import NodeKind
 from unbroken.errors import ShardDamaged
-from unbroken.files import LOCAL, Files, told
+from unbroken.files import LOCAL, Files, storage_errors
 from unbroken.store.digest import BLOCK_BYTES, BlockDigester, PartDigest
 from unbroken.store.manifest import Part
 from unbroken.store.parts import write_part
@@ -211,7 +211,7 @@ def map_tokens(bin_path: Path, index: Index) -> Tokens:
     if not index.tokens:
         # An empty file cannot be mapped.
         return np.empty(0, index.dtype)
-    with told("map", bin_path):
+    with storage_errors("map", bin_path):
         return np.memmap(bin_path, index.dtype, mode="r", shape=(index.tokens,)).view(np.ndarray)
 
 

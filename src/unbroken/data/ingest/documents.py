@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 from unbroken.data.ingest.sources import Kind
 from unbroken.errors import ColumnMissing, PackageMissing, SourceBroken
-from unbroken.files import told
+from unbroken.files import storage_errors
 from unbroken.store.digest import BlockDigester
 
 READ_BYTES: Final = 1 << 20
@@ -134,9 +134,9 @@ class Reader:
         if kind == "parquet":
             yield from self._rows(stretch.name, path, digester)
             return
-        with told("open", path):
+        with storage_errors("open", path):
             file = path.open("rb")
-        with file, told("read", path):
+        with file, storage_errors("read", path):
             if kind == "txt":
                 yield from self._whole(stretch.name, path, _Digesting(file, digester, self.advance))
             elif kind == "jsonl":
@@ -233,7 +233,7 @@ class Reader:
             from pyarrow import parquet
         except ImportError as missing:
             raise PackageMissing(package="pyarrow", purpose="reading .parquet") from missing
-        with told("open", path), path.open("rb") as file:
+        with storage_errors("open", path), path.open("rb") as file:
             raw = _Digesting(file, digester, self.advance)
             while raw.read(READ_BYTES):
                 pass

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from unbroken.data.corpus.catalogue import TokenizerIdentity
 from unbroken.data.ingest.documents import DocumentBatch
 from unbroken.errors import NoEodToken, PackageMissing, TokenizerUnknown
-from unbroken.files import told
+from unbroken.files import storage_errors
 from unbroken.quoting.log import logger
 from unbroken.store.digest import digest_of
 
@@ -250,7 +250,7 @@ def find_tokenizer(asked: str) -> TokenizerFile:
         if not path.is_file():
             raise TokenizerUnknown(asked=asked, reason=f"the folder contains no {FILE_NAME}")
     if path.is_file():
-        with told("read", path):
+        with storage_errors("read", path):
             return TokenizerFile(path.resolve().parent.name if path.name == FILE_NAME else path.name, path.read_bytes())
     if path.is_absolute() or asked.startswith((".", "~")) or asked.endswith(".json") or asked.count("/") > 1:
         raise TokenizerUnknown(asked=asked, reason="there is no such file")

@@ -16,7 +16,7 @@ from unbroken.data.ingest.tokenize_unit import UnitContext, clear_unit
 from unbroken.data.ingest.units import cut_units
 from unbroken.data.ingest.work_folder import Finished, TokenizeOptions, TokenizePlan, WorkFolder
 from unbroken.errors import ShardsExist, SourcesChanged, TokenizedDifferently
-from unbroken.files import told
+from unbroken.files import storage_errors
 from unbroken.store.digest import BLOCK_BYTES, digest_of
 
 _Kind = tuple[TokenizeOptions, TokenizerIdentity]
@@ -188,7 +188,7 @@ def _was_touched(path: Path, since_ns: int) -> bool:
 
 
 def _blocks(path: Path, stretch: Stretch) -> tuple[str, ...]:
-    with told("read", path), path.open("rb") as file:
+    with storage_errors("read", path), path.open("rb") as file:
         file.seek(stretch.first)
         chunks = iter(lambda: file.read(min(BLOCK_BYTES, stretch.last - file.tell())), b"")
         return tuple(block.hex() for block in digest_of(chunks).blocks)

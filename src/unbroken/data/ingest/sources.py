@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from unbroken.errors import NoTextFound, PathMissing, SourceBroken
-from unbroken.files import told
+from unbroken.files import storage_errors
 
 Kind = Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"]
 
@@ -70,7 +70,7 @@ def find_sources(folder: Path) -> SourceFiles:
     """
     if not folder.is_dir():
         raise PathMissing(path=folder, purpose="folder of documents")
-    with told("list", folder):
+    with storage_errors("list", folder):
         names = sorted(_names_below(folder))
         _require_utf8(folder, names)
     sources = tuple(Source(name, _size_bytes(folder / name)) for name in names if kind_of(name))
@@ -81,7 +81,7 @@ def find_sources(folder: Path) -> SourceFiles:
 
 
 def _size_bytes(path: Path) -> int:
-    with told("stat", path):
+    with storage_errors("stat", path):
         try:
             found = path.stat()
         except FileNotFoundError as gone:

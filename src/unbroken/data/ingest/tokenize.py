@@ -28,7 +28,7 @@ from unbroken.data.ingest.worker_pool import UnitTask, WorkerPool
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
 from unbroken.errors.tree import quoted
-from unbroken.files import LOCAL, Files, told
+from unbroken.files import LOCAL, Files, storage_errors
 
 Advance = Callable[[int], None]
 Progress = Callable[[int], contextlib.AbstractContextManager[Advance]]
@@ -303,7 +303,7 @@ def _held(path: Path, request: TokenizeRequest) -> Iterator[int | None]:
     """
     give_up_at = time.monotonic() + request.patience_s
     while path.exists():
-        with told("open", path):
+        with storage_errors("open", path):
             file = path.open("rb")
         with file:
             is_mine = _lock(file.fileno(), path)
@@ -324,7 +324,7 @@ def _lock(handle: int, path: Path) -> bool:
     except OSError as refusal:
         if refusal.errno in _NO_LOCKS:
             return True
-        with told("lock", path):
+        with storage_errors("lock", path):
             raise
     return True
 

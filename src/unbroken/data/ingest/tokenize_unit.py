@@ -31,7 +31,7 @@ from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.work_folder import SourceShare, TokenizeOptions, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
-from unbroken.files import Files, told
+from unbroken.files import Files, storage_errors
 from unbroken.store.digest import BlockDigester
 
 TRAIN: Final = "train"
@@ -190,7 +190,7 @@ class _Work:
 
     def _look(self, stretch: Stretch) -> tuple[int, int]:
         path = self.context.input_dir / stretch.name
-        with told("stat", path):
+        with storage_errors("stat", path):
             found = path.stat()
         return found.st_size, found.st_mtime_ns
 

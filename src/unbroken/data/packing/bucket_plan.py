@@ -34,7 +34,7 @@ from unbroken.data.packing.group_plan import (
 from unbroken.data.packing.groups import Counted, Group, OpenIndex, form_groups
 from unbroken.data.packing.windows import require_cuttable
 from unbroken.errors import StorageFailed
-from unbroken.files import LOCAL, Files, told
+from unbroken.files import LOCAL, Files, storage_errors
 from unbroken.quoting.log import logger
 
 # ---- the cache ----
@@ -122,7 +122,7 @@ class PlanCache:
 
 
 def _mapped(path: Path) -> memoryview | None:
-    with told("map", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with storage_errors("map", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         # An empty file cannot be mapped.
         return np.memmap(path, np.uint8, mode="r").data if path.stat().st_size else memoryview(b"")
     return None

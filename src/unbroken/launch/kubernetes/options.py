@@ -10,7 +10,7 @@ from typing import Final, Literal
 from unbroken.errors import ManifestUnfit
 from unbroken.quoting import amounts
 from unbroken.records.deadline import UNMEASURED_S, learned_reserve
-from unbroken.records.journal import Fact
+from unbroken.records.journal import Event
 
 # ---- the grace period ----
 
@@ -34,7 +34,7 @@ class Grace:
         return max(self.seconds - MARGIN_S, 1)
 
 
-def grace_of(facts: Iterable[Fact], asked_s: int | None = None) -> Grace:
+def grace_of(facts: Iterable[Event], asked_s: int | None = None) -> Grace:
     """The grace period: ``asked_s``, or learned from the saves in the journal, or a default for a run without saves."""
     reserve = learned_reserve(facts)
     is_measured = bool(reserve.saves_s)

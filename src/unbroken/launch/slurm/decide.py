@@ -88,7 +88,7 @@ def starts_in_vain(history: History, placed: Placement | None, told: int) -> int
     an option.
     """
     requeues = 0 if placed is None else placed.requeues
-    taken = [each.requeues for _, each in placements(history.facts) if placed is not None and each.id == placed.id]
+    taken = [each.requeues for _, each in placements(history.events) if placed is not None and each.id == placed.id]
     return requeues - max(taken) if taken else told + requeues + 1
 
 

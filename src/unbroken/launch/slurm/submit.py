@@ -41,7 +41,7 @@ def require_lead(lead: int, limit_s: float | None, *, command: str) -> None:
 
 def _of_run(run: Path, limit_s: float | None) -> int:
     try:
-        facts = read_history(Layout(run)).facts
+        facts = read_history(Layout(run)).events
     except StorageFailed:
         # Use the default: the job itself reports what is wrong with its directory.
         facts = ()

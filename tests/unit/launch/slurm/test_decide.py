@@ -12,11 +12,11 @@ from unbroken.launch.slurm.decide import (
     stalled_jobs,
     starts_in_vain,
 )
-from unbroken.records.journal import Fact, History
+from unbroken.records.journal import Event, History
 from unbroken.records.outcome import Outcome, Status, Verdict, conclude
 from unbroken.records.process import Placement
 
-COMMITTED = History((Fact(4, "job-start", 0.0), Fact(4, "resume", 0.0, {"step": 10}), Fact(4, "commit", 0.0)))
+COMMITTED = History((Event(4, "job-start", 0.0), Event(4, "resume", 0.0, {"step": 10}), Event(4, "commit", 0.0)))
 WARNED, ENDED = Step(0, was_warned=True), Step(0, was_warned=False)
 
 
@@ -75,21 +75,21 @@ def test_an_outcome_of_an_earlier_job_says_nothing_of_this_one() -> None:
 
 
 def test_who_asks_a_run_to_stop_finds_it_stopped() -> None:
-    asked = History((*COMMITTED.facts, Fact(4, "stop", 0.0, {"by": "flag"})))
+    asked = History((*COMMITTED.events, Event(4, "stop", 0.0, {"by": "flag"})))
     assert isinstance(_after(_outcome("stopped", "again"), ENDED, asked), NoRequeue)
     assert isinstance(_after(_outcome("stopped", "again"), WARNED, asked), Requeue), "the warning takes the same way"
-    due = History((*COMMITTED.facts, Fact(4, "stop", 0.0, {"by": "walltime"})))
+    due = History((*COMMITTED.events, Event(4, "stop", 0.0, {"by": "walltime"})))
     assert isinstance(_after(_outcome("stopped", "again"), ENDED, due), Requeue)
 
 
 def test_three_jobs_without_a_commit_are_enough() -> None:
-    facts = [*COMMITTED.facts]
+    facts = [*COMMITTED.events]
     for job in (5, 6):
-        facts += [Fact(job, "job-start", 0.0), Fact(job, "resume", 0.0, {"step": 12})]
+        facts += [Event(job, "job-start", 0.0), Event(job, "resume", 0.0, {"step": 12})]
     crashed = _outcome("crashed", "again", 137, job=7)
     assert stalled_jobs(History(tuple(facts))) == 2
     assert isinstance(_after(crashed, ENDED, History(tuple(facts))), Requeue)
-    facts += [Fact(7, "job-start", 0.0), Fact(7, "resume", 0.0, {"step": 12})]
+    facts += [Event(7, "job-start", 0.0), Event(7, "resume", 0.0, {"step": 12})]
     following = _after(crashed, ENDED, History(tuple(facts)))
     assert isinstance(following, NoRequeue)
     assert following.exit_code == 137
@@ -97,9 +97,9 @@ def test_three_jobs_without_a_commit_are_enough() -> None:
 
 
 def test_jobs_that_only_dump_bring_the_run_further_and_are_queued_again() -> None:
-    facts = [*COMMITTED.facts]
+    facts = [*COMMITTED.events]
     for job in (5, 6, 7):
-        facts += [Fact(job, "job-start", 0.0), Fact(job, "emergency-resume", 0.0, {"step": job})]
+        facts += [Event(job, "job-start", 0.0), Event(job, "emergency-resume", 0.0, {"step": job})]
     assert stalled_jobs(History(tuple(facts))) == 0
     assert isinstance(_after(_outcome("stopped", "again", job=7), WARNED, History(tuple(facts))), Requeue)
 
@@ -118,7 +118,7 @@ def test_a_job_whose_time_is_always_over_before_it_takes_its_run_is_not_queued_f
 
 def test_starts_in_vain_are_those_since_the_run_was_last_taken() -> None:
     placed = {"scheduler": "slurm", "id": "7", "requeues": 4, "nodes": None}
-    history = History((Fact(4, "job-start", 0.0, {"placement": placed}),))
+    history = History((Event(4, "job-start", 0.0, {"placement": placed}),))
     assert starts_in_vain(history, Placement("slurm", "7", 6), told=2) == 2, "starts 5 and 6; the fourth took it"
     assert starts_in_vain(history, Placement("slurm", "8", 0), told=0) == 1, "another job's starts are its own"
     assert starts_in_vain(history, Placement("slurm", "8", 1), told=0) == 2

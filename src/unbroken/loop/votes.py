@@ -1,17 +1,17 @@
-"""How the ranks agree at the edges of steps without waiting for each other there. Owns the vote that is under way."""
+"""How the ranks agree at steps' edges without waiting for each other there. Owns the vote in flight."""
 
 from typing import NamedTuple
 
 from unbroken.errors import PeerLost
-from unbroken.loop.opened import Opened
+from unbroken.loop.open_run import OpenRun
 from unbroken.world import Vote
 
 
 class Flags(NamedTuple):
-    """What one rank asks for at an edge, and what any rank asked for once the vote is read.
+    """What one rank votes for at an edge; once the vote is read, what any rank voted for.
 
-    ``is_overdue`` says that a stop has waited long enough for an optimizer step; ``has_left`` and ``is_here`` tell
-    whether ranks have left the loop or are still in it.
+    ``is_overdue``: a stop has waited long enough for an optimizer step. ``has_left``, ``is_here``: a rank has left the
+    loop, a rank is still in it.
     """
 
     is_stop_asked: bool = False
@@ -24,22 +24,22 @@ class Flags(NamedTuple):
     is_here: bool = True
 
 
-# What a rank does by itself when the others do not answer.
+# What a rank does alone when the others do not answer.
 _ALONE = Flags(is_stop_asked=True, is_hurried=True)
 
 
-class Ballots:
-    """What any rank asks for, known to all at the same step."""
+class Votes:
+    """What any rank voted for, known to all at the same step."""
 
     def __init__(self) -> None:
         self._vote: Vote | None = None
 
-    def agree(self, opened: Opened, flags: Flags) -> Flags:
+    def agree(self, opened: OpenRun, flags: Flags) -> Flags:
         """What the ranks have agreed on by this edge.
 
-        Alone, the answer is there at once. Among several, a vote goes out at every edge and is read at the next one, so
-        that nobody waits for it. If they do not answer and a grace window is nearly over, a rank hangs: then what this
-        one holds is saved without it.
+        One rank has its answer at once. Among several, a vote is started at every edge and read at the next one, so
+        that no rank waits for it. If there is no answer and the grace window is nearly over, a rank hangs: then this
+        rank dumps its state alone.
 
         Raises:
             PeerLost: another rank is gone.
@@ -52,8 +52,8 @@ class Ballots:
         told = opened.emergency.read(before)
         return _ALONE if told is None else Flags(*told)
 
-    def leave(self, opened: Opened) -> bool:
-        """Tell the others that this rank has left the loop; whether all of them have, too. Collective.
+    def leave(self, opened: OpenRun) -> bool:
+        """Vote that this rank has left the loop; whether all of them have. Collective.
 
         Raises:
             PeerLost: another rank is gone.
@@ -65,7 +65,7 @@ class Ballots:
         return not told.is_here
 
     def has_anybody_left(self) -> bool:
-        """Whether the vote under way is answered and says that a rank has left the loop; never waits."""
+        """Whether the vote in flight is answered and a rank has left the loop; never waits."""
         if self._vote is None or not self._vote.is_answered():
             return False
         try:
@@ -74,7 +74,7 @@ class Ballots:
             return False
 
     def drain(self) -> None:
-        """Read the answer to the last vote, so that none is left when the loop goes on or ends.
+        """Read the last vote, so that none is in flight when the loop continues or ends.
 
         Raises:
             PeerLost: another rank is gone.
@@ -84,5 +84,5 @@ class Ballots:
             self._vote = None
 
     def forget(self) -> None:
-        """Wait for no answer any more."""
+        """Drop the vote in flight without reading it."""
         self._vote = None

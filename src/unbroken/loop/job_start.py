@@ -1,12 +1,12 @@
-"""What a job writes down and says when it begins: where it goes on from, what it passed over, when it will end."""
+"""What a job journals and logs when it starts: where it resumes from, what it passed over, its walltime limit."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
-from unbroken.loop.pace import SaveClock
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.resume import Resumed
+from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
@@ -30,9 +30,9 @@ def record_resume(
     *,
     accepted_before: Collection[str] = (),
 ) -> None:
-    """Write down where the job resumes from and what it passed over, and begin its metrics."""
+    """Journal where the job resumes from and what it passed over, and start its metrics."""
     for name, reason in found.passed_over:
-        recorder.fact("checkpoint-skipped", name=name, reason=reason)
+        recorder.event("checkpoint-skipped", name=name, reason=reason)
         if world.is_first:
             _log.warning("passed over %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
@@ -40,7 +40,7 @@ def record_resume(
     asked = {} if settings.resume == "auto" else {"requested": settings.resume}
     if found.followed is not None:
         asked["carried_out_by"] = found.followed.job
-    recorder.fact(
+    recorder.event(
         "resume",
         step=step,
         name=found.target.name if found.target else None,
@@ -50,73 +50,73 @@ def record_resume(
         **asked,
     )
     if world.is_first:
-        _tell_request(found, settings)
-        _tell_hyperparameters(found, settings, recorder)
-    # RNG states that were accepted start anew in every job.
+        _log_request(found, settings)
+        _record_hyperparameters(found, settings, recorder)
+    # RNG states that were accepted start over in every job.
     fresh = {*settings.accept} - {*accepted_before} | ({*settings.accept} & {RNG})
     is_comparable = not fresh and not notes and not found.set_aside
     recorder.begin_metrics(step, is_comparable=is_comparable, settings=found.computes_under)
 
 
-def _tell_request(found: Resumed, settings: Settings) -> None:
-    """Say what became of a request to resume from somewhere else than the newest checkpoint."""
+def _log_request(found: Resumed, settings: Settings) -> None:
+    """Log what became of a request to resume from another than the newest checkpoint."""
     if found.set_aside:
         _log.info("moved to abandoned/: %s", ", ".join(found.set_aside))
     if found.followed is not None and found.target is not None:
         _log.info(
             "resume '%s' was already carried out by job %s: continuing from the newest checkpoint; "
-            "to do it again, ask for '%s'",
+            "to do it again, use '%s'",
             without_tag(settings.resume),
             number_of(found.followed.job) or found.followed.job,
             next_request(settings.resume),
         )
 
 
-def _tell_hyperparameters(found: Resumed, settings: Settings, recorder: SilentRecorder) -> None:
-    """Say and write down where the script constructs other values than the run began with, and which are used."""
+def _record_hyperparameters(found: Resumed, settings: Settings, recorder: SilentRecorder) -> None:
+    """Log and journal where the script constructs other values than the run started with, and which are used."""
     mode = settings.hyperparameters
     if found.changes:
         told = [{**asdict(change), "used": change.used(mode)} for change in found.changes]
-        recorder.fact("hyperparameters", step=found.restored.step if found.restored else 0, changes=told)
+        recorder.event("hyperparameters", step=found.restored.step if found.restored else 0, changes=told)
     for change in found.changes:
         _log.warning("%s", change.sentence(mode))
 
 
-def tell_accepted(
-    found: Resumed, things: Iterable[object], settings: Settings, recorder: SilentRecorder, world: World
+def record_accepted(
+    found: Resumed, objects: Iterable[object], settings: Settings, recorder: SilentRecorder, world: World
 ) -> None:
-    """Write down what a person accepted, and say which names met no difference: they may be mistyped."""
+    """Journal what was accepted, and warn of names that had no effect: they may be mistyped."""
     if not settings.accept:
         return
     unmet: list[str] = []
     if found.restored is not None:
-        # Whether generators differ is told when they are set, after everything else.
+        # Whether RNG states differ is found out when they are set, after everything else.
         differed = (*found.restored.accepted, RNG)
-        unmet = unused_names(settings.accept, differed, list(things))
-    recorder.fact("accept", names=list(settings.accept), unused=unmet)
+        unmet = unused_names(settings.accept, differed, list(objects))
+    recorder.event("accept", names=list(settings.accept), unused=unmet)
     for name in unmet if world.is_first else ():
         _log.warning("accept '%s' had no effect: it did not change", name)
 
 
-def tell_data(notices: Sequence[str], recorder: SilentRecorder, world: World) -> None:
-    """Write down and say what the loader noticed about its data when it was put where it stood."""
-    recorder.fact("data", notices=list(notices))
+def record_data_notices(notices: Sequence[str], recorder: SilentRecorder, world: World) -> None:
+    """Journal and log what the loader noticed about its data when its position was restored."""
+    recorder.event("data", notices=list(notices))
     for notice in notices if world.is_first else ():
         _log.warning("data: %s", notice)
 
 
-def say_clocks(world: World) -> None:
-    """Say it where the ranks' clocks differ so much that a lease or a deadline is misread. Collective."""
-    shown = world.all_gather((time.time(), host_name()))
-    said = skew_sentence([now_s for now_s, _ in shown], [host for _, host in shown])
-    if said is not None and world.is_first:
+def warn_of_clock_skew(world: World) -> None:
+    """Warn where the ranks' clocks differ so much that a lease or a deadline is misread. Collective."""
+    shown = world.gather((time.time(), host_name()))
+    said = skew_sentence([now_s for now_s, _ in shown], [host for _, host in shown]) if world.is_first else None
+    if said is not None:
         _log.warning("%s", said)
 
 
-def say_first_lines(
+def log_start(
     layout: Layout, world: World, lease: Lease, found: Resumed, clock: SaveClock, deadline: Deadline | None
 ) -> None:
-    """Tell people what a job begins with, always in the same order; the first rank speaks."""
+    """Log what a job starts with, always in the same order; rank 0 only."""
     if not world.is_first:
         return
     ranks = amounts.plural(world.size, "rank")

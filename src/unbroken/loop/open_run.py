@@ -1,4 +1,4 @@
-"""A run that a job holds, as its loop sees it, and how it is let go."""
+"""The run that a job has open on one rank, and how it is closed and its lease released."""
 
 import contextlib
 import importlib
@@ -11,9 +11,9 @@ from typing import Any
 from unbroken.errors import StorageFailed
 from unbroken.loop.emergency import Emergency
 from unbroken.loop.loader_workers import is_worker_death
-from unbroken.loop.pace import SaveClock
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import SilentRecorder
+from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
 from unbroken.records.drill import Drill, read_drill
@@ -35,29 +35,29 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class Drilled:
-    """The drill that a job follows on one rank, its faults let in."""
+    """The drill that a job follows on one rank, its faults installed."""
 
     drill: Drill
     strike: Callable[[], None] | None = None
 
     def applied(self, directory: Path, settings: Settings) -> tuple[Path, Settings]:
         """Where the run really is, and its settings."""
-        # What is read at once is kept by a kill: every lost step is compared when it is computed again.
+        # Metrics read at every step survive a kill: every lost step is compared when it is computed again.
         changed = replace(settings, save_steps=self.drill.save_steps or settings.save_steps, logging_steps=1)
         return self.drill.directory or directory, changed
 
     def is_over_at(self, step: int) -> bool:
-        """Let faults strike at a step's edge; whether the drill ends the job there, which each rank knows by itself."""
+        """Let faults strike at a step's edge; whether the drill ends the job there. Each rank knows it by itself."""
         if self.strike is not None:
             self.strike()
         return self.drill.stop_at == step
 
 
 def find_drill(world: World) -> Drilled | None:
-    """The drill of this job, let in before anything is opened on the disk; None for a real job. Collective.
+    """The drill of this job, installed before anything is opened on the disk; None for a real job. Collective.
 
     Raises:
-        DrillUnreadable: this is to be a drill, and nobody can say which.
+        DrillUnreadable: this is a drill whose file cannot be read.
     """
     drill = world.all_or_none(lambda: read_drill(os.environ))
     if drill is None:
@@ -66,17 +66,17 @@ def find_drill(world: World) -> Drilled | None:
         _log.warning("this is a drill, not a real job: %s", drill)
     if not drill.faults:
         return Drilled(drill)
-    # By name: nothing here may import what breaks things, and a real job never loads it.
+    # By name: nothing here may import the fault injection, and a real job never loads it.
     strike: Callable[[], None] = importlib.import_module("unbroken.prove.fault_injection").install(drill, world.rank)
     return Drilled(drill, strike)
 
 
-# ---- the run that a job holds ----
+# ---- the open run ----
 
 
 @dataclass
-class Opened:
-    """A run that this job holds, on one rank."""
+class OpenRun:
+    """A run that this job has open, on one rank."""
 
     layout: Layout
     world: World
@@ -115,8 +115,8 @@ class Opened:
             raise self.renewal.lost
 
     def is_stop_asked(self) -> bool:
-        """Whether anybody asked this rank to stop, now or before."""
-        # Kept: the flag file is looked at once a second, and would not be seen again when the reason is to be told.
+        """Whether this rank has a stop request, from now or before."""
+        # Kept: the flag file is read once a second, and would not be read again when the reason is recorded.
         self.noticed = self.noticed or self.stops.look()
         return self.noticed is not None
 
@@ -149,12 +149,12 @@ class Opened:
         if signalled is None or not is_worker_death(error):
             return self.peers.settle(error)
         detail = f"{signalled.detail}, which killed a loader worker too: nothing was saved after the last checkpoint"
-        self.peers.tell(conclude(stop := StopReason("signal", detail)))
-        _log.warning("stopped in the middle of a step: %s; hand the loader to the Run as data= to avoid this", detail)
+        self.peers.report(conclude(stop := StopReason("signal", detail)))
+        _log.warning("stopped in the middle of a step: %s; pass the loader to Run as data= to avoid this", detail)
         return stop
 
     def close(self, outcome: Outcome) -> None:
-        """Write how the job ended and let the run go."""
+        """Record how the job ended and release the run."""
         with contextlib.ExitStack() as closing:
             # From the last to the first, each though another fails. Signals are caught until all is done: torchrun
             # sends one as soon as any rank has failed.
@@ -165,19 +165,19 @@ class Opened:
                 closing.callback(self.cursor.close)
             if self.renewal is not None:
                 is_followed = outcome.status in ("stopped", "completed")
-                closing.callback(let_go, self.layout, self.renewal, is_followed=is_followed)
+                closing.callback(release_run, self.layout, self.renewal, is_followed=is_followed)
             self.recorder.end(outcome, waits=not self.peers.is_first_to_fail)
 
 
-def let_go(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:
-    """Release the run; ``is_followed`` says that a request to stop, if there was one, has been followed."""
-    # The job is over and what counts is committed: a refusal here is told, and time heals it.
+def release_run(layout: Layout, renewal: Renewal, *, is_followed: bool) -> None:
+    """Release the lease; ``is_followed`` says that a stop request, if there was one, was carried out."""
+    # The job is over and its checkpoints are committed: a failure here is logged, and the lease expires by itself.
     try:
         if is_followed:
             end_requests(layout)
     except StorageFailed as refused:
-        _log.warning("the request to stop could not be removed: %s", refused)
+        _log.warning("could not remove the stop request: %s", refused)
     try:
         renewal.end()
     except StorageFailed as refused:
-        _log.warning("the run could not be let go, its lease expires by itself: %s", refused)
+        _log.warning("could not release the lease; it expires by itself: %s", refused)

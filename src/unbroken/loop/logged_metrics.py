@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 
 Number = int | float
-# Said here, where the loop calls, and not when the record is written many steps later.
-_TAKEN = frozenset({"step", "bits"})
+# Checked here, where the loop calls, and not when the record is written many steps later.
+_RESERVED = frozenset({"step", "bits"})
 
 
 @dataclass
-class Measures:
+class LoggedMetrics:
     """The metrics of the steps that were not read yet, the last values that were, and the steps those belong to."""
 
     latest: dict[str, Number] = field(default_factory=dict)
@@ -26,15 +26,15 @@ class Measures:
     _waiting: list[tuple[int, dict[str, Number | torch.Tensor]]] = field(default_factory=list)
 
     def log(self, values: Mapping[str, object]) -> None:
-        """Take metrics of the step that is being computed; a name that is logged twice has the last value.
+        """Record metrics of the step that is being computed; a name that is logged twice has the last value.
 
         Raises:
-            TypeError: a value is no number and no tensor of one real element.
-            ValueError: a name is one of the records' own, or a number is larger than a float can hold.
+            TypeError: a value is neither a number nor a tensor of one real element.
+            ValueError: a name is reserved, or a number is larger than a float can hold.
         """
         for name, value in values.items():
-            if name in _TAKEN:
-                raise ValueError(f"a metric cannot be called {name!r}: every record has one of its own")
+            if name in _RESERVED:
+                raise ValueError(f"a metric cannot be called {name!r}: the name is reserved")
             self._open[name] = _kept(name, value)
 
     def close_step(self, step: int) -> None:
@@ -44,7 +44,7 @@ class Measures:
             self._open = {}
 
     def drop_step(self) -> None:
-        """The step was given up: its metrics belong to no step."""
+        """The step was abandoned: its metrics belong to no step."""
         self._open = {}
 
     def read(self) -> list[tuple[int, dict[str, Number]]]:
@@ -75,7 +75,7 @@ class Measures:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A metric of a step that is no number."""
+    """A metric of a step that is NaN or infinite."""
 
     step: int
     metric: str
@@ -83,7 +83,7 @@ class NonFinite:
 
 
 def first_non_finite(rows: list[tuple[int, dict[str, Number]]], metrics: Sequence[str]) -> NonFinite | None:
-    """The first step at which one of these metrics is no number."""
+    """The first step at which one of these metrics is NaN or infinite."""
     for step, values in rows:
         for metric in metrics:
             value = values.get(metric)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from unbroken.loop.pace import SaveClock
+from unbroken.loop.save_clock import SaveClock
 from unbroken.records.deadline import Reserve
 from unbroken.records.interval import Auto, Every
 
@@ -32,7 +32,7 @@ def test_auto_saves_first_to_learn_and_then_as_often_as_pays() -> None:
         pace.step_done()
         if pace.is_due_by_clock():
             due.append(clock.now_s)
-            pace.save_began()
+            pace.save_started()
             pace.save_ended(0.5, 2.0)
         pace.resume_clock()
     # sqrt(2 x one day x half a second) is 294 s.
@@ -47,7 +47,7 @@ def test_the_reserve_follows_measured_saves_and_steps() -> None:
     before = pace.reserve.seconds(1000.0)
     clock.now_s = 4.0
     pace.step_done()
-    pace.save_began()
+    pace.save_started()
     pace.save_ended(0.1, 30.0)
     assert pace.reserve.seconds(1000.0) == 2 * 30.0 + 4.0 + 5.0 != before
 

@@ -1,8 +1,8 @@
-"""What can be seen of a loop that takes something over a step's edge without saying so.
+"""Warnings about loops that carry something over a step's edge without saving it.
 
-A batch drawn before the loop, a batch drawn ahead for the next step, data that is handed over and iterated elsewhere:
-each trains well and is silently inexact after a resume. The draws and the RNG state tell, so it is said at the first
-edge, with the line to change.
+A batch drawn before the loop, a batch drawn ahead for the next step, a loader that is passed as ``data`` and iterated
+elsewhere: each trains well and is silently inexact after a resume. The draws and the RNG state show it, so it is logged
+at the first edge, with the line to change.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch
 
 from unbroken.errors import NotExact
 from unbroken.loop.carry import CARRIED, Carried
-from unbroken.loop.opened import Opened
+from unbroken.loop.open_run import OpenRun
 from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem
@@ -21,15 +21,15 @@ from unbroken.state.rng import capture_rng, restore_rng, rng_devices
 
 _log = logger(__name__)
 # A whole model that is switched has hundreds of parts.
-_MODES_TOLD: Final = 3
+_MODES_LOGGED: Final = 3
 _CARRY: Final = 'batch = run.carry("batch", lambda: next(run.data))'
 
 
-class Habits:
+class LoopChecks:
     """Watches a loop from entering the run to its second edge."""
 
     def __init__(
-        self, opened: Opened, cursor: Cursor[Any] | None, carried: Carried, *, is_rng_moved: bool = False
+        self, opened: OpenRun, cursor: Cursor[Any] | None, carried: Carried, *, is_rng_moved: bool = False
     ) -> None:
         self._opened, self._cursor, self._carried = opened, cursor, carried
         self._is_before_loop = True
@@ -39,12 +39,12 @@ class Habits:
         self._is_rng_moved = is_rng_moved
         self._late: set[str] = set()
         self._modes: dict[str, tuple[bool, ...]] = {}
-        self._told_modes: set[str] = set()
+        self._logged_modes: set[str] = set()
         self._rng = capture_rng(rng_devices())
 
     @contextlib.contextmanager
     def carrying(self, name: str) -> Iterator[None]:
-        """What is drawn in here is carried, and needs no word."""
+        """What is drawn in here is carried, and needs no warning."""
         if not self._is_before_loop:
             if name not in self._carried.names:
                 self._late.add(name)
@@ -61,18 +61,18 @@ class Habits:
             self._drawn_before += self._cursor.drawn - self._drawn
         self._is_rng_moved = self._is_rng_moved or not are_equal(self._rng, capture_rng(rng_devices()))
 
-    def loop_begins(self, accept: Collection[str]) -> None:
-        """The loop begins; after a resume the RNG state is again the checkpoint's, whatever was drawn before.
+    def loop_starts(self, accept: Collection[str]) -> None:
+        """The loop starts; after a resume the RNG state is again the checkpoint's, whatever was drawn before.
 
         Raises:
-            NotExact: a value was carried when the checkpoint was saved, and nobody has asked for it.
+            NotExact: a value was carried when the checkpoint was saved, and the loop did not fetch it.
         """
         if not self._is_before_loop:
             return
         if (waiting := self._carried.waiting) and CARRIED not in accept:
             names = ", ".join(waiting)
             what = (
-                f"carried in the checkpoint and not asked for before run.steps: {names}; call run.carry before the loop"
+                f"carried in the checkpoint and not fetched before run.steps: {names}; call run.carry before the loop"
             )
             raise NotExact(differences=((CARRIED, what),))
         self._is_before_loop = False
@@ -81,29 +81,29 @@ class Habits:
             restore_rng(self._rng)
 
     def edge_reached(self, draws: Sequence[int]) -> None:
-        """Say at the first edges what the draws tell; ``draws`` are those of the first bodies."""
+        """Log at the first edges what the draws show; ``draws`` are those of the first bodies."""
         if self._edges >= 2:
             return
         self._edges += 1
         for notice in self._first(draws) if self._edges == 1 else self._second(draws):
-            self._opened.recorder.fact("notice", text=notice)
+            self._opened.recorder.event("notice", text=notice)
             if self._opened.world.is_first:
                 _log.warning("%s", notice)
 
-    def save_begins(self) -> None:
-        """Say which parts of a model were frozen or switched since the first save, which no checkpoint holds."""
+    def save_starts(self) -> None:
+        """Log which parts of a model were frozen or switched since the first save: checkpoints do not contain that."""
         now = _modes(self._opened.items)
         changed = [name for name, mode in now.items() if self._modes.get(name, mode) != mode]
         self._modes = {**now, **self._modes}
-        for name in [each for each in changed if each not in self._told_modes][:_MODES_TOLD]:
+        for name in [each for each in changed if each not in self._logged_modes][:_MODES_LOGGED]:
             notice = (
-                f"requires_grad or train/eval mode of {name} changed during the run; no checkpoint holds that, so a "
-                "resume starts with what the script sets. Set it from run.step before the loop, too"
+                f"requires_grad or train/eval mode of {name} changed during the run; checkpoints do not contain "
+                "that, so a resume starts with what the script sets. Set it from run.step before the loop, too"
             )
-            self._opened.recorder.fact("notice", text=notice)
+            self._opened.recorder.event("notice", text=notice)
             if self._opened.world.is_first:
                 _log.warning("%s", notice)
-        self._told_modes.update(changed)
+        self._logged_modes.update(changed)
 
     def _first(self, draws: Sequence[int]) -> Iterator[str]:
         if self._drawn_before:
@@ -114,16 +114,16 @@ class Habits:
             yield (
                 "random numbers were drawn after the run was made and before run.steps; a resume does not restore "
                 'them. If a value drawn there is used in the loop, carry it: value = run.carry("value", fetch); if it '
-                "was the iterator of a DataLoader, hand the loader over: data=loader"
+                "was the iterator of a DataLoader, pass the loader to Run: data=loader"
             )
         if self._cursor is not None and self._cursor.drawn == self._drawn_at_entry:
             yield (
-                "`data` was handed to the run, but the first step drew no batch from run.data, so its position is not "
+                "`data` was passed to Run, but the first step drew no batch from run.data, so its position is not "
                 "saved. Draw from it instead of from the loader: batch = next(run.data)"
             )
         for name in sorted(self._late):
             yield (
-                f"{name!r} was carried for the first time inside the loop: after a resume it comes too late. Ask for "
+                f"{name!r} was carried for the first time inside the loop: after a resume that is too late. Carry "
                 f'it before the loop too: value = run.carry("{name}", first_value)'
             )
 
@@ -136,7 +136,7 @@ class Habits:
 
 
 def _modes(items: Sequence[Item]) -> dict[str, tuple[bool, ...]]:
-    """Of each module that was handed over, by name: whether it trains, and which of its own parameters learn."""
+    """Of each registered module, by name: its training mode, and which of its own parameters require grad."""
     return {
         f"{item.name}.{name}" if name else item.name: (
             module.training,

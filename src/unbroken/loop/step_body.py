@@ -2,8 +2,8 @@
 
 A loop may be left in the middle of a body, and a body may end without an optimizer step. Both decide what can be saved:
 a body that made its optimizer steps is a completed step; one that made none leaves the state of the last edge, if what
-else it moved can be put back; anything between is no state that a resume could continue from. Gradients that no step
-has used yet belong to the state only while they are pending.
+else it changed can be put back; a resume cannot continue from anything between. Gradients that no step has used yet
+belong to the state only while they are pending.
 """
 
 import operator
@@ -32,7 +32,7 @@ _BUFFERS_WATCHED: Final = 8
 class Left:
     """How a body was left: after all of its optimizer steps, before any, or between them (None).
 
-    ``moved`` names what an unfinished body changed and nobody can put back.
+    ``moved`` names what an unfinished body changed and cannot be put back.
     """
 
     is_complete: bool | None
@@ -52,8 +52,8 @@ class _Edge(NamedTuple):
     counters: dict[str, Any]
 
 
-class Body:
-    """Watches one body at a time; made when a run is entered, closed when it is left."""
+class StepBody:
+    """Watches one body at a time, from entering the run to leaving it."""
 
     def __init__(self, items: Sequence[Item], cursor: Cursor[Any] | None, carried: Carried) -> None:
         self._items, self._cursor, self._carried = items, cursor, carried
@@ -78,7 +78,7 @@ class Body:
         ]
 
     def close(self) -> None:
-        """Take every hook away again."""
+        """Remove every hook."""
         while self._undo:
             self._undo.pop()()
 
@@ -106,7 +106,7 @@ class Body:
         return lambda: None
 
     def begin(self, counters: dict[str, Any]) -> None:
-        """A body begins; note what it could change."""
+        """A body starts; note what it could change."""
         self._steps = [0] * len(self._optimizers)
         if self._cursor is not None:
             self._cursor.step_begins()
@@ -170,7 +170,7 @@ class Body:
         if not self._optimizers:
             return Left(None)
         if not any(made):
-            # Where bodies without a step are usual, this one may have been complete: nobody can tell.
+            # Where bodies without a step are usual, this one may have been complete: it cannot be known.
             return Left(None) if made in self._seen else Left(False, self._moved())
         if not self._seen:
             return Left(True if all(made) else None)
@@ -216,7 +216,7 @@ def _versions_of(optimizer: torch.optim.Optimizer) -> list[tuple["weakref.ref[to
 
 
 def _peek(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which may not be there
-    """The bits of numpy's global generator, to see whether it moved: its full state takes 30 times as long to copy."""
+    """The bits of numpy's global RNG, to see whether it moved: its full state takes 30 times as long to copy."""
     import ctypes
 
     generator = numpy.random.mtrand._rand._bit_generator
@@ -228,7 +228,7 @@ def _peek(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which may not be t
 def _count_attempts(
     scaler: torch.amp.GradScaler, attempted: Callable[[object], Callable[[], None]]
 ) -> Callable[[], None]:
-    """Hear of every step that a loss scaler makes or skips; returns what ends that."""
+    """Watch every step that a loss scaler makes or skips; returns what ends that."""
     original = scaler.step
 
     def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:  # noqa: ANN401 - as torch has it

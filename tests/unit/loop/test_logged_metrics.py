@@ -6,54 +6,54 @@ import numpy as np
 import pytest
 import torch
 
-from unbroken.loop.measures import Measures, NonFinite, first_non_finite
+from unbroken.loop.logged_metrics import LoggedMetrics, NonFinite, first_non_finite
 
 
 def test_tensors_numbers_and_scalars_of_numpy_come_back_exactly_in_order() -> None:
-    measures = Measures()
+    logged = LoggedMetrics()
     loss = torch.tensor(0.1, requires_grad=True)
-    measures.log({"loss": loss, "tokens": torch.tensor([7]), "lr": 0.1, "flag": True})
-    measures.close_step(1)
-    measures.log({"loss": torch.tensor(0.3, dtype=torch.float64), "norm": np.float32(0.1)})
-    measures.log({"loss": torch.tensor(0.2, dtype=torch.float64)})
-    measures.close_step(2)
-    measures.close_step(3)
-    assert measures.read() == [
+    logged.log({"loss": loss, "tokens": torch.tensor([7]), "lr": 0.1, "flag": True})
+    logged.close_step(1)
+    logged.log({"loss": torch.tensor(0.3, dtype=torch.float64), "norm": np.float32(0.1)})
+    logged.log({"loss": torch.tensor(0.2, dtype=torch.float64)})
+    logged.close_step(2)
+    logged.close_step(3)
+    assert logged.read() == [
         (1, {"loss": loss.item(), "tokens": 7, "lr": 0.1, "flag": True}),
         (2, {"loss": 0.2, "norm": float(np.float32(0.1))}),
     ]
-    assert measures.read() == []
-    assert measures.latest["loss"] == 0.2
+    assert logged.read() == []
+    assert logged.latest["loss"] == 0.2
 
 
 def test_a_loss_that_is_changed_in_place_after_logging_keeps_its_value() -> None:
-    measures, total = Measures(), torch.zeros(())
+    logged, total = LoggedMetrics(), torch.zeros(())
     total += 1
-    measures.log({"loss": total})
+    logged.log({"loss": total})
     total += 1
-    measures.close_step(1)
-    assert measures.read() == [(1, {"loss": 1.0})]
+    logged.close_step(1)
+    assert logged.read() == [(1, {"loss": 1.0})]
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros(1, dtype=torch.complex64), "much", None, [1.0]])
 def test_what_is_no_number_is_refused_where_it_is_logged(value: object) -> None:
     with pytest.raises(TypeError, match="metric 'loss'"):
-        Measures().log({"loss": value})
+        LoggedMetrics().log({"loss": value})
 
 
 def test_a_number_that_no_float_can_hold_is_refused_where_it_is_logged() -> None:
-    measures = Measures()
-    measures.log({"tokens": 10**300})
+    logged = LoggedMetrics()
+    logged.log({"tokens": 10**300})
     with pytest.raises(ValueError, match="metric 'x' is larger than a float can hold"):
-        measures.log({"x": 10**400})
+        logged.log({"x": 10**400})
     with pytest.raises(ValueError, match="larger than a float"):
-        measures.log({"x": Fraction(10**400)})
+        logged.log({"x": Fraction(10**400)})
 
 
 @pytest.mark.parametrize("name", ["step", "bits"])
 def test_a_name_that_records_have_themselves_is_refused_where_it_is_logged(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        Measures().log({name: 1})
+        LoggedMetrics().log({name: 1})
 
 
 def test_the_first_value_that_is_no_number_is_found() -> None:

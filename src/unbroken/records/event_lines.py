@@ -1,6 +1,6 @@
 """The events of a job for programs: one JSON object a line, as ``unbroken train --json`` prints them.
 
-A log line that is an event carries its facts in ``extra=event(...)``; a handler prints those and skips all others. So
+A log line that is an event carries its values in ``extra=event(...)``; a handler prints those and skips all others. So
 text for people and events for programs come from the same place. NaN and infinities are null: they are no JSON.
 """
 
@@ -14,13 +14,13 @@ SCHEMA: Final = "unbroken.train/1"
 _ATTRIBUTE: Final = "unbroken_event"
 
 
-def event(name: str, /, **facts: Any) -> dict[str, Any]:  # noqa: ANN401 -- JSON is any
+def event(name: str, /, **values: Any) -> dict[str, Any]:  # noqa: ANN401 -- JSON is any
     """What a log call takes as ``extra``, so that its line is an event too."""
-    return {_ATTRIBUTE: {"event": name, **facts}}
+    return {_ATTRIBUTE: {"event": name, **values}}
 
 
 class EventLines(logging.Handler):
-    """Writes each event to a stream; a reader that has gone does not end the training."""
+    """Writes each event to a stream; a closed reader does not end the training."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(logging.DEBUG)
@@ -28,11 +28,11 @@ class EventLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line, if the record is an event."""
-        facts = getattr(record, _ATTRIBUTE, None)
-        if facts is None:
+        values = getattr(record, _ATTRIBUTE, None)
+        if values is None:
             return
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        body = {"schema": SCHEMA, **{name: _plain(value) for name, value in facts.items()}, "at": at}
+        body = {"schema": SCHEMA, **{name: _plain(value) for name, value in values.items()}, "at": at}
         try:
             self._stream.write(json.dumps(body, allow_nan=False, default=str) + "\n")
             self._stream.flush()
@@ -40,7 +40,7 @@ class EventLines(logging.Handler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's own name
-        """Pass over a line that nobody can take: the job goes on."""
+        """Drop a line that cannot be written: the job continues."""
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- JSON is any

@@ -1,0 +1,51 @@
+"""ARCHITECTURE.md names files and functions that exist, and every package."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "unbroken"
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+FILE = r"(?P<file>[\w/]+\.py)\b"
+# A call of a function of ours: `commit()`, `SpotWatch()`, `StopSources.look()`.
+CALL = r"(?:\w+\.)*(?P<name>\w+)\(\)"
+
+
+def path_of(name: str) -> Path:
+    return (ROOT if name.startswith("tests/") else SOURCE) / name
+
+
+def calls() -> Iterator[tuple[str, str]]:
+    """Every function that a line names after a file, with that file."""
+    for line in PAGE.splitlines():
+        file = None
+        for found in re.finditer(f"{FILE}|{CALL}", line):
+            file = found["file"] or file
+            if found["name"] and file:
+                yield file, found["name"]
+
+
+@pytest.mark.parametrize("name", sorted({found["file"] for found in re.finditer(FILE, PAGE)}))
+def test_every_file_that_the_page_names_exists(name: str) -> None:
+    assert path_of(name).is_file()
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(calls())))
+def test_every_function_is_defined_in_the_file_before_it(file: str, name: str) -> None:
+    assert re.search(rf"^\s*(def|class) {name}\b", path_of(file).read_text(), re.MULTILINE)
+
+
+def test_the_page_has_five_walks() -> None:
+    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == ["Layers", "Save", "Resume", "Batch", "Signal", "Error"]
+    assert PAGE.count("\n```\n") == 10
+
+
+def test_the_table_of_layers_has_every_package_and_no_other() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.split("## Save")[0], re.MULTILINE)
+    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/]+)`", row)}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
+    assert named == packages | modules

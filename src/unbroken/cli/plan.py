@@ -215,11 +215,11 @@ def _assumptions(numbers: Numbers) -> list[str]:
     if numbers.restart_s == 0:
         found.append("no time between a failure and the restart (set with --restart-time)")
     if numbers.walltime_s is None:
-        found.append("no walltime limit (set with --walltime)")
+        found.append("no walltime limit (set with --max-runtime)")
     else:
         found.append("no queue time between jobs")
         if numbers.reserve_s is None:
-            found.append("reserve for the last save: 2 saves, 1 step and 5 s (set with --reserve)")
+            found.append("reserve for the last save: 2 saves, 1 step and 5 s (set with --walltime-reserve)")
     return found
 
 

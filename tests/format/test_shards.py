@@ -161,13 +161,13 @@ LIES = {
     "climbs out": (NAME, b'"name":"../00000-000"'),
     "absolute path": (NAME, b'"name":"/etc/passwd"'),
     "is hidden": (NAME, b'"name":".tokenize/0"'),
-    "not in the order of their names": (NAME, b'"name":"9"'),
+    "not sorted by name": (NAME, b'"name":"9"'),
     "each once": (NAME, b'"name":"2020/00001-000"'),
     "counts and sizes that do not agree": (b'2,"tokens":12}', b'2,"tokens":13}'),
     "a whole number below 4294967296": (b'"entries":3', b'"entries":4294967296'),
     "a whole number below 4611686018427387904": (b'2,"tokens":12}', b'2,"tokens":99999999999999999999}'),
     "a whole number": (b'"entries":3', b'"entries":true'),
-    "3 bytes a token": (
+    "3 bytes per token": (
         b'54,"index_digest":"389fbc435d14f3d10c6323f7e62662bb","name":"00000-000","token_bytes":2',
         b'54,"index_digest":"389fbc435d14f3d10c6323f7e62662bb","name":"00000-000","token_bytes":3',
     ),
@@ -187,7 +187,7 @@ def test_a_list_that_lies_under_a_digest_that_fits_is_refused(tmp_path: Path, co
 
 def test_a_list_of_another_version_is_not_read(tmp_path: Path) -> None:
     data = (WEB / LISTING).read_bytes().replace(b"unbroken.shards/1", b"unbroken.shards/2")
-    assert "unbroken.shards/2; unbroken.shards/1 is read" in refused(tmp_path, data)
+    assert "unbroken.shards/2; this version reads unbroken.shards/1" in refused(tmp_path, data)
 
 
 def test_deep_nesting_and_wrong_text_are_no_crash(tmp_path: Path) -> None:
@@ -237,4 +237,4 @@ def test_a_list_cannot_make_a_reader_open_what_a_link_leads_to(tmp_path: Path) -
         (folder / f"00000-000.{suffix}").symlink_to(tmp_path / f"secret.{suffix}")
     with pytest.raises(DataDamaged) as found:
         open_corpus(tmp_path)
-    assert sum("is no regular file" in finding for finding in found.value.findings) == 2
+    assert sum("not a regular file" in finding for finding in found.value.findings) == 2

@@ -133,6 +133,6 @@ def _require_startable(config: Config, shape: Shape, accept: Sequence[str], *, f
     # With gpu, cpu or auto the number is not known here; the job checks again.
     ranks = shape.nodes.least * (shape.processes if isinstance(shape.processes, int) else 1)
     settled = resolve_run_config(config, ranks, accept=accept, force=force).config
-    lanes = settled.global_batch_size(ranks) // settled.training.per_device_batch_size
+    lanes = settled.lanes(ranks)
     if ranks > lanes:
         raise TooManyRanks(ranks=ranks, lanes=lanes)

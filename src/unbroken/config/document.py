@@ -43,6 +43,10 @@ class Config:
             return training.global_batch_size
         return training.per_device_batch_size * training.gradient_accumulation_steps * starting_world
 
+    def lanes(self, starting_world: int = 1) -> int:
+        """Lanes per step; ``starting_world`` matters only in a config that is not settled."""
+        return self.global_batch_size(starting_world) // self.training.per_device_batch_size
+
     def settled(self, starting_world: int) -> "Config":
         """The config as a run records it, with the global batch size set."""
         training = replace(self.training, global_batch_size=self.global_batch_size(starting_world))

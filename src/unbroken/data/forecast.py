@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unbroken.config import Config
 from unbroken.data.corpus.catalogue import Bucket, Corpus, TokenizerIdentity
-from unbroken.data.from_config import corpus_of, lanes_of, phases_of, stream_of
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.ingest.encoders import BYTES, find_tokenizer, load_encoder
 from unbroken.data.order.schedule import Exhausted
 from unbroken.data.stream import Stream
@@ -167,7 +167,7 @@ def _bucket(
 
 def _complaints_of_batch(config: Config, world: int) -> Iterator[str]:
     lane = config.training.per_device_batch_size
-    lanes = lanes_of(config, world)
+    lanes = config.lanes(world)
     if world > lanes:
         yield (
             f"training.global_batch_size: a step has {amounts.plural(lanes, 'lane')} of {lane}, "

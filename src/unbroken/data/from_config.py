@@ -24,11 +24,6 @@ def phases_of(data: DataConfig) -> tuple[Phase, ...] | None:
     )
 
 
-def lanes_of(config: Config, ranks: int = 1) -> int:
-    """Lanes of a step; ``ranks`` matters only where the config leaves the global batch to them."""
-    return config.global_batch_size(ranks) // config.training.per_device_batch_size
-
-
 def cache_of(data: DataConfig) -> Path:
     """The directory of cached packing plans."""
     return Path(data.cache_dir) if data.cache_dir is not None else Path(data.path) / CACHE

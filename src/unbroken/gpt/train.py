@@ -21,7 +21,6 @@ import torch
 from unbroken import exact
 from unbroken.config import Config, Resolved, load, require_sound
 from unbroken.config.changes import Difference, computing_values
-from unbroken.data.from_config import lanes_of
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
 from unbroken.exact.reducer import DeferringReducer
@@ -119,7 +118,7 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
     reducer = DeferringReducer(
         model,
         optimizer,
-        lanes=lanes_of(config),
+        lanes=config.lanes(),
         seed=training.seed,
         compute_dtype=None if is_sharded(config) else dtype,
         stock=not training.exact,

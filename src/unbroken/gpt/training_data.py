@@ -10,7 +10,7 @@ from pathlib import Path
 from unbroken.config import Config
 from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.data.forecast import Forecast, forecast
-from unbroken.data.from_config import corpus_of, lanes_of, phases_of, stream_of
+from unbroken.data.from_config import corpus_of, phases_of, stream_of
 from unbroken.data.ingest.encoders import TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.loader import Loader
 from unbroken.data.stream import Stream
@@ -50,7 +50,7 @@ def open_data(config: Config, world: World) -> TrainingData:
         ConfigInvalid: the vocabulary size is unknown.
         StorageFailed: an I/O error while reading, or writing the cache.
     """
-    lanes = lanes_of(config)
+    lanes = config.lanes()
     if world.size > lanes:
         raise TooManyRanks(ranks=world.size, lanes=lanes)
     found = world.from_first(lambda: _forecast(config, world.size))

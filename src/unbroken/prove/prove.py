@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unbroken.config.reading import from_json
-from unbroken.data.from_config import lanes_of
 from unbroken.errors import BadUsage
 from unbroken.files import LOCAL
 from unbroken.prove import small_disk
@@ -103,7 +102,7 @@ def _ranks_of_config(baseline: Baseline) -> tuple[int, ...]:
     config = from_json(LOCAL.read_bytes(path, limit_bytes=1 << 20).decode(), str(path)).config
     if not config.training.exact:
         return ()
-    lanes = lanes_of(config, baseline.ranks)
+    lanes = config.lanes(baseline.ranks)
     others = [ranks for ranks in _RANKS_TRIED if ranks <= lanes and ranks != baseline.ranks]
     return (baseline.ranks, *others)
 

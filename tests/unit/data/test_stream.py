@@ -246,13 +246,13 @@ def test_what_a_killed_process_left_of_the_digests_is_removed(tmp_path: Path) ->
 def test_what_no_stream_can_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     make_corpus(tmp_path, TWO_BUCKETS)
     corpus = open_corpus(tmp_path)
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is "):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be "):
         Stream(corpus, **{"max_length": 16, **wrong})
 
 
 def test_a_seed_is_a_number_and_a_cache_may_be_text(tmp_path: Path) -> None:
     make_corpus(tmp_path, TWO_BUCKETS)
     corpus = open_corpus(tmp_path)
-    with pytest.raises(TypeError, match="seed is 'a'"):
+    with pytest.raises(TypeError, match="seed must be a whole number"):
         Stream(corpus, max_length=16, seed="a")  # type: ignore[arg-type]
     assert Stream(corpus, max_length=16, cache=str(tmp_path / "plans")).cache == tmp_path / "plans"

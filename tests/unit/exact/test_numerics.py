@@ -80,7 +80,7 @@ def test_a_difference_that_is_accepted_by_name_is_told_and_another_one_is_refuse
     saved = {**exact.Numerics("cpu").state_dict(), "threads": 64}
     with caplog.at_level(logging.WARNING):
         exact.Numerics("cpu", accept=["threads"]).load_state_dict(saved)
-    assert "threads: 64 in the checkpoint" in caplog.text
+    assert "threads accepted: 64 in the checkpoint" in caplog.text
     with pytest.raises(ArithmeticDiffers, match="torch"):
         exact.Numerics("cpu", accept=["threads"]).load_state_dict({**saved, "torch": "1"})
 

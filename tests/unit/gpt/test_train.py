@@ -211,7 +211,7 @@ def test_a_step_that_is_skipped_is_counted_journalled_and_moves_nothing(config: 
     trained = done(skipping, poisoned=3)
     assert trained.is_completed
     layout = Layout(Path(config.training.output_dir))
-    [fact] = read_history(layout).of_kind("skipped")
+    [fact] = read_history(layout).of_kind("step-skipped")
     assert fact.values["step"] == 3 and fact.values["skipped"] == 1
     rows = read_metrics(layout).kept
     assert rows[3].values["skipped_steps"] == 1

@@ -107,7 +107,7 @@ def test_a_trainer_that_leaves_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tried_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="cannot be found by another process"):
+    with pytest.raises(TypeError, match="cannot be imported by another process"):
         assert_exact(lambda directory: None, tmp_path)
     with pytest.raises(ValueError, match="a save has no phase 'renmae'; it has edge, begin, parts"):
         assert_exact(train, tmp_path, kills=["renmae"])

@@ -1,8 +1,8 @@
-"""A classifier with loader workers, random augmentation, mixed precision and averaged weights, held by a ``Run``.
+"""A classifier with loader workers, random augmentation, mixed precision and averaged weights, with a ``Run``.
 
     python classifier.py STEPS DIRECTORY
 
-Its twin ``classifier_plain.py`` is the same loop without one.
+``classifier_plain.py`` is the same loop without a ``Run``.
 """
 
 import hashlib

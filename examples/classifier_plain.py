@@ -2,7 +2,7 @@
 
     python classifier_plain.py [STEPS]
 
-Its twin ``classifier.py`` is the same loop held by a ``Run``.
+``classifier.py`` is the same loop with a ``Run``.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""A small GPT that learns the characters of its twin's source, in a run that goes on after any kill.
+"""A small GPT that learns the characters of a source file, in a run that resumes after any kill.
 
     python gpt_loop.py STEPS DIRECTORY
 
-Its twin ``gpt_loop_plain.py`` is the same loop without a ``Run``. Kill this one as you like and start it again.
+``gpt_loop_plain.py`` is the same loop without a ``Run``. Kill this one at any time and start it again.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     python gpt_loop_plain.py [STEPS]
 
-Its twin ``gpt_loop.py`` is the same loop held by a ``Run``.
+``gpt_loop.py`` is the same loop with a ``Run``.
 """
 
 import hashlib

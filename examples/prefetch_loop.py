@@ -1,8 +1,8 @@
-"""A loop in nanoGPT's order, in a run that resumes after any kill: what it prefetches is carried.
+"""A loop in nanoGPT's order, in a run that resumes after any kill: the prefetched batch is carried.
 
     python prefetch_loop.py STEPS DIRECTORY
 
-Its twin ``prefetch_loop_plain.py`` is the same loop without a ``Run``.
+``prefetch_loop_plain.py`` is the same loop without a ``Run``.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     python prefetch_loop_plain.py [STEPS]
 
-Its twin ``prefetch_loop.py`` is the same loop held by a ``Run``.
+``prefetch_loop.py`` is the same loop with a ``Run``.
 """
 
 import hashlib

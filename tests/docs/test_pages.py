@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.records.journal import DURABLE, KINDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
@@ -58,6 +60,14 @@ def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
         if "://" not in link and not (page.parent / link.removeprefix("/")).exists()
     ]
     assert not dead
+
+
+def test_the_page_of_the_records_lists_every_kind_of_event_and_which_are_synced() -> None:
+    table = (ROOT / "docs" / "run-records.md").read_text().split("## The journal")[1].split("## ")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| `")]
+    is_synced = {kind: row[-1].startswith("yes") for row in rows for kind in re.findall(r"`([\w-]+)`", row[0])}
+    assert set(KINDS) <= set(is_synced)
+    assert {kind for kind, yes in is_synced.items() if yes} == DURABLE
 
 
 def test_make_demo_runs_the_demo() -> None:

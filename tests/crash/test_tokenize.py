@@ -282,5 +282,5 @@ def test_an_interrupt_ends_it_with_130_and_says_that_the_same_command_goes_on(co
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
-    assert "the same command goes on" in said and "Traceback" not in said
+    assert "run the same command again to resume" in said and "Traceback" not in said
     finish(corpus, output)

@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older
         ended = unbroken(command, "run", *rest)
         assert ended.returncode == 0, ended.stderr
         first, second = ended.stderr.splitlines()
-        assert first.startswith("skipped final: state/") and second == "took checkpoint-1 in place of final"
+        assert first.startswith("skipped final: state/") and second == "using checkpoint-1 instead of final"
     told = json.loads(unbroken("generate", "run", "--prompt", "x", "--json").stdout)
     [over] = told.pop("passed_over")
     assert over["name"] == "final" and "are not the bytes that were written" in over["reason"]
@@ -173,7 +173,7 @@ def test_a_bad_record_is_named_with_its_line_and_the_old_output_stays(
         assert "in.jsonl:3  promt: unknown key; did you mean prompt?" in ended.stderr
     assert (tmp_path / "out.jsonl").read_text() == "old\n"
     same = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "in.jsonl")
-    assert same.returncode == 2 and "--output is the input" in same.stderr
+    assert same.returncode == 2 and "--output and the input are the same file" in same.stderr
 
 
 def test_a_record_whose_model_has_no_whole_checkpoint_has_the_error_and_the_exit_code(

@@ -57,7 +57,7 @@ def test_with_json_standard_output_is_one_document_and_the_jobs_words_go_beside_
     script = write_script(tmp_path, f"print('words of the job')\n{TELLER}")
     ended = unbroken("run", "--json", "--", script, "error", "6", "look")
     assert json.loads(ended.stdout) == {
-        "schema": "unbroken.records/1",
+        "schema": "unbroken.run/1",
         "class": "look",
         "exit_code": 6,
         "jobs": 1,
@@ -80,7 +80,7 @@ def test_an_outcome_file_that_is_none_is_said_and_not_believed(unbroken: Tool, t
     text = "import os, pathlib\npathlib.Path(os.environ['UNBROKEN_OUTCOME_FILE']).write_text('{')\nos._exit(9)"
     ended = unbroken("run", "--", write_script(tmp_path, text))
     assert ended.returncode == 9
-    assert "cannot be used" in ended.stderr
+    assert "ignoring the outcome file of the job: it is not JSON" in ended.stderr
 
 
 def test_a_script_that_a_signal_ends_is_128_and_the_signal(unbroken: Tool, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_script_that_ignores_the_signal_is_killed_when_its_time_is_over(start:
     pids = launch.ready()
     launch.process.send_signal(signal.SIGTERM)
     assert launch.end() == 137
-    assert "has not ended 1 s after the signal; killing it" in launch.said
+    assert "the job did not exit within 1 s after the signal; killing it" in launch.said
     assert launch.said.splitlines()[-1].endswith("and reported no outcome (exit code 137)")
     wait_until_gone(pids)
 

@@ -166,7 +166,8 @@ def _reported(path: Path, say: Say) -> JobOutcome | None:
     try:
         return job_files.read_outcome(path)
     except (RecordDamaged, StorageFailed) as refusal:
-        say(f"ignoring the outcome file of the job: {refusal.headline()}")
+        said = refusal.complaint if isinstance(refusal, RecordDamaged) else refusal.headline()
+        say(f"ignoring the outcome file of the job: {said}")
         return None
 
 

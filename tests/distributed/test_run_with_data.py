@@ -71,9 +71,9 @@ def test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exh
         told = summary(run)
         assert told.status == "halted" and told.newest_usable is not None and told.newest_usable.step == last
         assert told.outcome is not None and (told.outcome.exit_code, told.outcome.verdict) == (4, "look")
-        assert "bucket web ran dry" in str(ended[0].error)
+        assert "bucket web exhausted" in str(ended[0].error)
         assert told.newest_usable_name == f"checkpoint-{last}-shutdown"
-    onwards = Leg(str(run), str(data), total=last + 5, stream={"phases": [MIX], "on_dry": "renormalise"})
+    onwards = Leg(str(run), str(data), total=last + 5, stream={"phases": [MIX], "on_exhausted": "renormalise"})
     seen = good(spawn(world, serve, onwards))
     assert samples(seen, 2) == list(range(last * 6, (last + 5) * 6))
     assert summary(run).status == "completed"

@@ -69,7 +69,7 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "slurm job": (["slurm", "job", "runs/a"],),
     "kubernetes": (["kubernetes", "config.yaml", "--image", "team/train:1"], ["kubernetes", "config.yaml"]),
     "plan": (
-        ["plan", "--steps", "1000", "--step-seconds", "1", "--save-seconds", "4", "--mtbf", "1h", "--walltime", "4h"],
+        ["plan", "--steps", "1000", "--step-time", "1", "--save-time", "4", "--mtbf", "1h", "--max-runtime", "4h"],
         ["plan"],
     ),
     "status": (["status", "runs/a"], ["status", "store"], ["status", "nowhere"]),
@@ -80,7 +80,7 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "show": (["show", "store@50", "--tensors"],),
     "verify": (["verify", "store"], ["verify", "damaged@50", "--full"], ["verify", "runs/a", "--full"]),
     "diff": (["diff", "store@40", "store@40"], ["diff", "store@40", "store@50"]),
-    "prune": (["prune", "store", "--keep-last", "2", "--dry-run"], ["prune", "store", "--keep-last", "2"]),
+    "prune": (["prune", "store", "--keep-last-k", "2", "--dry-run"], ["prune", "store", "--keep-last-k", "2"]),
     "pin": (["pin", "store@50"], ["pin", "store@50"]),
     "unpin": (["unpin", "store@50"],),
     "seal": (["seal", "foreign/step-5"], ["seal", "foreign/step-5"], ["seal", "foreign"]),

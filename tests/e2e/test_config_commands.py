@@ -36,7 +36,7 @@ def test_init_replaces_a_file_only_by_force_and_leaves_nothing_beside_it(unbroke
     (tmp_path / "run.yaml").write_text("mine")
     ended = unbroken("init", "-o", "run.yaml")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error[would-overwrite]") and "--force replaces it" in ended.stderr
+    assert ended.stderr.startswith("error[would-overwrite]") and "--force overwrites it" in ended.stderr
     assert (tmp_path / "run.yaml").read_text() == "mine"
     assert unbroken("init", "-o", "run.yaml", "--force").returncode == 0
     assert (tmp_path / "run.yaml").read_text() == unbroken("init").stdout
@@ -118,7 +118,7 @@ def test_validate_says_what_it_did_not_look_at(unbroken: Tool, tmp_path: Path) -
     (tmp_path / "run.yaml").write_text("data: {path: does-not-exist}\n")
     ended = unbroken("validate", "run.yaml", "--no-data")
     assert ended.returncode == 0
-    assert "not looked at: data" in ended.stdout
+    assert "not checked: data" in ended.stdout
 
 
 def test_a_config_whose_data_is_not_there_is_refused_with_the_path(unbroken: Tool, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_without_numpy_validate_says_that_the_data_was_not_looked_at(unbroken: T
     )
     ended = unbroken("validate", "run.yaml", env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "not looked at: data (numpy is not installed)" in ended.stdout
+    assert "not checked: data (numpy is not installed)" in ended.stdout
 
 
 @pytest.mark.promise("G22")
@@ -169,7 +169,7 @@ def test_validate_plans_the_wall_time_by_what_the_run_has_measured(unbroken: Too
     assert json.loads(unbroken(*words[:-1], "--json").stdout)["walltime"] is None
     fresh = unbroken(*words, "training.walltime_reserve_seconds=100")
     assert "walltime 10 min per job, of which 1 min 40 s" in fresh.stdout
-    assert "200 steps fit into one job if step time at most 2.5 s" in fresh.stdout
+    assert "200 steps fit into one job if a step takes at most 2.5 s" in fresh.stdout
     metrics = MetricsWriter(Layout(tmp_path / "runs" / "tiny"), 1, start=0)
     for step in (1, 2):
         metrics.write(step, {"loss": 5.0, "tokens_per_s": 102.4})

@@ -197,7 +197,7 @@ def test_looking_at_data_never_loads_torch(folder: Path, command: str) -> None:
 def test_validate_says_how_far_the_data_reaches(unbroken: Tool, folder: Path) -> None:
     ended = unbroken("validate", "run.yaml")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "not looked at: devices, disk" in ended.stdout
+    assert "not checked: data checksums, GPUs, disk space" in ended.stdout
     data = document(unbroken, "validate", "run.yaml", "--world-size", "2")["data"]
     assert data["sequences_per_step"] == 8
     assert data["steps_available"] == sum(bucket["sequences"] for bucket in data["buckets"]) // 8

@@ -66,7 +66,7 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
     )
     assert told["given"]["step_s"] > 0 and told["given"]["save_s"] >= told["given"]["paused_s"] > 0
     said = " ".join(told["assumptions"])
-    assert "a step takes" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
+    assert "step time" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.yaml"], "nothing is left of the measurement"
     bad = unbroken("plan", str(config), "--max-runtime", "4x")
     assert bad.returncode == 2 and "'4x' is no duration" in bad.stderr

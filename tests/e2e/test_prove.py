@@ -193,13 +193,13 @@ def test_a_command_that_has_nothing_to_prove_is_told_why(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "the command is missing"),
+        ([], "missing COMMAND"),
         (["--minutes", "0", "--", "python3", "x"], "--minutes"),
-        (["--faults", "kill,melt", "--", "python3", "x"], "unknown fault 'melt'; there are kill, rank, save"),
+        (["--faults", "kill,melt", "--", "python3", "x"], "unknown fault 'melt'; known faults: kill, rank, save"),
         (["--faults", ",", "--", "python3", "x"], "--faults is empty"),
         (["--faults", "resize", "--", "python3", "x"], "no fault is left"),
-        (["--ranks", "1,0", "--", "python3", "{ranks}"], "--ranks is a list such as 1,2,3"),
-        (["--ranks", "1,2", "--", "python3", "x"], "write {ranks} in it"),
+        (["--ranks", "1,0", "--", "python3", "{ranks}"], "--ranks must be a list of numbers from 1 to 64"),
+        (["--ranks", "1,2", "--", "python3", "x"], "--ranks needs {ranks} in COMMAND"),
         (["--", "no-such-program"], "no program 'no-such-program'"),
         (["--", "train.py"], "did you mean `python train.py`?"),
     ],

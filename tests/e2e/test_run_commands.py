@@ -88,7 +88,7 @@ def _json(ended: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 def test_a_job_that_is_asked_to_stop_ends_in_words_and_the_outcome_is_told(unbroken: Tool, start: Start) -> None:
     job = start()
     running = unbroken("outcome", "run")
-    assert running.returncode == 7 and "held: a job is at work" in running.stdout
+    assert running.returncode == 7 and "held: a job is running" in running.stdout
     stopped = unbroken("stop", "run", "--wait", "60")
     assert (stopped.returncode, stopped.stderr) == (0, "") and "job 1" in stopped.stdout
     assert "has exited" in stopped.stdout and job.wait() == 0
@@ -189,7 +189,7 @@ def test_a_path_that_is_no_run_is_told_so(unbroken: Tool, tmp_path: Path, comman
     assert "error[path-missing]" in unbroken(command, "nowhere").stderr
     assert "error[not-a-store]" in unbroken(command, "empty").stderr
     assert "missing argument RUN" in unbroken(command).stderr
-    assert "two runs are named" in unbroken(command, "a", "--output-dir", "b").stderr
+    assert "RUN a and --output-dir b differ" in unbroken(command, "a", "--output-dir", "b").stderr
     assert unbroken(command, "nowhere").returncode == 2
 
 

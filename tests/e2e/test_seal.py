@@ -158,7 +158,7 @@ def test_a_folder_is_sealed_verified_and_still_loads(unbroken: Tool, written: Pa
     assert same(read(folder))
     assert unbroken("verify", "outputs", "--full").returncode == 0
     again = unbroken("seal", folder)
-    assert again.returncode == 0 and "sealed before, all checksums verified" in again.stdout
+    assert again.returncode == 0 and "already sealed, all checksums verified" in again.stdout
 
 
 @pytest.mark.promise("X6", "M16")
@@ -196,7 +196,7 @@ def test_diff_names_the_tensor_that_changed_and_the_file_that_changed(unbroken: 
     assert ended.stdout.splitlines() == [
         "differs  head.bias: other bytes",
         "differs  optimizer.pt: 1 of 1 blocks differ",
-        "2 items differ, 2 are the same",
+        "2 items differ, 2 are equal",
     ]
 
 

@@ -184,7 +184,7 @@ def test_where_slurm_queues_nothing_again_a_follower_is_submitted_with_what_save
     site.wait_for_step()
     job.send_signal(signal.SIGUSR1)
     code, said = site.end()
-    assert code == 0 and "presently disabled" in said and "job 99 follows" in said
+    assert code == 0 and "presently disabled" in said and "submitted job 99" in said
     assert site.calls[-1] == f"sbatch --parsable --signal=B:USR1@60 --dependency=afterany:7 {script} --link"
 
 
@@ -207,7 +207,7 @@ def test_a_link_of_a_chain_queues_nothing(site: Site) -> None:
     site.wait_for_step()
     job.send_signal(signal.SIGUSR1)
     code, said = site.end()
-    assert code == 0 and "the next link of the chain goes on" in said
+    assert code == 0 and "left to the next job of the chain" in said
     assert site.calls == []
 
 
@@ -215,7 +215,7 @@ def test_a_step_that_cannot_begin_is_told_and_not_queued_again(site: Site) -> No
     command = [sys.executable, "-m", "unbroken", "slurm", "job", "r", "--", "no-such-srun"]
     ended = subprocess.run(command, cwd=site.path, env=site.environ(), capture_output=True, text=True, check=False)
     assert ended.returncode == 127
-    assert "no-such-srun could not be started" in ended.stderr and "never took its run" in ended.stderr
+    assert "could not start no-such-srun" in ended.stderr and "never opened its run" in ended.stderr
     assert site.calls == []
 
 
@@ -228,7 +228,7 @@ def test_a_run_that_another_job_holds_is_waited_for_and_then_left_alone(site: Si
         "print(run_job(JobOptions(Path('r'), ('touch', 'began')), context))"
     )
     said = subprocess.check_output([sys.executable, "-c", program], cwd=site.path, text=True)
-    assert "the run is held by job 1" in said and "not started: another job is at work" in said
+    assert "the run is held by job 1" in said and "not started: another job is running" in said
     assert said.splitlines()[-1] == "7" and not (site.path / "began").exists()
     job.send_signal(signal.SIGUSR1)
     assert site.end()[0] == 0
@@ -251,21 +251,21 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
         (("missing.yaml",), "missing.yaml"),
         (("--run-dir", "r", "--", "no.py"), "no.py"),
         (("--run-dir", "r", "--time", "soon", "--", "train.py"), "--time soon"),
-        (("--run-dir", "r", "--time", "1", "--lead", "90", "--", "train.py"), "cannot be warned"),
+        (("--run-dir", "r", "--time", "1", "--lead", "90", "--", "train.py"), "a job of 1 min cannot save 1 min 30 s"),
         (("--run-dir", "r", "--nodes", "two", "--", "train.py"), "--nodes two"),
         (("--run-dir", "r", "--nproc-per-node", "all", "--", "train.py"), "--nproc-per-node all"),
         (("--run-dir", "r", "--array", "0-3", "--", "train.py"), "%a"),
-        (("--run-dir", "r-%a", "--", "train.py"), "there is no array"),
-        (("--", "train.py"), "train.py is a script, no config; name its run before it: --run-dir RUN"),
+        (("--run-dir", "r-%a", "--", "train.py"), "add --array"),
+        (("--", "train.py"), "train.py is a script, not a config; use --run-dir RUN -- train.py"),
         (("--run-dir", "r", "--gpus-per-node", "none", "--", "train.py"), "--gpus-per-node none"),
         (("--run-dir", "r", "--sbatch", "signal=1", "--", "train.py"), "--lead"),
-        (("--walltime", "3", "run.yaml"), "no such option: --walltime'"),
+        (("--walltime", "3", "run.yaml"), "no such option: --walltime"),
         (
             ("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"),
             "--run-dir is empty; --time is empty; --partition is empty; --output is empty",
         ),
-        (("--run-dir", "r", "--nodes", "4-1", "--", "train.py"), "--nodes 4-1 is a range from more to fewer nodes"),
-        (("--run-dir", "r", "--output", "logs/%j.out", "--", "train.py"), "SLURM does not create it: logs"),
+        (("--run-dir", "r", "--nodes", "4-1", "--", "train.py"), "--nodes 4-1 is an empty range"),
+        (("--run-dir", "r", "--output", "logs/%j.out", "--", "train.py"), "the directory logs does not exist"),
         (("--run-dir", "r", "--name", "a/b", "--", "train.py"), "the job name 'a/b' contains a slash"),
         (("--run-dir", "r" * 201, "--", "train.py"), "the job name has 201 characters, more than 200"),
     ):
@@ -311,7 +311,7 @@ def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, 
     (site.path / "runs/a/journal").mkdir(parents=True)
     saved = {"kind": "commit", "at": time.time(), "seconds": 88.0}
     (site.path / "runs/a/journal/job-0001.jsonl").write_text(json.dumps(saved) + "\n")
-    complaint = "a job of 3 min cannot save 3 min 1 s before its end"
+    complaint = "a job of 3 min cannot save 3 min 1 s before its walltime limit"
     for verb in (("submit", "a.sbatch"), ("chain", "a.sbatch", "--links", "2")):
         refused = unbroken("slurm", *verb, env=site.environ())
         assert refused.returncode == 2 and complaint in refused.stderr, refused.stderr

@@ -121,7 +121,7 @@ def test_diff_exits_by_what_it_finds(unbroken: Tool, run: Path) -> None:
     assert unbroken("diff", "run@10", "run@10").stdout == "equal  2 tensors, all checksums equal\n"
     ended = unbroken("diff", "run@checkpoint-20", "run@20")
     assert ended.returncode == 3
-    assert ended.stdout.splitlines()[-1] == "2 parts differ, 0 are the same"
+    assert ended.stdout.splitlines()[-1] == "2 parts differ, 0 are equal"
     said = document(unbroken, "diff", "run@20", "run@10", code=3)
     assert (said["schema"], said["compared"], said["is_same"]) == ("unbroken.diff/1", "part", False)
     assert said["only_in_a"] == ["trainer_state.json"] and "empty" in said["only_in_b"]
@@ -141,7 +141,7 @@ def test_a_dry_run_of_prune_changes_nothing_and_tells_what_prune_then_does(unbro
     assert not left & set(done["removed"])
     assert unbroken("verify", "run", "--full").returncode == 0
     assert unbroken("prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40").stdout.endswith(
-        "removed 0 entries, 0 bytes\n"
+        "deleted 0 entries, 0 bytes\n"
     )
 
 
@@ -157,7 +157,7 @@ def test_prune_does_not_count_a_newest_checkpoint_that_only_looks_whole(unbroken
     damage(run)
     ended = unbroken("prune", "run", "--keep-last-k", "1")
     assert ended.returncode == 0
-    assert "checkpoint-50 is damaged and does not count" in ended.stderr
+    assert "checkpoint-50 is damaged, keeping an older one" in ended.stderr
     assert (run / "checkpoints/checkpoint-40").exists(), "the last good one"
     assert (run / "checkpoints/checkpoint-50").exists(), "damaged ones are for the quarantine"
 
@@ -248,7 +248,7 @@ def test_a_run_held_on_another_machine_is_shown_by_the_age_of_its_lease(unbroken
 def test_status_of_a_run_that_has_saved_nothing_yet(unbroken: Tool, tmp_path: Path) -> None:
     acquire(tmp_path / "new", this_holder(), token="x", now_s=0.0)
     assert document(unbroken, "status", "new")["status"] == "running"
-    assert "from nothing" in unbroken("status", "new").stdout
+    assert "the next job starts at step 0" in unbroken("status", "new").stdout
 
 
 MISTAKES = [

@@ -188,7 +188,7 @@ def test_a_second_interrupt_leaves_at_once_and_leaves_nothing_behind(start: Star
     launch = start(STUBBORN)
     pids = launch.ready()
     launch.process.send_signal(signal.SIGINT)
-    launch.wait_for("once more leaves at once")
+    launch.wait_for("press Ctrl-C again to kill it")
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == 130
     wait_until_gone(pids)

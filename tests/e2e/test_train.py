@@ -167,7 +167,7 @@ def test_a_reader_that_goes_away_is_told_once_and_quiet_is_an_option_or_a_variab
     )
     assert (quiet.stdout, quiet.stderr) == ("", "")
     code, said = folder.call("train", "run.yaml", *SHORT, "--force")
-    assert code == 2 and "--force is for --resume scratch" in said, said
+    assert code == 2 and "--force needs --resume scratch" in said, said
 
 
 def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder) -> None:

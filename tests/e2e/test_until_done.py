@@ -99,7 +99,7 @@ def test_what_a_person_must_look_at_ends_it(unbroken: Tool, tmp_path: Path, stat
 def test_a_script_that_dies_before_it_names_its_run_is_given_up(unbroken: Tool, tmp_path: Path) -> None:
     ended = unbroken("launch", *QUICK, "--", write_script(tmp_path, f"{COUNTING}\nimport no_such_module"))
     assert (ended.returncode, starts_of(tmp_path)) == (1, 4)
-    assert "no job came as far as naming its run" in ended.stderr
+    assert "no progress after 3 restarts: no job opened its run" in ended.stderr
 
 
 @pytest.mark.parametrize("way", ["signal to the launcher", "signal to the job", "unbroken stop"])

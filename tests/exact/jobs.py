@@ -110,7 +110,7 @@ def until_walltime(directory: str, max_runtime_s: float, delay_s: float) -> dict
     ended = job(
         directory, 10_000, lambda run, step, things: time.sleep(0.02), save_steps=10, max_runtime_seconds=max_runtime_s
     )
-    return {**ended, "left_s": max_runtime_s - (time.time() - began)}
+    return {**ended, "remaining_s": max_runtime_s - (time.time() - began)}
 
 
 def in_a_window(directory: str, grace_s: float, delay_s: float, scratch: str | None) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def test_a_run_that_a_person_stops_is_not_queued_again(place: Place) -> None:
     place.slurm.tool(place.path, "stop", "runs/a")
     assert place.slurm.wait_for_end(job, place.told) == "COMPLETED", place.told()
     assert place.slurm.facts(job)["Restarts"] == "0"
-    assert "somebody asked it to stop" in place.told()
+    assert "not requeued: stop requested by `unbroken stop`" in place.told()
 
 
 @pytest.mark.promise("G23")
@@ -212,7 +212,7 @@ def test_a_chain_of_links_completes_the_run_and_the_rest_of_it_does_nothing(
     assert place.slurm.wait_for_end(third, place.told) == "COMPLETED", place.told()
     assert bits(place.run) == undisturbed
     assert [start["placement"]["id"] for start in place.facts("job-start")] == [first, second]
-    assert "not started: the run is complete" in place.told()
+    assert "not started: the run is done" in place.told()
 
 
 def test_where_no_job_may_be_queued_again_a_follower_is_submitted(place: Place, undisturbed: dict[str, Any]) -> None:
@@ -286,8 +286,8 @@ def test_a_job_whose_rank_is_killed_inside_backward_is_queued_again_and_ends_wit
     if victim == 1:
         require_lost_rank(place)
     # A first rank that is killed tells nothing: its job is a crash, and the launcher says what ended it.
-    assert f"unbroken: rank {victim} was ended by SIGKILL" in place.told()
-    assert place.told().count("unbroken slurm job: queued again: ") == 1
+    assert f"unbroken: rank {victim} was killed by SIGKILL" in place.told()
+    assert place.told().count("unbroken slurm job: requeued: ") == 1
     assert bits(place.run) == bits(two_ranks)
 
 
@@ -296,7 +296,7 @@ def require_lost_rank(place: Place) -> None:
     *_, lost, done = place.facts("job-end")
     assert (lost["status"], lost["verdict"], done["verdict"]) == ("error", "again", "done"), place.told()
     assert lost["reason"].startswith("peer-lost: rank 1 is gone"), lost["reason"]
-    assert "unbroken slurm job: queued again: error: peer-lost: rank 1 is gone" in place.told()
+    assert "unbroken slurm job: requeued: error: peer-lost: rank 1 is gone" in place.told()
 
 
 @pytest.mark.promise("U5")
@@ -324,7 +324,7 @@ def test_a_rewind_in_the_settings_happens_once_over_a_lost_rank_and_a_second_sub
     require_lost_rank(place)
     assert place.slurm.wait_for_end(place.submit(), place.told) == "COMPLETED", place.told()
     _, rewound, requeued, again = place.facts("resume")
-    assert (rewound["step"], rewound["asked"]) == (4, "4")
+    assert (rewound["step"], rewound["requested"]) == (4, "4")
     # The save of step 8 may or may not have been committed when the rank was killed; that of step 6 was.
     assert requeued["step"] in (6, 8) and again["step"] == 12
     assert place.rewinds() == 1 and bits(place.run) == bits(two_ranks)

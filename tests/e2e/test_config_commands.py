@@ -179,6 +179,6 @@ def test_validate_plans_the_wall_time_by_what_the_run_has_measured(unbroken: Too
     assert (planned["steps_done"], planned["steps_left"]) == (2, 198)
     assert (planned["steps_per_job"], planned["jobs"]) == (50, 4)
     said = unbroken(*words, "training.walltime_reserve_seconds=100").stdout
-    assert "a step took 10 s: 50 steps a job, 4 jobs for the 198 left" in said
+    assert "a step took 10 s: 50 steps per job, 4 jobs for the remaining 198" in said
     hopeless = unbroken(*words, "training.walltime_reserve_seconds=595").stdout
     assert "no job would finish one" in hopeless

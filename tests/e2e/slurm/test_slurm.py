@@ -294,7 +294,7 @@ def test_a_job_whose_rank_is_killed_inside_backward_is_queued_again_and_ends_wit
 def require_lost_rank(place: Place) -> None:
     """The first job of SLURM has ended because rank 1 was lost, and that is why it was queued again."""
     *_, lost, done = place.facts("job-end")
-    assert (lost["status"], lost["verdict"], done["verdict"]) == ("error", "again", "done"), place.told()
+    assert (lost["status"], lost["class"], done["class"]) == ("error", "again", "done"), place.told()
     assert lost["reason"].startswith("peer-lost: rank 1 is gone"), lost["reason"]
     assert "unbroken slurm job: requeued: error: peer-lost: rank 1 is gone" in place.told()
 
@@ -306,8 +306,8 @@ def test_a_job_of_which_one_rank_raises_inside_backward_is_not_queued_again(plac
     assert place.slurm.wait_for_end(job, place.told) == "FAILED", place.told()
     assert place.slurm.facts(job)["Restarts"] == "0"
     [end] = place.facts("job-end")
-    assert (end["status"], end["verdict"]) == ("error", "look"), place.told()
-    [line] = [each for each in place.told().splitlines() if "not queued again" in each]
+    assert (end["status"], end["class"]) == ("error", "look"), place.told()
+    [line] = [each for each in place.told().splitlines() if "not requeued" in each]
     for said in (end["reason"], line):
         assert "rank 1 failed first: ValueError: the label is 1001 of 1000" in said
 

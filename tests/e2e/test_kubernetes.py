@@ -130,7 +130,7 @@ WRONG = {
     "no such kind": (("--kind", "cronjob", "run.yaml"), "'cronjob' is not one of"),
     "no nodes": (("--nodes", "0", "run.yaml"), "--nodes"),
     "an override that is none": (("run.yaml", "training.sede=1"), "training.sede"),
-    "no image, on no volume": (("run.yaml", "training.output_dir=/x"), "error[manifest-unfit]: cannot write the manifest: 2 problems"),
+    "no image, on no volume": (("run.yaml", "training.output_dir=/x"), "cannot write the manifest: 2 problems"),
 }
 
 

@@ -69,7 +69,7 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
     assert "step time" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.yaml"], "nothing is left of the measurement"
     bad = unbroken("plan", str(config), "--max-runtime", "4x")
-    assert bad.returncode == 2 and "'4x' is no duration" in bad.stderr
+    assert bad.returncode == 2 and "'4x' is not a duration" in bad.stderr
 
 
 def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(unbroken: Tool) -> None:

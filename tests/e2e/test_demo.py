@@ -68,7 +68,7 @@ def pasted(said: str, word: str) -> tuple[int, str]:
     """Run what the demo says to try next, as it stands there."""
     lines = said[said.index("try next") :].splitlines()
     enter = lines[0].removeprefix("try next").strip()
-    [line] = [each.strip() for each in lines[1:] if f" {word} " in each]
+    [line] = [each.strip() for each in lines[1:] if f"unbroken {word} " in each]
     script = f"{enter} && {line.split('  ')[0]}"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=os.environ)
     return ended.returncode, ended.stdout + ended.stderr
@@ -82,6 +82,6 @@ def test_a_command_that_fails_is_shown_with_the_end_of_its_log_and_no_traceback(
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     told = json.loads(ended.stdout)
     assert (ended.returncode, told["kind"]) == (1, "demo-failed")
-    assert "was expected to learn a tokenizer, but it ended with exit code" in told["message"]
+    assert "was expected to learn a tokenizer, but it exited with code" in told["message"]
     assert any("the tokenizers are broken here" in line for line in told["details"])
     assert Path(told["at"]).is_file() and "Traceback" not in ended.stderr

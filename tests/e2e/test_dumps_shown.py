@@ -37,7 +37,7 @@ def test_dumps_of_some_ranks_alone_promise_nothing(unbroken: Tool, tmp_path: Pat
     point(tmp_path / "new", Pointer(0, 2, 5000, "job1", "alpha/1", "/scratch/rank-0"))
     [entry] = document(unbroken, "ls", "new")["entries"]
     assert entry["note"] == "1 of 2 ranks dumped on alpha; not a checkpoint without the others"
-    assert "from nothing" in unbroken("status", "new").stdout
+    assert "the next job starts at step 0" in unbroken("status", "new").stdout
 
 
 @pytest.mark.parametrize("asked", [

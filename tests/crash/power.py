@@ -77,8 +77,8 @@ class PoweredDisk:
 def powered_disk(kind: str, directory: Path) -> Iterator[PoweredDisk]:
     """A file system of a kind, unmounted again whatever happens; one at a time on this machine.
 
-    A file system that is shut down leaves its loop device a moment after it is unmounted. Another test that mounts in that
-    moment can get the same device, and reads errors from it.
+    A file system that is shut down leaves its loop device a moment after it is unmounted. Another test that mounts in
+    that moment can get the same device, and reads errors from it.
     """
     with (Path(tempfile.gettempdir()) / "unbroken-tests-power.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)

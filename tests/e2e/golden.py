@@ -222,18 +222,18 @@ def fixed_surroundings() -> Iterator[None]:
         os.environ.update(before)
 
 
-def write() -> None:
-    """Write every golden file anew."""
-    FOLDER.mkdir(exist_ok=True)
+def write(folder: Path) -> None:
+    """Write every golden file into a folder."""
+    folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as root:
         template = Path(root, "template")
         template.mkdir()
         prepare(template)
         for name in names():
-            path_of(name).write_text(golden(name, template, Path(root, path_of(name).stem)))
+            (folder / path_of(name).name).write_text(golden(name, template, Path(root, path_of(name).stem)))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: python -m tests.e2e.golden --write")
-    write()
+    if sys.argv[1:2] != ["--write"] or len(sys.argv) > 3:
+        sys.exit("usage: python -m tests.e2e.golden --write [FOLDER]")
+    write(Path(sys.argv[2]) if sys.argv[2:] else FOLDER)

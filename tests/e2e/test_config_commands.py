@@ -181,4 +181,4 @@ def test_validate_plans_the_wall_time_by_what_the_run_has_measured(unbroken: Too
     said = unbroken(*words, "training.walltime_reserve_seconds=100").stdout
     assert "a step took 10 s: 50 steps per job, 4 jobs for the remaining 198" in said
     hopeless = unbroken(*words, "training.walltime_reserve_seconds=595").stdout
-    assert "no job would finish one" in hopeless
+    assert "no job is long enough for one step" in hopeless

@@ -14,7 +14,6 @@ import torch
 from tests.conftest import Tool
 from tests.unit.gpt.runs import damage, save_averaged, save_run, train_bpe
 from unbroken.gpt.checkpoint import find_model
-from unbroken.quoting.terminal import for_terminal
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Too
     assert (said["prompt"], said["prompt_tokens"]) == ("def ", 4)
     plain = unbroken(*words, "--return-full-text")
     # A terminal gets controls spelled out; --json has them exactly.
-    assert plain.stdout.split() == for_terminal("def " + said["text"]).split()
+    assert plain.stdout.split() == ("def " + said["text"]).split()
     again = unbroken("generate", "--output-dir", "run", *words[2:], "--device", "cpu", "--dtype", "fp32", "--json")
     assert json.loads(again.stdout)["texts"] == [said]
     by_path = unbroken("generate", "--checkpoint", "run/checkpoints/checkpoint-1", *words[2:], "--json")

@@ -9,7 +9,6 @@ import fcntl
 import os
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,16 +74,10 @@ class PoweredDisk:
 
 @contextlib.contextmanager
 def powered_disk(kind: str, directory: Path) -> Iterator[PoweredDisk]:
-    """A file system of a kind, unmounted again whatever happens; one at a time on this machine.
-
-    A file system that is shut down leaves its loop device a moment after it is unmounted. Another test that mounts in
-    that moment can get the same device, and reads errors from it.
-    """
-    with (Path(tempfile.gettempdir()) / "unbroken-tests-power.lock").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        disk = PoweredDisk(kind, directory)
-        disk.plug_in()
-        try:
-            yield disk
-        finally:
-            disk.unplug()
+    """A file system of a kind, unmounted again whatever happens."""
+    disk = PoweredDisk(kind, directory)
+    disk.plug_in()
+    try:
+        yield disk
+    finally:
+        disk.unplug()

@@ -21,9 +21,10 @@ from tests.unit.data.texts import DOCUMENTS, lines
 from tests.unit.data.texts import tree as files_below
 from unbroken.data.corpus.folders import UNFINISHED
 from unbroken.data.corpus.listing import LISTING
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
+from unbroken.data.ingest.tokenize import tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.work_folder import TokenizeOptions, UnitRecord, WorkFolder
+from unbroken.data.ingest.work_folder import UnitRecord, WorkFolder
 from unbroken.disk import Disk
 from unbroken.errors import BadDocuments, StorageFailed
 from unbroken.files import Files

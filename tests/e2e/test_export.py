@@ -70,7 +70,7 @@ def test_bytes_have_no_tokenizer_there_and_that_is_said(unbroken: Tool, tmp_path
     save_run(tmp_path / "run")
     ended = unbroken("export", "run", "--output", "llama")
     assert ended.returncode == 0
-    assert "none written: token ids are bytes" in ended.stdout
+    assert "note      no tokenizer written: token ids are bytes" in ended.stdout
     assert not (tmp_path / "llama" / "tokenizer.json").exists()
     assert json.loads((tmp_path / "llama" / "config.json").read_text())["eos_token_id"] == 256
 

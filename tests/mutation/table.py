@@ -205,6 +205,13 @@ STORE = (
          "self.logged.of_step(self.step).items()", "self.logged.latest.items()",
          "tests/unit/loop/test_run.py::"
          "test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for"),
+    # ---- names of earlier versions ----
+    one("an old name below a list is not read", "store/old_names.py",
+         '("eras.*", "on_dry", "on_exhausted")', '("eras", "on_dry", "on_exhausted")',
+         "tests/unit/store/test_old_names.py::test_a_stream_of_the_first_version_is_read_as_today_s"),
+    one("a record with an old and a new name is read", "store/old_names.py",
+         "    if new in value:\n        raise", "    if False:\n        raise",
+         "tests/unit/store/test_old_names.py::test_a_name_of_today_in_an_old_record_is_refused"),
     # ---- the save plan ----
     one("a save plan ignores how much a rank already writes", "state/pieces.py",
          "writer = min(ways[name].holders[box], key=load.__getitem__)", "writer = ways[name].holders[box][0]",

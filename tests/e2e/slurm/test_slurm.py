@@ -341,7 +341,7 @@ def test_a_rewind_of_the_trainer_happens_once_over_a_requeue(place: Place, way: 
     if way == "config":
         config = place.path / "run.yaml"
         config.write_text(config.read_text().replace("  resume: auto ", '  resume: "1" '))
-    asked = ("--training.resume", "1") if way == "flag" else ()
+    asked = ("--resume", "1") if way == "flag" else ()
     # All of its time is kept for a last save: each job stops after one step, and is queued again.
     hurried = ("training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     place.slurm.tool(place.path, "slurm", "init", "-o", "a.sbatch", *words, *hurried, *asked, "--time", "60")

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.data.test_tokenize import request
 from tests.unit.data.texts import lines, texts_of
+from unbroken.data.ingest.request import TokenizeOptions
 from unbroken.data.ingest.tokenize import tokenize
-from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.errors import NoTokens
 
 

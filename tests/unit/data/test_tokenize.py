@@ -14,11 +14,11 @@ from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.corpus.listing import read_listing
 from unbroken.data.ingest import units
 from unbroken.data.ingest.encoders import ByteEncoder
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
 from unbroken.data.ingest.sources import SUFFIXES
 from unbroken.data.ingest.text_corpus import open_text_corpus
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.tokenize import tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.errors import (
     BadDocuments,
     ControlToken,

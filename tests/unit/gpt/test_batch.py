@@ -12,7 +12,8 @@ from tests.unit.gpt.runs import damage, save_averaged, save_run
 from unbroken.errors import BatchInvalid, LogitsNotFinite, NoUsableCheckpoint
 from unbroken.gpt.batch_prompts import ModelChoice, PromptBatch, read_batch
 from unbroken.gpt.checkpoint import FoundModel, find_model
-from unbroken.gpt.text import Generation, TextModel
+from unbroken.gpt.sampling import Generation
+from unbroken.gpt.text import TextModel
 
 FILE = Path("prompts.jsonl")
 CPU = torch.device("cpu")

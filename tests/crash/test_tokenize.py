@@ -157,7 +157,7 @@ def _require_that_readers_know(disk: Disk, expected: dict[str, str | bytes | Non
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_a_full_or_sick_disk_is_told_and_the_same_command_goes_on(name: str) -> None:
+def test_a_full_or_sick_disk_is_reported_and_the_same_command_resumes(name: str) -> None:
     fresh, action = SCENES[name]
     expected = _expected(SCENES[name])
     refused = 0
@@ -239,7 +239,7 @@ def finish(home: Path, output: Path) -> None:
 
 
 @pytest.mark.promise("G12")
-def test_killed_again_and_again_it_goes_on_and_makes_the_same_files(corpus: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again_it_resumes_and_makes_the_same_files(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     kills = 0
     for wanted in range(0, FOLDERS, 2):
@@ -276,7 +276,7 @@ def test_a_worker_that_is_killed_is_an_error_that_names_what_it_was_at(corpus: P
     finish(corpus, tmp_path / "out")
 
 
-def test_an_interrupt_ends_it_with_130_and_says_that_the_same_command_goes_on(corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_it_with_130_and_says_that_the_same_command_resumes(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     process = start(corpus, output)
     wait_until(process, lambda: units_done(output) >= 1)

@@ -5,7 +5,7 @@ from tests.mutation.table import Mutation, one
 _KUBERNETES = "tests/unit/launch/test_kubernetes.py::"
 _NOTICES = "tests/unit/launch/test_spot_notices.py::"
 _WATCH = "tests/unit/launch/test_spot_watch.py::"
-_POLICY = f"{_KUBERNETES}test_a_clean_stop_goes_on_a_crash_is_counted_and_what_a_person_decides_ends_it[job]"
+_POLICY = f"{_KUBERNETES}test_a_clean_stop_resumes_a_crash_is_counted_and_what_a_user_decides_ends_it[job]"
 
 _DECISIONS = "tests/unit/launch/test_decisions.py::"
 _COMMAND = "tests/unit/launch/test_command.py::"
@@ -17,10 +17,10 @@ HERE = (
     one("a run that somebody stopped started again", "launch/restarts.py",
          'FOLLOWED: Final = frozenset({"walltime", "asked"})',
          'FOLLOWED: Final = frozenset({"walltime", "asked", "flag"})',
-         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one"),
     one("a run that a person must look at started again", "launch/restarts.py",
          '    if outcome.outcome_class != "again":\n        return False\n', "",
-         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one"),
     one("an error of the user's own code restarted", "launch/restarts.py",
          ' and outcome.outcome_class == "again"\n', "\n",
          f"{_DECISIONS}test_only_what_another_start_may_mend_is_started_again"),
@@ -122,7 +122,7 @@ SLURM = (
          "tests/unit/launch/slurm/test_script.py::test_the_lead_is_learned_from_the_slowest_save_of_any_run"),
     one("a limit that was moved not noticed", "launch/slurm/end_time.py",
          "        if answer != self._known_s:\n", "        if self._known_s is None:\n",
-         "tests/unit/launch/slurm/test_end_time.py::test_a_limit_that_is_moved_is_told_and_one_that_stays_is_not"),
+         "tests/unit/launch/slurm/test_end_time.py::test_a_limit_that_is_moved_is_reported_and_one_that_stays_is_not"),
 )  # fmt: skip
 
 _DUMPS = "tests/unit/store/test_emergency.py::"

@@ -6,11 +6,11 @@ Those of store, records and saves stand here, the others in tables of their own.
 from dataclasses import dataclass
 
 _OPERATIONS = "tests/crash/test_every_operation.py::"
-_HINT = "tests/crash/test_hint.py::"
+_HINT = "tests/crash/test_latest_link.py::"
 _EVIDENCE = "tests/crash/test_evidence.py::"
 _LEASE = "tests/crash/test_lease.py::"
 _RECORDS = "tests/crash/test_records.py::"
-_PROMISED = "test_each_fact_that_promised_something_is_there_from_the_moment_write_returned"
+_PROMISED = "test_each_event_that_promised_something_is_there_from_the_moment_write_returned"
 
 
 def _kill(scene: str) -> str:
@@ -173,7 +173,7 @@ STORE = (
          "test_a_line_that_a_crash_tore_is_counted_and_the_next_writer_begins_behind_it[Tail.HALF]"),
     one("steps computed twice not compared", "records/metrics.py",
          "bits[name] != before.bits[name]", "bits[name] != bits[name]",
-         "tests/unit/records/test_metrics.py::test_one_wrong_bit_is_said_aloud_with_its_step"),
+         "tests/unit/records/test_metrics.py::test_one_wrong_bit_is_reported_with_its_step"),
     one("outcome of an earlier job taken for this one's", "records/outcome.py",
          'history.last("job-end", job=job)', 'history.last("job-end")',
          "tests/unit/records/test_outcome.py::test_the_outcome_is_derived_from_lease_journal_and_snapshot"),

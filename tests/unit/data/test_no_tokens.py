@@ -12,7 +12,7 @@ from unbroken.data.ingest.tokenize import tokenize
 from unbroken.errors import NoTokens
 
 
-def test_text_without_a_token_makes_no_data_set_and_goes_on_when_there_is_some(tmp_path: Path) -> None:
+def test_text_without_a_token_makes_no_data_set_and_continues_when_there_is_some(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["", "ab", ""]))
     asked = request(tmp_path, options=TokenizeOptions(min_text_length=3))

@@ -166,7 +166,7 @@ def test_what_goes_wrong_with_one_record_is_its_own_error_and_the_others_are_ans
     assert bad.facts()["error"]["kind"] == "logits-not-finite"
 
 
-def test_weights_that_are_damaged_are_the_error_of_those_who_asked_for_them(tmp_path: Path, runs: Path) -> None:
+def test_weights_that_are_damaged_are_the_error_of_those_who_requested_them(tmp_path: Path, runs: Path) -> None:
     save_run(tmp_path / "run", steps=1)
     records = [{"prompt": "x"}, {"prompt": "x", "model": {"output_dir": str(tmp_path / "run")}}]
     batch = read(records, runs / "a")

@@ -80,7 +80,7 @@ def test_other_bits_come_with_their_likely_cause_and_equal_ones_with_none() -> N
     assert "likely cause" not in proof(chain(EQUAL)).text(PLAIN)
 
 
-def test_a_chain_that_could_not_go_on_is_not_proven_whatever_its_bits() -> None:
+def test_a_chain_that_could_not_continue_is_not_proven_whatever_its_bits() -> None:
     for comparison in (EQUAL, None):
         found = proof(chain(comparison, "job 2 ended as error: no usable checkpoint"))
         assert not found.is_proven

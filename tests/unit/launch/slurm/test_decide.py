@@ -126,12 +126,12 @@ def test_starts_in_vain_are_those_since_the_run_was_last_taken() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["done", "again", "look"])
-def test_a_person_who_submits_has_looked(verdict: Verdict) -> None:
+def test_a_user_who_submits_has_looked(verdict: Verdict) -> None:
     assert before_start(_outcome("error", verdict, 1), is_link=False) is None
     assert before_start(None, is_link=False) is None
 
 
-def test_a_link_starts_only_what_is_to_go_on() -> None:
+def test_a_link_starts_only_what_is_to_continue() -> None:
     assert before_start(None, is_link=True) is None
     assert before_start(_outcome("crashed", "again", 137), is_link=True) is None
     assert before_start(_outcome("completed", "done"), is_link=True) == NoRequeue(0, "the run is done")

@@ -82,8 +82,8 @@ CLUSTERS = (
          "            self._token = None\n            response", "            response",
          f"{_WATCH}test_a_token_that_has_expired_is_replaced_and_the_notice_is_heard"),
     one("a neighbour's notice taken for this machine's", "launch/spot/notices.py",
-         " and machine in _resources(event)", "", f"{_NOTICES}test_azure_tells_of_neighbours_and_of_pauses_too"
-         "_and_they_are_no_notice"),
+         " and machine in _resources(event)", "",
+         f"{_NOTICES}test_azure_events_of_other_machines_and_pauses_are_no_notice"),
     one("only the first rank of the world listens", "launch/spot/watch.py",
          '_LOCAL_RANKS: Final = ("LOCAL_RANK", ', '_LOCAL_RANKS: Final = ("RANK", "LOCAL_RANK", ',
          f"{_NOTICES}test_the_first_process_of_each_node_listens_and_its_neighbours_do_not"),

@@ -97,7 +97,7 @@ _SLURM_DECIDE = "tests/unit/launch/slurm/test_decide.py::"
 
 SLURM = (
     one("a job submitted that would be warned as it begins", "launch/slurm/submit.py",
-         "    if told is not None:\n", "    if False:\n",
+         "    if lead_given is not None:\n", "    if False:\n",
          "tests/e2e/test_slurm_job.py::test_a_job_that_would_be_warned_as_it_begins_is_never_submitted"),
     one("a halted run queued again", "launch/slurm/decide.py",
          '    if outcome.verdict != "again":\n', '    if outcome.verdict not in ("again", "look"):\n',
@@ -118,7 +118,7 @@ SLURM = (
          '("commit", "emergency-resume")', '("commit",)',
          f"{_SLURM_DECIDE}test_jobs_that_only_dump_bring_the_run_further_and_are_queued_again"),
     one("what saves have taught forgotten", "launch/slurm/submit.py",
-         "learned_reserve(facts)", "learned_reserve(())",
+         "learned_reserve(events)", "learned_reserve(())",
          "tests/unit/launch/slurm/test_script.py::test_the_lead_is_learned_from_the_slowest_save_of_any_run"),
     one("a limit that was moved not noticed", "launch/slurm/end_time.py",
          "        if answer != self._known_s:\n", "        if self._known_s is None:\n",

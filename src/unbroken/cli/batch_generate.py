@@ -65,7 +65,7 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
         answers = batch.answers(place, advance)
     for taken in {batch.sources[each.prompt.model].found.path: each for each in answers}.values():
         note_passed_over(output, taken.source.found, before=batch.sources[taken.prompt.model].found)
-    records = [answer.facts() for answer in answers]
+    records = [answer.json_fields() for answer in answers]
     if target is not None:
         write_lines(target, records)
     bad = [answer.error for answer in answers if answer.error is not None]

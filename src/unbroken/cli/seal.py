@@ -79,8 +79,8 @@ def _of_a_file(path: Path) -> Help:
     """How to seal a single file: its directory if that has a step in its name, else a new directory."""
     if step_in_name(path.absolute().parent.name) is not None:
         return Help(f"unbroken seal {quoted(path.parent)}", "seal the directory that contains it")
-    told = step_in_name(path.name)
-    folder = quoted(path.parent / f"step-{1000 if told is None else told}")
+    named_step = step_in_name(path.name)
+    folder = quoted(path.parent / f"step-{1000 if named_step is None else named_step}")
     command = f"mkdir {folder} && mv {quoted(path)} {folder} && unbroken seal {folder}"
     return Help(command, "move it to a directory with the step in its name")
 

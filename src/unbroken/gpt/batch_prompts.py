@@ -67,7 +67,7 @@ class Answer:
     continued: Continued | None
     error: UnbrokenError | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The record of the output."""
         said, refused = self.continued, self.error
         return {

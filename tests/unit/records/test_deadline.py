@@ -67,12 +67,12 @@ def test_before_a_save_was_measured_a_short_job_keeps_a_tenth() -> None:
 
 
 def test_the_commits_of_earlier_jobs_teach_the_next() -> None:
-    facts = [
+    events = [
         Event(1, "commit", 0.0, {"seconds": 9.0}),
         Event(1, "save", 0.0, {"seconds": 900.0}),
         Event(2, "commit", 0.0, {"seconds": "nan"}),
         Event(2, "commit", 0.0, {"seconds": 2.0}),
         Event(2, "commit", 0.0, {"seconds": -5.0}),
     ]
-    assert learned_reserve(facts) == Reserve(None, (9.0, 2.0))
-    assert learned_reserve(facts, 3.0).seconds() == 3.0
+    assert learned_reserve(events) == Reserve(None, (9.0, 2.0))
+    assert learned_reserve(events, 3.0).seconds() == 3.0

@@ -89,7 +89,7 @@ def test_runs_in_several_jobs_on_other_ranks_at_other_speeds_are_equal(a: Path, 
         "measured or ignored, so not compared: tokens_per_s",
         "all 2 tensors and all 3 values of final are equal",
     ]
-    assert found.facts()["is_equal"]
+    assert found.json_fields()["is_equal"]
 
 
 @pytest.mark.promise("G1")

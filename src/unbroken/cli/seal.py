@@ -31,7 +31,7 @@ from unbroken.store.seal import Sealed, folders_to_seal, seal
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Step; default: from the name of the directory.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="Metric for --keep-best; repeatable.")
 @click.option("--all", "is_parent", is_flag=True, help="Seal all checkpoint directories in DIR.")
-@click.option("--num-workers", type=click.IntRange(1, 64), default=4, help="Number of reader threads.")
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, metavar="N", help="Number of reader threads.")
 def command(
     output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, num_workers: int
 ) -> None:

@@ -52,7 +52,9 @@ _DEFAULTS = TokenizeOptions()
     metavar="N",
     help="Maximum number of tokens per shard.",
 )
-@click.option("--text-field", default=_DEFAULTS.text_field, help="JSON field or Parquet column with the text.")
+@click.option(
+    "--text-field", default=_DEFAULTS.text_field, metavar="NAME", help="JSON field or Parquet column with the text."
+)
 @click.option(
     "--min-text-length",
     type=click.IntRange(0),

@@ -259,6 +259,7 @@ def test_init_writes_a_script_once_and_every_mistake_is_reported(tmp_path: Path,
         (("--", "train.py"), "train.py is a script, not a config; use --run-dir RUN -- train.py"),
         (("--run-dir", "r", "--gpus-per-node", "none", "--", "train.py"), "--gpus-per-node none"),
         (("--run-dir", "r", "--sbatch", "signal=1", "--", "train.py"), "--lead"),
+        (("--run-dir", "r", "--resume", "5", "--", "train.py"), "--resume needs CONFIG"),
         (("--walltime", "3", "run.yaml"), "no such option: --walltime"),
         (
             ("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"),
@@ -275,6 +276,13 @@ def test_init_writes_a_script_once_and_every_mistake_is_reported(tmp_path: Path,
     for verb in (("submit", "."), ("chain", ".", "--links", "2")):
         told = unbroken("slurm", *verb)
         assert told.returncode == 2 and "SCRIPT is a directory, not a batch script" in told.stderr
+
+
+def test_resume_is_an_option_of_init_as_of_train(tmp_path: Path, unbroken: Tool) -> None:
+    assert unbroken("init", "--preset", "tiny", "-o", "a.yaml").returncode == 0
+    wrote = unbroken("slurm", "init", "a.yaml", "--time", "60", "--resume", "1000", "-o", "a.sbatch")
+    assert wrote.returncode == 0, wrote.stderr
+    assert "training.resume=1000" in (tmp_path / "a.sbatch").read_text()
 
 
 def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) -> None:

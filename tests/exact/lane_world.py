@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.exact.small_gpt import Shape, SmallGpt, batch, make
-from tests.exact.staged import StagedAllGather
 from unbroken import exact
 from unbroken.errors import CannotFold
+from unbroken.exact.staged import StagedAllGather
 from unbroken.state.fingerprint import combine, fingerprints
 from unbroken.state.flatten import flatten
 from unbroken.state.items import make_items

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,7 +52,7 @@ class Surroundings:
     speed_bytes: int = SIZE_BYTES
 
 
-def examine(directory: Path, around: Surroundings, files: Files | None = None) -> Iterator[Finding]:
+def examine(directory: Path, around: Surroundings, files: Files | None = None) -> Generator[Finding, None, None]:
     """Every finding about the file system of a directory, one after the other.
 
     The scratch directory is removed when the generator ends or is closed.
@@ -148,7 +148,7 @@ def _room(directory: Path, files: Files) -> Finding:
 
 
 def _tried(scratch: Path, around: Surroundings, files: Files) -> Iterator[Finding]:
-    trials = (
+    trials: tuple[tuple[str, Callable[[], Finding]], ...] = (
         ("rename", lambda: _rename(scratch, files)),
         ("directory fsync", lambda: _directory_fsync(scratch, files)),
         ("hard links", lambda: _hard_links(scratch, files)),

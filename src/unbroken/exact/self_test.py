@@ -112,7 +112,8 @@ class _Block(nn.Module):
         # The gradient of this scale is computed in float32, as in norms that are written by hand.
         wide = hidden.float() * torch.rsqrt(hidden.float().square().mean(-1, keepdim=True) + 1e-5)
         scaled = (wide * self.scale.float()).to(hidden.dtype)
-        return hidden + self.dropout(self.down(F.gelu(self.up(scaled))))
+        added: Tensor = self.dropout(self.down(F.gelu(self.up(scaled))))
+        return hidden + added
 
 
 class _Tiny(nn.Module):
@@ -158,7 +159,7 @@ def _held(
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for part in parts:
         sharded = fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=low))
-        if device.type == "cuda" and dist.get_world_size() > 1:
+        if device.type == "cuda":
             _share_device(sharded)
     return None
 
@@ -200,6 +201,7 @@ def run_cases(device: torch.device) -> dict[str, dict[str, str]]:
     torch.set_deterministic_debug_mode("error")
     set_backends()
     if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(device)
     return {f"{layout} {dtype}": _run_case(layout, dtype, device) for dtype in DTYPES for layout in LAYOUTS}
 

@@ -99,7 +99,7 @@ def _say(report: Report) -> None:
 
 def _with_index(device: torch.device) -> torch.device:
     """The device of this rank: asking about another GPU would make a context on it."""
-    if device.type != "cuda" or device.index is not None:
+    if str(device) != "cuda":
         return device
     given = os.environ.get("LOCAL_RANK")
     number = torch.cuda.current_device() if given is None else int(given) % torch.cuda.device_count()

@@ -48,7 +48,7 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "": (["--version"], ["stauts"], ["ls", "--nope"]),
     "init": (["init", "-o", "new.yaml"], ["init", "-o", "config.yaml"]),
     "validate": (["validate", "config.yaml", *_SMALL], ["validate", "config.yaml", "model.n_head=three"]),
-    "doctor": (["doctor", "store", "--no-torch"], ["doctor", "nowhere", "--no-torch"], ["doctor", "--nope"]),
+    "doctor": (["doctor", "store", "--no-torch"], ["doctor", "nowhere", "--no-torch"], ["doctor", ""]),
     "tokenizer": (),
     "tokenizer train": (["tokenizer", "train", "text", "-o", "tokenizer.json", "--vocab-size", "300"],),
     "tokenize": (

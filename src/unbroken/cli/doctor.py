@@ -19,6 +19,7 @@ from unbroken.cli.output import Output, as_command
 from unbroken.doctor.file_system import Surroundings, examine
 from unbroken.doctor.finding import Finding, Level
 from unbroken.doctor.machine import examine_memory, examine_python, examine_torch
+from unbroken.errors import BadUsage
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
@@ -39,9 +40,9 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ),
     exit_codes={0: "no problems (there may be notes)", 3: "there are problems; all of them are listed"},
 )
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@click.argument("place", metavar="[DIR]", default=".")
 @click.option("--no-torch", is_flag=True, help="Skip torch, GPUs, gloo and the exact self-test.")
-def command(output: Output, directory: Path, no_torch: bool) -> int:
+def command(output: Output, place: str, no_torch: bool) -> int:
     """Check torch, GPUs, exactness and the file system of DIR.
 
     Trains a tiny model on one rank and on two, replicated and sharded, in each precision, and compares the bits. Tries
@@ -49,11 +50,15 @@ def command(output: Output, directory: Path, no_torch: bool) -> int:
 
     Lists all findings. What is not listed as ok was not found to work.
     """
+    if not place:
+        # An empty variable of a shell, which would otherwise mean the current directory.
+        raise BadUsage(command="unbroken doctor", complaint="DIR is empty")
+    directory = Path(place)
     with _unwinding():
         findings = list(_examined(directory, output, no_torch=no_torch))
     problems = [each for each in findings if each.level is Level.PROBLEM]
     fields = {
-        "directory": str(directory),
+        "directory": place,
         "is_sound": not problems,
         "findings": [{**asdict(each), "level": each.level.value} for each in findings],
     }

@@ -88,7 +88,10 @@ def _is_directory(directory: Path, files: Files) -> bool:
     found = files.find(directory)
     if found is None or found.kind is not NodeKind.LINK:
         return found is not None and found.kind is NodeKind.DIRECTORY
-    return directory.is_dir()
+    try:
+        return directory.is_dir()
+    except OSError:
+        return False
 
 
 def _refused(subject: str, refused: StorageFailed) -> Finding:

@@ -33,9 +33,9 @@ def around(**changes: object) -> Surroundings:
 
 def findings(directory: Path, plan: Plan = lambda _: None, **changes: object) -> dict[str, Finding]:
     """What is found, by subject; the directory holds afterwards exactly what it held before."""
-    before = sorted(directory.rglob("*")) if directory.is_dir() else []
+    before = sorted(directory.rglob("*")) if os.path.isdir(directory) else []
     found = list(examine(directory, around(**changes), Files(FaultyDisk(LocalDisk(), plan), logs_lacking=False)))
-    assert (sorted(directory.rglob("*")) if directory.is_dir() else []) == before
+    assert (sorted(directory.rglob("*")) if os.path.isdir(directory) else []) == before
     return {each.subject: each for each in found}
 
 
@@ -107,12 +107,16 @@ def test_a_rename_that_copies_is_a_problem(tmp_path: Path) -> None:
 def test_a_path_that_is_no_directory_is_one_problem_and_nothing_is_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "link").symlink_to(tmp_path)
     assert kinds(findings(tmp_path / "absent"), Level.PROBLEM) == {"path-missing"}
     assert kinds(findings(tmp_path / "file"), Level.PROBLEM) == {"not-a-directory"}
     assert kinds(findings(tmp_path / "dangling"), Level.PROBLEM) == {"not-a-directory"}
+    assert kinds(findings(tmp_path / "circle"), Level.PROBLEM) == {"not-a-directory"}
+    assert kinds(findings(tmp_path / "file" / "below"), Level.PROBLEM) == {"path-missing"}
+    assert kinds(findings(tmp_path / ("n" * 300)), Level.PROBLEM) == {"path-missing"}
     assert list(findings(tmp_path / "link")) == SUBJECTS
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "dangling", "link"}
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "dangling", "circle", "link"}
 
 
 def test_a_full_disk_is_a_problem_before_anything_is_written() -> None:

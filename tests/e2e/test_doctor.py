@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import Tool
 from tests.e2e.test_exfat import exfat as exfat  # a fixture
+from tests.patience import PATIENCE_S
 from unbroken.cli.explain import error_pages, finding_pages
 from unbroken.doctor.file_system import PREFIX
 from unbroken.prove.small_disk import fill
@@ -87,11 +88,11 @@ def test_without_torch_it_neither_imports_nor_starts_anything(tmp_path: Path) ->
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", STUCK, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        ends_at = time.monotonic() + 60
+        ends_at = time.monotonic() + PATIENCE_S
         while not list(tmp_path.glob(f"{PREFIX}*/speed")) and time.monotonic() < ends_at:
             time.sleep(0.01)
         process.send_signal(number)
-        assert process.wait(60) == 128 + number
+        assert process.wait(PATIENCE_S) == 128 + number
     assert not list(tmp_path.iterdir())
 
 

@@ -5,7 +5,6 @@ A forked rank answers with one JSON document over a pipe. One that hangs is kill
 """
 
 import contextlib
-import datetime
 import json
 import os
 import selectors
@@ -15,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import torch.distributed as dist
+import torch
 
-GLOO_TIMEOUT_S: Final = 20.0
+from unbroken.connection import init_gloo
+from unbroken.errors import UnbrokenError
+
 _PIECE_BYTES: Final = 1 << 16
 
 
@@ -66,13 +67,20 @@ class Forked:
             self.error = f"it ended with exit code {code}"
 
 
+def in_one_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    if isinstance(error, UnbrokenError):
+        return ": ".join(filter(None, (error.headline(), error.at())))
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
 def _act(pipe: int, action: Callable[[], Any], limit_s: float) -> NoReturn:
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         told: tuple[Any, str | None] = (action(), None)
     except BaseException as error:  # noqa: BLE001 - a process's top: the parent is to hear whatever it is
-        said = str(error).strip().splitlines() or [""]
-        told = (None, f"{type(error).__name__}: {said[0]}")
+        told = (None, in_one_line(error))
     with contextlib.suppress(OSError):
         data = json.dumps(told).encode()
         while data:
@@ -112,9 +120,7 @@ def world(
         def run() -> Any:  # noqa: ANN401 - whatever the action returns
             if interface is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface
-            timeout = datetime.timedelta(seconds=min(GLOO_TIMEOUT_S, limit_s))
-            meeting = f"file://{folder}/meeting"
-            dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=size, timeout=timeout)
+            init_gloo(torch._C._distributed_c10d.FileStore(f"{folder}/meeting", size), number, size, limit_s)
             return action(number)
 
         return run

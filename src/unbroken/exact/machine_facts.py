@@ -4,6 +4,7 @@ For ``unbroken doctor``. Called in processes forked from the one that imported t
 a process unfit for forking.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +12,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from unbroken.doctor.self_test_process import TIMEOUT_VARIABLE
 from unbroken.exact.forked import Forked, world
 
-GLOO_LIMIT_S: Final = 20.0
+GLOO_LIMIT_S: Final = float(os.environ.get(TIMEOUT_VARIABLE, "30"))
 _COPIED_BYTES: Final = 256 << 20
 
 

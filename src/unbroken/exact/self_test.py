@@ -25,8 +25,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from unbroken.doctor.self_test_process import EXACT, NOT_AVAILABLE, NOT_EXACT, NOT_TESTED
-from unbroken.exact.forked import Forked, collect, world
+from unbroken.doctor.self_test_process import EXACT, NOT_AVAILABLE, NOT_EXACT, NOT_TESTED, TIMEOUT_VARIABLE
+from unbroken.exact.forked import Forked, collect, in_one_line, world
 from unbroken.exact.numerics import set_backends
 from unbroken.exact.reducer import Reducer
 from unbroken.exact.self_tested import make_key
@@ -39,7 +39,7 @@ LANES: Final = 5
 # Their sum is a power of two: dividing by it rounds nothing.
 COUNTS: Final = (1, 1, 2, 2, 2)
 STEPS: Final = 2
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = float(os.environ.get(TIMEOUT_VARIABLE, "120"))
 _LOOPBACK: Final = "lo"
 
 # ---- sums with known bits ----
@@ -168,7 +168,8 @@ def _share_device(sharded: FSDPModule) -> None:
     # Imported here: an older torch has no such hook.
     from unbroken.exact.staged import StagedAllGather
 
-    sharded.set_custom_all_gather(StagedAllGather())
+    staged: Any = StagedAllGather()
+    sharded.set_custom_all_gather(staged)
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -215,12 +216,10 @@ def _run_case(layout: str, dtype: str, device: torch.device) -> dict[str, str]:
             "bits": _train(layout, DTYPES[dtype], device),
         }
     except Exception as error:  # noqa: BLE001 - whatever this torch raises: the other cases are still of interest
-        said = str(error).strip().splitlines() or [""]
+        said = in_one_line(error)
         # torch has no class of its own for a kernel that it lacks.
-        is_lacking = (
-            isinstance(error, NotImplementedError | ImportError | AttributeError) or "not implemented" in said[0]
-        )
-        return {"lacks" if is_lacking else "error": f"{type(error).__name__}: {said[0]}"}
+        is_lacking = isinstance(error, NotImplementedError | ImportError | AttributeError) or "not implemented" in said
+        return {"lacks" if is_lacking else "error": said}
 
 
 def _lacks(dtype: str, device: torch.device) -> str | None:

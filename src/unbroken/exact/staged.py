@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
 from unbroken.exact.exchange import RankGroup
 
 
-class StagedAllGather(AllGather):
-    """Gathers through host memory."""
+class StagedAllGather:
+    """Gathers through host memory; has the methods of FSDP2's own all-gather, whose type is not public."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A plain tensor."""

@@ -54,7 +54,7 @@ def self_test_once(device: torch.device) -> None:
     _asked[device.type] = key
     report = find_kept(key, cache_folder())
     if report is None and os.environ.get("LOCAL_RANK", "0") == "0":
-        report = _run(device)
+        report = _run(device, key)
     if report is not None:
         _found[device.type] = report
         if os.environ.get("RANK", "0") == "0":
@@ -78,9 +78,12 @@ def require_exact(layout: str, dtype: torch.dtype | None, device: torch.device) 
             raise NotExactHere(layout=layout, dtype=name, device=where, torch=key["torch"], because=each.because)
 
 
-def _run(device: torch.device) -> Report | None:
+def _run(device: torch.device, key: dict[str, str]) -> Report | None:
     try:
         report = run_self_test(str(device))
+        if report.key != key:
+            differing = sorted(name for name in {*key, *report.key} if key.get(name) != report.key.get(name))
+            raise NoReport(f"its process has another {', '.join(differing)}")
     except NoReport as failed:
         _log.warning("the exact self-test could not run, so exactness is not tested here: %s", failed)
         return None

@@ -214,14 +214,18 @@ def test_a_combination_that_is_not_exact_here_is_refused_and_others_are_not(capl
 
 
 @pytest.mark.usefixtures("switched_on")
-def test_a_result_of_another_build_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_not_the_first_of_its_node_does_not_test(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     _keep("not-exact")
+    # A result of another build is none.
     monkeypatch.setattr(torch.version, "git_version", "another")
-    # A rank other than the first of its node does not test; it goes on without a result.
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     exact.pin("cpu")
+    assert not caplog.messages
     exact.Reducer(nn.Linear(2, 2), lanes=2, seed=0, compute_dtype=torch.bfloat16)
-    # The first rank has one by now: it is found when the reducer is made.
+    # The first rank has a result by now: it is found when the reducer is made.
     _keep("not-exact")
     with pytest.raises(NotExactHere):
         exact.Reducer(nn.Linear(2, 2), lanes=2, seed=0, compute_dtype=torch.bfloat16)
@@ -248,3 +252,21 @@ def test_a_test_that_cannot_run_is_a_warning_and_training_goes_on(
     assert ["could not run" in message for message in caplog.messages] == [True]
     exact.Reducer(nn.Linear(2, 2), lanes=2, seed=0)
     assert not list(switched_on.rglob("*.json"))
+
+
+def test_a_report_about_another_torch_is_not_taken(
+    switched_on: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = {**self_tested.make_key(torch.device("cpu")), "torch": "2.99.0"}
+    told = {
+        "key": key,
+        "combinations": [{"layout": "replicated", "dtype": "float32", "verdict": "exact", "because": []}],
+    }
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with caplog.at_level(logging.WARNING):
+        exact.pin("cpu")
+    assert [message.endswith("its process has another torch") for message in caplog.messages] == [True]
+    assert not self_tested._found and not list(switched_on.rglob("*.json"))

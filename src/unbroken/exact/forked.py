@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import torch
+import torch.distributed as dist
 
 from unbroken.connection import init_gloo
 from unbroken.errors import UnbrokenError
 
+# The store's name is public; torch's types do not export it.
+_dist: Any = dist
 _PIECE_BYTES: Final = 1 << 16
 
 
@@ -120,7 +122,7 @@ def world(
         def run() -> Any:  # noqa: ANN401 - whatever the action returns
             if interface is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = interface
-            init_gloo(torch._C._distributed_c10d.FileStore(f"{folder}/meeting", size), number, size, limit_s)
+            init_gloo(_dist.FileStore(f"{folder}/meeting", size), number, size, limit_s)
             return action(number)
 
         return run

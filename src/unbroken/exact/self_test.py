@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from unbroken.doctor.self_test_process import EXACT, NOT_AVAILABLE, NOT_EXACT, NOT_TESTED, TIMEOUT_VARIABLE
+from unbroken.errors import PeerError, UnbrokenError
 from unbroken.exact.forked import Forked, collect, in_one_line, world
 from unbroken.exact.numerics import set_backends
 from unbroken.exact.reducer import Reducer
@@ -217,9 +218,15 @@ def _run_case(layout: str, dtype: str, device: torch.device) -> dict[str, str]:
         }
     except Exception as error:  # noqa: BLE001 - whatever this torch raises: the other cases are still of interest
         said = in_one_line(error)
-        # torch has no class of its own for a kernel that it lacks.
-        is_lacking = isinstance(error, NotImplementedError | ImportError | AttributeError) or "not implemented" in said
-        return {"lacks" if is_lacking else "error": said}
+        return {"lacks" if _is_lacking(error, said) else "error": said}
+
+
+def _is_lacking(error: Exception, said: str) -> bool:
+    """Whether this torch cannot do it at all; anything else may work the next time."""
+    if isinstance(error, UnbrokenError):
+        return not isinstance(error, PeerError)
+    # torch has no class of its own for a kernel that it lacks.
+    return isinstance(error, NotImplementedError | ImportError | AttributeError) or "not implemented" in said
 
 
 def _lacks(dtype: str, device: torch.device) -> str | None:

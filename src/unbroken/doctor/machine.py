@@ -3,7 +3,7 @@
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from unbroken.doctor.self_test_process import (
     NOT_AVAILABLE,
     NOT_EXACT,
     NOT_TESTED,
+    Combination,
     NoReport,
     Report,
     cache_folder,
@@ -108,13 +109,19 @@ def _exactness(report: Report) -> Iterator[Finding]:
         text = f"the same bits on 1 rank and 2: {listed(right)}"
         yield Finding("exact", text, values=values)
     if missing := report.of(NOT_TESTED):
-        details = tuple(f"{each}: {reason}" for each in missing for reason in each.because)
+        details = _reasons(missing)
         text = f"not tested, so not promised: {listed(missing)}"
         yield problem("exact", "self-test-unfinished", text, *details, **values)
     if lacking := report.of(NOT_AVAILABLE):
-        details = tuple(f"{each}: {reason}" for each in lacking for reason in each.because)
+        details = _reasons(lacking)
         text = f"not available here, so not promised: {listed(lacking)}"
         yield note("exact", "self-test-unfinished", text, *details, **values)
+
+
+def _reasons(combinations: Sequence[Combination]) -> tuple[str, ...]:
+    """Why there is no result, each reason once: it is mostly the same on every rank and in every precision."""
+    reasons = (reason for each in combinations for reason in each.because)
+    return tuple(dict.fromkeys(reason.partition(": ")[2] or reason for reason in reasons))
 
 
 def _driver() -> str | None:

@@ -50,7 +50,7 @@ def test_each_verdict_is_a_finding_of_its_own() -> None:
         Combination("replicated", "float32", "exact"),
         Combination("sharded", "float32", "not-exact", ("on 2 ranks",)),
         Combination("sharded", "bfloat16", "not-tested", ("late",)),
-        Combination("sharded", "float16", "not-available", ("no float16",)),
+        Combination("sharded", "float16", "not-available", ("on 1 rank: no: float16", "on 2 ranks: no: float16")),
     ]
     assert found(*several)[3:] == [
         ("exact", "problem", "not-exact-here"),
@@ -60,6 +60,7 @@ def test_each_verdict_is_a_finding_of_its_own() -> None:
     report = Report({"device": "cpu"}, tuple(several), {"torch": TORCH})
     exact = [each for each in torch_findings(report, None) if each.subject == "exact"]
     assert exact[0].level is Level.PROBLEM and exact[0].details == ("sharded float32: on 2 ranks",)
+    assert [each.details for each in exact[1:]] == [("late",), ("no: float16",)]
 
 
 def test_a_torch_that_crashes_on_being_asked_is_a_problem() -> None:

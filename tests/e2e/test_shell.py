@@ -27,6 +27,7 @@ TORCH_FREE = [
     ["explain", "--json"],
     ["completion", "bash"],
     ["init", "--preset", "tiny"],
+    ["doctor", "run", "--no-torch", "--json"],
     *(["status", "run"], ["status", "run", "--json"], ["ls", "run"], ["ls", "run", "--json"], ["show", "run"]),
     *(["verify", "run", "--full"], ["diff", "run", "run"], ["prune", "run", "--dry-run"], ["pin", "run"]),
     *(["run", "-m", "this"], ["launch", "-m", "this"], ["train", "--help"]),

@@ -7,6 +7,7 @@ _FOLD = "tests/unit/exact/test_reduction.py::"
 _MISUSE = "tests/unit/exact/test_misuse.py::"
 _LOST = "tests/exact/test_lost_steps.py::"
 _FP16 = "tests/unit/gpt/test_fp16.py::"
+_SELF_TEST = "tests/unit/exact/test_self_test.py::"
 _AVERAGE = "tests/unit/gpt/test_average.py::"
 _SMALL_WORLD = "tests/exact/test_small_world.py::test_three_ranks_give_the_bits_of_one"
 
@@ -84,6 +85,39 @@ TRAINING = (
     one("another arithmetic accepted", "exact/numerics.py",
          "    if refused:\n", "    if False:\n",
          "tests/unit/exact/test_numerics.py::test_each_difference_is_named_with_both_values"),
+    # ---- the self-test ----
+    one("other bits of a training not seen by the self-test", "exact/self_test.py",
+         'elif case["bits"] != reference["bits"]:', "elif False:",
+         f"{_SELF_TEST}test_one_rank_with_other_bits_makes_its_combination_not_exact"),
+    one("other bits of the sum not seen by the self-test", "exact/self_test.py",
+         'elif case["sum"] != KNOWN_SUM:', "elif False:",
+         f"{_SELF_TEST}test_one_rank_with_other_bits_makes_its_combination_not_exact"),
+    one("lanes of a round added in another order, unseen by the self-test", "exact/reduction.py",
+         "for part in flight.received.view(self._ranks.size, -1)[: self._present]:",
+         "for part in flight.received.view(self._ranks.size, -1)[: self._present].flip(0):",
+         f"{_SELF_TEST}test_two_ranks_test_once_and_the_next_process_not_at_all"),
+    one("a combination that is not exact here accepted", "exact/reducer.py",
+         "            require_exact(layout, self._dtype, self._parameters[0].device)\n", "            pass\n",
+         f"{_SELF_TEST}test_a_combination_that_is_not_exact_here_is_refused_and_others_are_not"),
+    one("the self-test's result of another build used", "doctor/self_test_process.py",
+         "return found if found is not None and found.key == dict(key) else None", "return found",
+         "tests/unit/doctor/test_self_test_process.py::test_a_result_under_the_name_of_another_is_not_used"),
+    one("a report about another torch taken", "exact/self_tested.py",
+         "        if report.key != key:\n", "        if False:\n",
+         f"{_SELF_TEST}test_a_report_about_another_torch_is_not_taken"),
+    one("the self-test run by every rank of a node", "exact/self_tested.py",
+         'os.environ.get("LOCAL_RANK", "0") == "0":', "True:",
+         f"{_SELF_TEST}test_a_rank_that_is_not_the_first_of_its_node_does_not_test"),
+    one("a damaged result of the self-test used", "doctor/self_test_process.py",
+         "if hashlib.sha256(body).hexdigest().encode() != digest:", "if False:",
+         "tests/unit/doctor/test_self_test_process.py::test_a_damaged_result_counts_as_none_and_is_replaced"),
+    one("doctor leaves its scratch directory", "doctor/file_system.py",
+         "            files.remove_tree(scratch)\n", "            pass\n",
+         "tests/unit/doctor/test_file_system.py::test_on_a_usual_file_system_all_is_well"),
+    one("doctor removes what is called like its own", "doctor/file_system.py",
+         "not _OURS.fullmatch(node.name)", "not node.name.startswith(PREFIX)",
+         "tests/unit/doctor/test_file_system.py::"
+         "test_the_leftovers_of_killed_calls_are_removed_an_hour_later_and_nothing_else"),
     one("other lanes accepted", "exact/reducer.py",
          "        if differences:\n", "        if False:\n",
          "tests/unit/exact/test_reducer.py::test_a_checkpoint_of_other_lanes_is_refused_and_of_the_same_is_taken"),

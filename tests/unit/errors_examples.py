@@ -64,6 +64,13 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.TooManyRanks(ranks=9, lanes=8),
     errors.LaneBroken(complaint="lane 3 ended without lane.backward(loss)"),
     errors.CannotFold(name="head.weight", reason="it is kept in bfloat16"),
+    errors.NotExactHere(
+        layout="sharded",
+        dtype="bfloat16",
+        device="NVIDIA H200",
+        torch="2.15.0",
+        because=("on 2 ranks the training differs",),
+    ),
     errors.ArithmeticDiffers(differences=(("gpu", "NVIDIA A100", "NVIDIA H200"), ("torch", "2.11.0", "2.13.0"))),
     errors.ReplayUnfinished(
         run=RUN,

@@ -115,13 +115,16 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
     # Model, reducer and optimizer. Initial weights, sums and moments do not depend on the number of ranks.
     model = build_model(config, data.vocab_size, place.device, dtype)
     optimizer = make_optimizer(model, config.optimizer)
-    reducer = DeferringReducer(
-        model,
-        optimizer,
-        lanes=config.lanes(),
-        seed=training.seed,
-        compute_dtype=None if is_sharded(config) else dtype,
-        stock=not training.exact,
+    # On all ranks or on none: where the self-test ran on one rank of a node, only that one may know what it found.
+    reducer = place.world.all_or_none(
+        lambda: DeferringReducer(
+            model,
+            optimizer,
+            lanes=config.lanes(),
+            seed=training.seed,
+            compute_dtype=None if is_sharded(config) else dtype,
+            stock=not training.exact,
+        )
     )
     average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
     scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from unbroken import torch_private
 from unbroken.errors import Bug, NoProcessGroup, NotInGroup, PeerLost, RankFailed, UnbrokenError
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ _made: "collections.Counter[tuple[int, ...]]" = collections.Counter()
 class Link:
     """A gloo group that one thread of each member exchanges over, until it is closed."""
 
-    def __init__(self, group: Any, store: "torch._C._distributed_c10d.Store | None" = None) -> None:  # noqa: ANN401
+    def __init__(self, group: Any, store: torch_private.Store | None = None) -> None:  # noqa: ANN401
         self._group = group
         self._store = store
         self._vote: dist.Work | None = None
@@ -46,7 +47,7 @@ class Link:
         """Connect the members, each by its number in the default group; only they take part. Collective."""
         name = f"unbroken/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}/{_made[members]}"
         _made[members] += 1
-        store = torch._C._distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        store = torch_private.PrefixStore(name, torch_private.default_store())
         return cls(dist.ProcessGroupGloo(store, rank, len(members), datetime.timedelta(seconds=timeout_s)), store)
 
     def all_gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
@@ -107,7 +108,7 @@ class Link:
     def posted_by_launcher(self, key: str) -> str | None:
         """The text that a launcher, which does not know our groups, posted under a key of the store itself."""
         store: Any = self._store
-        while isinstance(store, torch._C._distributed_c10d.PrefixStore):
+        while isinstance(store, torch_private.PrefixStore):
             store = store.underlying_store
         return _posted_in(store, key)
 
@@ -127,7 +128,7 @@ class Link:
         return self._group
 
 
-def _posted_in(store: "torch._C._distributed_c10d.Store | None", key: str) -> str | None:
+def _posted_in(store: torch_private.Store | None, key: str) -> str | None:
     if store is None:
         return None
     try:

@@ -119,6 +119,7 @@ from unbroken.errors.training import (
     NotExpressible,
     SequenceTooLong,
     TooManyRanks,
+    TorchTooOld,
     WrongTokenizer,
 )
 from unbroken.errors.tree import (
@@ -269,6 +270,7 @@ __all__ = [
     "TokenizersDiffer",
     "TooManyRanks",
     "TorchMissing",
+    "TorchTooOld",
     "TornCheckpoint",
     "TrainingError",
     "UnbrokenError",

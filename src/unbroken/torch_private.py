@@ -10,7 +10,7 @@ a public name in some versions is answered by that name first. What a result dep
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 from unbroken.errors import TorchTooOld
 
 __all__ = [
+    "ANNEALING",
     "AdamState",
     "DefaultReduceScatter",
     "PrefixStore",
@@ -116,6 +117,14 @@ def adam_state(optimizer: torch.optim.Adam, group: dict[str, Any]) -> list[AdamS
     held: Any = optimizer
     held._init_group(group, parameters, gradients, means, squares, largest, steps)
     return list(map(AdamState, parameters, gradients, means, squares, steps))
+
+
+# What the schedule of averaged weights (``SWALR``) holds as its state before torch 2.9: one of its own functions.
+ANNEALING: Mapping[str, Callable[[float], float]] = {
+    name: getattr(torch.optim.swa_utils.SWALR, attribute)
+    for name, attribute in (("cos", "_cosine_anneal"), ("linear", "_linear_anneal"))
+    if hasattr(torch.optim.swa_utils.SWALR, attribute)
+}
 
 
 # ---- memory ----
@@ -238,7 +247,7 @@ def require_custom_reduce_scatter() -> None:
     has_types = not (issubclass(ReduceScatter, _Absent) or issubclass(DefaultReduceScatter, _Absent))
     if not has_types or not all(hasattr(FSDPModule, name) for name in needed):
         why = "older versions cannot replace FSDP2's reduce-scatter, which adds in an order of its own"
-        raise TorchTooOld(what="exact under FSDP2", needs="2.10", found=str(torch.__version__), why=why)
+        raise TorchTooOld(what="exact under FSDP2", needs="2.9", found=str(torch.__version__), why=why)
 
 
 def compute_policy(module: FSDPModule) -> Any:  # noqa: ANN401 - FSDP2's own type

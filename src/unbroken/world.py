@@ -173,7 +173,8 @@ class World:
                 raise NoProcessGroup(world_size=int(os.environ["WORLD_SIZE"]))
             return cls(0, 1)
         rank = _rank_in(process_group)
-        members = tuple(dist.get_process_group_ranks(process_group))
+        # Named, because torch before 2.7 knows the default group by no other name than its own.
+        members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
         if len(members) == 1:
             return cls(0, 1)
         return cls(rank, len(members), Link.connect(members, rank, timeout_s), members)

@@ -46,6 +46,13 @@ TRAINING = (
     one("a count of holders not tried out", "torch_private.py",
          "        if not is_counted or holders(view) != alone:\n", "        if False:\n",
          "tests/unit/test_torch_private.py::test_a_count_that_was_not_proven_is_not_believed"),
+    one("an old torch trains with wrong gradients", "gpt/build.py",
+         "_OLDEST_TORCH: Final = (2, 8)", "_OLDEST_TORCH: Final = (2, 0)",
+         "tests/unit/gpt/test_compiler.py::"
+         "test_a_torch_whose_attention_is_wrong_is_refused_with_the_version_that_is_needed"),
+    one("a torch that was not tested not named", "tested_versions.py",
+         "    if minor_version(version) in TESTED_TORCH:\n", "    if version:\n",
+         "tests/unit/test_tested_versions.py::test_an_older_or_newer_version_is_named_with_those_that_were_tested"),
     one("a torch mode entered by the save thread", "state/container.py",
          "    size_bytes = math.prod(shape) * dtype.itemsize\n    archive",
          "    size_bytes = math.prod(shape) * dtype.itemsize\n"

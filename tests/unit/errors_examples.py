@@ -176,7 +176,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     ),
     errors.DeviceMissing(asked="cuda:3", there=("cpu", "cuda:0")),
     errors.TorchTooOld(
-        what="exact under FSDP2", needs="2.10", found="2.6.0+cu124", why="older versions have a fixed reduce-scatter"
+        what="exact under FSDP2", needs="2.9", found="2.6.0+cu124", why="older versions have a fixed reduce-scatter"
     ),
     errors.CompilerMissing(compiler="g++"),
     errors.CompilerMissing(compiler="gcc", device="cuda"),

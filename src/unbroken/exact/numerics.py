@@ -13,6 +13,7 @@ import torch
 
 from unbroken.errors import ArithmeticDiffers
 from unbroken.quoting.log import logger
+from unbroken.tested_versions import say_if_untested
 
 _log = logger(__name__)
 # torch's switches have no types.
@@ -101,6 +102,7 @@ def pin(
         allow_tf32: round float32 products to TF32: faster and as repeatable, but other bits.
         accept: names of differences the user accepts at a resume.
     """
+    say_if_untested(torch.__version__, _log.warning)
     # cuBLAS reads it on first use; a value that is already set stays, and torch rejects one that is not deterministic.
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     os.environ.setdefault(_INDUCTOR, "1")
@@ -128,6 +130,14 @@ def _cpu_record() -> Record:
     }
 
 
+def _fp32_precision(setting: Any, older: Any) -> str:  # noqa: ANN401 - torch's switches have no types
+    # Before torch 2.9 there is only the older switch, with two of the values.
+    try:
+        return str(setting.fp32_precision)
+    except AttributeError:
+        return "tf32" if older.allow_tf32 else "ieee"
+
+
 def _cuda_record(device: torch.device) -> Record:
     matmul = _backends.cuda.matmul
     return {
@@ -138,8 +148,8 @@ def _cuda_record(device: torch.device) -> Record:
         "cudnn": _backends.cudnn.version(),
         "cublas_workspace": os.environ.get(_WORKSPACE),
         "tf32_override": os.environ.get(_TF32_OVERRIDE),
-        "matmul_fp32": matmul.fp32_precision,
-        "conv_fp32": _backends.cudnn.conv.fp32_precision,
+        "matmul_fp32": _fp32_precision(matmul, matmul),
+        "conv_fp32": _fp32_precision(getattr(_backends.cudnn, "conv", None), _backends.cudnn),
         "matmul_bf16_reduced": str(matmul.allow_bf16_reduced_precision_reduction),
         "matmul_fp16_reduced": str(matmul.allow_fp16_reduced_precision_reduction),
         "cudnn_benchmark": _backends.cudnn.benchmark,

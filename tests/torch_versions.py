@@ -1,6 +1,5 @@
 """Which torch the tests run with: a few prove what some versions do not have, and say so."""
 
-import pytest
 import torch
 
 from unbroken import torch_private
@@ -22,4 +21,3 @@ def _why_no_sharded_sum() -> str | None:
 
 
 NO_SHARDED_SUM = _why_no_sharded_sum()
-needs_sharded_sum = pytest.mark.skipif(NO_SHARDED_SUM is not None, reason=str(NO_SHARDED_SUM))

@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.exact.small_gpt import Shape, SmallGpt, batch, make
-from tests.exact.staged import StagedAllGather
 from unbroken import exact
 from unbroken.errors import CannotFold
 from unbroken.state.fingerprint import combine, fingerprints
@@ -52,6 +51,9 @@ def build(case: Case) -> tuple[SmallGpt, torch.optim.AdamW, exact.Reducer]:
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=low))
             if case.device == "cuda":
+                # Imported here: torch before 2.9 has no type to derive it from.
+                from tests.exact.staged import StagedAllGather
+
                 module.set_custom_all_gather(StagedAllGather())
     heavy = [p for p in model.parameters() if p.ndim > 1]
     light = [p for p in model.parameters() if p.ndim <= 1]

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +61,7 @@ class Results:
         self._failed: list[str] = []
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[Any]:
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         why = lacking(str(report.longrepr)) if report.outcome == "failed" else None
         if why is not None:

@@ -6,6 +6,7 @@ registered with ``Run`` compares the record at every resume and names what diffe
 
 import os
 import platform
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -111,8 +112,11 @@ def pin(
     _deterministic.fill_uninitialized_memory = False
     _backends.cudnn.benchmark = False
     _backends.cudnn.deterministic = True
-    _backends.cuda.matmul.allow_tf32 = allow_tf32
-    _backends.cudnn.allow_tf32 = allow_tf32
+    with warnings.catch_warnings():
+        # torch 2.9 and 2.10 advise the newer switches; once those are set, torch's own code that reads these fails.
+        warnings.filterwarnings("ignore", message="Please use the new API settings")
+        _backends.cuda.matmul.allow_tf32 = allow_tf32
+        _backends.cudnn.allow_tf32 = allow_tf32
     _backends.cuda.enable_cudnn_sdp(False)
     return Numerics(device, accept=accept)
 

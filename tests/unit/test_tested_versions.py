@@ -1,6 +1,7 @@
 """A torch that was not tested is named in one line, once."""
 
 import logging
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from tests.unit.state.tiny import job, tiny
 from unbroken import tested_versions
-from unbroken.tested_versions import TESTED_TORCH, minor_version, say_if_untested, untested_torch
+from unbroken.tested_versions import TESTED_PYTHON, TESTED_TORCH, minor_version, say_if_untested, untested_torch
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.6.1+cu124", "2.10.0a0+git12", "2.15.0.dev20261101"])
@@ -26,6 +27,12 @@ def test_an_older_or_newer_version_is_named_with_those_that_were_tested(version:
 def test_the_versions_are_in_order_and_this_one_was_tested() -> None:
     assert list(TESTED_TORCH) == sorted(TESTED_TORCH, key=lambda each: tuple(map(int, each.split("."))))
     assert minor_version(torch.__version__) in TESTED_TORCH
+
+
+def test_installing_replaces_no_torch_and_no_python_that_was_tested() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert f"torch>={TESTED_TORCH[0]}" in project["optional-dependencies"]["train"]
+    assert project["requires-python"] == f">={TESTED_PYTHON[0]}"
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

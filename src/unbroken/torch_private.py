@@ -7,6 +7,7 @@ a public name in some versions is answered by that name first. What a result dep
 (``require_custom_reduce_scatter``), so that the rest works without them.
 """
 
+import datetime
 import functools
 import importlib
 import sys
@@ -38,6 +39,7 @@ __all__ = [
     "Store",
     "adam_state",
     "compute_policy",
+    "default_cpu_group",
     "default_store",
     "empty_host_cache",
     "end_workers",
@@ -54,6 +56,7 @@ __all__ = [
     "rebuild_tensor_v3",
     "reduce_scatter_of",
     "require_custom_reduce_scatter",
+    "set_timeout",
     "unsharded_parameter",
     "update_mixed_precision",
     "worker_signals",
@@ -192,6 +195,17 @@ def default_store() -> Store:
     # There is no public name for it.
     store: Store = dist.distributed_c10d._get_default_store()
     return store
+
+
+def default_cpu_group() -> Any:  # noqa: ANN401 - the type of a backend is not public
+    """The backend of the default process group for tensors on the CPU."""
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+def set_timeout(group: Any, timeout_s: float) -> None:  # noqa: ANN401
+    """Let an exchange over a backend take so long."""
+    # Raises where it is missing: with the short timeout of a first connection, later exchanges would end too soon.
+    group._set_default_timeout(datetime.timedelta(seconds=timeout_s))
 
 
 # ---- workers of data loaders ----

@@ -32,6 +32,7 @@ __all__ = [
     "ANNEALING",
     "AdamState",
     "DefaultReduceScatter",
+    "FileStore",
     "PrefixStore",
     "ReduceScatter",
     "ShardedTensor",
@@ -184,10 +185,10 @@ def empty_host_cache() -> None:
 # ---- process groups ----
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import PrefixStore, Store
+    from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 else:
     # The public names, which have no types.
-    PrefixStore, Store = getattr(dist, "PrefixStore", _Absent), getattr(dist, "Store", _Absent)
+    FileStore, PrefixStore, Store = (getattr(dist, name, _Absent) for name in ("FileStore", "PrefixStore", "Store"))
 
 
 def default_store() -> Store:

@@ -45,6 +45,7 @@ lint: $(INSTALLED)
 	$(BIN)/python tools/sizes.py
 	$(BIN)/python tools/promise.py --check
 	$(BIN)/python tools/api.py --check
+	$(BIN)/python tools/compat.py --check
 
 system-packages: $(INSTALLED)
 	tools/system_packages.sh

@@ -20,13 +20,13 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 
+from unbroken import torch_private
 from unbroken.errors import NoConnection, PeerError, PeerLost
 from unbroken.quoting.log import logger
+from unbroken.torch_private import PrefixStore, Store
 
 _log = logger(__name__)
 G = TypeVar("G")
-Store = torch._C._distributed_c10d.Store
-PrefixStore = torch._C._distributed_c10d.PrefixStore
 
 ATTEMPTS: Final = 3
 # How long connecting may take once every rank is there: milliseconds, or minutes where thousands meet in one store.
@@ -41,7 +41,7 @@ _TOKEN_BITS: Final = 62
 _SHOWN_RANKS: Final = 8
 
 
-def connected_group(store: "Store", rank: int, size: int, timeout_s: float) -> Any:  # noqa: ANN401
+def connected_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:  # noqa: ANN401
     """A gloo group of its own over a store that nobody else uses; an exchange may take ``timeout_s``. Collective.
 
     Raises:
@@ -50,7 +50,7 @@ def connected_group(store: "Store", rank: int, size: int, timeout_s: float) -> A
     """
     seconds = min(timeout_s, _CONNECT_S + _CONNECT_S_PER_RANK * size)
 
-    def connect(attempt: "Store", token: int) -> Any:  # noqa: ANN401
+    def connect(attempt: Store, token: int) -> Any:  # noqa: ANN401
         def make() -> Any:  # noqa: ANN401
             group = dist.ProcessGroupGloo(attempt, rank, size, datetime.timedelta(seconds=timeout_s))
             _require_tokens(group, token, rank, size)
@@ -62,7 +62,7 @@ def connected_group(store: "Store", rank: int, size: int, timeout_s: float) -> A
         return _confirmed(store, rank, size, timeout_s, connect, wait_s=2 * seconds)
 
 
-def init_gloo(store: "Store", rank: int, size: int, timeout_s: float) -> None:
+def init_gloo(store: Store, rank: int, size: int, timeout_s: float) -> None:
     """Make the default process group, as ``torch.distributed.init_process_group("gloo", ...)`` does. Collective.
 
     Raises:
@@ -71,27 +71,27 @@ def init_gloo(store: "Store", rank: int, size: int, timeout_s: float) -> None:
     """
     seconds = min(timeout_s, _INIT_S + _CONNECT_S_PER_RANK * size)
 
-    def connect(attempt: "Store", token: int) -> Any:  # noqa: ANN401
+    def connect(attempt: Store, token: int) -> Any:  # noqa: ANN401
         within = datetime.timedelta(seconds=seconds)
         # What is left of an attempt that failed on another rank.
         if dist.is_initialized():
             dist.destroy_process_group()
         dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=within)
-        group: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        group = torch_private.default_cpu_group()
         _require_tokens(group, token, rank, size)
         return group
 
     with noticing_loss(rank):
         group = _confirmed(store, rank, size, timeout_s, connect, wait_s=2 * _GLOO_WAITS * seconds)
-        group._set_default_timeout(datetime.timedelta(seconds=timeout_s))
+        torch_private.set_timeout(group, timeout_s)
 
 
 def _confirmed(
-    store: "Store",
+    store: Store,
     rank: int,
     size: int,
     timeout_s: float,
-    connect: Callable[["Store", int], G],
+    connect: Callable[[Store, int], G],
     *,
     wait_s: float,
 ) -> G:
@@ -116,7 +116,7 @@ def _confirmed(
     raise NoConnection(rank=rank, said=said, attempts=ATTEMPTS)
 
 
-def _unless_another_failed(make: Callable[[], G], attempt: "Store", seconds: float) -> G:
+def _unless_another_failed(make: Callable[[], G], attempt: Store, seconds: float) -> G:
     """What ``make`` gives; abandoned where another rank reports that it could not connect.
 
     Raises:
@@ -163,7 +163,7 @@ def _require_tokens(group: Any, token: int, rank: int, size: int) -> None:  # no
         raise RuntimeError(f"rank {foreign[0]} answered with the token of another job")
 
 
-def _wait_for_all(store: "Store", place: str, rank: int, size: int, timeout_s: float) -> None:
+def _wait_for_all(store: Store, place: str, rank: int, size: int, timeout_s: float) -> None:
     """Report to the store that this rank has reached a place, and wait for the others.
 
     Raises:

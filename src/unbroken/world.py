@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from unbroken import torch_private
 from unbroken.connection import connected_group, noticing_loss
 from unbroken.errors import Bug, NoProcessGroup, NotInGroup, RankFailed, UnbrokenError
 
@@ -36,7 +37,7 @@ _made: "collections.Counter[tuple[int, ...]]" = collections.Counter()
 class Link:
     """A gloo group that one thread of each member exchanges over, until it is closed."""
 
-    def __init__(self, group: Any, store: "torch._C._distributed_c10d.Store | None" = None) -> None:  # noqa: ANN401
+    def __init__(self, group: Any, store: torch_private.Store | None = None) -> None:  # noqa: ANN401
         self._group = group
         self._store = store
         self._vote: dist.Work | None = None
@@ -51,7 +52,7 @@ class Link:
         """
         name = f"unbroken/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}/{_made[members]}"
         _made[members] += 1
-        store = torch._C._distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        store = torch_private.PrefixStore(name, torch_private.default_store())
         return cls(connected_group(store, rank, len(members), timeout_s), store)
 
     def all_gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
@@ -112,7 +113,7 @@ class Link:
     def posted_by_launcher(self, key: str) -> str | None:
         """The text that a launcher, which does not know our groups, posted under a key of the store itself."""
         store: Any = self._store
-        while isinstance(store, torch._C._distributed_c10d.PrefixStore):
+        while isinstance(store, torch_private.PrefixStore):
             store = store.underlying_store
         return _posted_in(store, key)
 
@@ -132,7 +133,7 @@ class Link:
         return self._group
 
 
-def _posted_in(store: "torch._C._distributed_c10d.Store | None", key: str) -> str | None:
+def _posted_in(store: torch_private.Store | None, key: str) -> str | None:
     if store is None:
         return None
     try:
@@ -179,7 +180,8 @@ class World:
                 raise NoProcessGroup(world_size=int(os.environ["WORLD_SIZE"]))
             return cls(0, 1)
         rank = _rank_in(process_group)
-        members = tuple(dist.get_process_group_ranks(process_group))
+        # Named, because torch before 2.7 knows the default group by no other name than its own.
+        members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
         if len(members) == 1:
             return cls(0, 1)
         return cls(rank, len(members), Link.connect(members, rank, timeout_s), members)

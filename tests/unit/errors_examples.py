@@ -184,6 +184,9 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         tokenizer="own.json", run=RUN, complaint="the run was trained with gpt2, 50,257 ids, of other contents"
     ),
     errors.DeviceMissing(asked="cuda:3", there=("cpu", "cuda:0")),
+    errors.TorchTooOld(
+        what="exact under FSDP2", needs="2.9", found="2.6.0+cu124", why="older versions have a fixed reduce-scatter"
+    ),
     errors.CompilerMissing(compiler="g++"),
     errors.CompilerMissing(compiler="gcc", device="cuda"),
     errors.NoAverage(checkpoint=CHECKPOINT),

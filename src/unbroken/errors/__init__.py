@@ -121,6 +121,7 @@ from unbroken.errors.training import (
     NotExpressible,
     SequenceTooLong,
     TooManyRanks,
+    TorchTooOld,
     WrongTokenizer,
 )
 from unbroken.errors.tree import (
@@ -273,6 +274,7 @@ __all__ = [
     "TokenizersDiffer",
     "TooManyRanks",
     "TorchMissing",
+    "TorchTooOld",
     "TornCheckpoint",
     "TrainingError",
     "UnbrokenError",

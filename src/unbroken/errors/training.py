@@ -61,6 +61,19 @@ class CompilerMissing(UsageError):
         return "torch.compile needs it on a CPU; training.compile=false trains without it; nothing was started"
 
 
+class TorchTooOld(UsageError):
+    """A part of this package that needs a newer torch than the one that is installed."""
+
+    kind = "torch-too-old"
+    what: str
+    needs: str
+    found: str
+    why: str
+    HEADLINE = "{what} needs torch {needs} or newer, and this is torch {found}: {why}"
+    SO = "nothing was changed; everything else works with this torch"
+    HELP = (Help("unbroken explain {kind}", "what works with which version of torch"),)
+
+
 # ---- gradients and lanes ----
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from unbroken.exact.exchange import RankGroup
+from unbroken.torch_private import foreach_mul_
 
 
 def fold_columns(matrix: torch.Tensor) -> torch.Tensor:
@@ -67,7 +68,7 @@ def scale(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
         if held.numel():
             by_device[held.device].append(held)
     for device, held_there in by_device.items():
-        torch._foreach_mul_(held_there, factor.to(device=device, dtype=torch.float32))
+        foreach_mul_(held_there, factor.to(device=device, dtype=torch.float32))
 
 
 def _height(tensor: torch.Tensor) -> int:

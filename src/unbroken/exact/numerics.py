@@ -6,6 +6,7 @@ registered with ``Run`` compares the record at every resume and names what diffe
 
 import os
 import platform
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import torch
 from unbroken.errors import ArithmeticDiffers
 from unbroken.exact.self_tested import self_test_once
 from unbroken.quoting.log import logger
+from unbroken.tested_versions import say_if_untested
 
 _log = logger(__name__)
 # torch's switches have no types.
@@ -106,6 +108,7 @@ def pin(
         allow_tf32: round float32 products to TF32: faster and as repeatable, but other bits.
         accept: names of differences the user accepts at a resume.
     """
+    say_if_untested(torch.__version__, _log.warning)
     set_backends(allow_tf32=allow_tf32)
     torch.use_deterministic_algorithms(True)
     self_test_once(torch.device(device) if device is not None else _usual_device())
@@ -121,8 +124,11 @@ def set_backends(*, allow_tf32: bool = False) -> None:
     _deterministic.fill_uninitialized_memory = False
     _backends.cudnn.benchmark = False
     _backends.cudnn.deterministic = True
-    _backends.cuda.matmul.allow_tf32 = allow_tf32
-    _backends.cudnn.allow_tf32 = allow_tf32
+    with warnings.catch_warnings():
+        # torch 2.9 and 2.10 advise the newer switches; once those are set, torch's own code that reads these fails.
+        warnings.filterwarnings("ignore", message="Please use the new API settings")
+        _backends.cuda.matmul.allow_tf32 = allow_tf32
+        _backends.cudnn.allow_tf32 = allow_tf32
     _backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -139,6 +145,14 @@ def _cpu_record() -> Record:
     }
 
 
+def _fp32_precision(setting: Any, older: Any) -> str:  # noqa: ANN401 - torch's switches have no types
+    # Before torch 2.9 there is only the older switch, with two of the values.
+    try:
+        return str(setting.fp32_precision)
+    except AttributeError:
+        return "tf32" if older.allow_tf32 else "ieee"
+
+
 def _cuda_record(device: torch.device) -> Record:
     matmul = _backends.cuda.matmul
     return {
@@ -149,8 +163,8 @@ def _cuda_record(device: torch.device) -> Record:
         "cudnn": _backends.cudnn.version(),
         "cublas_workspace": os.environ.get(_WORKSPACE),
         "tf32_override": os.environ.get(_TF32_OVERRIDE),
-        "matmul_fp32": matmul.fp32_precision,
-        "conv_fp32": _backends.cudnn.conv.fp32_precision,
+        "matmul_fp32": _fp32_precision(matmul, matmul),
+        "conv_fp32": _fp32_precision(getattr(_backends.cudnn, "conv", None), _backends.cudnn),
         "matmul_bf16_reduced": str(matmul.allow_bf16_reduced_precision_reduction),
         "matmul_fp16_reduced": str(matmul.allow_fp16_reduced_precision_reduction),
         "cudnn_benchmark": _backends.cudnn.benchmark,

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from unbroken.torch_private import foreach_copy_
+
 
 class Lowered:
     """Parameters that can be swapped for copies in another type, and back."""
@@ -45,7 +47,7 @@ class Lowered:
         if not self._copies:
             self._copies = [each.to(self._dtype) for each in kept]
         else:
-            torch._foreach_copy_(self._copies, kept)
+            foreach_copy_(self._copies, kept)
         self._kept = kept
         for parameter, copy in zip(self._parameters, self._copies, strict=True):
             parameter.data = copy

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # the hook's type; it has no public name
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import DTensor, Shard
 
+from unbroken import torch_private
 from unbroken.errors import CannotFold, LaneBroken
 from unbroken.exact.exchange import RankGroup
 from unbroken.exact.sums import Accumulator, Buffers
+from unbroken.torch_private import DefaultReduceScatter, ReduceScatter, param_groups, reduce_scatter_of
 
 
 def shards_of(model: nn.Module) -> list[FSDPModule]:
@@ -32,8 +32,7 @@ def shards_of(model: nn.Module) -> list[FSDPModule]:
 
 def compute_dtype_of(model: nn.Module) -> torch.dtype | None:
     """The type in which the sharded parts compute; None for that of their parameters."""
-    # FSDP2 has no public accessor for its policy.
-    policies = [module._get_fsdp_state()._mp_policy for module in shards_of(model)]
+    policies = [torch_private.compute_policy(module) for module in shards_of(model)]
     return next((policy.param_dtype for policy in policies if policy.param_dtype is not None), None)
 
 
@@ -74,12 +73,16 @@ class HookedShards(Generic[Hook]):
     Args:
         model: the model.
         make: makes the reduce-scatter of a module, given the one it would otherwise have.
+
+    Raises:
+        TorchTooOld: FSDP2 of this torch has a fixed reduce-scatter.
     """
 
     def __init__(self, model: nn.Module, make: Callable[[ReduceScatter], Hook]) -> None:
         self._parts: list[tuple[FSDPModule, Hook]] = []
         self._before: list[ReduceScatter] = []
         self._is_abandoned = False
+        torch_private.require_custom_reduce_scatter()
         for module in shards_of(model):
             self._before.append(_without_us(module))
             hook = make(self._before[-1])
@@ -120,17 +123,19 @@ class HookedShards(Generic[Hook]):
 
     def _forget(self) -> None:
         for module in self.modules:
-            if not module._get_fsdp_state()._is_root:
+            if not torch_private.is_fsdp_root(module):
                 continue
             if not hasattr(module, "reset_iter_state"):
                 raise LaneBroken(complaint="after an error inside a lane, FSDP2 needs torch 2.13 or newer to continue")
             module.reset_iter_state()
-        for parameter in (each for module in self.modules for group in _groups(module) for each in group.fsdp_params):
+        for parameter in (
+            each for module in self.modules for group in param_groups(module) for each in group.fsdp_params
+        ):
             if not isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property):
                 # Since torch 2.15 it is a view of the gradient below.
                 parameter.unsharded_accumulated_grad = None
-            if hasattr(parameter, "_unsharded_param"):
-                parameter._unsharded_param.grad = None
+            if (whole := torch_private.unsharded_parameter(parameter)) is not None:
+                whole.grad = None
         self._is_abandoned = False
 
     def give_back(self) -> None:
@@ -155,7 +160,7 @@ class ComputeDtypeGradients:
     """
 
     def __init__(self, modules: Sequence[FSDPModule]) -> None:
-        groups = [group for module in modules for group in _groups(module)]
+        groups = [group for module in modules for group in param_groups(module)]
         self._before = [
             (group, [parameter.mp_policy for parameter in group.fsdp_params])
             for group in groups
@@ -174,33 +179,20 @@ class ComputeDtypeGradients:
 def _set_policies(group: Any, policies: Sequence[Any]) -> None:  # noqa: ANN401 - FSDP2's own types, not public
     for parameter, policy in zip(group.fsdp_params, policies, strict=True):
         parameter.mp_policy = policy
-    if "_reduce_dtype" not in vars(group):
-        # FSDP2 reads the policies at the first forward pass.
-        return
-    group._init_mp_dtypes()
-    for parameter in group.fsdp_params:
-        if hasattr(parameter, "_unsharded_param"):
-            parameter._unsharded_param.grad_dtype = parameter.unsharded_grad_dtype
-
-
-def _groups(module: FSDPModule) -> list[Any]:
-    # There is no public accessor. In older versions of torch a module has one group, or None.
-    state: Any = module._get_fsdp_state()
-    found = getattr(state, "_fsdp_param_groups", None)
-    return list(found) if found is not None else [each for each in (state._fsdp_param_group,) if each is not None]
+    torch_private.update_mixed_precision(group)
 
 
 def _without_us(module: FSDPModule) -> ReduceScatter:
     """The reduce-scatter of a module without a reducer: torch's own, which has no state, or the user's."""
-    for group in _groups(module):
-        asked: ReduceScatter = group._reduce_scatter_comm
+    for group in param_groups(module):
+        asked = reduce_scatter_of(group)
         if not isinstance(asked, LaneReduceScatter | DefaultReduceScatter):
             return asked
     return DefaultReduceScatter()
 
 
 def _asks(module: FSDPModule, hook: ReduceScatter) -> bool:
-    return all(group._reduce_scatter_comm is hook for group in _groups(module))
+    return all(reduce_scatter_of(group) is hook for group in param_groups(module))
 
 
 class _Round:
@@ -253,6 +245,10 @@ class LaneReduceScatter(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Swap slices and add those of this round's lanes, in lane order."""
+        if self._ranks.size == 1:
+            # Only torch 2.9 calls it then; newer versions copy by themselves.
+            output_tensor.copy_(input_tensor)
+            return None
         assert self._sum is not None
         buffers = self._round.buffers
         received = buffers.take(input_tensor.numel(), input_tensor.dtype, input_tensor.device)

@@ -1,13 +1,10 @@
 """Float32 sums of gradients of any dtype, and the reused memory they are kept in."""
 
-from typing import Any
-
 import torch
 
-# ---- memory ----
+from unbroken import torch_private
 
-# Not public; torch's CUDA graphs use it in the same way to see whether a result is still referenced.
-_use_count: Any = torch._C._storage_Use_Count
+# ---- memory ----
 
 
 class Buffers:
@@ -16,6 +13,7 @@ class Buffers:
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
         self._lent: dict[int, torch.Tensor] = {}
+        self._lone_holders = torch_private.lone_holders()
 
     @property
     def held(self) -> int:
@@ -50,10 +48,11 @@ class Buffers:
             self._lent.pop(each.data_ptr(), None)
 
     def is_seen(self, lent: torch.Tensor) -> bool:
-        """Whether there is a view of this tensor besides the one it was lent as."""
-        # References: the pool's storage, the lent tensor, and the argument.
-        own = 3
-        return lent.data_ptr() in self._lent and _use_count(lent.untyped_storage()._cdata) > own
+        """Whether somebody holds the memory of this tensor besides the pool and the borrower, or may do so."""
+        if lent.data_ptr() not in self._lent:
+            return False
+        # If this torch does not count holders reliably, a gradient could be overwritten that somebody still reads.
+        return self._lone_holders is None or torch_private.holders(lent) > self._lone_holders
 
     def clear(self) -> None:
         """Drop all, including those not returned."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unbroken.exact.norm import local
+from unbroken.torch_private import foreach_add_, foreach_mul_, foreach_sub
 
 # Bytes updated at a time: few kernels, and little extra memory.
 _AT_ONCE: Final = 1 << 24
@@ -47,9 +48,9 @@ class WeightAverage(nn.Module):
         """Move the average towards the weights, once a step."""
         for averages, live in self._slabs():
             # Not `lerp` or `add(alpha=)`: vectorised code rounds once (FMA), code for single elements twice.
-            moves = torch._foreach_sub(live, averages)
-            torch._foreach_mul_(moves, 1.0 - self._decay)
-            torch._foreach_add_(averages, moves)
+            moves = foreach_sub(live, averages)
+            foreach_mul_(moves, 1.0 - self._decay)
+            foreach_add_(averages, moves)
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:

@@ -19,11 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from unbroken import torch_private
 from unbroken.config import Config
-from unbroken.errors import CompilerMissing
+from unbroken.errors import CompilerMissing, TorchTooOld
 from unbroken.gpt.model import GPT
 from unbroken.state.mixing import FIRST, SECOND, THIRD, signed
 from unbroken.state.naming import clean, unwrapped
+from unbroken.tested_versions import minor_version
 
 # ---- initial weights ----
 
@@ -130,6 +132,24 @@ def build_model(config: Config, vocab_size: int, device: torch.device, sharded_d
     model.to_empty(device=device)
     initialize(model, torch.Generator().manual_seed(config.training.seed))
     return model.train()
+
+
+# Before it, compiled flex attention gives wrong gradients on a CPU; torch 2.7 was not tried.
+_OLDEST_TORCH: Final = (2, 8)
+
+
+def require_torch(config: Config) -> None:
+    """Raise unless this version of torch trains this config correctly.
+
+    Raises:
+        TorchTooOld: it does not.
+    """
+    if tuple(map(int, minor_version(torch.__version__).split("."))) < _OLDEST_TORCH:
+        why = "in older versions compiled attention can have wrong gradients"
+        needs = ".".join(map(str, _OLDEST_TORCH))
+        raise TorchTooOld(what="the GPT trainer", needs=needs, found=str(torch.__version__), why=why)
+    if config.training.sharding == "fsdp2" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch_private.require_custom_reduce_scatter()
 
 
 def require_compiler(config: Config, device: torch.device) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from unbroken import torch_private
 from unbroken.config.sections import OptimizerConfig
 from unbroken.exact.norm import local, scale
 
@@ -71,14 +72,8 @@ class AdamW(torch.optim.AdamW):
         # Imported here: it needs Triton, which a build of torch for CPUs does not have.
         from unbroken.gpt.kernels import adamw_step_
 
-        parameters: list[Tensor] = []
-        gradients: list[Tensor] = []
-        means: list[Tensor] = []
-        squares: list[Tensor] = []
-        steps: list[Tensor] = []
-        self._init_group(group, parameters, gradients, means, squares, [], steps)  # type: ignore[no-untyped-call]
         beta1, beta2 = group["betas"]
-        for parameter, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps, strict=True):
+        for parameter, gradient, mean, square, step in torch_private.adam_state(self, group):
             step += 1
             adamw_step_(
                 local(parameter),

@@ -26,7 +26,7 @@ from unbroken.errors import GradientNotFinite
 from unbroken.exact.reducer import DeferringReducer
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
-from unbroken.gpt.build import build_model, is_sharded, require_compiler
+from unbroken.gpt.build import build_model, is_sharded, require_compiler, require_torch
 from unbroken.gpt.device import RankDevice, joined, noticing_full, seed_rng
 from unbroken.gpt.evaluate import Evaluated, Evaluation
 from unbroken.gpt.model import GPT
@@ -81,6 +81,7 @@ def train(
         ConfigInvalid: the config has problems; it lists all of them.
         ConfigDiffers: the run was started with another config.
         AcceptUnknown: an accepted name is unknown.
+        TorchTooOld: torch is older than 2.8, or than FSDP2 needs.
         DeviceFull: out of memory on a device.
         DataError: the data is missing, changed, exhausted or does not fit the config.
         UnbrokenError: as ``Run`` raises it.
@@ -93,6 +94,7 @@ def train(
         asked = config if isinstance(config, Config) else config.config
     else:
         asked = load(Path(config), overrides).config
+    require_torch(asked)
     with joined() as place, noticing_full(place.device, "this training", is_training=True):
         return _train(asked, place, tuple(accept), force=force)
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
+import torch
+
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.resume import Resumed
 from unbroken.loop.save_clock import SaveClock
@@ -17,6 +19,7 @@ from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
 from unbroken.state.fresh import unused_names
 from unbroken.store.rewind import next_request, without_tag
+from unbroken.tested_versions import say_if_untested
 from unbroken.world import World
 
 _log = logger(__name__)
@@ -123,6 +126,7 @@ def log_start(
     before = found.restored.world if found.restored else world.size
     was = "" if before == world.size else f" (saved by {amounts.plural(before, 'rank')})"
     _log.info("run %s, job %d, %s%s", layout.run, lease.number, ranks, was)
+    say_if_untested(torch.__version__, _log.warning)
     if found.restored is None or found.target is None:
         _log.info("starting at step 0")
     else:

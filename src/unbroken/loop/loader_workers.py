@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from unbroken.quoting.log import logger
 from unbroken.records.stop import SIGNALS
+from unbroken.torch_private import worker_signals
 
 _log = logger(__name__)
 # A signal to a group reaches one process after the other.
@@ -53,9 +54,11 @@ def is_worker_death(error: BaseException) -> bool:
 
 
 def _install() -> None:
-    from torch.utils.data._utils import signal_handling
-
-    watched: Any = signal_handling
+    watched: Any = worker_signals()
+    if watched is None:
+        # Then a signal to the process group ends the workers, as it does without a run.
+        _log.warning("loader workers of this torch do not ignore stop signals")
+        return
     start, check = process.BaseProcess.start, watched._error_if_any_worker_fails
 
     def undo() -> None:
@@ -118,9 +121,7 @@ def _is_stop_pending(said: str) -> bool:
 
 def serve(target: Callable[..., None], *args: object) -> None:
     """Run a worker's loop, ignoring the signals that stop a run."""
-    from torch.utils.data._utils import signal_handling
-
-    watched: Any = signal_handling
+    watched: Any = worker_signals()
     set_handlers, ignore = watched._set_worker_signal_handlers, functools.partial(_ignore, os.getppid())
 
     def set_handlers_and_ignore() -> None:

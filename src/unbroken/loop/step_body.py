@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from unbroken import torch_private
 from unbroken.loop.carry import Carried
 from unbroken.state.cursor import Cursor, Mark
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
@@ -212,7 +213,7 @@ class StepBody:
 def _versions_of(optimizer: torch.optim.Optimizer) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
     """Every gradient of an optimizer and how often it was written; weakly, for a new one may stand where one was."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return [(weakref.ref(grad), grad._version) for grad in grads]
+    return [(weakref.ref(grad), torch_private.write_count(grad)) for grad in grads]
 
 
 def _peek(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which may not be there

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
@@ -25,6 +24,7 @@ from unbroken.state.naming import is_flat_sharded
 from unbroken.state.pieces import require_supported
 from unbroken.state.stage import as_bits
 from unbroken.store.digest import digest_bytes
+from unbroken.torch_private import ShardedTensor
 from unbroken.world import World
 
 RNG: Final = "rng_state"

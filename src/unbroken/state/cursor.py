@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
+from unbroken import torch_private
 from unbroken.errors import DataEnded, NotAnItem
 from unbroken.quoting.log import logger
 from unbroken.state.items import Stateful
@@ -168,7 +169,7 @@ class Cursor(Generic[T]):
             self._drop_workers()
 
     def _has_lost_workers(self) -> bool:
-        workers: Any = getattr(self._iterator, "_workers", ())
+        workers = torch_private.workers_of(self._iterator)
         until_s = time.monotonic() + _DIES_WITHIN_S
         while all(worker.is_alive() for worker in workers) and time.monotonic() < until_s:
             time.sleep(0.01)
@@ -185,10 +186,7 @@ class Cursor(Generic[T]):
     def _drop_workers(self) -> None:
         """End the loader's workers, also those that it keeps from epoch to epoch."""
         self._iterator = None
-        kept: Any = getattr(self.loader, "_iterator", None)
-        if hasattr(kept, "_shutdown_workers"):
-            kept._shutdown_workers()
-            self.loader._iterator = None  # type: ignore[attr-defined]
+        torch_private.end_workers(self.loader)
 
     def _open(self) -> None:
         self._set_epoch()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import torch
 
+from unbroken import torch_private
 from unbroken.errors import NeedsPickle
 from unbroken.state.arrays import (
     is_plain,
@@ -94,7 +95,8 @@ class _Encoder:
                 return {"ndarray": cast("Json", write_array(cast("np.ndarray[Any, Any]", value)))}
             return {"numpy": cast("Json", write_scalar(cast("np.generic", value)))}
         if kind not in _CONTAINERS:
-            return self._pickled(value, path)
+            named = next((name for name, known in torch_private.ANNEALING.items() if known is value), None)
+            return self._pickled(value, path) if named is None else {"torch.anneal": named}
         if id(value) in self._open or depth == MAX_DEPTH:
             reason = "holds itself" if id(value) in self._open else f"is nested more than {MAX_DEPTH} deep"
             raise NeedsPickle(item=self._item, path=path, type_name=f"{kind.__name__} that {reason}")
@@ -318,6 +320,13 @@ def _read_dtype(content: Json) -> torch.dtype:
     return found
 
 
+def _read_annealing(content: Json) -> object:
+    (name,) = _texts([content], 1)
+    if name not in torch_private.ANNEALING:
+        raise Malformed(f"{name!r} is no annealing function of torch")
+    return torch_private.ANNEALING[name]
+
+
 def _read_size(content: Json) -> torch.Size:
     if not isinstance(content, list) or not all(type(length) is int for length in content):
         raise Malformed("a size is no list of integers")
@@ -335,6 +344,7 @@ _SIMPLE_TAGS: Final[Mapping[str, Callable[[Json], object]]] = {
     "torch.dtype": _read_dtype,
     "torch.device": lambda content: torch.device(_texts([content], 1)[0]),
     "torch.Size": _read_size,
+    "torch.anneal": _read_annealing,
     "numpy": read_scalar,
     "ndarray": read_array,
 }

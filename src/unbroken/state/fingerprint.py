@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
 from torch.distributed.tensor import DTensor
 
 from unbroken.errors import Bug
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.mixing import Add, Keys, add_box, arithmetic, signed
+from unbroken.torch_private import ShardedTensor
 from unbroken.world import World
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

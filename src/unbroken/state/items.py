@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor  # FSDP1's own type; it has no public name
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -26,6 +25,7 @@ from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
 from unbroken.state.pieces import local_tensors
 from unbroken.state.rng import OwnRng, is_rng
 from unbroken.state.wrappers import is_foreign_engine, real
+from unbroken.torch_private import ShardedTensor
 
 State = dict[str, Any]
 _STEP = "step"

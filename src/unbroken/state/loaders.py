@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from unbroken import torch_private
 from unbroken.state.encode import decode, encode
 from unbroken.state.items import Stateful
 from unbroken.state.rng import is_rng, rng_state, set_rng_state
@@ -75,12 +76,8 @@ def workers_of(loader: object) -> int | None:
 def renew(loader: object) -> None:
     """Let the next iterator be a new one with new workers: those kept over epochs carry an unknown RNG state."""
     inner: Any = real_loader(loader)
-    kept = getattr(inner, "_iterator", None)
-    if kept is None or not isinstance(inner, torch.utils.data.DataLoader):
+    if not isinstance(inner, torch.utils.data.DataLoader) or not torch_private.end_workers(inner):
         return
-    if callable(end := getattr(kept, "_shutdown_workers", None)):
-        end()
-    inner._iterator = None
     if hasattr(inner, "_initial_iter_for_state_dict"):
         inner._initial_iter_for_state_dict = False
 

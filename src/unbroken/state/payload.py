@@ -5,20 +5,14 @@ memory go to the kernel as they are, digested on the way. Rank 0 then writes two
 JSON, which is all that we ever read, and the ``.metadata`` that stock readers of distributed checkpoints expect.
 """
 
-import io
-import math
 import pickle
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import IO, Final, cast
+from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -26,10 +20,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.serialization import skip_data
 
+from unbroken import torch_private
 from unbroken.errors import EvidenceMissing
 from unbroken.state import index as index_format
+from unbroken.state.container import container
 from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, INDEX_PART, Box, Chunk, Entry, Index
 from unbroken.state.pieces import Piece, SavePlan, part_name, plan_save
 from unbroken.state.read import read, read_index
@@ -38,71 +33,6 @@ from unbroken.store.commit import Draft
 from unbroken.store.digest import BLOCK_BYTES
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Part
-
-# ---- the file around a tensor ----
-
-# Fake tensors are the documented way to save a file without its data; the class itself is exported under this name
-# only. If it moves, every save fails at once and loudly, and the elements could be wrapped by an empty real tensor.
-
-
-@dataclass(frozen=True)
-class Container:
-    """The bytes before and after the elements of a tensor."""
-
-    head: bytes
-    tail: bytes
-
-
-@lru_cache(maxsize=1 << 14)
-def container(dtype: torch.dtype, shape: tuple[int, ...]) -> Container:
-    """The container of a contiguous tensor; the same for the same dtype and shape."""
-    with FakeTensorMode(), warnings.catch_warnings():
-        # A warning that some operators lack a dtype does not matter here: none is applied.
-        warnings.simplefilter("ignore", UserWarning)
-        stand_in = torch.empty(shape, dtype=dtype, device="cpu")
-    file = _FileWithoutData(math.prod(shape) * dtype.itemsize)
-    with skip_data(materialize_fake_tensors=True):
-        torch.save(stand_in, cast("IO[bytes]", file))
-    return file.finish()
-
-
-class _FileWithoutData(io.RawIOBase):
-    """Takes what torch writes and remembers where it left out the elements."""
-
-    def __init__(self, data_bytes: int) -> None:
-        super().__init__()
-        self._data_bytes = data_bytes
-        self._head: bytes | None = None
-        self._written = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]  # torch hands over nothing else
-        self._written += data
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if self._head is not None or (offset, whence) != (self._data_bytes, io.SEEK_CUR):
-            # Then torch writes its files in another way than this one understands.
-            raise io.UnsupportedOperation(f"seek by {offset} from {whence} in a file of {self._data_bytes} data bytes")
-        self._head, self._written = bytes(self._written), bytearray()
-        return len(self._head) + offset
-
-    def finish(self) -> Container:
-        """The bytes before and after the elements; without elements all are before."""
-        if self._head is None:
-            if self._data_bytes:
-                raise io.UnsupportedOperation("the elements were not left out")
-            return Container(bytes(self._written), b"")
-        return Container(self._head, bytes(self._written))
-
-
-# ---- the payload ----
-
-# The class that stock readers find in the pickle; it has no public name. If it changes, stock tools of that version
-# could not read their own older checkpoints either; ours are read by the index.
-
 
 __all__ = [
     "INDEX_PART",
@@ -122,7 +52,8 @@ __all__ = [
 ]
 
 METADATA_PART: Final = "state/.metadata"
-_DCP_VERSION: Final = "1.0.0"
+# What torch's own writer puts there; before torch 2.7 there is no such field.
+_VERSION: Final[Mapping[str, Any]] = {"version": "1.0.0"} if "version" in Metadata.__dataclass_fields__ else {}
 
 
 @dataclass(frozen=True)
@@ -327,13 +258,13 @@ def _metadata(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]
         },
         planner_data={name: _path(name, plan.tensors) for name in plan.tensors},
         storage_data={
-            MetadataIndex(name, box.offsets, number): _StorageInfo(
+            MetadataIndex(name, box.offsets, number): torch_private.StorageInfo(
                 place.part.removeprefix("state/"), place.blob_at, place.blob_bytes
             )
             for name in plan.tensors
             for number, (box, place) in enumerate(lying[name])
         },
-        version=_DCP_VERSION,
+        **_VERSION,
     )
 
 

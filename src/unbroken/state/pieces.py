@@ -18,15 +18,14 @@ from typing import Final, NamedTuple
 import torch
 
 # FSDP1 hands out this class, and this is the only name it has; if it moves, so do FSDP1's own imports.
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unbroken.errors import RankFailed, TensorUnsupported
 from unbroken.state.index import DTYPES, Box, coverage_complaint, dtype_name
+from unbroken.torch_private import ShardedTensor, is_wrapper_subclass
 from unbroken.world import World
 
 # Most tensors are of these, and there may be tens of thousands: they take a short cut on the way to a save.
@@ -248,7 +247,7 @@ def require_supported(name: str, tensor: torch.Tensor) -> None:
 
 
 def _keeps_data_elsewhere(local: torch.Tensor) -> bool:
-    return type(local) not in _PLAIN and is_traceable_wrapper_subclass(local)
+    return type(local) not in _PLAIN and is_wrapper_subclass(local)
 
 
 def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from typing import Final, Protocol, cast
 
 import torch
 
+from unbroken import torch_private
 from unbroken.errors import WrittenDuringSave
 from unbroken.state.fingerprint import keys_of, print_of
 from unbroken.state.host_memory import asking_for_memory
@@ -146,7 +147,7 @@ class Buffers:
         self._pending = {}
         if is_pinned:
             # torch keeps freed pinned memory for itself, and no later tensor of the script is as large as an arena.
-            torch._C._host_emptyCache()
+            torch_private.empty_host_cache()
 
     def _before_step(self, *_: object) -> None:
         # The device waits, the host does not. An event that has passed costs next to nothing, so it is left in place:

@@ -257,12 +257,13 @@ def _in_group(
     import torch.distributed as dist
 
     from unbroken.connection import init_gloo
+    from unbroken.torch_private import FileStore
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     torch.set_num_threads(1)
     # A child of the server has the server's generator, so that all ranks would draw alike by accident.
     torch.manual_seed(rank)
-    store = torch._C._distributed_c10d.FileStore(f"{directory}/meeting", size)
+    store = FileStore(f"{directory}/meeting", size)
     init_gloo(store, rank, size, DEFAULT_TIMEOUT_S)
     value = function(*args)
     if dist.is_initialized():

@@ -4,14 +4,15 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from unbroken import exact
+from unbroken import exact, tested_versions
 from unbroken.errors import ArithmeticDiffers
-from unbroken.exact.numerics import differences
+from unbroken.exact.numerics import _fp32_precision, differences
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +89,21 @@ def test_a_difference_that_is_accepted_by_name_is_reported_and_another_one_is_re
 def test_none_is_not_the_same_as_not_recorded() -> None:
     assert differences({"a": None}, {}) == [("a", "None", "(not recorded)")]
     assert differences({"a": 1}, {"a": 1}) == []
+
+
+@pytest.mark.parametrize("value", ["ieee", "tf32"])
+def test_how_float32_is_multiplied_is_recorded_by_every_version_of_torch(value: str) -> None:
+    newer, older = SimpleNamespace(fp32_precision=value), SimpleNamespace(allow_tf32=value == "tf32")
+    assert _fp32_precision(newer, None) == _fp32_precision(None, older) == value
+
+
+def test_pinning_names_a_torch_that_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tested_versions, "TESTED_TORCH", ("1.0",))
+    tested_versions.say_if_untested.cache_clear()
+    try:
+        exact.pin("cpu")
+    finally:
+        tested_versions.say_if_untested.cache_clear()
+    assert f"torch {torch.__version__} was not tested with unbroken" in caplog.text

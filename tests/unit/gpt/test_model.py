@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.torch_versions import torch_is_older
 from tests.unit.gpt.models import (
     LENGTH,
     OPTIONS,
@@ -188,6 +189,7 @@ def test_a_change_of_dtype_and_an_empty_device_leave_the_angles_right() -> None:
     assert torch.equal(filled.sine, expected.sine)
 
 
+@pytest.mark.skipif(torch_is_older(2, 8), reason="wrong gradients: the trainer refuses this torch")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 def test_one_compiled_graph_gives_the_same_loss_and_gradients() -> None:
     model = model_of(config_of(n_layer=1), chunk_logits=20 * VOCAB)

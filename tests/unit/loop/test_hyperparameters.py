@@ -70,6 +70,7 @@ SCHEDULES: dict[str, Make | None] = {
 
 @pytest.mark.promise("U8")
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6 warns of its own SequentialLR
 @pytest.mark.parametrize("by", SCHEDULES)
 def test_a_schedule_that_moves_the_rate_is_no_change(by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     things = script(SCHEDULES[by])

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unbroken import torch_private
 from unbroken.errors import NeedsPickle
 from unbroken.state.encode import MAX_DEPTH, Json, decode, encode
 from unbroken.store.fields import Malformed
@@ -114,7 +115,8 @@ def test_every_nested_value_comes_back_with_its_types_its_bits_and_its_order(val
 TAGS = [
     "Counter", "OrderedDict", "bytearray", "bytes", "complex", "defaultdict", "deque", "dict", "float",
     "frozenset", "int", "ndarray", "numpy", "pickle", "range", "set", "slice", "state_dict",
-    "str", "tensor", "torch.Size", "torch.device", "torch.dtype", "tuple", "unknown",
+    "str", "tensor", "torch.Size", "torch.anneal", "torch.device", "torch.dtype", "tuple",
+    "unknown",
 ]  # fmt: skip
 json_leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), any_text)
 
@@ -167,6 +169,7 @@ def test_reading_arbitrary_json_gives_a_value_or_says_that_it_is_malformed(found
         np.zeros((0, 3), dtype=np.uint16),
         np.array(["ab", "c"]),
         np.frombuffer(bytes.fromhex("010000000000f87f"), dtype="<f8").copy(),
+        {"anneal_func": torch_private.ANNEALING["cos"]},
         random.getstate(),
         np.random.get_state(),
         np.random.default_rng(3).bit_generator.state,
@@ -319,6 +322,8 @@ def test_a_malicious_pickle_is_not_opened() -> None:
         {"torch.dtype": "nn"},
         {"torch.dtype": "no_such"},
         {"torch.device": "toaster"},
+        {"torch.anneal": "eval"},
+        {"torch.anneal": ["cos"]},
         {"torch.Size": ["3"]},
         {"torch.Size": [True]},
         {"numpy": ["|O8", "AAAAAAAAAAA="]},

@@ -17,7 +17,9 @@ BIT_DTYPES = [torch.uint8, torch.int16, torch.int32, torch.int64]
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
     torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    # Since torch 2.7.
+    *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),
 ]  # fmt: skip
 
 

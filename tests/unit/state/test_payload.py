@@ -30,6 +30,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
+@pytest.mark.filterwarnings("ignore:.* support is experimental")
 @pytest.mark.parametrize(("files", "arena_bytes"), [(1, 1 << 26), (3, 1 << 12)])
 def test_tensors_of_every_dtype_shape_and_layout_come_back_bit_for_bit(
     store: Store, files: int, arena_bytes: int

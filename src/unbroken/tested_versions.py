@@ -1,0 +1,32 @@
+"""The versions of torch and Python that the tests ran with. What was not tested is not promised, and is said.
+
+``tools/compat.py --check`` compares this table with the recorded results in docs/measured/compat.json.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Final
+
+TESTED_TORCH: Final = ("2.6", "2.8", "2.9", "2.10", "2.11", "2.13", "2.15")
+TESTED_PYTHON: Final = ("3.11", "3.12")
+
+
+def minor_version(version: str) -> str:
+    """Major and minor version: "2.13" of "2.13.0+cpu"."""
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def untested_torch(version: str) -> str | None:
+    """One line about a version of torch that the tests did not run with; None if they did."""
+    if minor_version(version) in TESTED_TORCH:
+        return None
+    return f"torch {version} was not tested with unbroken (tested: {', '.join(TESTED_TORCH)})"
+
+
+@functools.cache
+def say_if_untested(version: str, say: Callable[[str], None]) -> None:
+    """Say it, once in a process and on one rank, if this version of torch was not tested."""
+    said = untested_torch(version)
+    if said is not None and os.environ.get("RANK", "0") == "0":
+        say(said)

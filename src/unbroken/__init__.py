@@ -6,6 +6,7 @@ is imported.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from unbroken.version import VERSION as __version__
@@ -42,6 +43,9 @@ _HOMES: Final = {
     "checkpoints": "unbroken.records.checkpoints",
     "load": "unbroken.state.load",
 }
+
+if os.environ.get("UNBROKEN_OUTCOME_FILE"):
+    importlib.import_module("unbroken.launch.uncaught").report_uncaught()
 
 
 def __dir__() -> list[str]:

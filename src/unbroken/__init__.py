@@ -7,8 +7,10 @@ is imported.
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from unbroken.version import SUPPORTED
 from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -53,6 +55,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if sys.platform != SUPPORTED and name in __all__ and name != "errors":
+        from unbroken.errors import PlatformUnsupported, explain_in_traceback
+
+        unsupported = PlatformUnsupported(platform=sys.platform)
+        explain_in_traceback(unsupported)
+        raise unsupported
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:

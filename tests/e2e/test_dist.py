@@ -129,7 +129,7 @@ def environment(folder: Path) -> Path:
 
 def pip(venv: Path, *words: str | Path) -> str:
     """Run this environment's pip for another one."""
-    command = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet"]
+    command: list[str | Path] = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet"]
     return said_by([*command, "-c", ROOT / "constraints.txt", *words], venv)
 
 
@@ -182,7 +182,15 @@ def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("words", [(), ("--upgrade",)], ids=["install", "upgrade"])
 def test_the_extra_never_replaces_a_torch_that_is_there(dist: Dist, with_torch: Path, words: tuple[str, ...]) -> None:
     report = with_torch / "report.json"
-    command = [sys.executable, "-m", "pip", "--python", with_torch / "bin" / "python", "install", "--quiet"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        with_torch / "bin" / "python",
+        "install",
+        "--quiet",
+    ]
     # Without constraints, as a user does it: a newer torch may be on the index.
     said_by([*command, "--dry-run", "--report", report, *words, f"{dist.wheel}[train]"], with_torch)
     plan = json.loads(report.read_text())["install"]

@@ -51,6 +51,9 @@ HERE = (
     one("a run taken from a holder elsewhere that lives", "records/takeover.py",
          "return Standing.ALIVE if self.is_renewed else Standing.UNKNOWN", "return Standing.UNKNOWN",
          f"{_TAKEOVER}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says"),
+    one("another system taken for Linux", "cli/main.py",
+         "if sys.platform == SUPPORTED else _refuse_platform(args)", "",
+         "tests/unit/cli/test_platform.py::test_off_linux_a_command_says_so_and_what_helps[darwin-docker run]"),
     # ---- connecting ----
     one("a connection used that goes to somebody else", "connection.py",
          "            _require_tokens(group, token, rank, size)\n            return group\n",

@@ -186,7 +186,7 @@ def _trained() -> bytes:
 # ---- real processes ----
 
 FOLDERS = 8
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0
 
 
 @pytest.fixture(scope="module")

@@ -376,7 +376,7 @@ def main() -> None:
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=RANKS,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=400),
     )
     sizes = range(1, RANKS + 1)
     groups = {size: dist.new_group(list(range(size))) for size in sizes}

@@ -39,7 +39,7 @@ def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for rank in range(size)
     ]
     try:
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+        said = [rank.communicate(timeout=400)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -17,7 +17,7 @@ def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_resume_exactl
     with serving("aws") as calm, serving("aws") as doomed:
         job = Job(str(run), total=5000, pause_s=0.02, save_steps=None)
         with start(2, listen_and_train, job, (calm.address, doomed.address)) as ranks:
-            until_s = time.monotonic() + 120
+            until_s = time.monotonic() + 400
             while not (calm.asked and doomed.asked):
                 assert time.monotonic() < until_s and not ranks.is_over()
                 time.sleep(0.01)

@@ -25,7 +25,7 @@ def outcome_of(run: Path) -> Outcome:
 
 
 def until_ready(ranks: Ranks, run: Path, size: int) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 400
     while not all(Path(f"{run}.ready-{rank}").exists() for rank in range(size)):
         assert time.monotonic() < until_s and not ranks.is_over(), logs(ranks.wait(1))
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from pathlib import Path
 from unbroken.launch.processes import below, living
 
 TOOL = [sys.executable, "-m", "unbroken"]
-PATIENCE_S = 120
+PATIENCE_S = 400
 
 TELL = """
 import os, sys, pathlib

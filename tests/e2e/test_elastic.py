@@ -23,7 +23,7 @@ SMALL = (
     *("optimizer.warmup_steps=2", "training.save_steps=10", "training.logging_steps=10", "data.epochs=null"),
     *("training.global_batch_size=6", "training.per_device_batch_size=2"),
 )
-PATIENCE_S = 300
+PATIENCE_S = 400
 # Seconds, so that a lost node is noticed in seconds.
 QUICK = "last_call_timeout=4,keep_alive_interval=1"
 

@@ -91,7 +91,7 @@ def start(tmp_path: Path, case: str, *options: str, extra: tuple[str, ...] = ())
 
 def end(tmp_path: Path, case: str, *options: str, extra: tuple[str, ...] = ()) -> tuple[int, str]:
     process = start(tmp_path, case, *options, extra=extra)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     return process.returncode, out + err
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_is_held_ends_with_7_and_the_holder_goes_on(tmp_path: Path) -
     assert holder.stdout.readline() == "running\n"
     code, said = end(tmp_path, "plain")
     assert code == 7, said
-    _, err = holder.communicate(timeout=120)
+    _, err = holder.communicate(timeout=400)
     assert holder.returncode == 0, err
     assert outcome(tmp_path)["status"] == "completed"
 
@@ -188,7 +188,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(tmp_path: Path) -> None:
     assert process.stdout.readline() == "running\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, out + err
     told = outcome(tmp_path)
     assert (told["status"], told["class"]) == ("stopped", "again")

@@ -56,7 +56,7 @@ class Pod:
 
     def end(self) -> int:
         with self.process:
-            self.process.communicate(timeout=240)
+            self.process.communicate(timeout=400)
         return self.process.returncode
 
 

@@ -12,7 +12,7 @@ import pytest
 from unbroken.prove.job_process import JobProcess
 from unbroken.records.process import process_started
 
-PATIENCE_S = 240
+PATIENCE_S = 400
 GONE_S = 10
 SCRIPT = """
 import sys, time, torch, unbroken

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Tool
 
-TIMEOUT_S = 120
+TIMEOUT_S = 400
 
 # A step as the loop makes one: it takes the run, waits to be asked, ends in words; or it is killed, or halts.
 STEP = """

@@ -25,7 +25,7 @@ SHORT = (
 )
 LONG = (*SMALL, "training.max_steps=100000", "data.epochs=null", "training.save_steps=5", "training.logging_steps=1")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-PATIENCE_S = 180
+PATIENCE_S = 400
 
 
 class Folder:

@@ -20,7 +20,7 @@ _CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.e
 _AT_ONCE = 2
 # To start one child, multiprocessing looks at all others; what it reads of their ends can be read only once.
 _LOCK = threading.Lock()
-_LIMIT_S = 120.0
+_LIMIT_S = 400.0
 
 
 @dataclass(frozen=True)

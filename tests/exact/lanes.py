@@ -23,7 +23,7 @@ from unbroken.data.stream import Stream
 GLOBAL_BATCH, LANE, LANES = 16, 2, 8
 STEPS = 1_250  # of eight lanes: 10,000 batches
 _SAVE_EVERY = 20
-_LIMIT_S = 240.0
+_LIMIT_S = 400.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.lanes"])
 

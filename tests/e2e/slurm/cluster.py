@@ -15,7 +15,7 @@ from unbroken.launch.processes import below, living
 
 UP = Path(__file__).with_name("up.sh")
 SPEED = 10
-PATIENCE_S = 240
+PATIENCE_S = 400
 ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.conftest import Tool
 from tests.e2e.clouds import loopback_only, serving
+from tests.patience import PATIENCE_S
 from unbroken import Run, Settings
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -53,11 +54,11 @@ def test_a_job_stops_by_a_notice_and_the_same_command_goes_on(tmp_path: Path, un
         env = {**os.environ, **cloud.environment}
         with subprocess.Popen([*words, "100000", "0.02"], cwd=tmp_path, env=env, stderr=subprocess.PIPE) as job:
             try:
-                until_s = time.monotonic() + 400
+                until_s = time.monotonic() + 120
                 while len(cloud.asked) < 3 and job.poll() is None and time.monotonic() < until_s:
                     time.sleep(0.02)
                 cloud.announce()
-                said = job.communicate(timeout=400)[1].decode()
+                said = job.communicate(timeout=PATIENCE_S)[1].decode()
             finally:
                 job.kill()
     assert job.returncode == 75, said

@@ -62,12 +62,12 @@ TRAINING = (
          "            rng.enter(at)\n", "            rng.enter(plan.rank)\n", _SMALL_WORLD),
     one("lane seeded without its step", "exact/lane_rng.py",
          'f"{seed}/{step}/{lane}"', 'f"{seed}/{lane}"',
-         "tests/unit/exact/test_generators.py::"
+         "tests/unit/exact/test_lane_rng.py::"
          "test_a_lanes_numbers_follow_from_seed_step_and_lane_alone"),
     one("generators kept by the lanes", "exact/lane_rng.py",
          "        restore_rng(self._before, self._devices)\n", "        pass\n",
-         "tests/unit/exact/test_generators.py::"
-         "test_after_the_lanes_the_generators_go_on_as_if_there_had_been_none"),
+         "tests/unit/exact/test_lane_rng.py::"
+         "test_after_the_lanes_the_generators_continue_as_if_there_had_been_none"),
     one("norm added shard by shard", "exact/norm.py",
          "    return fold(_whole(sums, heights, ranks)).sqrt()\n",
          "    return fold(ranks.gathered(torch.cat(sums).sum().view(1)).view(-1)).sqrt()\n", _SMALL_WORLD),
@@ -99,7 +99,7 @@ TRAINING = (
     # ---- the model ----
     one("documents called plainly causal", "gpt/model.py",
          "keeps_documents_apart=doc_ids is not None", "keeps_documents_apart=False",
-         f"{_PACKING}test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal"),
+         f"{_PACKING}test_no_kernel_takes_a_mask_of_documents_as_plainly_causal"),
     one("documents see each other", "gpt/attention.py",
          "return ((doc_ids[:, :, None] == doc_ids[:, None, :]) & past)[:, None]",
          "return ((doc_ids[:, :, None] == doc_ids[:, :, None]) & past)[:, None]",
@@ -149,7 +149,7 @@ TRAINING = (
          "test_closed_it_lets_the_model_go_and_gradients_are_torchs_own_again"),
     one("a mistyped name accepted", "launch/accepted.py",
          "    if unknown:\n", "    if False:\n",
-         "tests/unit/launch/test_accepted.py::test_all_names_that_mean_nothing_are_told_at_once"),
+         "tests/unit/launch/test_accepted.py::test_all_names_that_mean_nothing_are_reported_at_once"),
     one("gradients clipped by a number below zero", "exact/reducer.py",
          "        if not max_norm > 0:\n", "        if False:\n",
          "tests/unit/exact/test_misuse.py::test_gradients_are_clipped_by_a_number_above_zero_alone"),
@@ -161,9 +161,9 @@ TRAINING = (
          "tests/e2e/test_generate.py::test_every_prompt_that_is_too_long_is_named_with_its_line"),
     one("a run without a checkpoint taken for a foreign folder", "records/references.py",
          "        if not is_run(layout):\n", "        if True:\n",
-         "tests/e2e/test_dumps_shown.py::test_who_asks_for_a_checkpoint_of_a_run_without_one_is_told_so"),
+         "tests/e2e/test_dumps_shown.py::test_a_reference_to_a_run_without_a_checkpoint_is_an_error"),
     one("float16 without a loss scale", "exact/reducer.py",
          "        if self._needs_scale and scaled is None:\n", "        if False:\n",
          "tests/unit/exact/test_misuse.py::"
-         "test_a_lane_in_float16_is_not_computed_without_a_scale_unless_that_is_said"),
+         "test_a_lane_in_float16_needs_a_scale_unless_it_is_waived"),
 )  # fmt: skip

@@ -6,8 +6,11 @@ is imported.
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from unbroken.version import SUPPORTED
 from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -43,12 +46,21 @@ _HOMES: Final = {
     "load": "unbroken.state.load",
 }
 
+if os.environ.get("UNBROKEN_OUTCOME_FILE"):
+    importlib.import_module("unbroken.launch.uncaught").report_uncaught()
+
 
 def __dir__() -> list[str]:
     return __all__
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+    if sys.platform != SUPPORTED and name in __all__ and name != "errors":
+        from unbroken.errors import PlatformUnsupported, explain_in_traceback
+
+        unsupported = PlatformUnsupported(platform=sys.platform)
+        explain_in_traceback(unsupported)
+        raise unsupported
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:

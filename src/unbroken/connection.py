@@ -30,7 +30,7 @@ G = TypeVar("G")
 
 ATTEMPTS: Final = 3
 # How long connecting may take once every rank is there: milliseconds, or minutes where thousands meet in one store.
-_CONNECT_S: Final = 60.0
+_CONNECT_S: Final = 120.0
 _CONNECT_S_PER_RANK: Final = 0.1
 # Gloo waits five times as long as it is told for a rank that has given up, and the default group is not abandoned.
 _INIT_S: Final = 12.0

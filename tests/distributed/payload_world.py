@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, S
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from tests.patience import PATIENCE_S
 from tests.unit.state.payloads import load, random_bits, same_bits, save
 from unbroken import errors
 from unbroken.state.pieces import plan_save
@@ -376,7 +377,7 @@ def main() -> None:
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=RANKS,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=PATIENCE_S),
     )
     sizes = range(1, RANKS + 1)
     groups = {size: dist.new_group(list(range(size))) for size in sizes}

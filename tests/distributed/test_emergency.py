@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tests.distributed.run_data_world import Leg, serve
 from tests.distributed.test_faults import good, history, steps_kept
 from tests.distributed.training_world import Job, exact, train
+from tests.patience import PATIENCE_S
 from tests.torch_versions import torch_is_older
 from tests.unit.data.streams import TWO_BUCKETS, make_corpus
 from unbroken.errors import PeerLost
@@ -126,7 +127,7 @@ def test_ranks_that_dumped_and_then_died_leave_a_checkpoint(
 ) -> None:
     """Each asks by itself at the same step; then one after the other is killed, and none could ask the others."""
     with start(3, train, emergency(tmp_path, wrap="plain", total=10_000, victims=ALL, at_step=4, what="dump")) as ranks:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while dumps(tmp_path) != [(rank, 5) for rank in ALL]:
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -156,7 +157,7 @@ def test_a_dead_rank_keeps_no_other_from_dumping_and_without_its_dump_there_is_n
 def test_a_rank_that_hangs_keeps_no_other_from_dumping_before_the_kill(tmp_path: Path) -> None:
     job = emergency(tmp_path, wrap="plain", grace_seconds=8.0, victims=(1,), at_step=3, what="hang")
     with start(3, train, job) as ranks:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while not (tmp_path / "run/emergency/area.json").exists():
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -208,7 +209,7 @@ def killed_after_its_dumps(root: Path, job: Job) -> None:
     """Every rank dumps step 5 and is killed as soon as all have."""
     fields = {**vars(job), "victims": ALL, "at_step": 4, "what": "dump"}
     with start(3, train, Job(**fields)) as ranks:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while dumps(root) != [(rank, 5) for rank in ALL] or len(_copies(root, job)) < 3:
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.distributed.spot_world import listen_and_train
 from tests.distributed.training_world import Job, exact, train
 from tests.e2e.clouds import serving
+from tests.patience import PATIENCE_S
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.outcome import read_outcome
@@ -17,7 +18,7 @@ def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_resume_exactl
     with serving("aws") as calm, serving("aws") as doomed:
         job = Job(str(run), total=5000, pause_s=0.02, save_steps=None)
         with start(2, listen_and_train, job, (calm.address, doomed.address)) as ranks:
-            until_s = time.monotonic() + 120
+            until_s = time.monotonic() + PATIENCE_S
             while not (calm.asked and doomed.asked):
                 assert time.monotonic() < until_s and not ranks.is_over()
                 time.sleep(0.01)

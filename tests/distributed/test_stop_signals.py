@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.worker_world import Scene, train
+from tests.patience import PATIENCE_S
 from unbroken.launch.processes import below, living
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -25,7 +26,7 @@ def outcome_of(run: Path) -> Outcome:
 
 
 def until_ready(ranks: Ranks, run: Path, size: int) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + PATIENCE_S
     while not all(Path(f"{run}.ready-{rank}").exists() for rank in range(size)):
         assert time.monotonic() < until_s and not ranks.is_over(), logs(ranks.wait(1))
         time.sleep(0.01)

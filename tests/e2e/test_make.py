@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -96,6 +97,12 @@ def test_ci_runs_both_tiers_and_together_they_are_all_tests() -> None:
     assert ran[0][:-1] == ran[1][:-1]  # and nothing else tells them apart: no path, no expression
 
 
-def test_no_file_of_the_installation_names_a_host() -> None:
-    for name in ("Makefile", "constraints.txt", "pyproject.toml", "tools/install.sh", "tools/system_packages.sh"):
-        assert "://" not in (ROOT / name).read_text(), name
+def test_no_file_of_the_installation_names_a_package_index() -> None:
+    """Which index pip asks is the user's setting; the only addresses are those of the project itself."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert all(url.startswith(urls["Repository"]) for url in urls.values())
+    for name in (
+        "Makefile", "constraints.txt", "pyproject.toml", "setup.py", "tools/install.sh", "tools/system_packages.sh"
+    ):  # fmt: skip
+        text = (ROOT / name).read_text()
+        assert text.count("://") == (len(urls) if name == "pyproject.toml" else 0), name

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Tool
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S = 120
+TIMEOUT_S = PATIENCE_S
 
 # A step as the loop makes one: it takes the run, waits to be asked, ends in words; or it is killed, or halts.
 STEP = """

@@ -68,6 +68,25 @@ def test_an_outcome_that_no_restart_can_mend_is_final(
     assert (ended.returncode, starts_of(tmp_path)) == (code, 1)
 
 
+@pytest.mark.parametrize(
+    ("mistake", "code", "starts"),
+    [
+        ("unbroken.Run('')", 2, 1),
+        ("unbroken.Settings(save_steps=0)", 1, 1),
+        ("raise NameError('modle')", 1, 1),
+        # What another start may mend stays a crash.
+        ("raise OSError(116, 'Stale file handle')", 1, 3),
+        ("raise RuntimeError('CUDA error: all devices are busy')", 1, 3),
+    ],
+)
+def test_a_mistake_before_the_run_is_open_is_not_tried_again(
+    unbroken: Tool, tmp_path: Path, mistake: str, code: int, starts: int
+) -> None:
+    script = write_script(tmp_path, f"{COUNTING}\nimport unbroken\n{mistake}")
+    ended = unbroken("run", "--max-restarts", "2", "--restart-delay", "0", "--", script)
+    assert (ended.returncode, starts_of(tmp_path)) == (code, starts), ended.stderr
+
+
 def test_a_run_without_progress_is_given_up(unbroken: Tool, tmp_path: Path) -> None:
     script = write_script(tmp_path, f"{COUNTING}\ntell('error', 74, 'again', 'the_run')")
     ended = unbroken("run", "--max-restarts", "50", "--restart-delay", "0", "--", script)

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.training", "tests.exact.orders"])
 _AT_ONCE = 2
 # To start one child, multiprocessing looks at all others; what it reads of their ends can be read only once.
 _LOCK = threading.Lock()
-_LIMIT_S = 120.0
+_LIMIT_S = PATIENCE_S
 
 
 @dataclass(frozen=True)

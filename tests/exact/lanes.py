@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.unit.data.streams import open_stream
 from unbroken.data.ingest.text_corpus import open_text_corpus
 from unbroken.data.loader import Batch, Loader
@@ -23,7 +24,7 @@ from unbroken.data.stream import Stream
 GLOBAL_BATCH, LANE, LANES = 16, 2, 8
 STEPS = 1_250  # of eight lanes: 10,000 batches
 _SAVE_EVERY = 20
-_LIMIT_S = 240.0
+_LIMIT_S = PATIENCE_S
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.lanes"])
 

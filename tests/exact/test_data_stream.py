@@ -12,6 +12,7 @@ import pytest
 
 import unbroken
 from tests.exact.lanes import GLOBAL_BATCH, LANES, STEPS, Rank, digest, newest_state, noted, run_in_group, run_job
+from tests.patience import PATIENCE_S
 from tests.unit.data.streams import Lengths, lengths, make_corpus, open_stream
 from unbroken.data.exactly_once import Served, expected
 from unbroken.data.loader import Loader
@@ -156,7 +157,7 @@ def test_the_workers_of_a_killed_rank_end_with_it(data: Path, tmp_path: Path) ->
     notes.mkdir()
     group, ended = run_in_group(Rank(str(data), str(notes), 0, 1, 2, die_after=50))
     assert ended == -signal.SIGKILL
-    ends_at = time.monotonic() + 60
+    ends_at = time.monotonic() + PATIENCE_S
     while _group_lives(group):
         assert time.monotonic() < ends_at, "workers outlive the rank they belong to"
         time.sleep(0.1)

@@ -33,6 +33,14 @@ HERE = (
     one("a step that was cut taken for a whole one", "launch/job_files.py",
          '.split(b"\\n")[:-1]', '.split(b"\\n")',
          "tests/unit/launch/test_steps_file.py::test_the_last_whole_line_counts"),
+    one("a mistake before the run is open taken for a crash", "launch/uncaught.py",
+         "    sys.excepthook = report_and_show\n", "",
+         "tests/e2e/test_supervise_restarts.py::test_a_mistake_before_the_run_is_open_is_not_tried_again"
+         "[raise NameError('modle')-1-1]"),
+    one("a failure of the machine before the run is open not tried again", "launch/uncaught.py",
+         "(OSError, RuntimeError, MemoryError, EOFError)", "()",
+         "tests/e2e/test_supervise_restarts.py::test_a_mistake_before_the_run_is_open_is_not_tried_again"
+         "[raise OSError(116, 'Stale file handle')-1-3]"),
     # ---- torchrun ----
     one("a rank that torchrun ended itself blamed", "launch/agent.py",
          "    if failure.code == -signal.SIGTERM:\n        return 2\n", "",
@@ -43,6 +51,9 @@ HERE = (
     one("a run taken from a holder elsewhere that lives", "records/takeover.py",
          "return Standing.ALIVE if self.is_renewed else Standing.UNKNOWN", "return Standing.UNKNOWN",
          f"{_TAKEOVER}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says"),
+    one("another system taken for Linux", "cli/main.py",
+         "if sys.platform == SUPPORTED else _refuse_platform(args)", "",
+         "tests/unit/cli/test_platform.py::test_off_linux_a_command_says_so_and_what_helps[darwin-docker run]"),
     # ---- connecting ----
     one("a connection used that goes to somebody else", "connection.py",
          "            _require_tokens(group, token, rank, size)\n            return group\n",

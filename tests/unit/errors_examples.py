@@ -128,6 +128,8 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NoMemory(needed_bytes=15_600_000_000, cause="DefaultCPUAllocator: can't allocate memory"),
     errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532"),
     errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532", lost=3),
+    errors.PlatformUnsupported(platform="darwin"),
+    errors.PlatformUnsupported(platform="win32"),
     errors.RankRaised(
         rank=3,
         cause="ValueError: the label is 1001 of 1000",

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from unbroken.version import VERSION
+from unbroken.version import SUPPORTED, VERSION
 
 if TYPE_CHECKING:
     from click import ClickException
@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     _make_streams_safe()
     try:
-        return _version() if args == ["--version"] else _run(args)
+        if args == ["--version"]:
+            return _version()
+        return _run(args) if sys.platform == SUPPORTED else _refuse_platform(args)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -45,6 +47,20 @@ def _version() -> int:
     sys.stdout.write(f"unbroken {VERSION}\n")
     sys.stdout.flush()
     return 0
+
+
+def _refuse_platform(args: list[str]) -> int:
+    # Without click and rich: what they need may be missing here too.
+    import json
+
+    from unbroken.errors import PlatformUnsupported, as_json, render
+
+    error = PlatformUnsupported(platform=sys.platform)
+    if "--json" in args:
+        sys.stdout.write(f"{json.dumps(as_json(error))}\n")
+    else:
+        sys.stderr.write(f"{render(error)}\n")
+    return error.exit_code
 
 
 def _close(*streams: TextIO) -> None:

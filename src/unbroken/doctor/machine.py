@@ -22,6 +22,7 @@ from unbroken.doctor.self_test_process import (
     run_self_test,
 )
 from unbroken.quoting import amounts
+from unbroken.tested_versions import untested_torch
 
 _DRIVER: Final = Path("/sys/module/nvidia/version")
 _COPIED_BYTES: Final = 64 << 20
@@ -70,6 +71,8 @@ def torch_findings(report: Report, driver: str | None) -> Iterator[Finding]:
     kinds = [f"{name} {found[field]}" for name, field in (("CUDA", "cuda"), ("ROCm", "hip")) if found[field]]
     values = {name: found[name] for name in ("version", "build", "cuda", "hip")}
     yield Finding("torch", f"{found['version']}, built for {kinds[0] if kinds else 'CPUs'}", values=values)
+    if untested := untested_torch(found["version"]):
+        yield note("torch", "torch-untested", untested)
     yield from _gpus(found, driver)
     errors = report.machine.get("gloo_errors") or []
     if errors:

@@ -16,6 +16,21 @@ from unbroken.errors.tree import (
 # ---- what is not installed ----
 
 
+class PlatformUnsupported(UsageError):
+    """This is not Linux; ``platform`` is ``sys.platform``."""
+
+    kind = "platform-unsupported"
+    platform: str
+    HEADLINE = "unbroken runs on Linux only; this is {platform}"
+    SO = "what keeps a checkpoint whole is checked on Linux file systems and nowhere else; nothing was started"
+
+    def help(self) -> tuple[Help, ...]:
+        if self.platform == "win32":
+            return (Help("wsl --install", "Linux inside Windows; install unbroken there"),)
+        container = 'docker run --rm -it --volume "$PWD:/work" --workdir /work python:3 bash'
+        return (Help(container, "a Linux container in this folder; install unbroken there"),)
+
+
 class TorchMissing(UsageError):
     """A command needs torch, and it is not installed."""
 

@@ -33,7 +33,7 @@ class ExitReport:
 
 def exit_report(ended: JobExit, outcome: JobOutcome | None, *, stopped_exit_code: int) -> ExitReport:
     """Decided by the outcome of the job, without one by the exit code of its processes."""
-    run = outcome.run if outcome else None
+    run = (outcome.run or None) if outcome else None
     if ended.was_interrupted_twice:
         return ExitReport(EXIT_INTERRUPTED, "interrupted twice: killed; the last checkpoint is intact", run=run)
     if outcome is None or not outcome.has_ended:

@@ -30,7 +30,10 @@ _EXIT_CODES: Final = 256
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended, as it reports itself; ``running`` at its start, so that the launcher knows its run."""
+    """How a job ended, as it reports itself; ``running`` at its start, so that the launcher knows its run.
+
+    ``run`` is empty if the script ended before it opened one.
+    """
 
     run: str
     status: str

@@ -75,7 +75,7 @@ def launch(options: LaunchOptions, context: LaunchContext) -> LaunchResult:
         job = _start(options, context, path, torchrun_options, waited)
         ended = job.wait()
         outcome = _outcome(path, context, run, before)
-        run = Path(outcome.run) if outcome else run
+        run = Path(outcome.run) if outcome and outcome.run else run
         report = exit_report(ended, outcome, stopped_exit_code=options.stopped_exit_code)
         attempts += (_attempt(ended, report.exit_code, outcome, run, path),)
         following = decide(attempts, policy)

@@ -24,6 +24,10 @@ def test_a_machine_with_gpus_has_a_finding_for_each() -> None:
     assert found(gpus=[GPU, GPU]) == [(subject, "ok", None) for subject in subjects]
 
 
+def test_a_torch_that_nobody_tested_is_noted() -> None:
+    assert found(version="2.99.0+cpu")[:2] == [("torch", "ok", None), ("torch", "note", "torch-untested")]
+
+
 @pytest.mark.parametrize(
     ("cuda", "driver", "kind"),
     [

@@ -58,6 +58,14 @@ from unbroken.errors.data import (
     TokenizerUnknown,
     WorkerDied,
 )
+from unbroken.errors.foreign import (
+    CannotImport,
+    ForeignAmbiguous,
+    ForeignDamaged,
+    ForeignKind,
+    ForeignUnknown,
+    NeedsClass,
+)
 from unbroken.errors.launch import (
     BadSpot,
     BaselineFails,
@@ -166,6 +174,7 @@ __all__ = [
     "Bug",
     "BusyError",
     "CannotFold",
+    "CannotImport",
     "CannotSeal",
     "CheckpointError",
     "CheckpointUnknown",
@@ -192,6 +201,10 @@ __all__ = [
     "EvidenceMissing",
     "ExactnessError",
     "FieldChange",
+    "ForeignAmbiguous",
+    "ForeignDamaged",
+    "ForeignKind",
+    "ForeignUnknown",
     "FormatUnknown",
     "GenerationInvalid",
     "GptSimpleRun",
@@ -210,6 +223,7 @@ __all__ = [
     "ManifestUnfit",
     "MirrorDiffers",
     "ModuleMissing",
+    "NeedsClass",
     "NeedsPeers",
     "NeedsPickle",
     "NoAverage",

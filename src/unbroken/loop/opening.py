@@ -334,6 +334,9 @@ def _saver(leased: LeasedRun, found: Resumed) -> Saver:
 
 
 def _restore_rng(restored: Restored, settings: Settings) -> None:
+    if not restored.rng_state:
+        # An imported checkpoint without RNG states, which the user accepted.
+        return
     try:
         restore_rng(restored.rng_state)
     except Malformed as wrong:

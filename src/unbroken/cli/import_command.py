@@ -7,13 +7,12 @@ from typing import Any, Final
 import click
 
 from unbroken.cli.output import Output, as_command
-from unbroken.config import Config
 from unbroken.errors import BadUsage, CannotImport, Help
 from unbroken.errors.tree import quoted
 from unbroken.foreign.items import Contents
 from unbroken.foreign.read import Selection, read_foreign
 from unbroken.foreign.write import commit_import, require_new
-from unbroken.gpt.foreign_names import config_of, rename, required_config
+from unbroken.gpt.foreign_names import MappedConfig, config_of, rename, required_config
 from unbroken.gpt.run_files import keep_config
 from unbroken.launch.run_config import RunConfig
 from unbroken.quoting import amounts
@@ -77,7 +76,7 @@ def command(
     number, unknown = _step(found, contents, step)
     problems += unknown
     if config is not None and not problems:
-        problems += rename(found, contents, config)
+        problems += rename(found, contents, config.config)
     if problems:
         raise CannotImport(path=found.path, problems=tuple(problems), remedy=_remedy(found, run, unknown))
     checkpoint = None if dry_run else _write(run, found, contents, number, config)
@@ -104,7 +103,7 @@ def _tie(text: str) -> tuple[str, str]:
     return missing, present
 
 
-def _config(found: Foreign, file: Path | None) -> Config | None:
+def _config(found: Foreign, file: Path | None) -> MappedConfig | None:
     """The config whose model the names are mapped to; None keeps them."""
     config = config_of(found, file)
     if config is None and found.tool == GPT_SIMPLE:
@@ -130,20 +129,21 @@ def _remedy(found: Foreign, run: Path, unknown: Sequence[str]) -> Help | None:
     return Help(f"{_COMMAND} {quoted(found.path)} {quoted(run)} --step 1000", "state the step")
 
 
-def _write(run: Path, found: Foreign, contents: Contents, step: int, config: Config | None) -> Path:
+def _write(run: Path, found: Foreign, contents: Contents, step: int, config: MappedConfig | None) -> Path:
     store, name = commit_import(run, found, contents, step=step)
     if config is not None:
-        keep_config(Layout(run), RunConfig(config.settled(contents.world_size)))
+        keep_config(Layout(run), RunConfig(config.config.settled(contents.world_size)))
     return store.path(name)
 
 
-def _next(run: Path, contents: Contents, config: Config | None, file: Path | None) -> str:
+def _next(run: Path, contents: Contents, config: MappedConfig | None, file: Path | None) -> str:
     """What continues from the new run."""
     if config is None:
         accepted = ", ".join(f"{name}={name}" for name in contents.items)
         return f"Run({str(run)!r}, settings=Settings(accept=['rng_state']), {accepted})"
-    accepted = " ".join(f"--accept {name}" for name in _OF_TRAINER)
-    return f"unbroken train {quoted(file or 'config.yaml')} training.output_dir={quoted(run)} {accepted}"
+    accepted = [word for name in _OF_TRAINER for word in ("--accept", name)]
+    words = [quoted(file or "config.yaml"), f"training.output_dir={quoted(run)}", *config.overrides, *accepted]
+    return f"unbroken train {' '.join(words)}"
 
 
 def _text(fields: dict[str, Any], contents: Contents) -> str:

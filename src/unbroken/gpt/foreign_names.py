@@ -6,7 +6,7 @@ nothing is permuted. What our model computes differently is an error before anyt
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from unbroken.foreign.items import MODULE, OPTIMIZER, Contents, ForeignItem
 from unbroken.gpt.model import GPT
 from unbroken.state.items import State
 from unbroken.state.numbered import NUMBERED
-from unbroken.store.foreign import GPT_SIMPLE, KEMPNERFORGE, TRANSFORMERS, Foreign
+from unbroken.store.foreign import GPT_SIMPLE, KEMPNERFORGE, TRANSFORMERS, Foreign, read_json
 
 # Options that a learning rate scheduler adds to a group; our rate is a function of the step.
 _OF_SCHEDULERS: Final = ("initial_lr",)
@@ -66,7 +66,15 @@ NAMES: Final[Mapping[str, Names]] = {
 }
 
 
-def config_of(source: Foreign, config: Path | None) -> Config | None:
+@dataclass(frozen=True)
+class MappedConfig:
+    """The config to map to; ``overrides`` are what its file needs on the command line of `unbroken train`."""
+
+    config: Config
+    overrides: tuple[str, ...] = ()
+
+
+def config_of(source: Foreign, config: Path | None) -> MappedConfig | None:
     """The config to map to: the given file, or that of a GPT-Simple run; None where there is neither.
 
     Raises:
@@ -75,14 +83,17 @@ def config_of(source: Foreign, config: Path | None) -> Config | None:
         CannotImport: it describes a model that ours is not.
     """
     if config is not None:
-        return load(config).config
+        return MappedConfig(load(config).config)
     own = source.path.absolute().parent.parent / "config.json"
     if source.tool != GPT_SIMPLE or not own.is_file():
         return None
     found = load(own).config
     model = _as_gpt_simple_computes(source, found.model)
-    # It may have been copied or moved: what its run was started in says nothing about the new one.
-    return replace(found, model=model, training=replace(found.training, resume="auto"))
+    before, after = asdict(found.model), asdict(model)
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    overrides = tuple(f"model.{name}={'null' if value is None else value}" for name, value in changed.items())
+    # How its last job was started says nothing about the new run.
+    return MappedConfig(replace(found, model=model, training=replace(found.training, resume="auto")), overrides)
 
 
 def _as_gpt_simple_computes(source: Foreign, model: ModelConfig) -> ModelConfig:
@@ -92,7 +103,11 @@ def _as_gpt_simple_computes(source: Foreign, model: ModelConfig) -> ModelConfig:
     if model.rope_scaling_type == "ntk":
         # Its base is multiplied by the factor, ours by a power of it.
         base = model.rope_base * model.rope_scaling_factor
-        return replace(model, rope_base=base, rope_scaling_type=None, rope_scaling_factor=1.0)
+        model = replace(model, rope_base=base, rope_scaling_type=None, rope_scaling_factor=1.0)
+    rows = read_json(source.path / "model" / "config.json").get("vocab_size")
+    if model.vocab_size is not None and isinstance(rows, int):
+        # It rounds up a vocab_size that is set, too.
+        model = replace(model, vocab_size=rows)
     return model
 
 

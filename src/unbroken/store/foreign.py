@@ -8,7 +8,7 @@ has both, ``dcp`` is taken, unless the other is named or required.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -91,7 +91,9 @@ def resolve_foreign(
         return named
     if not _is_directory(path, files):
         raise ForeignUnknown(path=path, reason=f"{path.name} has the name of no file that torch or safetensors writes")
-    found = _inside(path, files) or (_inside(path / CHECKPOINTS, files) if _has_folder(path, files) else [])
+    inner = path / CHECKPOINTS
+    found = _inside(path, files) or (_inside(inner, files) if _is_directory(inner, files) else [])
+    found = found or _single_files(path, files)
     if not found:
         raise ForeignUnknown(path=path)
     return _newest(path, found, require_kind, step)
@@ -222,10 +224,14 @@ def _inside(path: Path, files: Files) -> list[Foreign]:
         elif node is NodeKind.FILE and (_MODEL_FILE.fullmatch(name) or name.endswith(".ckpt")):
             one = _one(path / name, files)
             found += [one] if one is not None else []
-    if not found:
-        singles = [name for name, node in nodes.items() if node is NodeKind.FILE and name.endswith(_TORCH_SUFFIXES)]
-        found = [one for name in sorted(singles) if (one := _one(path / name, files)) is not None]
-    return [Foreign(each.path, each.tool, each.kind, each.step, is_named=False) for each in found]
+    return [replace(each, is_named=False) for each in found]
+
+
+def _single_files(path: Path, files: Files) -> list[Foreign]:
+    """Files of torch in a folder that has nothing else: looked for last, since any tool writes such files too."""
+    names = [node.name for node in files.list_directory(path) if node.kind is NodeKind.FILE]
+    found = [_one(path / name, files) for name in sorted(names) if name.endswith(_TORCH_SUFFIXES)]
+    return [replace(each, is_named=False) for each in found if each is not None]
 
 
 def _is_unfinished(name: str, parent: Path, nodes: Iterable[str], files: Files) -> bool:
@@ -266,10 +272,6 @@ def _finality(each: Foreign) -> int:
 
 def _described(each: Foreign) -> tuple[str, str, str]:
     return str(each.path), "unknown" if each.step is None else str(each.step), each.kind
-
-
-def _has_folder(path: Path, files: Files) -> bool:
-    return _is_directory(path / CHECKPOINTS, files)
 
 
 def _is_directory(path: Path, files: Files) -> bool:

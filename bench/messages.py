@@ -31,7 +31,8 @@ from bench.measure import write_results
 from unbroken.loop.edge import StepEdges
 from unbroken.state import payload, save
 from unbroken.state.index import Box
-from unbroken.state.pieces import Held, Piece, agree_on, assign, chosen_of
+from unbroken.state.pieces import Held, agree_on, assign, chosen_of
+from unbroken.state.planners import Piece
 from unbroken.state.stage import StagedPiece
 from unbroken.store.commit import Draft, begin
 from unbroken.store.directory import Store

@@ -139,8 +139,8 @@ def _write(run: Path, found: Foreign, contents: Contents, step: int, config: Map
 def _next(run: Path, contents: Contents, config: MappedConfig | None, file: Path | None) -> str:
     """What continues from the new run."""
     if config is None:
-        accepted = ", ".join(f"{name}={name}" for name in contents.items)
-        return f"Run({str(run)!r}, settings=Settings(accept=['rng_state']), {accepted})"
+        passed = ", ".join(f"{name}={name}" for name in contents.items)
+        return f"Run({str(run)!r}, settings=Settings(accept=('rng_state',)), {passed})"
     accepted = [word for name in _OF_TRAINER for word in ("--accept", name)]
     words = [quoted(file or "config.yaml"), f"training.output_dir={quoted(run)}", *config.overrides, *accepted]
     return f"unbroken train {' '.join(words)}"

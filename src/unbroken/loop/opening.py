@@ -322,6 +322,7 @@ def _saver(leased: LeasedRun, found: Resumed) -> Saver:
         fence=(lambda: require_held(layout.run, lease)) if leased.world.is_first else None,
         is_live=lambda draft: (number_of(draft.job) or lease.number + 1) > lease.number,
         files_per_rank=settings.files_per_rank,
+        planner=settings.planner,
     )
     return Saver(
         leased.items,

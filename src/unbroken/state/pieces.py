@@ -3,8 +3,8 @@
 PyTorch's distributed checkpoint knows what a rank holds of each tensor. Rank 0 gathers that, decides who writes what,
 and sends each rank its own part of the plan, so that no rank but the first receives or holds what grows with the number
 of ranks. A piece that several ranks hold is written by the one with the least to write; tensors that are one tensor
-under several names are written once. The plan stays valid while names, dtypes, shapes and placements stay the same, and
-a save that finds it so exchanges nothing but one vote.
+under several names are written once. Another planner (``planners.py``) may choose another holder. The plan stays valid
+while names, dtypes, shapes and placements stay the same, and a save that finds it so exchanges nothing but one vote.
 """
 
 import contextlib
@@ -25,23 +25,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from unbroken.errors import RankFailed, TensorUnsupported
 from unbroken.state.index import DTYPES, Box, coverage_complaint, dtype_name
+from unbroken.state.planners import DEFAULT, Piece, SavePlanner, require_holders
 from unbroken.world import World
 
 # Most tensors are of these, and there may be tens of thousands: they take a short cut on the way to a save.
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-class Piece(NamedTuple):
-    """One box of one tensor, as one rank writes it."""
-
-    name: str
-    dtype: str
-    box: Box
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes its elements have."""
-        return self.box.elements * DTYPES[self.dtype].itemsize
 
 
 class Held(NamedTuple):
@@ -102,15 +90,24 @@ def part_name(rank: int, number: int) -> str:
     return f"state/__{rank}_{number}.distcp"
 
 
-def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePlan | None = None) -> SavePlan:
+def plan_save(
+    tensors: Mapping[str, torch.Tensor],
+    world: World,
+    cached: SavePlan | None = None,
+    *,
+    planner: SavePlanner = DEFAULT,
+    is_stale: bool = False,
+) -> SavePlan:
     """Agree on who writes what. Collective: every rank calls it at the same place, with a cached plan or without.
+
+    ``is_stale`` on any rank makes all of them plan anew.
 
     Raises:
         TensorUnsupported: a tensor is of a kind that cannot be kept, or the ranks do not agree on what it is.
     """
     structure = structure_of(tensors)
     # A rank alone cannot know: what it writes depends on what the others hold.
-    if cached is not None and not world.any_rank(structure != cached.structure):
+    if cached is not None and not world.any_rank(is_stale or structure != cached.structure):
         return cached
     with _refused_alike(is_of_rank=True):
         mine = world.all_or_none(lambda: held_by(tensors))
@@ -119,7 +116,7 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
 
     def decide() -> tuple[dict[str, Planned], int]:
         planned = agree_on(held)
-        assigned.extend(assign(held, planned))
+        assigned.extend(assign(held, planned, planner))
         return planned, sum(piece.size_bytes for pieces in assigned for piece in pieces)
 
     with _refused_alike(is_of_rank=False):
@@ -298,8 +295,14 @@ def _written_as(name: str, by_name: Mapping[str, Mapping[int, Held]], planned: M
     return other if is_one else name
 
 
-def assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> list[list[Piece]]:
-    """Give every piece to one of its holders, the largest first and each to the one with the least so far."""
+def assign(
+    held: Sequence[Sequence[Held]], planned: Mapping[str, Planned], planner: SavePlanner = DEFAULT
+) -> list[list[Piece]]:
+    """Give every piece to one of its holders, as the planner chooses.
+
+    Raises:
+        TensorUnsupported: the planner left a piece out, or gave it to a rank that does not hold it.
+    """
     holders: dict[Piece, list[int]] = {}
     for rank, mine in enumerate(held):
         for one in mine:
@@ -308,13 +311,8 @@ def assign(held: Sequence[Sequence[Held]], planned: Mapping[str, Planned]) -> li
             for box in one.boxes:
                 if box.elements or not math.prod(one.shape):
                     holders.setdefault(Piece(one.name, one.dtype, box), []).append(rank)
-    load = [0] * len(held)
-    writer: dict[Piece, int] = {}
-    by_choice = sorted(holders.items(), key=lambda found: (len(found[1]) > 1, -found[0].size_bytes))
-    for piece, ranks in by_choice:
-        chosen = min(ranks, key=lambda rank: (load[rank], rank))
-        load[chosen] += max(piece.size_bytes, 1)
-        writer[piece] = chosen
+    writer = planner.writers(holders, len(held))
+    require_holders(writer, holders)
     assigned: list[list[Piece]] = [[] for _ in held]
     for piece in holders:
         assigned[writer[piece]].append(piece)

@@ -50,7 +50,8 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
             self.net = nn.Linear(3, 1)
 
         def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-            return self.net(batch).pow(2).mean()
+            loss: torch.Tensor = self.net(batch).pow(2).mean()
+            return loss
 
         def configure_optimizers(self) -> Any:  # noqa: ANN401
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -59,7 +60,7 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
     module = Small()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     trainer = lightning.Trainer(max_steps=3, default_root_dir=tmp_path, enable_checkpointing=False, **quiet)
-    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(12, 3), batch_size=2))
+    trainer.fit(module, torch.utils.data.DataLoader([*torch.randn(12, 3)], batch_size=2))  # type: ignore[arg-type]
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     code, document = call(tmp_path / "last.ckpt", tmp_path / "run", "--prefix", "net.")
     assert (code, document["step"], sorted(document["items"])) == (0, 3, ["model", "optimizer", "scheduler"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from tests.unit.state.tiny import learn, tiny
 from unbroken.errors import ForeignDamaged, NeedsClass
@@ -57,7 +57,7 @@ def per_rank(folder: Path, things: dict[str, Any], *, ranks: int = 2, step: int 
 def dcp_folder(folder: Path, things: dict[str, Any]) -> Path:
     model, optimizer = things["model"], things["optimizer"]
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    dcp.save(state, checkpoint_id=folder)
+    dcp_save(state, checkpoint_id=folder)
     return folder
 
 

@@ -76,7 +76,7 @@ def command(
     number, unknown = _step(found, contents, step)
     problems += unknown
     if config is not None and not problems:
-        problems += rename(found, contents, config.config)
+        problems += rename(contents, config.config)
     if problems:
         raise CannotImport(path=found.path, problems=tuple(problems), remedy=_remedy(found, run, unknown))
     checkpoint = None if dry_run else _write(run, found, contents, number, config)

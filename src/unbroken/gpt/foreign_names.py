@@ -20,7 +20,7 @@ from unbroken.foreign.items import MODULE, OPTIMIZER, Contents, ForeignItem
 from unbroken.gpt.model import GPT
 from unbroken.state.items import State
 from unbroken.state.numbered import NUMBERED
-from unbroken.store.foreign import GPT_SIMPLE, KEMPNERFORGE, TRANSFORMERS, Foreign, read_json
+from unbroken.store.foreign import GPT_SIMPLE, Foreign, read_json
 
 # Options that a learning rate scheduler adds to a group; our rate is a function of the step.
 _OF_SCHEDULERS: Final = ("initial_lr",)
@@ -47,23 +47,31 @@ class Names:
     plain_down: str
 
 
-NAMES: Final[Mapping[str, Names]] = {
-    GPT_SIMPLE: Names(
+NAMES: Final = (
+    # GPT-Simple.
+    Names(
         *("wte", "h.{}.", "ln_1", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.c_proj"),
         *("ln_2", "mlp.c_gate", "mlp.c_up", "mlp.c_down", "ln_f", "lm_head", "mlp.c_fc", "mlp.c_proj"),
     ),
-    KEMPNERFORGE: Names(
+    # KempnerForge.
+    Names(
         *("token_embedding.embedding", "layers.{}.", "attention_norm"),
         *("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp_norm"),
         *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "norm", "output_head.proj"),
         *("mlp.up_proj", "mlp.down_proj"),
     ),
-    TRANSFORMERS: Names(
+    # Llama in Transformers.
+    Names(
         *("model.embed_tokens", "model.layers.{}.", "input_layernorm"),
         *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm"),
         *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "model.norm", "lm_head", "mlp.up_proj", "mlp.down_proj"),
     ),
-}
+)
+# Our own, as an export has them: query, key and value are one matrix already, and so are gate and up.
+OURS: Final = Names(
+    *("embedding", "blocks.{}.", "attention_norm", "attention.qkv", "", "", "attention.out"),
+    *("mlp_norm", "mlp.gate_up", "", "mlp.down", "norm", "head", "mlp.up", "mlp.down"),
+)
 
 
 @dataclass(frozen=True)
@@ -111,14 +119,17 @@ def _as_gpt_simple_computes(source: Foreign, model: ModelConfig) -> ModelConfig:
     return model
 
 
-def rename(source: Foreign, contents: Contents, config: Config) -> list[str]:
+def rename(contents: Contents, config: Config) -> list[str]:
     """Give model and optimizer the names of our trainer; returns every problem, and then nothing was changed."""
-    names = NAMES.get(source.tool)
-    if names is None:
-        return [f"the names of {source.tool} cannot be mapped to the model of `unbroken train`"]
     if "model" not in contents.items:
         return ["model: not in the checkpoint"]
-    theirs = _untied(contents.items["model"].state, names, config.model)
+    theirs = contents.items["model"].state
+    # By the names that are there: a model of one tool may have been saved by another.
+    names = next((each for each in (OURS, *NAMES) if f"{each.embedding}.weight" in theirs), None)
+    if names is None:
+        known = ", ".join(f"{each.embedding}.weight" for each in (OURS, *NAMES))
+        return [f"model: it has none of {known}; other names cannot be mapped to the model of `unbroken train`"]
+    theirs = _untied(theirs, names, config.model)
     parts = dict(_parts(names, config.model))
     problems = _misfits(theirs, parts, names, config.model)
     if problems:
@@ -164,14 +175,15 @@ def _parts(names: Names, model: ModelConfig) -> Iterator[tuple[str, tuple[str, .
             yield f"{ours}attention_norm.{kind}", (f"{theirs}{names.attention_norm}.{kind}",)
         for kind in _kinds(model.has_qkv_bias):
             heads = (names.query, names.key, names.value)
-            yield f"{ours}attention.qkv.{kind}", tuple(f"{theirs}{name}.{kind}" for name in heads)
+            yield f"{ours}attention.qkv.{kind}", tuple(f"{theirs}{name}.{kind}" for name in heads if name)
         for kind in _kinds(model.has_attn_out_bias):
             yield f"{ours}attention.out.{kind}", (f"{theirs}{names.out}.{kind}",)
         for kind in norms:
             yield f"{ours}mlp_norm.{kind}", (f"{theirs}{names.mlp_norm}.{kind}",)
         for kind in _kinds(model.has_mlp_bias):
             if model.mlp_type == "gated":
-                yield f"{ours}mlp.gate_up.{kind}", (f"{theirs}{names.gate}.{kind}", f"{theirs}{names.up}.{kind}")
+                gated = (names.gate, names.up)
+                yield f"{ours}mlp.gate_up.{kind}", tuple(f"{theirs}{name}.{kind}" for name in gated if name)
             else:
                 yield f"{ours}mlp.up.{kind}", (f"{theirs}{names.plain_up}.{kind}",)
         for kind in _kinds(model.has_mlp_bias):

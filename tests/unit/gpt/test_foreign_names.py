@@ -15,9 +15,10 @@ import unbroken
 from tests.exact.gpt_world import tiny, tokenize_text, write_text
 from tests.unit.foreign.test_import import call
 from unbroken import gpt
-from unbroken.config import Config, ModelConfig, load
+from unbroken.config import Config, load
 from unbroken.errors import GptSimpleRun, NotExact
 from unbroken.gpt.checkpoint import find_model
+from unbroken.gpt.export import to_safetensors, to_torch
 from unbroken.gpt.huggingface import to_huggingface
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import make_optimizer
@@ -114,23 +115,24 @@ def test_a_run_of_gpt_simple_in_output_dir_names_the_import(tmp_path: Path) -> N
     assert command == f"unbroken import {GPT_SIMPLE} {GPT_SIMPLE}-imported"
 
 
-def test_a_llama_that_was_exported_comes_back(tmp_path: Path) -> None:
-    config = ModelConfig(
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        n_kv_head=1,
-        n_positions=32,
-        intermediate_size=16,
-        vocab_size=64,
-        tie_word_embeddings=False,
-    )
+@pytest.mark.parametrize("form", ["llama", "model.pt", "model.safetensors"])
+def test_an_export_comes_back(tmp_path: Path, form: str) -> None:
+    config = load(config_file(tmp_path)).config.model
     model = GPT(config)
-    to_huggingface(model.state_dict(), config, tmp_path / "llama")
-    code, document = call(tmp_path / "llama", tmp_path / "run", "--config", config_file(tmp_path), "--step", "9")
-    assert (code, document["tool"], document["step"]) == (0, "transformers", 9)
+    if form == "llama":
+        to_huggingface(model.state_dict(), config, tmp_path / form)
+    else:
+        (to_torch if form.endswith(".pt") else to_safetensors)(model.state_dict(), tmp_path / form)
+    code, document = call(tmp_path / form, tmp_path / "run", "--config", tmp_path / "run.yaml", "--step", "9")
+    assert (code, document["step"]) == (0, 9)
     found = find_model(str(tmp_path / "run")).load(torch.device("cpu")).model
     assert all(torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_names_that_nobody_knows_are_an_error(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "step-3.pt")
+    code, document = call(tmp_path / "step-3.pt", tmp_path / "run", "--config", config_file(tmp_path))
+    assert (code, document["kind"]) == (2, "cannot-import") and "wte.weight" in document["details"][0]
 
 
 def test_an_imported_run_trains_on_and_resumes_without_asking_again(tmp_path: Path) -> None:

@@ -42,9 +42,11 @@ _OF_TRAINER: Final = ("arithmetic", "data", "rng_state")
 @click.option("--require-kind", type=click.Choice(KINDS), help="Accept only this kind of checkpoint.")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Step to import; or the step, if SOURCE has none.")
 @click.option("--item", "items", multiple=True, metavar="NAME", help="Import only this item; repeatable.")
-@click.option("--prefix", default="", metavar="TEXT", help="Import tensors with this prefix, and remove the prefix.")
+@click.option("--prefix", metavar="TEXT", help="Import tensors with this prefix, and remove the prefix.")
 @click.option("--tie", "ties", multiple=True, metavar="NAME=NAME", help="Second name of a tied tensor; repeatable.")
-@click.option("--allow-class", "allowed", multiple=True, metavar="CLASS", help="Read as plain data; repeatable.")
+@click.option(
+    "--allow-class", "allowed", multiple=True, metavar="CLASS", help="Read these objects as plain data; repeatable."
+)
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 def command(
     output: Output,
@@ -55,7 +57,7 @@ def command(
     require_kind: Kind | None,
     step: int | None,
     items: tuple[str, ...],
-    prefix: str,
+    prefix: str | None,
     ties: tuple[str, ...],
     allowed: tuple[str, ...],
     dry_run: bool,
@@ -68,7 +70,7 @@ def command(
     """
     if keep_names and config_file is not None:
         raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
-    selection = Selection(items, prefix, tuple(map(_tie, ties)), allowed)
+    selection = Selection(items, prefix or "", tuple(map(_tie, ties)), allowed)
     require_new(run)
     found = resolve_foreign(source, require_kind=require_kind, step=step)
     config = None if keep_names else _config(found, config_file)

@@ -42,7 +42,7 @@ class ForeignKind(UsageError):
     required: str
     # The path, step and kind of each checkpoint that is there.
     found: tuple[tuple[str, str, str], ...]
-    HEADLINE = "--require-kind {required}: there is no such checkpoint at the newest step"
+    HEADLINE = "--require-kind {required}: the checkpoint is of another kind"
     SO = "no other kind and no other step is used instead; nothing was written"
     DETAILS = Each("found", "{0}: step {1}, kind {2}", most=8)
 

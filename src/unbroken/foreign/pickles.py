@@ -205,7 +205,7 @@ def check_zip(archive: zipfile.ZipFile) -> None:
     """
     for entry in archive.infolist():
         if entry.CRC:
-            with archive.open(entry) as held:
+            with archive.open(name=entry, mode="r") as held:
                 while held.read(1 << 20):
                     pass
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import tests.patience  # noqa: F401 - sets the time limit of all worlds before one is imported
 from tests import tiers
 from tests.spent import Account, Meter
 

@@ -11,20 +11,20 @@ run on a subset of the ranks needs, and ``close`` gives back their sockets and t
 
 import collections
 import contextlib
-import datetime
 import hashlib
 import os
 import pickle
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from unbroken.errors import Bug, NoProcessGroup, NotInGroup, PeerLost, RankFailed, UnbrokenError
+from unbroken.connection import connected_group, noticing_loss
+from unbroken.errors import Bug, NoProcessGroup, NotInGroup, RankFailed, UnbrokenError
 
 T = TypeVar("T")
 
@@ -43,11 +43,16 @@ class Link:
 
     @classmethod
     def connect(cls, members: tuple[int, ...], rank: int, timeout_s: float) -> "Link":
-        """Connect the members, each by its number in the default group; only they take part. Collective."""
+        """Connect the members, each by its number in the default group; only they take part. Collective.
+
+        Raises:
+            PeerLost: a member did not come, or is gone.
+            NoConnection: the members are there and cannot connect.
+        """
         name = f"unbroken/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}/{_made[members]}"
         _made[members] += 1
         store = torch._C._distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        return cls(dist.ProcessGroupGloo(store, rank, len(members), datetime.timedelta(seconds=timeout_s)), store)
+        return cls(connected_group(store, rank, len(members), timeout_s), store)
 
     def all_gather(self, tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
         """The tensors of all members, by rank; all have the same shape."""
@@ -165,6 +170,8 @@ class World:
         Raises:
             NoProcessGroup: the launcher started several ranks and no process group was initialised.
             NotInGroup: this process is not a member of the group.
+            PeerLost: a member did not come, or is gone.
+            NoConnection: the members cannot connect.
         """
         if not (dist.is_available() and dist.is_initialized()):
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -425,16 +432,6 @@ class Vote:
             with noticing_loss(self.rank):
                 self.work.wait()
         return [bool(flag) for flag in self.ballot.tolist()]
-
-
-@contextlib.contextmanager
-def noticing_loss(rank: int) -> Iterator[None]:
-    """Raise ``PeerLost`` for what gloo reports as a socket error: a rank that should answer does not."""
-    try:
-        yield
-    except RuntimeError as broken:
-        said = str(broken).strip().splitlines() or [type(broken).__name__]
-        raise PeerLost(rank=rank, said=said[0]) from broken
 
 
 def is_first_process(process_group: "dist.ProcessGroup | None" = None) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.data.texts import DOCUMENTS, lines
 from tests.unit.data.texts import tree as files_below
 from unbroken.data.corpus.folders import UNFINISHED
@@ -186,7 +187,6 @@ def _trained() -> bytes:
 # ---- real processes ----
 
 FOLDERS = 8
-PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")

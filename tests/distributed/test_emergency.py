@@ -96,7 +96,7 @@ def _leave_while_a_save_is_written(job: Job) -> dict[str, Any]:
 
 def test_a_save_given_up_because_the_ranks_leave_is_no_failed_save(tmp_path: Path) -> None:
     job = emergency(tmp_path, wrap="plain", save_steps=2, victims=(0, 1), at_step=2, what="SIGTERM")
-    ended = spawn(2, _leave_while_a_save_is_written, job, timeout_s=60)
+    ended = spawn(2, _leave_while_a_save_is_written, job)
     assert "gave up the save of step 2" in ended[0].log, logs(ended)
     facts = history(tmp_path / "run")
     assert [fact.values["step"] for fact in facts.of_kind("save")] == [2]

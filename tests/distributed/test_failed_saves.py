@@ -32,7 +32,7 @@ def test_a_state_that_one_rank_cannot_take_is_reported_and_the_next_save_commits
     tmp_path: Path, undisturbed: dict[int, list[dict[str, Any]]], what: str, size: int, victim: int
 ) -> None:
     run = tmp_path / "run"
-    told = good(spawn(size, train, Job(str(run), victims=(victim,), at_step=4, what=what), timeout_s=60))
+    told = good(spawn(size, train, Job(str(run), victims=(victim,), at_step=4, what=what)))
     assert [exact(each) for each in told] == [exact(each) for each in undisturbed[size]]
     (failed,) = history(run).of_kind("save-failed")
     assert (failed.values["step"], failed.values["rank"], failed.values["cause"]) == (4, victim, CAUSES[what])
@@ -46,7 +46,7 @@ def test_a_state_that_one_rank_cannot_take_is_reported_and_the_next_save_commits
 @pytest.mark.parametrize("what", ["no memory", "pickle"])
 def test_the_hint_stays_where_it_was_while_saves_fail(tmp_path: Path, what: str) -> None:
     run = tmp_path / "run"
-    ended = spawn(3, train, Job(str(run), victims=(1,), at_step=4, what=what, total=4), timeout_s=60)
+    ended = spawn(3, train, Job(str(run), victims=(1,), at_step=4, what=what, total=4))
     told_by(ended, CAUSES[what], rank=1)
     assert (Layout(run).checkpoints / "latest").readlink() == Path("checkpoint-2")
     assert steps_kept(run) == {2}
@@ -54,7 +54,7 @@ def test_the_hint_stays_where_it_was_while_saves_fail(tmp_path: Path, what: str)
 
 def test_an_error_of_an_objects_own_in_a_save_ends_all(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ended = spawn(3, train, Job(str(run), victims=(1,), at_step=4, what="raise in a save"), timeout_s=60)
+    ended = spawn(3, train, Job(str(run), victims=(1,), at_step=4, what="raise in a save"))
     assert not any(each.is_late or each.is_good for each in ended), logs(ended)
     assert isinstance(ended[1].error, ZeroDivisionError)
     assert all(isinstance(ended[rank].error, errors.RankFailed) for rank in (0, 2)), logs(ended)
@@ -63,5 +63,5 @@ def test_an_error_of_an_objects_own_in_a_save_ends_all(tmp_path: Path) -> None:
 
 def test_a_first_save_that_one_rank_cannot_copy_is_given_up_by_all(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    good(spawn(2, train, Job(str(run), victims=(1,), at_step=2, what="no memory", total=6), timeout_s=30))
+    good(spawn(2, train, Job(str(run), victims=(1,), at_step=2, what="no memory", total=6)))
     assert [fact.values["step"] for fact in history(run).of_kind("commit")] == [4, 6]

@@ -144,7 +144,7 @@ def test_a_save_that_one_rank_cannot_write_is_reported_and_training_continues(
     tmp_path: Path, undisturbed: list[dict[str, Any]], what: str, victim: int, at: int, kind: str
 ) -> None:
     run = tmp_path / "run"
-    told = good(spawn(2, train, Job(str(run), victims=(victim,), at_step=at, what=what), timeout_s=60))
+    told = good(spawn(2, train, Job(str(run), victims=(victim,), at_step=at, what=what)))
     assert [exact(each) for each in told] == [exact(each) for each in undisturbed]
     failed = history(run).of_kind("save-failed")
     assert [fact.values["step"] for fact in failed] == [4]
@@ -177,7 +177,7 @@ def test_a_save_that_one_rank_asks_for_is_made_once_by_all(tmp_path: Path) -> No
 def test_a_loss_that_is_no_number_on_one_rank_ends_all_at_one_edge(tmp_path: Path, logging_steps: int) -> None:
     run = tmp_path / "run"
     job = Job(str(run), victims=(1,), at_step=4, what="nan", logging_steps=logging_steps, total=12)
-    ended = spawn(3, train, job, timeout_s=60)
+    ended = spawn(3, train, job)
     told_by(ended, "non-finite-loss", rank=1)
     assert (outcome(run).status, outcome(run).exit_code) == ("error", 8)
     assert steps_kept(run) <= {2, 4}
@@ -185,7 +185,7 @@ def test_a_loss_that_is_no_number_on_one_rank_ends_all_at_one_edge(tmp_path: Pat
 
 def test_an_error_of_one_ranks_own_in_a_step_ends_all(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ended = spawn(3, train, Job(str(run), victims=(1,), at_step=3, what="raise", total=40), timeout_s=60)
+    ended = spawn(3, train, Job(str(run), victims=(1,), at_step=3, what="raise", total=40))
     assert not any(each.is_late or each.is_good for each in ended), logs(ended)
     assert isinstance(ended[1].error, ZeroDivisionError)
     assert (outcome(run).status, outcome(run).exit_code) == ("error", 1)
@@ -197,7 +197,7 @@ def test_an_error_of_one_ranks_own_in_a_step_ends_all(tmp_path: Path) -> None:
 
 @pytest.mark.promise("K7")
 def test_ranks_that_see_different_directories_are_reported_by_name(tmp_path: Path) -> None:
-    told_by(spawn(3, in_different_directories, str(tmp_path), timeout_s=60), "not-shared", rank=2)
+    told_by(spawn(3, in_different_directories, str(tmp_path)), "not-shared", rank=2)
 
 
 def test_a_second_world_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_second_world_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
         while not any((Layout(run).metrics).glob("*.jsonl")):
             assert not first.is_over(), logs(first.wait())
             time.sleep(0.01)
-        told_by(spawn(2, train, Job(str(run)), timeout_s=60), "run-held", rank=0)
+        told_by(spawn(2, train, Job(str(run))), "run-held", rank=0)
         assert not first.is_over()
         first.send(signal.SIGTERM)
         told = good(first.wait(60))
@@ -214,7 +214,7 @@ def test_a_second_world_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
 
 
 def test_what_one_rank_hands_over_and_cannot_be_saved_ends_all(tmp_path: Path) -> None:
-    ended = spawn(2, train, Job(str(tmp_path / "run"), what="no item", odd_rank=1), timeout_s=60)
+    ended = spawn(2, train, Job(str(tmp_path / "run"), what="no item", odd_rank=1))
     told_by(ended, "not-an-item", rank=1)
 
 
@@ -227,14 +227,14 @@ def stopped(tmp_path: Path) -> Path:
 
 
 def test_a_model_that_differs_on_one_rank_is_refused_by_all_and_nothing_is_set_aside(stopped: Path) -> None:
-    ended = spawn(2, train, Job(str(stopped), what="other model", odd_rank=1), timeout_s=60)
+    ended = spawn(2, train, Job(str(stopped), what="other model", odd_rank=1))
     told_by(ended, "state-differs", rank=1)
     assert steps_kept(stopped) == {2, 4}
     assert (outcome(stopped).status, outcome(stopped).exit_code) == ("halted", 6)
 
 
 def test_an_object_that_raises_its_own_error_on_one_rank_ends_all(stopped: Path) -> None:
-    ended = spawn(2, train, Job(str(stopped), what="broken object", odd_rank=1), timeout_s=60)
+    ended = spawn(2, train, Job(str(stopped), what="broken object", odd_rank=1))
     assert isinstance(ended[1].error, ZeroDivisionError), logs(ended)
     assert isinstance(ended[0].error, errors.RankFailed), logs(ended)
     assert "an error of the user's own" in str(ended[0].error)
@@ -283,7 +283,7 @@ def test_a_run_that_another_job_has_taken_ends_on_all_ranks(tmp_path: Path) -> N
 def test_the_ranks_left_by_a_dead_one_report_it_and_the_same_command_resumes(tmp_path: Path, victim: int) -> None:
     run = tmp_path / "run"
     job = Job(str(run), wrap="plain", victims=(victim,), at_step=3, what="kill-saved", total=40)
-    ended = spawn(3, train, job, timeout_s=120)
+    ended = spawn(3, train, job)
     assert ended[victim].exit_code == -signal.SIGKILL
     for each in (each for each in ended if each.rank != victim):
         assert not each.is_late and isinstance(each.error, errors.PeerLost), logs(ended)
@@ -315,7 +315,7 @@ def _lose_a_rank_after_the_commit(job: Job) -> object:
 
 def test_a_save_whose_commit_a_dead_rank_never_heard_of_is_no_failed_save(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first, _ = spawn(2, _lose_a_rank_after_the_commit, Job(str(run), wrap="plain", total=40), timeout_s=120)
+    first, _ = spawn(2, _lose_a_rank_after_the_commit, Job(str(run), wrap="plain", total=40))
     assert isinstance(first.error, errors.PeerLost), first.log
     assert steps_kept(run) == {2}
     assert [fact.values["step"] for fact in history(run).of_kind("commit")] == [2]
@@ -323,7 +323,7 @@ def test_a_save_whose_commit_a_dead_rank_never_heard_of_is_no_failed_save(tmp_pa
 
 
 def test_what_only_one_rank_hands_over_is_refused_by_all_at_the_start(tmp_path: Path) -> None:
-    ended = spawn(3, train, Job(str(tmp_path / "run"), what="one more", odd_rank=0), timeout_s=60)
+    ended = spawn(3, train, Job(str(tmp_path / "run"), what="one more", odd_rank=0))
     for each in ended:
         assert isinstance(each.error, errors.ItemsDiffer), logs(ended)
         assert [("extra" in names) for names in each.error.names] == [True, False, False]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.distributed.fingerprint_world import known
+from tests.patience import PATIENCE_S
 from unbroken.state.fingerprint import fingerprints
 from unbroken.world import World
 
@@ -39,7 +40,7 @@ def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for rank in range(size)
     ]
     try:
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

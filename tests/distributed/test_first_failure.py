@@ -18,7 +18,7 @@ GLOO = "[/src/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10
 
 
 def ended(run: Path, what: str, victim: int, wrap: str = "ddp", size: int = 2) -> tuple[list[Ended], Outcome]:
-    ranks = spawn(size, train, str(run), what, victim, wrap, timeout_s=60)
+    ranks = spawn(size, train, str(run), what, victim, wrap)
     outcome = read_outcome(Layout(run), now_s=time.time(), process_of=process_of)
     assert outcome is not None and not any(each.is_late for each in ranks), logs(ranks)
     return ranks, outcome

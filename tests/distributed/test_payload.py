@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load as load_stock
 
 from tests.distributed.payload_world import CHECKS, RANKS, whole_tensors
+from tests.patience import PATIENCE_S
 from tests.unit.state.payloads import same_bits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(RANKS)
     ]
     try:
-        said = [process.communicate(timeout=300)[0].decode(errors="replace") for process in ranks]
+        said = [process.communicate(timeout=PATIENCE_S)[0].decode(errors="replace") for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -98,5 +99,7 @@ def test_stock_conversion_to_one_file_gives_the_gathered_tensors(payload: Path, 
 @pytest.mark.promise("M25")
 def test_the_stock_command_converts_too(payload: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch"]
-    subprocess.run([*command, str(payload), str(tmp_path / "whole.pt")], check=True, env=ENVIRONMENT, timeout=120)
+    subprocess.run(
+        [*command, str(payload), str(tmp_path / "whole.pt")], check=True, env=ENVIRONMENT, timeout=PATIENCE_S
+    )
     require_gathered(torch.load(tmp_path / "whole.pt", weights_only=True))

@@ -116,14 +116,14 @@ def test_the_journal_says_that_another_world_is_not_exact_and_why(tmp_path: Path
 def test_data_that_differs_by_rank_goes_to_another_world_only_if_that_is_accepted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     good(spawn(2, train, Job(str(run), total=2)))
-    require_refused(spawn(3, train, Job(str(run), total=4), timeout_s=60))
+    require_refused(spawn(3, train, Job(str(run), total=4)))
     told = good(spawn(3, train, Job(str(run), total=4, accept=("data", "average"))))
     assert {each["step"] for each in told} == {4}
     resumed = read_history(Layout(run)).of_kind("resume")[-1]
     assert any(note.startswith("accepted: data") for note in resumed.values["notes"])
     assert read_history(Layout(run)).of_kind("accept")[-1].values["names"] == ["data", "average"]
     # To fewer ranks it is no other: what the one that is gone kept would be lost.
-    require_refused(spawn(2, train, Job(str(run), total=6), timeout_s=60))
+    require_refused(spawn(2, train, Job(str(run), total=6)))
 
 
 def require_refused(ended: list[Ended]) -> None:

@@ -65,7 +65,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
 ) -> None:
     whole, expected = unbroken_run
     run = tmp_path / "run"
-    killed = spawn(3, train, Job(str(run), victims=victims, at_step=step, what=what), timeout_s=60)
+    killed = spawn(3, train, Job(str(run), victims=victims, at_step=step, what=what))
     assert [each.exit_code for each in killed if each.rank in victims] == [-9] * len(victims), logs(killed)
     assert not any(each.is_late or each.is_good for each in killed), f"a rank went on alone: {logs(killed)}"
     resumed = good(spawn(3, train, Job(str(run))))

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from unbroken.launch.processes import below, living
 
 TOOL = [sys.executable, "-m", "unbroken"]
-PATIENCE_S = 120
 
 TELL = """
 import os, sys, pathlib

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.promise("U12")
 
 SCRIPT = """
@@ -35,7 +37,7 @@ def said(directory: Path, *arguments: str, **env: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert ended.stdout == ""
     return ended.stderr.splitlines()
@@ -69,6 +71,8 @@ def test_only_the_first_rank_speaks(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py", "4"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert ended.stderr.count("unbroken: starting at step 0") == 1
     assert ended.stderr.count("unbroken: run completed at step 4 of 4") == 1

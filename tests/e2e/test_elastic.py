@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.launching import TOOL, wait_until_gone
 from tests.exact.gpt_world import tokenize_text, write_text
+from tests.patience import PATIENCE_S
 from unbroken.launch.processes import below, living
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -23,7 +24,6 @@ SMALL = (
     *("optimizer.warmup_steps=2", "training.save_steps=10", "training.logging_steps=10", "data.epochs=null"),
     *("training.global_batch_size=6", "training.per_device_batch_size=2"),
 )
-PATIENCE_S = 300
 # Seconds, so that a lost node is noticed in seconds.
 QUICK = "last_call_timeout=4,keep_alive_interval=1"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
@@ -91,7 +93,7 @@ def start(tmp_path: Path, case: str, *options: str, extra: tuple[str, ...] = ())
 
 def end(tmp_path: Path, case: str, *options: str, extra: tuple[str, ...] = ()) -> tuple[int, str]:
     process = start(tmp_path, case, *options, extra=extra)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out + err
 
 
@@ -176,7 +178,7 @@ def test_a_run_that_is_held_ends_with_7_and_the_holder_goes_on(tmp_path: Path) -
     assert holder.stdout.readline() == "running\n"
     code, said = end(tmp_path, "plain")
     assert code == 7, said
-    _, err = holder.communicate(timeout=120)
+    _, err = holder.communicate(timeout=PATIENCE_S)
     assert holder.returncode == 0, err
     assert outcome(tmp_path)["status"] == "completed"
 
@@ -188,7 +190,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(tmp_path: Path) -> None:
     assert process.stdout.readline() == "running\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, out + err
     told = outcome(tmp_path)
     assert (told["status"], told["class"]) == ("stopped", "again")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.conftest import Tool
+from tests.patience import PATIENCE_S
 from tests.unit.launch.test_kubernetes import decided
 
 IMAGE = "registry.example.org/team/train:1.4"
@@ -56,7 +57,7 @@ class Pod:
 
     def end(self) -> int:
         with self.process:
-            self.process.communicate(timeout=240)
+            self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode
 
 

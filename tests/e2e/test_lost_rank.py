@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import Tool
 from tests.e2e.launching import TOOL, Start, launching, write_script
 from tests.e2e.test_lease import NAMESPACE
+from tests.patience import PATIENCE_S
 from unbroken.launch.processes import below, living
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -88,7 +89,7 @@ def test_launch_gives_up_on_an_exception_and_shows_it_with_its_rank(unbroken: To
 def test_torchrun_alone_leaves_the_same_outcome(unbroken: Tool, tmp_path: Path) -> None:
     script = write_script(tmp_path, TRAINS)
     alone = [*TORCHRUN, "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*alone, str(script), "kill"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    subprocess.run([*alone, str(script), "kill"], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, check=False)
     facts = json.loads(unbroken("outcome", "runs/a", "--json").stdout)
     assert (facts["class"], facts["status"]) == ("again", "error") and "rank 1 is gone" in facts["reason"], facts
 
@@ -114,7 +115,7 @@ def test_a_rank_killed_on_another_machine_is_named(tmp_path: Path, program: list
         for node in (0, 1)
     ]
     for each in nodes:
-        each.wait(timeout=300)
+        each.wait(timeout=PATIENCE_S)
     [end] = read_history(Layout(tmp_path / "runs/a")).of_kind("job-end")
     assert end.text("class") == "again"
     assert str(end.text("reason")).startswith(f"peer-lost: rank {ranks} is gone"), end.text("reason")

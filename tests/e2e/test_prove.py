@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.exact.gpt_world import tokenize_text, write_text
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = [sys.executable, "-m", "unbroken", "prove"]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("proven_script.py"))]
-PATIENCE_S = 600
 
 
 def prove(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

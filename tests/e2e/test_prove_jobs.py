@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from unbroken.prove.job_process import JobProcess
 from unbroken.records.process import process_started
 
-PATIENCE_S = 240
 GONE_S = 10
 SCRIPT = """
 import sys, time, torch, unbroken

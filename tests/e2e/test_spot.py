@@ -12,6 +12,7 @@ import torch
 
 from tests.conftest import Tool
 from tests.e2e.clouds import loopback_only, serving
+from tests.patience import PATIENCE_S
 from unbroken import Run, Settings
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -57,7 +58,7 @@ def test_a_job_stops_by_a_notice_and_the_same_command_goes_on(tmp_path: Path, un
                 while len(cloud.asked) < 3 and job.poll() is None and time.monotonic() < until_s:
                     time.sleep(0.02)
                 cloud.announce()
-                said = job.communicate(timeout=120)[1].decode()
+                said = job.communicate(timeout=PATIENCE_S)[1].decode()
             finally:
                 job.kill()
     assert job.returncode == 75, said

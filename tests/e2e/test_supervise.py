@@ -16,7 +16,6 @@ from tests.conftest import Tool
 from tests.e2e.launching import (
     LISTENER,
     OUTCOMES,
-    PATIENCE_S,
     STUBBORN,
     TELLER,
     TOOL,
@@ -25,6 +24,7 @@ from tests.e2e.launching import (
     wait_until_gone,
     write_script,
 )
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture

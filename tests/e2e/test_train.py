@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.exact.gpt_world import tokenize_text, write_text
+from tests.patience import PATIENCE_S
 
 TOOL = [sys.executable, "-m", "unbroken"]
 # Small enough for seconds, and slow enough to be stopped on the way.
@@ -25,7 +26,6 @@ SHORT = (
 )
 LONG = (*SMALL, "training.max_steps=100000", "data.epochs=null", "training.save_steps=5", "training.logging_steps=1")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-PATIENCE_S = 180
 
 
 class Folder:

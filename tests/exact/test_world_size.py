@@ -45,7 +45,7 @@ def told() -> Told:
     found: Told = {}
     for size in SIZES:
         cases = CASES + CONTROLS
-        ended = spawn(size, train_each, cases, timeout_s=240)
+        ended = spawn(size, train_each, cases)
         assert all(each.is_good for each in ended), logs(ended)
         assert all(each.value == ended[0].value for each in ended), "the ranks disagree"
         found[size] = dict(zip(cases, ended[0].value, strict=True))

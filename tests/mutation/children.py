@@ -67,6 +67,8 @@ class Server:
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "UNBROKEN_MUTATED": "1"}
         # No thread may be there before a fork, and the ranks of a world share these few cores.
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # A mutation that causes a hang is found by waiting for its end.
+        environment["UNBROKEN_TEST_TIMEOUT_S"] = "60"
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("server.py"))],
             cwd=REPOSITORY,

@@ -9,6 +9,7 @@ _POLICY = f"{_KUBERNETES}test_a_clean_stop_goes_on_a_crash_is_counted_and_what_a
 
 _DECISIONS = "tests/unit/launch/test_decisions.py::"
 _COMMAND = "tests/unit/launch/test_command.py::"
+_CONNECTION = "tests/distributed/test_connection.py::"
 _TAKEOVER = "tests/unit/records/test_takeover.py::"
 
 HERE = (
@@ -42,6 +43,20 @@ HERE = (
     one("a run taken from a holder elsewhere that lives", "records/takeover.py",
          "return Standing.ALIVE if self.is_renewed else Standing.UNKNOWN", "return Standing.UNKNOWN",
          f"{_TAKEOVER}test_a_holder_that_renews_keeps_its_run_whatever_its_clock_says"),
+    # ---- connecting ----
+    one("a connection used that goes to somebody else", "connection.py",
+         "            _require_tokens(group, token, rank, size)\n            return group\n",
+         "            return group\n",
+         f"{_CONNECTION}test_ranks_that_reached_a_stranger_connect_again[group of a run]"),
+    one("the token of another job accepted", "connection.py",
+         "if answer != token + other]", "if False]",
+         f"{_CONNECTION}test_ranks_that_never_connect_end_with_one_error[token]"),
+    one("ranks that wait for one that has given up", "connection.py",
+         "        if attempt.check([_FAILED]):\n", "        if False:\n",
+         f"{_CONNECTION}test_one_rank_that_could_not_connect_lets_all_try_again_at_once"),
+    one("a rank that died while it connected not named", "connection.py",
+         "        raise PeerLost(rank=rank, said=said) from late\n", "        raise late\n",
+         f"{_CONNECTION}test_a_rank_that_dies_while_it_connects_is_a_lost_peer"),
 )  # fmt: skip
 
 CLUSTERS = (

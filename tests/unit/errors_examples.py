@@ -133,6 +133,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.ManifestDamaged(path=CHECKPOINT / "manifest.json", complaint="it is no JSON"),
     errors.ModuleMissing(module="training.run", folder=Path("project")),
     errors.ItemsDiffer(names=(("model", "sampler"), ("model",), ("model",))),
+    errors.NoConnection(rank=0, said="rank 3: timed out connecting: SO_ERROR: Connection refused", attempts=3),
     errors.NoMemory(needed_bytes=15_600_000_000, cause="DefaultCPUAllocator: can't allocate memory"),
     errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532"),
     errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532", lost=3),

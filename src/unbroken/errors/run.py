@@ -450,6 +450,19 @@ class PeerLost(PeerError):
         return "another rank is gone or does not respond"
 
 
+class NoConnection(PeerError):
+    """Every rank is there, and they cannot connect; ``rank`` is the one that says so, ``said`` what a rank was told."""
+
+    kind = "no-connection"
+    rank: int
+    said: str
+    attempts: int
+    HEADLINE = "the ranks could not connect to each other over gloo ({attempts} attempts)"
+    AT = "{said:.160}"
+    SO = "the run is not started; set GLOO_SOCKET_IFNAME to a network interface that all nodes share"
+    HELP = (Help("unbroken explain {kind}", "how to find the interface or the firewall"),)
+
+
 class ItemsDiffer(UsageError):
     """The ranks did not pass the same items to Run; ``names`` are those of each rank."""
 

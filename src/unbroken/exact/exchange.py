@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unbroken.world import noticing_loss
+from unbroken.connection import noticing_loss
 
 # Renamed in torch 2.13, where the older name warns.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -11,8 +11,10 @@ from typing import Final
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from unbroken.config import TrainingConfig
+from unbroken.connection import init_gloo
 from unbroken.errors import DeviceFull, DeviceMissing
 from unbroken.world import World
 
@@ -109,7 +111,7 @@ def joined() -> Iterator[RankDevice]:
         torch.set_num_threads(1)
     is_ours = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if is_ours:
-        dist.init_process_group(_backend(has_cuda=has_cuda))
+        _init_process_group(_backend(has_cuda=has_cuda))
     try:
         yield RankDevice(World.current(), device)
     finally:
@@ -125,6 +127,15 @@ def seed_rng(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
+
+
+def _init_process_group(backend: str) -> None:
+    if backend != "gloo":
+        dist.init_process_group(backend)
+        return
+    store, rank, size = next(iter(rendezvous("env://")))
+    store.set_timeout(dist.default_pg_timeout)
+    init_gloo(store, rank, size, dist.default_pg_timeout.total_seconds())
 
 
 def _backend(*, has_cuda: bool) -> str:

@@ -9,7 +9,6 @@ once. A rank that does not end in time gets a signal that writes every thread's 
 """
 
 import contextlib
-import datetime
 import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
@@ -28,7 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-DEFAULT_TIMEOUT_S: Final = 120.0
+# A busy machine may need more.
+DEFAULT_TIMEOUT_S: Final = float(os.environ.get("UNBROKEN_TEST_TIMEOUT_S", "120"))
 _PRELOADED: Final = (
     "torch",
     "torch.distributed.checkpoint.state_dict",
@@ -256,13 +256,14 @@ def _in_group(
     import torch
     import torch.distributed as dist
 
+    from unbroken.connection import init_gloo
+
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     torch.set_num_threads(1)
     # A child of the server has the server's generator, so that all ranks would draw alike by accident.
     torch.manual_seed(rank)
-    meeting = f"file://{directory}/meeting"
-    timeout = datetime.timedelta(seconds=DEFAULT_TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    store = torch._C._distributed_c10d.FileStore(f"{directory}/meeting", size)
+    init_gloo(store, rank, size, DEFAULT_TIMEOUT_S)
     value = function(*args)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from unbroken.launch.processes import below, living
 
 UP = Path(__file__).with_name("up.sh")
 SPEED = 10
-PATIENCE_S = 240
 ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from unbroken.cli import data, slurm, tokenizer
 from unbroken.cli.commands import COMMANDS
 from unbroken.cli.main import TRAIN_PACKAGES
@@ -74,7 +75,7 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str
     words = {name: WORDS.get(name, ["text"]) for name in _names()}
     ended = subprocess.run(
         [sys.executable, "-S", "-c", SCRIPT], env={"PYTHONPATH": str(site), "PATH": os.environ["PATH"]},
-        input=json.dumps(words), cwd=folder, capture_output=True, text=True, check=False, timeout=120,
+        input=json.dumps(words), cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     return {name: (code, said) for name, (code, said) in json.loads(ended.stdout.splitlines()[-1]).items()}

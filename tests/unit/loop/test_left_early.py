@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from tests.patience import PATIENCE_S
 from tests.unit.state.tiny import adam, bits, job, learn, quietly, tiny
 from unbroken import Run
 from unbroken.errors import LeftMidStep, NotExact
@@ -236,7 +237,7 @@ print("after the loop", run.step)
 def test_without_with_the_job_ends_when_the_loop_does(tmp_path: Path, how: str, code: int, status: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run"), how]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ended.returncode == code, ended.stderr
     assert outcome(tmp_path / "run")[0] == status
     if status == "completed":

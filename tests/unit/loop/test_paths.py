@@ -16,7 +16,7 @@ from unbroken import Run, Settings
 from unbroken.errors import BadRunPath, NotAStore, RunGone, StorageFailed, UnbrokenError, render
 from unbroken.records.outcome import conclude
 
-PATIENCE_S = 10.0
+TRAINS_ON_S = 60.0
 
 
 @pytest.mark.promise("U7")
@@ -68,7 +68,7 @@ def train_and_lose(place: Path, lose: Callable[[Path], None]) -> None:
             if step == 2:
                 lose(place)
                 lost_s = time.monotonic()
-            assert not lost_s or time.monotonic() - lost_s < PATIENCE_S, "it trains on"
+            assert not lost_s or time.monotonic() - lost_s < TRAINS_ON_S, "it trains on"
 
 
 @pytest.mark.parametrize("lose", [delete, move])

@@ -148,7 +148,7 @@ def _report(directory: Path, rank: int, pieces: Sequence[Piece]) -> object:
     staged = [StagedPiece(each, (torch.zeros(each.size_bytes, dtype=torch.uint8),)) for each in pieces]
     written = payload.write_bundles([staged] if staged else [], draft, rank)
     record = draft.write_part(f"ranks/{rank:05}.json", [b"{}"])
-    return save._RankReport(payload.Report.of(written, pieces), record)
+    return save._RankReport(payload.Report.of(written, pieces), record, 0.0)
 
 
 # ---- a large world, without its processes ----

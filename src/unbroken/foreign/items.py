@@ -43,13 +43,26 @@ class ForeignItem:
 
 @dataclass
 class Contents:
-    """What was read of one checkpoint; ``left_out`` are names that are not imported, each with the reason."""
+    """What was read of one checkpoint; ``left_out`` are names that are not imported, each with the reason.
 
+    ``only`` are the items that were asked for; files that hold others alone need not be read, nor be there.
+    """
+
+    only: Collection[str] = ()
     items: dict[str, ForeignItem] = field(default_factory=dict)
     counters: dict[str, Any] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
     world_size: int = 1
+
+    def wants(self, name: str) -> bool:
+        """Whether an item was asked for."""
+        return not self.only or name in self.only
+
+    @property
+    def wants_others(self) -> bool:
+        """Whether anything beside model and optimizer was asked for."""
+        return not self.only or bool(set(self.only) - {"model", "optimizer"})
 
     def add_weights(self, name: str, state: object) -> bool:
         """Add a model's state; False if it is none."""

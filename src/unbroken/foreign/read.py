@@ -70,7 +70,7 @@ def read_foreign(source: Foreign, selection: Selection = _EVERYTHING) -> tuple[C
         PackageMissing: safetensors is not installed.
     """
     files = ForeignFiles(source.path, selection.allowed)
-    contents = Contents()
+    contents = Contents(only=selection.items)
     _READERS[source.tool](source.path, contents, files)
     files.settle()
     return contents, _select(contents, selection)
@@ -151,12 +151,14 @@ def _read_per_rank(path: Path, contents: Contents, files: ForeignFiles) -> None:
     if (meta := f"meta_{digits}.json") in beside:
         stated = files.json(path.parent / meta)
         _add_meta(stated, contents)
-    if (extra := f"extra_{digits}.pt") in beside:
+    if contents.wants_others and (extra := f"extra_{digits}.pt") in beside:
         _add_extra(files.torch_file(path.parent / extra), contents)
     ranks = {
         int(found[1]): found[0] for name in beside if (found := re.fullmatch(rf"optim_{digits}_rank(\d+)\.pt", name))
     }
     world = as_whole(stated.get("world_size")) if stated else None
+    if not contents.wants("optimizer"):
+        return
     if ranks or world is not None:
         for rank in missing_ranks(ranks, world):
             files.problems.append(f"optim_{digits}_rank{rank}.pt: is missing")
@@ -217,7 +219,7 @@ def _read_dcp(path: Path, contents: Contents, files: ForeignFiles) -> None:
         path.parent / f"extra_state_{digits}.pt",
         path.parent / f"extra_{digits}.pt",
     ):
-        if digits.isdecimal() and LOCAL.find(extra) is not None:
+        if contents.wants_others and digits.isdecimal() and LOCAL.find(extra) is not None:
             _add_extra(files.torch_file(extra), contents)
             break
 
@@ -260,7 +262,7 @@ def _read_gpt_simple(path: Path, contents: Contents, files: ForeignFiles) -> Non
         contents.steps.add(step)
     contents.counters.update({key: state[key] for key in ("tokens_trained",) if key in state})
     contents.add_weights("model", files.torch_file(path / GPT_SIMPLE_WEIGHTS))
-    if LOCAL.find(path / "optimizer.bin") is not None:
+    if contents.wants("optimizer") and LOCAL.find(path / "optimizer.bin") is not None:
         contents.add_optimizer("optimizer", files.torch_file(path / "optimizer.bin"))
     held = {node.name for node in LOCAL.list_directory(path)}
     if "rng" in held:
@@ -287,10 +289,13 @@ def _read_folder(path: Path, contents: Contents, files: ForeignFiles) -> None:
         elif name.endswith(".index.json"):
             contents.add_weights("model", _sharded_weights(path, name, files))
         elif found := _OPTIMIZER_FILE.fullmatch(name):
-            contents.add_optimizer(_numbered("optimizer", found[1]), files.torch_file(path / name))
+            item = _numbered("optimizer", found[1])
+            if contents.wants(item):
+                contents.add_optimizer(item, files.torch_file(path / name))
         elif found := _OBJECT_FILE.fullmatch(name):
-            state = files.torch_file(path / name)
-            contents.add_object(_numbered(_OBJECTS.get(found[1], found[1]), found[2]), state)
+            item = _numbered(_OBJECTS.get(found[1], found[1]), found[2])
+            if contents.wants(item):
+                contents.add_object(item, files.torch_file(path / name))
         elif name.startswith(("random_states_", "rng_state")):
             contents.left_out[name] = _RNG
         elif name == "training_args.bin":

@@ -221,7 +221,9 @@ def _misfits(theirs: State, parts: Mapping[str, tuple[str, ...]], names: Names, 
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    """Tensors one below the other, in fp32, in which our trainer keeps weights; halves fit into it exactly."""
+    whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return whole.float() if whole.dtype in (torch.bfloat16, torch.float16) else whole
 
 
 # ---- the optimizer ----

@@ -129,6 +129,15 @@ def test_every_missing_or_damaged_file_is_in_one_error(tmp_path: Path) -> None:
     assert named == expected and refused.value.exit_code == 3
 
 
+def test_files_of_items_that_were_not_asked_for_need_not_be_there(tmp_path: Path) -> None:
+    path = per_rank(tmp_path, trained(), ranks=4)
+    (tmp_path / "optim_000100_rank1.pt").unlink()
+    (tmp_path / "extra_000100.pt").write_bytes(b"\x00 cut")
+    assert sorted(read(path, items=("model",)).items) == ["model"]
+    with pytest.raises(ForeignDamaged, match="2 problems"):
+        read(path)
+
+
 @pytest.mark.promise("M1")
 def test_optimizer_files_that_differ_by_rank_are_shards_and_not_imported(tmp_path: Path) -> None:
     path = per_rank(tmp_path, trained(0))

@@ -129,6 +129,15 @@ def test_an_export_comes_back(tmp_path: Path, form: str) -> None:
     assert all(torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items())
 
 
+def test_weights_in_16_bits_become_those_that_the_trainer_keeps(tmp_path: Path) -> None:
+    model = GPT(load(config_file(tmp_path)).config.model)
+    to_torch(model.state_dict(), tmp_path / "model.pt", dtype=torch.bfloat16)
+    assert call(tmp_path / "model.pt", tmp_path / "run", "--config", tmp_path / "run.yaml", "--step", "9")[0] == 0
+    found = find_model(str(tmp_path / "run")).load(torch.device("cpu")).model.state_dict()
+    assert all(value.dtype == torch.float32 for value in found.values())
+    assert all(torch.equal(found[name], value.bfloat16().float()) for name, value in model.state_dict().items())
+
+
 def test_names_that_nobody_knows_are_an_error(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "step-3.pt")
     code, document = call(tmp_path / "step-3.pt", tmp_path / "run", "--config", config_file(tmp_path))

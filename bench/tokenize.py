@@ -77,7 +77,8 @@ def measure_hugging_face(home: Path) -> dict[str, float]:
 
 def measure_ours(home: Path, *, accelerate: bool) -> dict[str, float]:
     """All that ``unbroken tokenize`` does, in this process."""
-    from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+    from unbroken.data.ingest.request import TokenizeRequest
+    from unbroken.data.ingest.tokenize import tokenize
 
     def run(name: str, output: Path) -> int:
         request = TokenizeRequest(home / name, output, str(home / "tokenizer.json"), accelerate=accelerate)

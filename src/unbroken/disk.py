@@ -92,6 +92,9 @@ class Disk(Protocol):
     def open(self, path: Path) -> int:
         """Open a regular file for reading; a link at the last place is refused."""
 
+    def open_direct(self, path: Path) -> int:
+        """Open a regular file for reading past the page cache; EINVAL where the file system cannot."""
+
     def read_at(self, handle: int, offset: int, into: memoryview) -> int:
         """Fill a buffer from an offset; returns how many bytes came, 0 at the end."""
 
@@ -164,6 +167,10 @@ class LocalDisk:
         # O_NONBLOCK: a FIFO planted under a part's name must not hang the reader; it has no meaning for files.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         return _regular(handle, path)
+
+    def open_direct(self, path: Path) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0)
+        return _regular(os.open(path, flags), path)
 
     def read_at(self, handle: int, offset: int, into: memoryview) -> int:
         return os.preadv(handle, [into], offset)

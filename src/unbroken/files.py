@@ -119,7 +119,9 @@ class Files:
     """File operations over one disk. Every ``OSError`` surfaces as ``StorageFailed``."""
 
     disk: Disk
-    # What the file system was already logged to lack: once is enough.
+    # Whether what the file system lacks is logged.
+    logs_lacking: bool = True
+    # What the file system was already found to lack: saying it once is enough.
     _lacking: set[str] = field(default_factory=set, repr=False, compare=False)
 
     # ---- what a file system may lack, or do twice ----
@@ -135,7 +137,13 @@ class Files:
     def _degrade(self, lacking: str, path: Path, consequence: str) -> None:
         if lacking not in self._lacking:
             self._lacking.add(lacking)
-            _log.warning("the file system of %s has no %s: %s", path, lacking, consequence)
+            if self.logs_lacking:
+                _log.warning("the file system of %s has no %s: %s", path, lacking, consequence)
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """What the file system was found to lack so far: ``directory fsync``, ``hard links``, ``symlinks``."""
+        return frozenset(self._lacking)
 
     def _rename(self, source: Path, target: Path) -> None:
         moved = self.disk.status(source)
@@ -473,6 +481,22 @@ class Files:
                     return bytes(content)
                 # It has more than a moment ago: somebody replaced it by a larger one between our look and our open.
                 room = len(content) + 1
+
+    def has_direct_io(self, path: Path) -> bool:
+        """Whether a file can be read past the page cache.
+
+        Raises:
+            StorageFailed: the system refused for another reason.
+        """
+        with storage_errors("open", path):
+            try:
+                handle = self.disk.open_direct(path)
+            except OSError as refusal:
+                if refusal.errno not in _LACKING | {errno.EINVAL}:
+                    raise
+                return False
+            self.disk.close(handle)
+            return True
 
     def space(self, path: Path) -> Space:
         """Room on the file system of a path.

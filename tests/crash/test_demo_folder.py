@@ -34,7 +34,7 @@ def with_an_earlier_demo() -> MemoryDisk:
 
 @pytest.mark.promise("X7")
 @pytest.mark.parametrize("before", [nothing_yet, with_an_earlier_demo])
-def test_whenever_it_is_cut_short_the_next_demo_begins_anew_in_the_same_folder(before: object) -> None:
+def test_after_any_kill_the_next_demo_starts_over_in_the_same_folder(before: object) -> None:
     assert callable(before)
     for trial in crash_points(before, prepares, (*KILLS, *ERRORS)):
         for words, disk in (("as it stands", trial.disk), *crash_states(trial.disk)):

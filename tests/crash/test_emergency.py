@@ -101,7 +101,7 @@ def test_after_every_crash_there_is_the_old_dump_or_the_new_one_and_each_is_whol
     assert seen == {(3, True), (4, False), (4, True)}
 
 
-def test_a_refusal_is_told_and_never_anything_else() -> None:
+def test_an_io_error_raises_an_error_of_ours_only() -> None:
     for action in SCENES:
         for trial in crash_points(with_an_older_dump, action, (Refuse(errno.ENOSPC), Shorten(1, then=errno.ENOSPC))):
             raised = trial.raised

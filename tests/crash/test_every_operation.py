@@ -99,7 +99,7 @@ def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new_one(scene:
 
 @every_scene
 @pytest.mark.promise("C2", "G3", "X7")
-def test_a_refusal_at_any_operation_is_told_and_the_next_save_of_the_same_job_works(scene: Scene) -> None:
+def test_an_error_at_any_operation_is_reported_and_the_next_save_of_the_same_job_works(scene: Scene) -> None:
     stage = Stage(scene)
     for trial in crash_points(stage.fresh, stage.act, ERRORS):
         must = stage.must_find(trial)

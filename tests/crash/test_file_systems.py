@@ -57,7 +57,7 @@ def test_every_move_of_a_store_works_on_every_file_system(scene: Scene, plan: Pl
 
 @kinds
 @pytest.mark.promise("U16")
-def test_saves_are_swept_and_what_is_lacking_is_said_once(
+def test_saves_are_swept_and_what_is_lacking_is_reported_once(
     plan: Plan, lacks: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     files = Files(FaultyDisk(MemoryDisk([RUN]), plan))

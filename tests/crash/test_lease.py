@@ -105,7 +105,7 @@ def test_a_power_cut_never_takes_back_a_number_that_was_given(jobs: int, action:
 
 @actions
 @pytest.mark.promise("X7")
-def test_a_refusal_is_told_and_the_next_job_can_take_the_run(jobs: int, action: Callable[[Disk], object]) -> None:
+def test_an_io_error_is_reported_and_the_next_job_can_take_the_run(jobs: int, action: Callable[[Disk], object]) -> None:
     for trial in crash_points(_run_with(jobs), action, ERRORS):
         assert trial.is_finished or isinstance(trial.raised, StorageError), str(trial)
         _examine(trial.disk, trial, jobs)

@@ -57,7 +57,7 @@ def test_after_every_crash_each_checkpoint_under_a_final_name_is_whole() -> None
     assert seen == {1, 2}
 
 
-def test_a_refusal_is_told_and_never_anything_else() -> None:
+def test_an_io_error_raises_an_error_of_ours_only() -> None:
     for trial in crash_points(with_the_first, saves_the_second, ERRORS):
         assert trial.raised is None or isinstance(trial.raised, StorageError | EvidenceMissing), str(trial)
 

@@ -80,7 +80,7 @@ def test_a_process_killed_before_any_call_leaves_the_old_state_or_the_new_one(sc
 
 @pytest.mark.needs("strace")
 @pytest.mark.parametrize("effect", ["error=EIO", "error=ENOSPC"])
-def test_a_process_refused_any_call_says_so_and_loses_nothing(effect: str, tmp_path: Path) -> None:
+def test_a_process_refused_any_call_reports_it_and_loses_nothing(effect: str, tmp_path: Path) -> None:
     scene = next(scene for scene in STAGED if scene.title == "save that releases old ones")
     assert list(_strike_everywhere(Workplace(scene, tmp_path), effect, (0, STORAGE_FAILED))) == []
 

@@ -141,7 +141,7 @@ def test_commits_that_were_journalled_survive_every_crash_and_no_torn_line_break
     assert looked > 50 and torn > 0
 
 
-def test_each_fact_that_promised_something_is_there_from_the_moment_write_returned() -> None:
+def test_each_event_that_promised_something_is_there_from_the_moment_write_returned() -> None:
     for stop_after in range(1, 5):
         disk = fresh()
         journal = Journal(LAYOUT, 2, clock=_clock, files=Files(disk))
@@ -175,7 +175,7 @@ def test_after_every_crash_the_next_job_reads_and_adds_to_the_metrics() -> None:
 
 
 @pytest.mark.promise("G10", "X7")
-def test_after_every_crash_a_job_has_ended_in_words_or_has_crashed() -> None:
+def test_after_every_crash_a_job_has_ended_with_a_reason_or_has_crashed() -> None:
     seen = set[str]()
     for trial in crash_points(fresh, ends, FAULTS):
         for files in _found_after(trial):
@@ -187,7 +187,7 @@ def test_after_every_crash_a_job_has_ended_in_words_or_has_crashed() -> None:
     assert seen == {"crashed", "completed"}
 
 
-def test_a_refusal_is_told_and_never_anything_else() -> None:
+def test_an_io_error_raises_an_error_of_ours_only() -> None:
     for action in ACTIONS:
         for trial in crash_points(fresh, action, ERRORS):
             assert trial.raised is None or isinstance(trial.raised, StorageError), str(trial)

@@ -22,9 +22,10 @@ from tests.unit.data.texts import DOCUMENTS, lines
 from tests.unit.data.texts import tree as files_below
 from unbroken.data.corpus.folders import UNFINISHED
 from unbroken.data.corpus.listing import LISTING
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
+from unbroken.data.ingest.tokenize import tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.work_folder import TokenizeOptions, UnitRecord, WorkFolder
+from unbroken.data.ingest.work_folder import UnitRecord, WorkFolder
 from unbroken.disk import Disk
 from unbroken.errors import BadDocuments, StorageFailed
 from unbroken.files import Files
@@ -156,7 +157,7 @@ def _require_that_readers_know(disk: Disk, expected: dict[str, str | bytes | Non
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_a_full_or_sick_disk_is_told_and_the_same_command_goes_on(name: str) -> None:
+def test_a_full_or_sick_disk_is_reported_and_the_same_command_resumes(name: str) -> None:
     fresh, action = SCENES[name]
     expected = _expected(SCENES[name])
     refused = 0
@@ -238,7 +239,7 @@ def finish(home: Path, output: Path) -> None:
 
 
 @pytest.mark.promise("G12")
-def test_killed_again_and_again_it_goes_on_and_makes_the_same_files(corpus: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again_it_resumes_and_makes_the_same_files(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     kills = 0
     for wanted in range(0, FOLDERS, 2):
@@ -275,7 +276,7 @@ def test_a_worker_that_is_killed_is_an_error_that_names_what_it_was_at(corpus: P
     finish(corpus, tmp_path / "out")
 
 
-def test_an_interrupt_ends_it_with_130_and_says_that_the_same_command_goes_on(corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_it_with_130_and_says_that_the_same_command_resumes(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     process = start(corpus, output)
     wait_until(process, lambda: units_done(output) >= 1)

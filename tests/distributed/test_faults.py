@@ -174,7 +174,7 @@ def test_a_save_that_one_rank_asks_for_is_made_once_by_all(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("logging_steps", [1, 100])
-def test_a_loss_that_is_no_number_on_one_rank_ends_all_at_one_edge(tmp_path: Path, logging_steps: int) -> None:
+def test_a_loss_that_is_nan_on_one_rank_ends_all_at_one_edge(tmp_path: Path, logging_steps: int) -> None:
     run = tmp_path / "run"
     job = Job(str(run), victims=(1,), at_step=4, what="nan", logging_steps=logging_steps, total=12)
     ended = spawn(3, train, job)
@@ -226,7 +226,7 @@ def stopped(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_model_that_differs_on_one_rank_is_refused_by_all_and_nothing_is_set_aside(stopped: Path) -> None:
+def test_a_model_that_differs_on_one_rank_is_refused_by_all_and_nothing_is_quarantined(stopped: Path) -> None:
     ended = spawn(2, train, Job(str(stopped), what="other model", odd_rank=1))
     told_by(ended, "state-differs", rank=1)
     assert steps_kept(stopped) == {2, 4}
@@ -240,7 +240,7 @@ def test_an_object_that_raises_its_own_error_on_one_rank_ends_all(stopped: Path)
     assert "an error of the user's own" in str(ended[0].error)
 
 
-def test_a_part_that_one_rank_needs_and_finds_damaged_is_set_aside_once_by_all(tmp_path: Path) -> None:
+def test_a_part_that_one_rank_needs_and_finds_damaged_is_quarantined_once_by_all(tmp_path: Path) -> None:
     run = tmp_path / "run"
     whole = good(spawn(2, train, Job(str(tmp_path / "one"), wrap="fsdp", total=6)))
     good(spawn(2, train, Job(str(run), wrap="fsdp", total=4)))

@@ -16,7 +16,7 @@ from unbroken.testing.worlds import spawn
 class LastRank:
     """All replicated tensors to the last rank that holds them, and a new plan after every save."""
 
-    def writers(self, holders: Holders, ranks: int) -> Mapping[Piece, int]:
+    def writers(self, holders: Holders, load: Sequence[int]) -> Mapping[Piece, int]:
         return {piece: held[-1] for piece, held in holders.items()}
 
     def learn(self, written: Sequence[tuple[int, float]]) -> bool:

@@ -117,7 +117,7 @@ def test_copies_that_drift_apart_are_kept_apart(tmp_path: Path) -> None:
     assert [exact(each) for each in told] == [exact(each) for each in whole]
 
 
-def test_buckets_that_change_after_the_first_step_are_said_to_be_not_exact(tmp_path: Path) -> None:
+def test_buckets_that_change_after_the_first_step_are_reported_as_not_exact(tmp_path: Path) -> None:
     """Three ranks under DDP as it comes: a sum of three numbers depends on its order, and DDP changes that order."""
     good(spawn(3, train, Job(str(tmp_path / "run"), wrap="ddp-rebucketed", total=2)))
     good(spawn(3, train, Job(str(tmp_path / "run"), wrap="ddp-rebucketed", total=3)))

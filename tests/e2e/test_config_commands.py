@@ -107,7 +107,7 @@ def test_json_holds_one_document_with_values_origins_and_derived_numbers(unbroke
     unbroken("init", "--preset", "tiny", "-o", "run.yaml")
     ended = unbroken("validate", "--config", "run.yaml", "--no-data", "--json", "training.max_steps=50")
     found = json.loads(ended.stdout)
-    assert found["schema"] == "unbroken.validate/2"
+    assert found["schema"] == "unbroken.validate/3"
     assert found["parameters"] == preset("tiny").model.parameters(384)
     assert found["tokens_per_step_on_one_rank"] == 4 * 2 * 128
     assert found["fields"]["training.max_steps"] == {"value": 50, "from": "command line", "resume": "declared"}

@@ -166,7 +166,7 @@ def test_without_a_tokenizer_the_ids_are_shown(unbroken: Tool, folder: Path) -> 
         (["inspct", "data"], 2, "unknown-command"),
     ],
 )
-def test_a_mistake_is_told_in_a_few_lines(
+def test_a_mistake_is_reported_in_a_few_lines(
     unbroken: Tool, folder: Path, arguments: list[str], code: int, kind: str
 ) -> None:
     ended = unbroken("data", *arguments)

@@ -44,7 +44,7 @@ def test_dumps_of_some_ranks_alone_promise_nothing(unbroken: Tool, tmp_path: Pat
     ("show", "new"), ("show", "new@5"), ("pin", "new"), ("diff", "new", "new"), ("generate", "new", "--prompt", "a"),
     ("evaluate", "new"), ("export", "new", "--output", "w.pt"),
 ])  # fmt: skip
-def test_who_asks_for_a_checkpoint_of_a_run_without_one_is_told_so(
+def test_a_reference_to_a_run_without_a_checkpoint_is_an_error(
     unbroken: Tool, tmp_path: Path, asked: tuple[str, ...]
 ) -> None:
     acquire(tmp_path / "new", this_holder(), token="x", now_s=0.0)

@@ -113,7 +113,7 @@ def fingerprint(run: Path) -> object:
 
 
 @pytest.mark.parametrize("victim", ["node", "agent"])
-def test_a_node_is_killed_and_the_other_one_goes_on_with_fewer_ranks_to_the_same_bits(
+def test_a_node_is_killed_and_the_other_one_resumes_with_fewer_ranks_to_the_same_bits(
     folder: Path, victim: str
 ) -> None:
     run = folder / victim

@@ -115,7 +115,7 @@ def test_a_run_that_reaches_its_target_ends_with_0_and_is_done(tmp_path: Path) -
 
 
 @pytest.mark.promise("G10")
-def test_a_run_that_is_stopped_ends_with_0_or_as_asked_and_goes_on_by_the_same_command(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_ends_with_0_or_as_requested_and_resumes_by_the_same_command(tmp_path: Path) -> None:
     code, said = end(tmp_path, "stop", "--stopped-exit-code", "75")
     assert code == 75, said
     assert (outcome(tmp_path)["status"], outcome(tmp_path)["class"]) == ("stopped", "again")
@@ -142,7 +142,7 @@ def test_a_job_that_ends_badly_says_how(tmp_path: Path, case: str, code: int, st
     assert (told["status"], told["class"], told["exit_code"]) == (status, kind, code)
 
 
-def test_a_thing_without_state_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_object_without_state_is_a_usage_error(tmp_path: Path) -> None:
     code, said = end(tmp_path, "usage")
     assert code == 2, said
     assert "'thing' cannot be saved" in said
@@ -172,7 +172,7 @@ def test_another_model_ends_with_6_and_nothing_is_loaded(tmp_path: Path) -> None
     assert "shape" in said
 
 
-def test_a_run_that_is_held_ends_with_7_and_the_holder_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_is_held_ends_with_7_and_the_holder_continues(tmp_path: Path) -> None:
     holder = start(tmp_path, "held")
     assert holder.stdout is not None
     assert holder.stdout.readline() == "running\n"

@@ -34,7 +34,9 @@ def test_a_pt_file_loads_in_a_process_that_knows_nothing_of_us(unbroken: Tool, t
 
 
 @pytest.mark.promise("G22")
-def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_asked(unbroken: Tool, tmp_path: Path) -> None:
+def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_requested(
+    unbroken: Tool, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file
 
     model = save_run(tmp_path / "run")
@@ -66,11 +68,11 @@ def test_transformers_loads_the_folder_with_its_tokenizer_and_gives_equal_logits
         assert torch.equal(theirs(ids).logits, model(ids))
 
 
-def test_bytes_have_no_tokenizer_there_and_that_is_said(unbroken: Tool, tmp_path: Path) -> None:
+def test_an_export_of_byte_ids_says_that_no_tokenizer_is_written(unbroken: Tool, tmp_path: Path) -> None:
     save_run(tmp_path / "run")
     ended = unbroken("export", "run", "--output", "llama")
     assert ended.returncode == 0
-    assert "none written: token ids are bytes" in ended.stdout
+    assert "note      no tokenizer written: token ids are bytes" in ended.stdout
     assert not (tmp_path / "llama" / "tokenizer.json").exists()
     assert json.loads((tmp_path / "llama" / "config.json").read_text())["eos_token_id"] == 256
 
@@ -118,7 +120,7 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_what_cannot_be_exported_is_said_in_a_few_lines(unbroken: Tool, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_reported_in_a_few_lines(unbroken: Tool, tmp_path: Path) -> None:
     save_run(tmp_path / "run", steps=1)
     save_run(
         tmp_path / "other",

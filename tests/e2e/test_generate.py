@@ -74,7 +74,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
 }
 
 
-def test_what_cannot_be_generated_is_said_in_a_few_lines(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+def test_what_cannot_be_generated_is_reported_in_a_few_lines(run: Path, unbroken: Tool, tmp_path: Path) -> None:
     train_bpe(tmp_path / "bpe")
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     (tmp_path / "prompts.txt").write_text("x\n")
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older
     assert older == {**told, "passed_over": []}
 
 
-def test_the_average_of_the_weights_answers_where_it_is_asked_for(unbroken: Tool, tmp_path: Path) -> None:
+def test_the_average_of_the_weights_answers_where_it_is_requested(unbroken: Tool, tmp_path: Path) -> None:
     average = save_averaged(tmp_path / "run")
     ended = unbroken("generate", "run", "--prompt", "def ", "--ema", "--greedy", "--json")
     assert ended.returncode == 0, ended.stderr

@@ -62,7 +62,7 @@ class Pod:
 
 
 @pytest.mark.promise("G23")
-def test_the_pods_of_a_job_stop_go_on_halt_and_complete_as_its_policy_says(unbroken: Tool, tmp_path: Path) -> None:
+def test_the_pods_of_a_job_stop_resume_halt_and_complete_as_its_policy_says(unbroken: Tool, tmp_path: Path) -> None:
     volume, script = tmp_path / "volume", tmp_path / "train.py"
     volume.mkdir()
     script.write_text(SCRIPT)
@@ -136,7 +136,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "complaint"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_said_and_nothing_is_printed(
+def test_what_is_wrong_is_reported_and_nothing_is_printed(
     unbroken: Tool, tmp_path: Path, words: tuple[str, ...], complaint: str
 ) -> None:
     (tmp_path / "run.yaml").write_text("data:\n  path: data\n")

@@ -19,7 +19,7 @@ BAD = {
     f"new/{LONG}/a": "error[bad-run-path]: the run path is too long: a name in it has 256 bytes",
     "d/" * 3000: "error[bad-run-path]: the run path is too long: it has ",
     "dangling": "error[bad-run-path]: the run path is a dangling symlink: its target /nowhere",
-    "dangling/below": "error[bad-run-path]: the run path is a dangling symlink: its target /nowhere",
+    "dangling/below": "error[bad-run-path]: the run path goes through the dangling symlink dangling: its target /no",
     "circle": "error[bad-run-path]: the run path contains a symlink loop",
 }
 

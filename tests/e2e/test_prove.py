@@ -123,7 +123,7 @@ def test_a_script_that_forgets_its_optimizer_is_found_out_and_can_be_made_again(
     assert shlex.join(words) == chain["rerun"]
 
 
-def test_a_script_that_begins_anew_reaches_the_same_bits_and_is_no_proof(tmp_path: Path) -> None:
+def test_a_script_that_starts_over_reaches_the_same_bits_and_is_no_proof(tmp_path: Path) -> None:
     forget = "import shutil; shutil.rmtree(sys.argv[2] + '/checkpoints', ignore_errors=True)\n"
     anew = FORGETFUL.replace("torch.manual_seed(1)\n", f"torch.manual_seed(1)\n{forget}")
     command = [*write(tmp_path, "train.py", anew), "remembers", "{run}"]
@@ -138,7 +138,7 @@ def test_a_script_that_begins_anew_reaches_the_same_bits_and_is_no_proof(tmp_pat
 NOISY = FORGETFUL.replace("torch.manual_seed(1)", "")
 
 
-def test_a_script_that_differs_from_itself_is_told_so_with_the_step_and_what_to_look_at(tmp_path: Path) -> None:
+def test_a_script_that_differs_from_itself_is_reported_with_the_step_and_what_to_look_at(tmp_path: Path) -> None:
     limits = ("--faults", "save", "--chain", "1")
     ended = prove(tmp_path, *limits, "--", *write(tmp_path, "train.py", NOISY), "remembers")
     assert ended.returncode == 3
@@ -177,7 +177,7 @@ if sys.argv[1] == "twice":
     ],
     ids=["no-run", "fails-before", "too-short", "left-early", "fails", "two-runs"],
 )
-def test_a_command_that_has_nothing_to_prove_is_told_why(
+def test_a_command_that_has_nothing_to_prove_is_reported_with_the_reason(
     tmp_path: Path, script: str, arguments: list[str], kind: str, words: list[str]
 ) -> None:
     ended = prove(tmp_path, "--", *write(tmp_path, "train.py", script), *arguments)

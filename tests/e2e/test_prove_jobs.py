@@ -89,7 +89,7 @@ def test_a_command_that_never_takes_the_run_has_a_code_and_no_outcome(tmp_path: 
 def test_a_job_is_killed_behind_a_step_and_the_next_one_is_asked_to_stop(tmp_path: Path) -> None:
     with training(tmp_path) as job:
         assert job.wait_for_step(12, PATIENCE_S), job.said(20)
-        assert any(job.fact("commit") for _ in job.steps(PATIENCE_S)), job.said(20)
+        assert any(job.last_event("commit") for _ in job.steps(PATIENCE_S)), job.said(20)
         assert not job.has_lost_holder()
         job.kill()
         ended = job.wait(PATIENCE_S)
@@ -103,7 +103,7 @@ def test_a_job_is_killed_behind_a_step_and_the_next_one_is_asked_to_stop(tmp_pat
         ended = job.wait(PATIENCE_S)
     assert ended.outcome is not None
     assert (ended.code, ended.outcome.status, ended.outcome.job) == (0, "stopped", 2)
-    resumed = job.fact("resume")
+    resumed = job.last_event("resume")
     assert resumed is not None and (resumed.whole("step") or 0) >= 10
     assert not job.has_lost_holder(), "it let the run go in order"
 

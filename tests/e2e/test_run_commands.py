@@ -85,7 +85,9 @@ def _json(ended: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 @pytest.mark.promise("G9", "G10")
-def test_a_job_that_is_asked_to_stop_ends_in_words_and_the_outcome_is_told(unbroken: Tool, start: Start) -> None:
+def test_a_job_that_is_asked_to_stop_ends_with_a_reason_and_the_outcome_is_reported(
+    unbroken: Tool, start: Start
+) -> None:
     job = start()
     running = unbroken("outcome", "run")
     assert running.returncode == 7 and "held: a job is running" in running.stdout
@@ -182,7 +184,7 @@ def test_stopping_what_does_not_run_is_no_error_and_leaves_no_request(unbroken: 
 
 
 @pytest.mark.parametrize("command", ["stop", "outcome", "status"])
-def test_a_path_that_is_no_run_is_told_so(unbroken: Tool, tmp_path: Path, command: str) -> None:
+def test_a_path_that_is_no_run_is_reported(unbroken: Tool, tmp_path: Path, command: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     assert "error[not-a-store]: this is a file" in unbroken(command, "file").stderr
@@ -200,7 +202,7 @@ def test_a_run_in_which_no_job_has_started_has_no_outcome(unbroken: Tool, tmp_pa
 
 
 @pytest.mark.promise("X3")
-def test_the_status_tells_jobs_saves_and_the_proof_by_steps_computed_twice(unbroken: Tool, tmp_path: Path) -> None:
+def test_the_status_shows_jobs_saves_and_the_proof_by_steps_computed_twice(unbroken: Tool, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "run")
     for job in (1, 2, 3):
         journal = Journal(layout, job, clock=time.time)

@@ -217,7 +217,7 @@ def test_sealed_folders_are_kept_and_pruned_and_foreign_ones_survive(
     assert same(torch.load(outputs / "checkpoint-200" / "model.pt", weights_only=True))
 
 
-def test_what_stock_torch_loads_without_a_word_verify_finds(unbroken: Tool, written: Path, tmp_path: Path) -> None:
+def test_what_stock_torch_loads_silently_verify_finds(unbroken: Tool, written: Path, tmp_path: Path) -> None:
     name = FOLDERS["torch DCP"][0]
     folder = tmp_path / name
     shutil.copytree(written / "torch DCP" / name, folder)

@@ -27,6 +27,7 @@ TORCH_FREE = [
     ["explain", "--json"],
     ["completion", "bash"],
     ["init", "--preset", "tiny"],
+    ["doctor", "run", "--no-torch", "--json"],
     *(["status", "run"], ["status", "run", "--json"], ["ls", "run"], ["ls", "run", "--json"], ["show", "run"]),
     *(["verify", "run", "--full"], ["diff", "run", "run"], ["prune", "run", "--dry-run"], ["pin", "run"]),
     *(["run", "-m", "this"], ["launch", "-m", "this"], ["train", "--help"]),
@@ -215,7 +216,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["explain"], ["--version"], ["--json", "explain"]], ids=" ".join)
-def test_a_full_disk_behind_a_redirect_is_told(arguments: list[str]) -> None:
+def test_a_full_disk_behind_a_redirect_is_reported(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run([*TOOL, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 74
@@ -256,7 +257,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_bug_is_told_as_ours_without_a_traceback() -> None:
+def test_a_bug_is_reported_as_ours_without_a_traceback() -> None:
     command = [sys.executable, "-c", BROKEN, "explain"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

@@ -142,7 +142,7 @@ def test_a_job_that_was_killed_is_queued_again_and_three_in_a_row_are_enough(sit
 
 
 @pytest.mark.promise("G10")
-def test_a_halted_run_is_left_to_a_person_now_and_by_every_link_behind(site: Site) -> None:
+def test_a_halted_run_is_left_to_a_user_now_and_by_every_link_behind(site: Site) -> None:
     site.start("halt")
     code, said = site.end()
     assert code == 4 and "not requeued: it needs your attention: halted" in said
@@ -211,7 +211,7 @@ def test_a_link_of_a_chain_queues_nothing(site: Site) -> None:
     assert site.calls == []
 
 
-def test_a_step_that_cannot_begin_is_told_and_not_queued_again(site: Site) -> None:
+def test_a_step_that_cannot_begin_is_reported_and_not_queued_again(site: Site) -> None:
     command = [sys.executable, "-m", "unbroken", "slurm", "job", "r", "--", "no-such-srun"]
     ended = subprocess.run(command, cwd=site.path, env=site.environ(), capture_output=True, text=True, check=False)
     assert ended.returncode == 127
@@ -234,7 +234,7 @@ def test_a_run_that_another_job_holds_is_waited_for_and_then_left_alone(site: Si
     assert site.end()[0] == 0
 
 
-def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unbroken: Tool) -> None:
+def test_init_writes_a_script_once_and_every_mistake_is_reported(tmp_path: Path, unbroken: Tool) -> None:
     (tmp_path / "train.py").touch()
     words = ("slurm", "init", "--run-dir", "runs/a", "--time", "1:00:00", "--gpus-per-node", "8")
     wrote = unbroken(*words, "--", "train.py", "--lr", "3")
@@ -259,6 +259,7 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
         (("--", "train.py"), "train.py is a script, not a config; use --run-dir RUN -- train.py"),
         (("--run-dir", "r", "--gpus-per-node", "none", "--", "train.py"), "--gpus-per-node none"),
         (("--run-dir", "r", "--sbatch", "signal=1", "--", "train.py"), "--lead"),
+        (("--run-dir", "r", "--resume", "5", "--", "train.py"), "--resume needs CONFIG"),
         (("--walltime", "3", "run.yaml"), "no such option: --walltime"),
         (
             ("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"),
@@ -277,6 +278,13 @@ def test_init_writes_a_script_once_and_every_mistake_is_told(tmp_path: Path, unb
         assert told.returncode == 2 and "SCRIPT is a directory, not a batch script" in told.stderr
 
 
+def test_resume_is_an_option_of_init_as_of_train(tmp_path: Path, unbroken: Tool) -> None:
+    assert unbroken("init", "--preset", "tiny", "-o", "a.yaml").returncode == 0
+    wrote = unbroken("slurm", "init", "a.yaml", "--time", "60", "--resume", "1000", "-o", "a.sbatch")
+    assert wrote.returncode == 0, wrote.stderr
+    assert "training.resume=1000" in (tmp_path / "a.sbatch").read_text()
+
+
 def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) -> None:
     for name in ("a", "b"):
         assert unbroken("init", "--preset", "tiny", "-o", f"{name}.yaml").returncode == 0
@@ -289,7 +297,7 @@ def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) ->
     assert "#SBATCH --array=0-1" in told["text"] and "training.max_steps=900" in told["text"]
 
 
-def test_without_slurm_nothing_is_submitted_and_what_helps_is_said(tmp_path: Path, unbroken: Tool) -> None:
+def test_without_slurm_nothing_is_submitted_and_what_helps_is_reported(tmp_path: Path, unbroken: Tool) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n")
     told = unbroken("slurm", "submit", "a.sbatch", env={"PATH": str(tmp_path)})
     assert told.returncode == 2 and "error[slurm-missing]: SLURM is not installed here" in told.stderr

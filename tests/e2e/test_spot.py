@@ -47,7 +47,7 @@ with unbroken.Run("runs/a", settings=settings, model=model, optimizer=optimizer)
 """
 
 
-def test_a_job_stops_by_a_notice_and_the_same_command_goes_on(tmp_path: Path, unbroken: Tool) -> None:
+def test_a_job_stops_by_a_notice_and_the_same_command_resumes(tmp_path: Path, unbroken: Tool) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "unbroken", "run", "--stopped-exit-code", "75", "--", "train.py"]
     with serving("gcp") as cloud:

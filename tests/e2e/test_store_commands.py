@@ -67,13 +67,13 @@ def test_ls_lists_everything_newest_first(unbroken: Tool, run: Path) -> None:
     assert said["entries"][0]["kept_because"] == ["newest usable", "all are kept"]
 
 
-def test_ls_of_an_empty_store_says_so(unbroken: Tool, tmp_path: Path) -> None:
+def test_ls_of_an_empty_store_reports_it(unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     assert unbroken("ls", "run").stdout == "no checkpoints yet\n"
     assert document(unbroken, "ls", "run")["entries"] == []
 
 
-def test_show_tells_a_checkpoint_by_every_kind_of_name(unbroken: Tool, run: Path) -> None:
+def test_show_finds_a_checkpoint_by_every_kind_of_name(unbroken: Tool, run: Path) -> None:
     for reference in ("run@10", "run/checkpoints/checkpoint-10", "run/checkpoints@checkpoint-10"):
         said = document(unbroken, "show", reference)
         assert (said["schema"], said["name"], said["step"]) == ("unbroken.show/2", "checkpoint-10", 10)
@@ -108,7 +108,7 @@ def test_verify_of_a_store_without_a_checkpoint_exits_with_5(unbroken: Tool, tmp
     assert document(unbroken, "verify", "run", code=5)["kind"] == "no-usable-checkpoint"
 
 
-def test_a_newer_format_is_told_and_not_called_damaged(unbroken: Tool, run: Path) -> None:
+def test_a_newer_format_is_reported_and_not_called_damaged(unbroken: Tool, run: Path) -> None:
     path = run / "checkpoints/checkpoint-50/manifest.json"
     path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/3"))
     ended = unbroken("verify", "run@50")
@@ -128,7 +128,7 @@ def test_diff_exits_by_what_it_finds(unbroken: Tool, run: Path) -> None:
 
 
 @pytest.mark.promise("C17")
-def test_a_dry_run_of_prune_changes_nothing_and_tells_what_prune_then_does(unbroken: Tool, run: Path) -> None:
+def test_a_dry_run_of_prune_changes_nothing_and_shows_what_prune_then_does(unbroken: Tool, run: Path) -> None:
     before = stamped(run)
     told = document(unbroken, "prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40", "--dry-run")
     assert stamped(run) == before
@@ -207,7 +207,7 @@ def test_pins_are_set_and_taken_back(unbroken: Tool, run: Path) -> None:
 
 
 @pytest.mark.promise("G11")
-def test_status_tells_who_holds_the_run_and_what_it_resumes_from(unbroken: Tool, run: Path) -> None:
+def test_status_shows_who_holds_the_run_and_what_it_resumes_from(unbroken: Tool, run: Path) -> None:
     said = document(unbroken, "status", "run")
     assert said["schema"] == "unbroken.status/2" and said["status"] == "idle" and said["job"] is None
     assert (said["resumable_step"], said["torn"], said["quarantined"], said["abandoned"]) == (80, 1, 1, 2)
@@ -298,7 +298,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("arguments", MISTAKES, ids=lambda arguments: " ".join(arguments)[:60])
-def test_a_mistake_is_told_in_a_few_lines_and_changes_nothing(
+def test_a_mistake_is_reported_in_a_few_lines_and_changes_nothing(
     unbroken: Tool, run: Path, tmp_path: Path, arguments: list[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -314,7 +314,7 @@ def test_a_mistake_is_told_in_a_few_lines_and_changes_nothing(
     assert stamped(tmp_path) == before
 
 
-def test_a_damaged_record_or_manifest_is_told_with_3(unbroken: Tool, run: Path) -> None:
+def test_a_damaged_record_or_manifest_is_reported_with_3(unbroken: Tool, run: Path) -> None:
     (run / "checkpoints/checkpoint-20/manifest.json").write_bytes(b"ruined")
     ended = unbroken("show", "run@checkpoint-20")
     assert ended.returncode == 3 and ended.stderr.startswith("error[manifest-damaged]")

@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(("status", "code", "kind"), OUTCOMES)
-def test_the_outcome_a_job_told_is_the_exit_code(
+def test_the_outcome_a_job_reported_is_the_exit_code(
     unbroken: Tool, tmp_path: Path, status: str, code: int, kind: str
 ) -> None:
     ended = unbroken("run", "--", write_script(tmp_path, TELLER), status, str(code), kind)
@@ -44,7 +44,7 @@ def test_the_outcome_a_job_told_is_the_exit_code(
     assert ended.stderr == f"unbroken run: {status}: as told{after} (exit code {code})\n"
 
 
-def test_a_clean_stop_gets_the_code_that_was_asked_for(unbroken: Tool, tmp_path: Path) -> None:
+def test_a_clean_stop_gets_the_code_that_was_requested(unbroken: Tool, tmp_path: Path) -> None:
     script = write_script(tmp_path, TELLER)
     for status, code, kind, wanted in (("stopped", 0, "again", 75), ("completed", 0, "done", 0)):
         ended = unbroken("run", "--stopped-exit-code", "75", "--", script, status, str(code), kind)
@@ -76,7 +76,7 @@ def test_a_script_that_crashes_shows_its_traceback_and_the_verdict_follows(unbro
     assert verdict == "unbroken run: the job exited and reported no outcome (exit code 1)"
 
 
-def test_an_outcome_file_that_is_none_is_said_and_not_believed(unbroken: Tool, tmp_path: Path) -> None:
+def test_an_outcome_file_that_is_none_is_reported_and_ignored(unbroken: Tool, tmp_path: Path) -> None:
     text = "import os, pathlib\npathlib.Path(os.environ['UNBROKEN_OUTCOME_FILE']).write_text('{')\nos._exit(9)"
     ended = unbroken("run", "--", write_script(tmp_path, text))
     assert ended.returncode == 9
@@ -203,7 +203,7 @@ def test_a_launcher_that_is_killed_asks_the_job_to_stop(start: Start, tmp_path: 
     assert (tmp_path / "seen").read_text() == "SIGTERM"
 
 
-def test_a_signal_that_the_launcher_was_told_to_ignore_stays_ignored(tmp_path: Path) -> None:
+def test_a_signal_that_the_launcher_was_set_to_ignore_stays_ignored(tmp_path: Path) -> None:
     script = write_script(tmp_path, LISTENER)
     command = [*TOOL, "run", "--", script]
     with subprocess.Popen(

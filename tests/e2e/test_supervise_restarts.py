@@ -137,7 +137,7 @@ sys.exit(6)
         ("raise ValueError('the rank says this')", 1, "rank 1 exited with code 1"),
     ],
 )
-def test_of_a_rank_that_fails_one_line_tells_and_its_own_traceback_stays(
+def test_a_rank_that_fails_has_one_line_and_keeps_its_own_traceback(
     unbroken: Tool, tmp_path: Path, does: str, code: int, line: str
 ) -> None:
     text = f"import os, time\nif os.environ['RANK'] == '1': {does}\ntime.sleep(600)"

@@ -78,7 +78,7 @@ def test_a_split_is_made_of_documents_and_both_sides_open(folder: Path) -> None:
     assert sum(counts) == facts["documents"] == 45 and min(counts) > 0
 
 
-def test_windows_are_baked_only_when_that_is_asked_for(folder: Path) -> None:
+def test_windows_are_baked_only_when_that_is_requested(folder: Path) -> None:
     refused = unbroken(folder, *BYTES, "--max_length", "16")
     assert refused.returncode == 2 and "need --bake-windows" in refused.stderr
     assert unbroken(folder, *BYTES, "--bake-windows").returncode == 2
@@ -97,7 +97,7 @@ def test_a_share_that_is_none_is_refused(value: str, folder: Path) -> None:
     assert done.returncode == 2 and "between 0 and 1" in done.stderr
 
 
-def test_bad_input_is_told_with_what_helps_and_never_with_a_traceback(folder: Path) -> None:
+def test_bad_input_is_reported_with_what_helps_and_never_with_a_traceback(folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "text" / "web" / "c.jsonl").write_bytes(b'{"txt": "x"}\n')
     (folder / "blank").mkdir()

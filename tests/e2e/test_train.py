@@ -115,7 +115,7 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     assert "step 8/8" not in said, "a run that is complete computes nothing more"
 
 
-def test_json_is_one_object_a_line_and_status_tells_which_step_its_loss_is_of(folder: Folder) -> None:
+def test_json_is_one_object_a_line_and_status_shows_which_step_its_loss_is_of(folder: Folder) -> None:
     words = ["train", "run.yaml", *SHORT, "training.logging_steps=4", "--json"]
 
     def lines(*more: str, **environ: str) -> tuple[int, list[dict[str, Any]], str]:
@@ -146,7 +146,7 @@ def test_json_is_one_object_a_line_and_status_tells_which_step_its_loss_is_of(fo
     assert not said
 
 
-def test_a_reader_that_goes_away_is_told_once_and_quiet_is_an_option_or_a_variable(folder: Folder) -> None:
+def test_a_reader_that_goes_away_is_reported_once_and_quiet_is_an_option_or_a_variable(folder: Folder) -> None:
     run = folder.path / "new\nline"
     words = [*TOOL, "train", "run.yaml", *SHORT, "training.eval_steps=null", f"training.output_dir={run}"]
     process = subprocess.Popen(
@@ -170,7 +170,7 @@ def test_a_reader_that_goes_away_is_told_once_and_quiet_is_an_option_or_a_variab
     assert code == 2 and "--force needs --resume scratch" in said, said
 
 
-def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder) -> None:
+def test_a_model_that_fits_into_no_memory_is_reported_in_a_few_lines(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", "model.n_embd=400000", "model.n_head=4")
     assert code == 2, said
     assert "error[device-full]: out of memory on cpu" in said
@@ -178,7 +178,7 @@ def test_a_model_that_fits_into_no_memory_is_said_in_a_few_lines(folder: Folder)
 
 
 @pytest.mark.promise("G2", "G8")
-def test_a_signal_stops_it_cleanly_and_the_same_command_goes_on_with_another_number_of_ranks(folder: Folder) -> None:
+def test_a_signal_stops_it_cleanly_and_the_same_command_resumes_with_another_number_of_ranks(folder: Folder) -> None:
     command = ("train", "run.yaml", *LONG, "--stopped-exit-code", "75")
     process = folder.start(*command, "--nproc-per-node", "2")
     said = wait_for(process, "saved checkpoint-5 ")
@@ -215,7 +215,9 @@ def test_killed_it_leaves_a_run_that_reads_as_crashed_and_another_job_meanwhile_
 
 
 @pytest.mark.promise("G18", "G2")
-def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_where_it_is_dry(folder: Folder) -> None:
+def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_where_it_is_exhausted(
+    folder: Folder,
+) -> None:
     few = (*SHORT, "training.max_steps=1000000")
     code, said = folder.call("train", "run.yaml", *few)
     assert code == 4 and "error[data-unfit]" in said, said
@@ -240,7 +242,7 @@ def test_an_accepted_name_that_means_nothing_is_refused_with_the_nearest_ones(fo
 
 
 @pytest.mark.promise("G5")
-def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_on(folder: Folder) -> None:
+def test_another_config_is_refused_before_any_process_and_an_accepted_one_continues(folder: Folder) -> None:
     assert folder.call("train", "run.yaml", *SHORT)[0] == 0
     began = time.monotonic()
     code, said = folder.call("train", "run.yaml", *SHORT, "model.n_embd=64", "optimizer.learning_rate=1e-4")
@@ -258,7 +260,7 @@ def test_another_config_is_refused_before_any_process_and_an_accepted_one_goes_o
     assert folder.told("show", "runs/tiny@final")["step"] == 10
 
 
-def test_all_problems_of_a_config_are_said_at_once_and_nothing_is_started(folder: Folder) -> None:
+def test_all_problems_of_a_config_are_reported_at_once_and_nothing_is_started(folder: Folder) -> None:
     wrong = ("model.n_head=5", "data.max_length=4096", "training.seeed=1")
     code, said = folder.call("train", "run.yaml", *wrong)
     assert code == 2 and "the config has 3 problems" in said, said

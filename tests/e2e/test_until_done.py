@@ -90,7 +90,7 @@ def test_a_run_that_every_job_brings_a_bit_further_is_never_given_up(unbroken: T
 
 
 @pytest.mark.parametrize(("status", "code", "kind"), [each for each in OUTCOMES if each[2] != "again"])
-def test_what_a_person_must_look_at_ends_it(unbroken: Tool, tmp_path: Path, status: str, code: int, kind: str) -> None:
+def test_what_a_user_must_look_at_ends_it(unbroken: Tool, tmp_path: Path, status: str, code: int, kind: str) -> None:
     script = write_script(tmp_path, f"{COUNTING}\ntell({status!r}, {code}, {kind!r})")
     ended = unbroken("launch", *QUICK, "--", script)
     assert (ended.returncode, starts_of(tmp_path)) == (code, 1)
@@ -117,7 +117,7 @@ def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, wa
 
 
 @pytest.mark.promise("G23", "U9")
-def test_the_trainer_goes_on_until_it_is_done_and_back_to_a_step_once(folder: Folder) -> None:
+def test_the_trainer_resumes_until_it_is_done_and_back_to_a_step_once(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", *SHORT, "--until-done", "--resume", "scratch")
     assert code == 2 and "--until-done with --resume scratch needs --force" in said, said
     # All of its time is kept for a last save: each job stops cleanly after one step, and the next one goes on.

@@ -16,7 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from unbroken.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.request import TokenizeRequest
+from unbroken.data.ingest.tokenize import tokenize
 
 CPU = torch.device("cpu")
 STEPS = 12

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.exact.small_gpt import Shape, SmallGpt, batch, make
-from tests.exact.staged import StagedAllGather
 from unbroken import exact
 from unbroken.errors import CannotFold
+from unbroken.exact.staged import StagedAllGather
 from unbroken.state.fingerprint import combine, fingerprints
 from unbroken.state.flatten import flatten
 from unbroken.state.items import make_items
@@ -52,7 +52,8 @@ def build(case: Case) -> tuple[SmallGpt, torch.optim.AdamW, exact.Reducer]:
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=low))
             if case.device == "cuda":
-                module.set_custom_all_gather(StagedAllGather())
+                staged: Any = StagedAllGather()
+                module.set_custom_all_gather(staged)
     heavy = [p for p in model.parameters() if p.ndim > 1]
     light = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": heavy, "weight_decay": 0.1}, {"params": light, "weight_decay": 0.0}]

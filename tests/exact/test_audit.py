@@ -23,7 +23,7 @@ EXPECTED = {
 
 
 @pytest.mark.promise("X5")
-def test_each_kind_that_was_not_handed_over_is_named_and_refused(tmp_path: Path) -> None:
+def test_each_kind_that_was_not_registered_is_named_and_refused(tmp_path: Path) -> None:
     found = forked_each(audits.forgotten, [(kind, str(tmp_path / kind)) for kind in EXPECTED])
     named = {kind: each.required() for kind, each in zip(EXPECTED, found, strict=True)}
     named["scheduler"] = tuple(each.replace(", called `forgotten_thing`", "") for each in named["scheduler"])

@@ -28,7 +28,7 @@ def test_a_trainer_that_is_killed_between_two_saves_is_exact(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("G1", "X1")
-def test_a_trainer_with_dropout_that_goes_on_with_more_ranks_is_exact(tmp_path: Path) -> None:
+def test_a_trainer_with_dropout_that_resumes_with_more_ranks_is_exact(tmp_path: Path) -> None:
     found = assert_exact(train_on_any_ranks, tmp_path, stops=[5], ranks=[1, 2])
     assert found.comparison is not None and found.comparison.state is not None
     assert found.comparison.agreeing == found.comparison.steps == 12

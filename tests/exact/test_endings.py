@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_each_signal_saves_at_the_edge_of_its_step_and_the_same_command_goes_on(
+def test_each_signal_saves_at_the_edge_of_its_step_and_the_same_command_resumes(
     tmp_path: Path, whole: dict[str, Any]
 ) -> None:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -118,7 +118,9 @@ def test_a_stop_that_arrives_during_a_save_finishes_it_and_saves_the_last_step_t
     assert saved_step(directory, "checkpoint-3-shutdown") == 3
 
 
-def test_a_save_that_fails_is_told_moves_nothing_and_lets_training_go_on(tmp_path: Path, whole: dict[str, Any]) -> None:
+def test_a_save_that_fails_is_reported_moves_nothing_and_lets_training_continue(
+    tmp_path: Path, whole: dict[str, Any]
+) -> None:
     directory = str(tmp_path / "run")
     found = forked(jobs.with_a_full_disk, directory, 5, 9).required()
     assert (found["error"], found["step"], found["digest"]) == (None, 12, whole["digest"])
@@ -144,7 +146,7 @@ def test_a_last_save_that_fails_ends_the_job_with_its_error(tmp_path: Path) -> N
     assert forked(train, Case(directory)).required()["began"] == newest
 
 
-def test_a_loss_that_is_no_number_ends_the_job_and_is_never_saved(tmp_path: Path) -> None:
+def test_a_loss_that_is_nan_ends_the_job_and_is_never_saved(tmp_path: Path) -> None:
     directory = str(tmp_path / "run")
     assert forked(jobs.with_a_bad_loss, directory).required() == {"step": 5, "exit_code": 8, "kept": 4}
     assert checkpoints(directory) == {"checkpoint-2", "checkpoint-4"}

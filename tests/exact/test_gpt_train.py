@@ -206,7 +206,7 @@ def test_the_loss_goes_down_and_beats_a_table_of_pairs(data: Path, tmp_path: Pat
 
 
 @pytest.mark.promise("G18")
-def test_data_that_runs_dry_halts_at_the_same_step_with_the_same_weights_on_one_rank_and_on_three(
+def test_data_that_is_exhausted_halts_at_the_same_step_with_the_same_weights_on_one_rank_and_on_three(
     data: Path, tmp_path: Path
 ) -> None:
     found = []

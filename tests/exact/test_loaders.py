@@ -29,7 +29,7 @@ def row(case: loading.Case, count: int, how: str) -> str:
 
 
 @pytest.mark.promise("U10")
-def test_a_loader_with_random_augmentation_is_exact_or_said_not_to_be(tmp_path: Path) -> None:
+def test_a_loader_with_random_augmentation_is_exact_or_reported_as_not(tmp_path: Path) -> None:
     work = [(case, str(tmp_path / str(number))) for number, case in enumerate(loading.CASES)]
     rows = []
     for case, each in zip(loading.CASES, forked_each(loading.differing, work), strict=True):
@@ -56,7 +56,7 @@ def test_a_loader_with_random_augmentation_is_exact_or_said_not_to_be(tmp_path: 
 
 
 @pytest.mark.promise("U10")
-def test_another_number_of_workers_is_said_or_refused(tmp_path: Path) -> None:
+def test_another_number_of_workers_is_reported_or_refused(tmp_path: Path) -> None:
     work = [(kind, str(tmp_path / kind)) for kind in ("DataLoader", "StatefulDataLoader")]
     replayed, stateful = (each.required() for each in forked_each(loading.resized, work))
     assert replayed == ["num_workers was 1 and is 2: not exact if the dataset draws random numbers or is iterable"]

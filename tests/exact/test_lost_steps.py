@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.exact.errant_world import WAYS, afresh_each, branch_gradients, complaints
+from tests.exact.misuse_world import WAYS, afresh_each, branch_gradients, complaints
 from unbroken.testing.worlds import logs, spawn
 
 

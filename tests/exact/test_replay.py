@@ -130,7 +130,7 @@ def test_another_arithmetic_is_exit_code_6_as_a_resume_says(made: Path, unbroken
     assert "threads: 1 in the checkpoint, 2 here" in ended.stderr
 
 
-def test_data_that_is_not_there_is_exit_code_4_and_where_it_is_can_be_said(
+def test_data_that_is_not_there_is_exit_code_4_and_where_it_is_can_be_given(
     config: Config, copied: Path, unbroken: Tool, tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved"
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Words, int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_recomputed_is_refused_in_words(scripted: Path, unbroken: Tool, case: str) -> None:
+def test_what_cannot_be_recomputed_is_refused_with_a_reason(scripted: Path, unbroken: Tool, case: str) -> None:
     words, code, said = REFUSED[case]
     before = tree(scripted)
     arguments = words(scripted)

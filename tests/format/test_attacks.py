@@ -195,13 +195,13 @@ def test_bytes_that_no_commit_wrote_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("form", ["unbroken.checkpoint/3", "unbroken.checkpoint/10"])
-def test_another_version_is_told_as_such_whatever_its_body(form: str) -> None:
+def test_another_version_is_reported_as_such_whatever_its_body(form: str) -> None:
     for body in (GOOD, b'{"new":1}', b"not json"):
         with pytest.raises(FormatUnknown, match="this version cannot read the checkpoint format"):
             decode(enveloped(body, form=form, algorithm="blake9", proof="abcdef"), WHERE)
 
 
-def test_another_digest_is_told_as_such() -> None:
+def test_another_digest_is_reported_as_such() -> None:
     with pytest.raises(FormatUnknown, match="blake3"):
         decode(enveloped(GOOD, algorithm="blake3", proof="ab" * 32), WHERE)
 

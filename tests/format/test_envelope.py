@@ -5,12 +5,12 @@ from pathlib import Path
 from unbroken.data.corpus.listing import BakedWindows, Listing, SourceRecord, TokenizerIdentity, encode_listing
 from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
+from unbroken.data.ingest.request import TokenizeOptions
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.work_folder import (
     Finished,
     SourceShare,
-    TokenizeOptions,
     TokenizePlan,
     Totals,
     UnitRecord,

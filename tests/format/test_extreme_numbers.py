@@ -170,7 +170,7 @@ RECORDS: Final = (
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda each: each.partition(":")[0])
-def test_a_record_with_an_extreme_number_is_told_by_every_command(run: Path, record: str) -> None:
+def test_every_command_reports_a_record_with_an_extreme_number(run: Path, record: str) -> None:
     path = run / record.partition(":")[2]
     with _changed(path) as change:
         for what, text in _variants(path.read_text()):
@@ -179,7 +179,7 @@ def test_a_record_with_an_extreme_number_is_told_by_every_command(run: Path, rec
                 _require_told(arguments, what)
 
 
-def test_a_fact_with_an_extreme_number_is_told_by_every_command(run: Path) -> None:
+def test_every_command_reports_an_event_with_an_extreme_number(run: Path) -> None:
     path = run / "journal/job-0001.jsonl"
     lines = path.read_text().splitlines()
     with _changed(path) as change:

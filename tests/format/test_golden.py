@@ -82,7 +82,7 @@ def test_the_bytes_of_a_part_are_still_read(store: Store) -> None:
 
 
 @both
-def test_a_sealed_folder_still_tells_its_tool_and_its_tensors(store: Store) -> None:
+def test_a_sealed_folder_still_shows_its_tool_and_its_tensors(store: Store) -> None:
     found = store.read_manifest("checkpoint-40")
     assert (found.kind, found.origin, found.step) == ("sealed", "transformers", 40)
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.tensors.items()} == {"w": ("F32", (2,))}

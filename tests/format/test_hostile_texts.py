@@ -79,6 +79,7 @@ def test_no_command_lets_a_hostile_text_steer_the_terminal(run: Path, monkeypatc
         *(["prune", here, "--keep-last-k", "1", "--dry-run"], ["diff", f"{here}@1", f"{here}@2"], ["plan", here]),
         *(["stop", here], ["status", f"{here}{EVIL}"], ["show", f"{here}@{EVIL}"], [f"nothing{EVIL}"]),
         *(["ls", here, f"--option{EVIL}"], ["explain", EVIL], ["prune", here, "--keep-best", f"min:{EVIL}"]),
+        *(["doctor", here, "--no-torch"], ["doctor", f"{here}{EVIL}", "--no-torch"]),
         *(["validate", f"{here}/{EVIL}.yaml"], ["slurm", "init", "--run-dir", EVIL, "--", "x.py"]),
         *(["kubernetes", "--image", EVIL, "--name", EVIL, "--run-dir", EVIL, "--", EVIL],),
     ]

@@ -12,7 +12,7 @@ _DRAW_ON = "test_stateful_loader.py::test_workers_draw_on_after_a_resume_as_if_n
 _LEFT = "tests/unit/loop/test_left_early.py::"
 _CARRY = "tests/unit/loop/test_carry.py::"
 _MICRO = "tests/unit/loop/test_micro_batches.py::"
-_PROVEN = "tests/unit/data/test_proven.py::"
+_PROVEN = "tests/unit/data/test_damaged_data.py::"
 _LEASE = "tests/unit/records/test_lease.py::"
 _WATCHED = "tests/unit/records/test_takeover.py::"
 _HELD = "tests/e2e/test_lease.py::"
@@ -53,13 +53,13 @@ HABITS: tuple[Mutation, ...] = (
          f"{_CARRY}test_a_prefetched_batch_is_used_after_a_resume"),
     one("a draw before the loop not noticed", "loop/loop_checks.py",
          "            self._drawn_before += self._cursor.drawn - self._drawn\n", "            pass\n",
-         f"{_CARRY}test_a_batch_fetched_before_the_loop_and_not_carried_is_said"),
+         f"{_CARRY}test_a_batch_fetched_before_the_loop_and_not_carried_is_reported"),
     one("random numbers drawn before the loop change a resume", "loop/loop_checks.py",
          "            restore_rng(self._rng)\n", "            pass\n",
          f"{_CARRY}test_random_numbers_drawn_before_the_loop_do_not_change_a_resumed_run"),
     one("a value carried too late taken for one carried in time", "loop/loop_checks.py",
          "if (waiting := self._carried.waiting) and CARRIED not in accept:", "if False:",
-         f"{_CARRY}test_a_value_carried_only_inside_the_loop_is_said_and_refused_at_a_resume"),
+         f"{_CARRY}test_a_value_carried_only_inside_the_loop_is_reported_and_refused_at_a_resume"),
     # ---- U3 ----
     one("a save between backward and optimizer step", "loop/edge.py",
          "pending = self.opened.world.any_rank(self.body.has_pending_gradients)", "pending = False",
@@ -126,11 +126,11 @@ HABITS: tuple[Mutation, ...] = (
          f"{_PATHS}test_a_bad_path_is_one_clear_error_and_nothing_is_written"),
     one("a run that is gone made anew by its records", "records/jsonl.py",
          "if self._within is not None and self._files.find(self._within) is None:", "if False:",
-         f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[delete]"),
+         f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_reported_as_that_at_once[delete]"),
     one("a run that is gone trained on", "records/lease.py",
          "if waited_s < every_s and is_present(self._run_directory, self._lease, self._files):",
          "if waited_s < every_s:",
-         f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once[move]"),
+         f"{_PATHS}test_a_run_that_is_moved_or_deleted_is_reported_as_that_at_once[move]"),
     # ---- U8 ----
     one("changed hyperparameters not compared", "loop/resume.py",
          "    found.changes = script.changes(before or {})\n", "    found.changes = []\n",
@@ -238,17 +238,17 @@ HABITS: tuple[Mutation, ...] = (
     one("nothing swept where there are no symlinks", "files.py",
          '                self._degrade("symlinks", link.parent,', "                raise\n"
          '                self._degrade("symlinks", link.parent,',
-         f"{_SYSTEMS}test_saves_are_swept_and_what_is_lacking_is_said_once[vfat]"),
+         f"{_SYSTEMS}test_saves_are_swept_and_what_is_lacking_is_reported_once[vfat]"),
     one("no run where directories cannot be synced", "files.py",
          "            if refusal.errno not in _NO_DIRECTORY_SYNC:\n", "            if True:\n",
-         f"{_SYSTEMS}test_saves_are_swept_and_what_is_lacking_is_said_once[no directory fsync]"),
+         f"{_SYSTEMS}test_saves_are_swept_and_what_is_lacking_is_reported_once[no directory fsync]"),
     one("a lease that two can take where there are no hard links", "files.py",
          "return self._claim_empty(beside, path) if is_contested else self._move_to_free(beside, path)",
          "return not self._rename(beside, path)",
          f"{_SYSTEMS}test_of_two_contenders_one_gets_the_run_on_every_file_system[vfat]"),
     one("a repeated rename taken for a failure", "files.py",
          "            if not self._is_same(target, moved):\n", "            if True:\n",
-         f"{_SYSTEMS}test_saves_are_swept_and_what_is_lacking_is_said_once[nfs that asks twice]"),
+         f"{_SYSTEMS}test_saves_are_swept_and_what_is_lacking_is_reported_once[nfs that asks twice]"),
     # ---- U17 ----
     one("a line break in a run directory that becomes a shell command", "launch/slurm/script.py",
          "    _require_one_line(work, request)\n    header", "    header",
@@ -281,7 +281,7 @@ HABITS: tuple[Mutation, ...] = (
          ">= holder,", "> holder,", "tests/unit/records/test_leftovers.py"),
     one("numbers of records not bounded", "store/fields.py",
          "return float(value) if -MOST_NUMBER <= value <= MOST_NUMBER else None", "return float(value)",
-         f"{_EXTREME}test_a_record_with_an_extreme_number_is_told_by_every_command[lease]"),
+         f"{_EXTREME}test_every_command_reports_a_record_with_an_extreme_number[lease]"),
     one("instants beyond the calendar believed", "store/fields.py",
          "found is not None and 0 <= found <= LATEST_S", "found is not None",
          "tests/unit/store/test_fields.py::test_whole_numbers_and_instants_are_bounded"),

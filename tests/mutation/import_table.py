@@ -135,14 +135,14 @@ IMPORTS: tuple[Mutation, ...] = (
     one(
         "measured speeds have no effect",
         "state/planners.py",
-        "speeds = self.bytes_per_s if len(self.bytes_per_s) == ranks else [1.0] * ranks",
-        "speeds = [1.0] * ranks",
+        "speeds = self.bytes_per_s if len(self.bytes_per_s) == len(load) else [1.0] * len(load)",
+        "speeds = [1.0] * len(load)",
         f"{_PLANNERS}test_bytes_are_balanced_by_default_and_time_by_measured_speed",
     ),
     one(
         "a piece without a writer is lost",
         "state/pieces.py",
-        "    require_holders(writer, holders)\n",
+        "    require_holders(writers, shared)\n",
         "",
         f"{_PLANNERS}test_a_planner_that_would_lose_a_piece_is_an_error[None-no rank]",
     ),

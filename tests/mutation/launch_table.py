@@ -5,7 +5,7 @@ from tests.mutation.table import Mutation, one
 _KUBERNETES = "tests/unit/launch/test_kubernetes.py::"
 _NOTICES = "tests/unit/launch/test_spot_notices.py::"
 _WATCH = "tests/unit/launch/test_spot_watch.py::"
-_POLICY = f"{_KUBERNETES}test_a_clean_stop_goes_on_a_crash_is_counted_and_what_a_person_decides_ends_it[job]"
+_POLICY = f"{_KUBERNETES}test_a_clean_stop_resumes_a_crash_is_counted_and_what_a_user_decides_ends_it[job]"
 
 _DECISIONS = "tests/unit/launch/test_decisions.py::"
 _COMMAND = "tests/unit/launch/test_command.py::"
@@ -17,10 +17,10 @@ HERE = (
     one("a run that somebody stopped started again", "launch/restarts.py",
          'FOLLOWED: Final = frozenset({"walltime", "asked"})',
          'FOLLOWED: Final = frozenset({"walltime", "asked", "flag"})',
-         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one"),
     one("a run that a person must look at started again", "launch/restarts.py",
          '    if outcome.outcome_class != "again":\n        return False\n', "",
-         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one"),
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one"),
     one("an error of the user's own code restarted", "launch/restarts.py",
          ' and outcome.outcome_class == "again"\n', "\n",
          f"{_DECISIONS}test_only_what_another_start_may_mend_is_started_again"),
@@ -82,8 +82,8 @@ CLUSTERS = (
          "            self._token = None\n            response", "            response",
          f"{_WATCH}test_a_token_that_has_expired_is_replaced_and_the_notice_is_heard"),
     one("a neighbour's notice taken for this machine's", "launch/spot/notices.py",
-         " and machine in _resources(event)", "", f"{_NOTICES}test_azure_tells_of_neighbours_and_of_pauses_too"
-         "_and_they_are_no_notice"),
+         " and machine in _resources(event)", "",
+         f"{_NOTICES}test_azure_events_of_other_machines_and_pauses_are_no_notice"),
     one("only the first rank of the world listens", "launch/spot/watch.py",
          '_LOCAL_RANKS: Final = ("LOCAL_RANK", ', '_LOCAL_RANKS: Final = ("RANK", "LOCAL_RANK", ',
          f"{_NOTICES}test_the_first_process_of_each_node_listens_and_its_neighbours_do_not"),
@@ -97,7 +97,7 @@ _SLURM_DECIDE = "tests/unit/launch/slurm/test_decide.py::"
 
 SLURM = (
     one("a job submitted that would be warned as it begins", "launch/slurm/submit.py",
-         "    if told is not None:\n", "    if False:\n",
+         "    if lead_given is not None:\n", "    if False:\n",
          "tests/e2e/test_slurm_job.py::test_a_job_that_would_be_warned_as_it_begins_is_never_submitted"),
     one("a halted run queued again", "launch/slurm/decide.py",
          '    if outcome.verdict != "again":\n', '    if outcome.verdict not in ("again", "look"):\n',
@@ -118,11 +118,11 @@ SLURM = (
          '("commit", "emergency-resume")', '("commit",)',
          f"{_SLURM_DECIDE}test_jobs_that_only_dump_bring_the_run_further_and_are_queued_again"),
     one("what saves have taught forgotten", "launch/slurm/submit.py",
-         "learned_reserve(facts)", "learned_reserve(())",
+         "learned_reserve(events)", "learned_reserve(())",
          "tests/unit/launch/slurm/test_script.py::test_the_lead_is_learned_from_the_slowest_save_of_any_run"),
     one("a limit that was moved not noticed", "launch/slurm/end_time.py",
          "        if answer != self._known_s:\n", "        if self._known_s is None:\n",
-         "tests/unit/launch/slurm/test_end_time.py::test_a_limit_that_is_moved_is_told_and_one_that_stays_is_not"),
+         "tests/unit/launch/slurm/test_end_time.py::test_a_limit_that_is_moved_is_reported_and_one_that_stays_is_not"),
 )  # fmt: skip
 
 _DUMPS = "tests/unit/store/test_emergency.py::"

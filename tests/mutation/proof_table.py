@@ -7,7 +7,7 @@ _DRILLED = "tests/unit/loop/test_drilled_run.py::"
 
 _TRAINERS = "tests/exact/test_checked_trainers.py::"
 _KILLED = f"{_TRAINERS}test_a_trainer_that_is_killed_between_two_saves_is_exact"
-_RESIZED = f"{_TRAINERS}test_a_trainer_with_dropout_that_goes_on_with_more_ranks_is_exact"
+_RESIZED = f"{_TRAINERS}test_a_trainer_with_dropout_that_resumes_with_more_ranks_is_exact"
 _CHECKER = "tests/unit/testing/test_exactness.py::"
 
 PROOF: tuple[Mutation, ...] = (
@@ -45,7 +45,7 @@ PROOF: tuple[Mutation, ...] = (
          "            rng.enter(at)\n", "            rng.enter(plan.rank)\n", _RESIZED),
     one("folders of a copied checkpoint not synced", "prove/replay.py",
          "        target.files.sync_directory(directory)\n", "        pass\n",
-         "tests/crash/test_copied.py::test_a_copy_is_there_whole_or_not_at_all"),
+         "tests/crash/test_copied_checkpoint.py::test_a_copy_is_there_whole_or_not_at_all"),
     # ---- the checker itself ----
     one("one bit of a loss overlooked", "testing/exactness.py",
          "if row_a is not None and row_b is not None and bits_a == bits_b:",
@@ -60,10 +60,10 @@ PROOF: tuple[Mutation, ...] = (
     # ---- drills, and the prover ----
     one("drill writes into the real run", "loop/open_run.py",
          "        return self.drill.directory or directory, changed\n", "        return directory, changed\n",
-         f"{_DRILLED}test_a_directory_that_is_asked_for_under_a_drill_is_not_even_made"),
+         f"{_DRILLED}test_a_directory_that_is_requested_under_a_drill_is_not_even_made"),
     one("fault told as done that never struck", "records/drill.py",
          "if files.find(marks / mark_of(at)) is not None)", "if marks)",
-         "tests/unit/prove/test_inside.py::"
+         "tests/unit/prove/test_save_phases.py::"
          "test_faults_are_let_into_the_one_disk_of_the_house_and_only_those_of_this_rank"),
     one("times taken for a proof", "testing/exactness.py",
          "        if not bits_a and not bits_b:\n", "        if False:\n",
@@ -80,7 +80,7 @@ PROOF: tuple[Mutation, ...] = (
          "tests/unit/prove/test_report.py::test_a_chain_with_other_bits_is_not_proven_and_says_how_to_make_it_again"),
     one("job that begins anew taken for one that resumed", "prove/chain.py",
          "report.went_on_from < expected:", "report.went_on_from < 0:",
-         "tests/e2e/test_prove.py::test_a_script_that_begins_anew_reaches_the_same_bits_and_is_no_proof"),
+         "tests/e2e/test_prove.py::test_a_script_that_starts_over_reaches_the_same_bits_and_is_no_proof"),
     # ---- the demo ----
     one("demo content whatever the bits", "prove/demo_report.py",
          "return 0 if self.is_equal else EXIT_DIFFERS", "return 0",

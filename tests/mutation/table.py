@@ -6,11 +6,11 @@ Those of store, records and saves stand here, the others in tables of their own.
 from dataclasses import dataclass
 
 _OPERATIONS = "tests/crash/test_every_operation.py::"
-_HINT = "tests/crash/test_hint.py::"
+_HINT = "tests/crash/test_latest_link.py::"
 _EVIDENCE = "tests/crash/test_evidence.py::"
 _LEASE = "tests/crash/test_lease.py::"
 _RECORDS = "tests/crash/test_records.py::"
-_PROMISED = "test_each_fact_that_promised_something_is_there_from_the_moment_write_returned"
+_PROMISED = "test_each_event_that_promised_something_is_there_from_the_moment_write_returned"
 
 
 def _kill(scene: str) -> str:
@@ -173,7 +173,7 @@ STORE = (
          "test_a_line_that_a_crash_tore_is_counted_and_the_next_writer_begins_behind_it[Tail.HALF]"),
     one("steps computed twice not compared", "records/metrics.py",
          "bits[name] != before.bits[name]", "bits[name] != bits[name]",
-         "tests/unit/records/test_metrics.py::test_one_wrong_bit_is_said_aloud_with_its_step"),
+         "tests/unit/records/test_metrics.py::test_one_wrong_bit_is_reported_with_its_step"),
     one("outcome of an earlier job taken for this one's", "records/outcome.py",
          'history.last("job-end", job=job)', 'history.last("job-end")',
          "tests/unit/records/test_outcome.py::test_the_outcome_is_derived_from_lease_journal_and_snapshot"),
@@ -205,6 +205,21 @@ STORE = (
          "self.logged.of_step(self.step).items()", "self.logged.latest.items()",
          "tests/unit/loop/test_run.py::"
          "test_the_best_by_a_metric_that_is_logged_now_and_then_is_the_checkpoint_of_the_step_it_was_logged_for"),
+    # ---- names of earlier versions ----
+    one("an old name below a list is not read", "store/old_names.py",
+         '("eras.*", "on_dry", "on_exhausted")', '("eras", "on_dry", "on_exhausted")',
+         "tests/unit/store/test_old_names.py::test_a_stream_of_the_first_version_is_read_as_today_s"),
+    one("a record with an old and a new name is read", "store/old_names.py",
+         "    if new in value:\n        raise", "    if False:\n        raise",
+         "tests/unit/store/test_old_names.py::test_a_name_of_today_in_an_old_record_is_refused"),
+    # ---- the save plan ----
+    one("a save plan ignores how much a rank already writes", "state/planners.py",
+         "chosen = min(ranks, key=lambda rank: (busy_s[rank] + size / speeds[rank], rank))", "chosen = ranks[0]",
+         "tests/property/test_save_plan.py::test_the_plan_is_the_one_made_piece_by_piece"),
+    one("two tensors that share memory on one rank only are written once", "state/pieces.py",
+         'is_one = twin.way is mine.way and mine.same_as == [other if same_as else "" for same_as in twin.same_as]',
+         "is_one = twin.way is mine.way",
+         "tests/property/test_save_plan.py::test_the_plan_is_the_one_made_piece_by_piece"),
     # ---- names ----
     one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),

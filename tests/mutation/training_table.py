@@ -7,6 +7,7 @@ _FOLD = "tests/unit/exact/test_reduction.py::"
 _MISUSE = "tests/unit/exact/test_misuse.py::"
 _LOST = "tests/exact/test_lost_steps.py::"
 _FP16 = "tests/unit/gpt/test_fp16.py::"
+_SELF_TEST = "tests/unit/exact/test_self_test.py::"
 _AVERAGE = "tests/unit/gpt/test_average.py::"
 _SMALL_WORLD = "tests/exact/test_small_world.py::test_three_ranks_give_the_bits_of_one"
 
@@ -62,12 +63,12 @@ TRAINING = (
          "            rng.enter(at)\n", "            rng.enter(plan.rank)\n", _SMALL_WORLD),
     one("lane seeded without its step", "exact/lane_rng.py",
          'f"{seed}/{step}/{lane}"', 'f"{seed}/{lane}"',
-         "tests/unit/exact/test_generators.py::"
+         "tests/unit/exact/test_lane_rng.py::"
          "test_a_lanes_numbers_follow_from_seed_step_and_lane_alone"),
     one("generators kept by the lanes", "exact/lane_rng.py",
          "        restore_rng(self._before, self._devices)\n", "        pass\n",
-         "tests/unit/exact/test_generators.py::"
-         "test_after_the_lanes_the_generators_go_on_as_if_there_had_been_none"),
+         "tests/unit/exact/test_lane_rng.py::"
+         "test_after_the_lanes_the_generators_continue_as_if_there_had_been_none"),
     one("norm added shard by shard", "exact/norm.py",
          "    return fold(_whole(sums, heights, ranks)).sqrt()\n",
          "    return fold(ranks.gathered(torch.cat(sums).sum().view(1)).view(-1)).sqrt()\n", _SMALL_WORLD),
@@ -84,6 +85,39 @@ TRAINING = (
     one("another arithmetic accepted", "exact/numerics.py",
          "    if refused:\n", "    if False:\n",
          "tests/unit/exact/test_numerics.py::test_each_difference_is_named_with_both_values"),
+    # ---- the self-test ----
+    one("other bits of a training not seen by the self-test", "exact/self_test.py",
+         'elif case["bits"] != reference["bits"]:', "elif False:",
+         f"{_SELF_TEST}test_one_rank_with_other_bits_makes_its_combination_not_exact"),
+    one("other bits of the sum not seen by the self-test", "exact/self_test.py",
+         'elif case["sum"] != KNOWN_SUM:', "elif False:",
+         f"{_SELF_TEST}test_one_rank_with_other_bits_makes_its_combination_not_exact"),
+    one("lanes of a round added in another order, unseen by the self-test", "exact/reduction.py",
+         "for part in flight.received.view(self._ranks.size, -1)[: self._present]:",
+         "for part in flight.received.view(self._ranks.size, -1)[: self._present].flip(0):",
+         f"{_SELF_TEST}test_two_ranks_test_once_and_the_next_process_not_at_all"),
+    one("a combination that is not exact here accepted", "exact/reducer.py",
+         "            require_exact(layout, self._dtype, self._parameters[0].device)\n", "            pass\n",
+         f"{_SELF_TEST}test_a_combination_that_is_not_exact_here_is_refused_and_others_are_not"),
+    one("the self-test's result of another build used", "doctor/self_test_process.py",
+         "return found if found is not None and found.key == dict(key) else None", "return found",
+         "tests/unit/doctor/test_self_test_process.py::test_a_result_under_the_name_of_another_is_not_used"),
+    one("a report about another torch taken", "exact/self_tested.py",
+         "        if report.key != key:\n", "        if False:\n",
+         f"{_SELF_TEST}test_a_report_about_another_torch_is_not_taken"),
+    one("the self-test run by every rank of a node", "exact/self_tested.py",
+         'os.environ.get("LOCAL_RANK", "0") == "0":', "True:",
+         f"{_SELF_TEST}test_a_rank_that_is_not_the_first_of_its_node_does_not_test"),
+    one("a damaged result of the self-test used", "doctor/self_test_process.py",
+         "if hashlib.sha256(body).hexdigest().encode() != digest:", "if False:",
+         "tests/unit/doctor/test_self_test_process.py::test_a_damaged_result_counts_as_none_and_is_replaced"),
+    one("doctor leaves its scratch directory", "doctor/file_system.py",
+         "            files.remove_tree(scratch)\n", "            pass\n",
+         "tests/unit/doctor/test_file_system.py::test_on_a_usual_file_system_all_is_well"),
+    one("doctor removes what is called like its own", "doctor/file_system.py",
+         "not _OURS.fullmatch(node.name)", "not node.name.startswith(PREFIX)",
+         "tests/unit/doctor/test_file_system.py::"
+         "test_the_leftovers_of_killed_calls_are_removed_an_hour_later_and_nothing_else"),
     one("other lanes accepted", "exact/reducer.py",
          "        if differences:\n", "        if False:\n",
          "tests/unit/exact/test_reducer.py::test_a_checkpoint_of_other_lanes_is_refused_and_of_the_same_is_taken"),
@@ -99,7 +133,7 @@ TRAINING = (
     # ---- the model ----
     one("documents called plainly causal", "gpt/model.py",
          "keeps_documents_apart=doc_ids is not None", "keeps_documents_apart=False",
-         f"{_PACKING}test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal"),
+         f"{_PACKING}test_no_kernel_takes_a_mask_of_documents_as_plainly_causal"),
     one("documents see each other", "gpt/attention.py",
          "return ((doc_ids[:, :, None] == doc_ids[:, None, :]) & past)[:, None]",
          "return ((doc_ids[:, :, None] == doc_ids[:, :, None]) & past)[:, None]",
@@ -149,7 +183,7 @@ TRAINING = (
          "test_closed_it_lets_the_model_go_and_gradients_are_torchs_own_again"),
     one("a mistyped name accepted", "launch/accepted.py",
          "    if unknown:\n", "    if False:\n",
-         "tests/unit/launch/test_accepted.py::test_all_names_that_mean_nothing_are_told_at_once"),
+         "tests/unit/launch/test_accepted.py::test_all_names_that_mean_nothing_are_reported_at_once"),
     one("gradients clipped by a number below zero", "exact/reducer.py",
          "        if not max_norm > 0:\n", "        if False:\n",
          "tests/unit/exact/test_misuse.py::test_gradients_are_clipped_by_a_number_above_zero_alone"),
@@ -161,9 +195,9 @@ TRAINING = (
          "tests/e2e/test_generate.py::test_every_prompt_that_is_too_long_is_named_with_its_line"),
     one("a run without a checkpoint taken for a foreign folder", "records/references.py",
          "        if not is_run(layout):\n", "        if True:\n",
-         "tests/e2e/test_dumps_shown.py::test_who_asks_for_a_checkpoint_of_a_run_without_one_is_told_so"),
+         "tests/e2e/test_dumps_shown.py::test_a_reference_to_a_run_without_a_checkpoint_is_an_error"),
     one("float16 without a loss scale", "exact/reducer.py",
          "        if self._needs_scale and scaled is None:\n", "        if False:\n",
          "tests/unit/exact/test_misuse.py::"
-         "test_a_lane_in_float16_is_not_computed_without_a_scale_unless_that_is_said"),
+         "test_a_lane_in_float16_needs_a_scale_unless_it_is_waived"),
 )  # fmt: skip

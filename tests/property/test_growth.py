@@ -222,7 +222,7 @@ def test_where_a_curriculum_that_grew_ends_is_what_drawing_by_hand_gives(corpus:
 @pytest.mark.promise("C13")
 @given(histories(), st.integers(0, HORIZON))
 @settings(deadline=None, max_examples=40)
-def test_a_run_that_grew_goes_on_from_its_record(corpus: Corpus, history: History, position: int) -> None:
+def test_a_run_that_grew_resumes_from_its_record(corpus: Corpus, history: History, position: int) -> None:
     told = live(corpus, history)
     stream, last = told.streams[-1], history.events[-1]
     position = position if stream.end is None else min(position, stream.end)

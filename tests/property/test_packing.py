@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.unit.data.test_pack import bins_window_by_window
+from tests.unit.data.test_best_fit import bins_window_by_window
 from unbroken.data.packing.best_fit import best_fit, lay_out, one_each
 from unbroken.data.packing.windows import cut
 

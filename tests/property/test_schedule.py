@@ -72,7 +72,7 @@ def test_growth_in_the_middle_is_what_drawing_by_hand_gives(
 @pytest.mark.promise("G18")
 @given(phases_lists, sizes, st.integers(1, 4))
 @settings(deadline=None, max_examples=100)
-def test_the_samples_of_a_halt_are_a_prefix_of_those_that_go_on(
+def test_the_samples_of_a_halt_are_a_prefix_of_those_that_continue(
     phases: list[Phase], sequences: dict[str, int], epochs: int
 ) -> None:
     halt, on = (Schedule(phases, [Generation(0, sequences, epochs, word)], seed=SEED) for word in _WORDS)

@@ -65,7 +65,7 @@ def test_an_unknown_name_is_an_attribute_error(package: str) -> None:
         getattr(importlib.import_module(package), "nonsense")  # noqa: B009 -- the type checker knows that it is missing
 
 
-def test_a_setting_and_a_config_field_for_the_same_thing_have_one_name() -> None:
+def test_a_setting_and_its_config_field_have_one_name() -> None:
     settings = {field.name for field in fields(unbroken.Settings)}
     config = {field.name for field in fields(TrainingConfig)}
     assert settings - config == LOOP_ONLY

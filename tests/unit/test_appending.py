@@ -109,7 +109,7 @@ def _append_and_sync(appender: Appender) -> None:
 
 
 @pytest.mark.parametrize("operation", ["open_append", "write", "sync_file", "sync_directory"])
-def test_after_a_refusal_the_file_is_opened_anew_and_no_sync_is_tried_twice_on_a_handle(operation: str) -> None:
+def test_after_a_refusal_the_file_is_opened_again_and_no_sync_is_tried_twice_on_a_handle(operation: str) -> None:
     disk = FaultyDisk(MemoryDisk([RUN]), at_nth(operation, 0, Refuse(errno.EIO)))
     appender = Files(disk).appending(RECORD)
     with pytest.raises(StorageFailed):
@@ -121,7 +121,7 @@ def test_after_a_refusal_the_file_is_opened_anew_and_no_sync_is_tried_twice_on_a
     assert isinstance(left, bytes) and left.endswith(b"2")
 
 
-def test_a_full_disk_met_at_the_close_is_told() -> None:
+def test_a_full_disk_met_at_the_close_is_reported() -> None:
     disk = FaultyDisk(MemoryDisk([RUN]), at_nth("close", 0, Refuse(errno.ENOSPC)))
     appender = Files(disk).appending(RECORD)
     appender.append(b"1")

@@ -113,7 +113,7 @@ def test_an_error_names_a_way_on(error: UnbrokenError) -> None:
 
 
 @each_example
-def test_an_error_is_one_document_with_the_same_facts(error: UnbrokenError) -> None:
+def test_an_error_is_one_document_with_the_same_fields(error: UnbrokenError) -> None:
     facts = as_json(error)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     assert facts["kind"] == error.kind
@@ -140,7 +140,7 @@ def test_a_path_with_a_space_can_be_pasted() -> None:
     assert error.help()[0].command == "unbroken status 'my runs/a'"
 
 
-def test_a_data_folder_without_val_is_not_told_to_be_a_split_of_one(tmp_path: Path) -> None:
+def test_a_data_folder_without_val_is_not_reported_as_a_split_of_one(tmp_path: Path) -> None:
     error = errors.DataMissing(path=tmp_path, lacks="it has no folder val/", has_shards=True)
     assert error.help()[0].command.startswith("mv ")
     (tmp_path / "train").mkdir()

@@ -115,7 +115,7 @@ def test_a_source_of_chunks_that_breaks_leaves_no_file_and_keeps_its_own_error(f
     assert tree(files.disk, tmp_path) == {}
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_behind() -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing_behind() -> None:
     files = Files(MemoryDisk(["/run"], capacity_bytes=4))
     with pytest.raises(StorageFailed, match="No space left on device"):
         files.write_new(Path("/run/f"), [b"abcdef"])
@@ -184,7 +184,7 @@ def test_publishing_over_a_full_directory_is_refused(files: Files, tmp_path: Pat
 # ---- once ----
 
 
-def test_the_second_to_create_once_is_told_so_and_changes_nothing(files: Files, tmp_path: Path) -> None:
+def test_the_second_to_create_once_is_reported_and_changes_nothing(files: Files, tmp_path: Path) -> None:
     assert files.create_once(tmp_path / "f", b"first", scratch=".1") is True
     assert files.create_once(tmp_path / "f", b"second", scratch=".2") is False
     assert tree(files.disk, tmp_path) == {"f": b"first"}
@@ -336,7 +336,7 @@ def test_reading_completes_short_reads_and_gives_the_handle_back(disk: Disk, tmp
     assert [o.name for o in halting.operations].count("close") == 1
 
 
-def test_a_sick_disk_is_said_and_the_handle_given_back(disk: Disk, tmp_path: Path) -> None:
+def test_a_sick_disk_is_reported_and_the_handle_given_back(disk: Disk, tmp_path: Path) -> None:
     Files(disk).write_new(tmp_path / "f", [b"x"])
     faulty = FaultyDisk(disk, always("read_at", Refuse(errno.EIO)))
     with pytest.raises(StorageFailed, match="Input/output error"):
@@ -360,7 +360,7 @@ def test_what_stands_at_a_path_is_found_and_nothing_is_none(files: Files, tmp_pa
     assert files.find(tmp_path / "f" / "below") is None
 
 
-def test_names_are_listed_in_order_and_a_missing_directory_is_said(files: Files, tmp_path: Path) -> None:
+def test_names_are_listed_in_order_and_a_missing_directory_is_reported(files: Files, tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         files.write_new(tmp_path / name, [])
     assert files.list_directory(tmp_path) == [Node(name, NodeKind.FILE) for name in "abc"]

@@ -77,7 +77,7 @@ def test_the_page_has_a_line_for_each_promise_with_its_tests() -> None:
 TIERS = Tiers({"test_a.py::test_one": 0, "test_a.py::TestMany::*": 1, "test_gone.py": 0}, {"quick": {}, "deep": {}})
 
 
-def test_a_promise_with_deep_tests_alone_and_a_pattern_without_a_test_are_told(tmp_path: Path) -> None:
+def test_a_promise_with_deep_tests_alone_and_a_pattern_without_a_test_are_reported(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(TESTS)
     rows = {name: Row("It holds.", state) for name, state in [("C1", "done"), ("C2", "done"), ("G3", "begun")]}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,9 +16,10 @@ from unbroken.cli.model_options import (
     write_lines,
 )
 from unbroken.cli.output import Output, as_command
-from unbroken.gpt.batch_prompts import Answer, ModelChoice, PromptBatch, read_batch
-from unbroken.gpt.device import chosen_device
 from unbroken.quoting import amounts
+
+if TYPE_CHECKING:
+    from unbroken.gpt.batch_prompts import Answer, PromptBatch
 
 _COMMAND: Final = "unbroken batch-generate"
 _PATH: Final = click.Path(path_type=Path)
@@ -45,6 +46,9 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
 
     Results keep the order of the prompts; each has a text or an error. The exit code is that of the first error.
     """
+    from unbroken.gpt.batch_prompts import ModelChoice, read_batch
+    from unbroken.gpt.device import chosen_device
+
     require_writable(_COMMAND, target, source)
     place = chosen_device(asked.device)
     text = read_text(source, "prompts file")
@@ -61,7 +65,7 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
         answers = batch.answers(place, advance)
     for taken in {batch.sources[each.prompt.model].found.path: each for each in answers}.values():
         note_passed_over(output, taken.source.found, before=batch.sources[taken.prompt.model].found)
-    records = [answer.facts() for answer in answers]
+    records = [answer.json_fields() for answer in answers]
     if target is not None:
         write_lines(target, records)
     bad = [answer.error for answer in answers if answer.error is not None]
@@ -78,12 +82,12 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
     return bad[0].exit_code if bad else None
 
 
-def _checked(source: Path, batch: PromptBatch, models: int) -> str:
+def _checked(source: Path, batch: "PromptBatch", models: int) -> str:
     asked = amounts.plural(len(batch.prompts), "prompt")
     return f"ok  {source}  {asked} for {amounts.plural(models, 'model')}; no model loaded"
 
 
-def _text(answers: Sequence[Answer], records: Sequence[dict[str, Any]], target: Path | None, models: int) -> str:
+def _text(answers: Sequence["Answer"], records: Sequence[dict[str, Any]], target: Path | None, models: int) -> str:
     if target is None:
         return "\n".join(map(json_line, records))
     asked = f"{amounts.plural(len(answers), 'prompt')}, {amounts.plural(models, 'model')}"

@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "demo": Entry("unbroken.cli.demo:command", "Train a tiny GPT, kill it, resume it, compare every bit.", START),
     "init": Entry("unbroken.cli.init:command", "Write a commented config file.", START),
     "validate": Entry("unbroken.cli.validate:command", "Check a config, its data, memory and walltime.", START),
+    "doctor": Entry("unbroken.cli.doctor:command", "Check torch, GPUs, exactness and the file system.", START),
     "tokenizer": Entry("unbroken.cli.tokenizer:command", "Train a tokenizer on your own text.", DATA),
     "tokenize": Entry("unbroken.cli.tokenize:command", "Tokenize text into shards (resumable).", DATA),
     "data": Entry("unbroken.cli.data:command", "Inspect, verify and decode tokenized data.", DATA),

@@ -62,7 +62,7 @@ def window_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="N",
             help="Tokens per sequence; default: the config's, or 2048.",
         ),
-        click.option("--split", default="train", help="Subdirectory of the data."),
+        click.option("--split", default="train", metavar="NAME", help="Subdirectory of the data."),
         click.option(
             "--config",
             "config_path",

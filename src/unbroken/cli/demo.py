@@ -92,5 +92,5 @@ def _show(output: Output, result: DemoResult) -> int:
         ]
         return "\n" + "\n\n".join(pieces)
 
-    output.document("unbroken.demo/1", demo_report.facts(result, found, proof), text)
+    output.document("unbroken.demo/1", demo_report.json_fields(result, found, proof), text)
     return proof.exit_code

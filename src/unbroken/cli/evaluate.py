@@ -8,12 +8,7 @@ import click
 
 from unbroken.cli.model_options import device_option, ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
-from unbroken.gpt.checkpoint import find_model
-from unbroken.gpt.device import RankDevice, chosen_device
-from unbroken.gpt.evaluate import Evaluation
-from unbroken.gpt.training_data import validation_stream
 from unbroken.quoting import amounts
-from unbroken.world import World
 
 
 @as_command(
@@ -44,6 +39,12 @@ def command(
 
     Evaluates on val/ of the run's data. RUN alone is its newest usable checkpoint. Changes nothing.
     """
+    from unbroken.gpt.checkpoint import find_model
+    from unbroken.gpt.device import RankDevice, chosen_device
+    from unbroken.gpt.evaluate import Evaluation
+    from unbroken.gpt.training_data import validation_stream
+    from unbroken.world import World
+
     chosen = chosen_device(device)
     source = find_model(reference, is_averaged=ema)
     note_passed_over(output, source)

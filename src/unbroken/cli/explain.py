@@ -19,6 +19,11 @@ def error_pages() -> dict[str, str]:
     return _pages("errors")
 
 
+def finding_pages() -> dict[str, str]:
+    """The pages of findings of ``unbroken doctor`` that are no errors, by kind."""
+    return _pages("findings")
+
+
 def general_pages() -> dict[str, str]:
     """The pages on general topics, by name."""
     return _pages("topics")
@@ -31,7 +36,7 @@ def _pages(folder: str) -> dict[str, str]:
 
 
 def find(topic: str) -> tuple[str, str]:
-    """The type of a topic (``error``, ``page`` or ``config``) and its text.
+    """The type of a topic (``error``, ``finding``, ``page`` or ``config``) and its text.
 
     Raises:
         UnknownTopic: there is no such topic; similar ones are suggested.
@@ -40,6 +45,8 @@ def find(topic: str) -> tuple[str, str]:
     name = topic.removeprefix("error[").removesuffix(":").removesuffix("]")
     if (page := error_pages().get(name)) is not None:
         return "error", page
+    if (page := finding_pages().get(name)) is not None:
+        return "finding", page
     if (page := general_pages().get(name)) is not None:
         return "page", page
     # Imported here: the page of an error does not need it.
@@ -56,7 +63,7 @@ def all_topics() -> list[str]:
     """All topics, errors first."""
     from unbroken.config import guide
 
-    return [*error_pages(), *general_pages(), *guide.topics()]
+    return [*error_pages(), *finding_pages(), *general_pages(), *guide.topics()]
 
 
 def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -76,8 +83,8 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
 def command(output: Output, topic: str | None) -> None:
     """Explain an error, an exit code or a config field.
 
-    TOPIC is the kind of an error (torn-checkpoint), a config field (optimizer.learning_rate), a config section
-    (optimizer) or a page (exit-codes). Without TOPIC, lists all topics.
+    TOPIC is the kind of an error (torn-checkpoint) or of a finding of `unbroken doctor` (no-hard-links), a config field
+    (optimizer.learning_rate), a config section (optimizer) or a page (exit-codes). Without TOPIC, lists all topics.
     """
     if topic is None:
         _list_topics(output)
@@ -93,13 +100,13 @@ def command(output: Output, topic: str | None) -> None:
 def _list_topics(output: Output) -> None:
     from unbroken.config import guide
 
-    errors, general, names = error_pages(), general_pages(), guide.topics()
-    fields = {"errors": list(errors), "pages": list(general), "config": names}
+    errors, findings, general, names = error_pages(), finding_pages(), general_pages(), guide.topics()
+    fields = {"errors": list(errors), "findings": list(findings), "pages": list(general), "config": names}
 
     def text() -> str:
         style = output.style
         columns = [Column("topic"), Column("about")]
-        rows = [(name, meaning(page)) for name, page in {**general, **errors}.items()]
+        rows = [(name, meaning(page)) for name, page in {**general, **errors, **findings}.items()]
         config_lines = "\n".join(_in_columns(names))
         return f"{table(columns, rows, style=style)}\n\n{style.dim('config')}\n{config_lines}"
 

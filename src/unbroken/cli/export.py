@@ -2,32 +2,32 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-import torch
 
-from unbroken.cli.model_options import ema_option, note_passed_over, passed_over_fields
+from unbroken.cli.model_options import DTYPES, ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
-from unbroken.data.corpus.listing import TokenizerIdentity
 from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
-from unbroken.gpt.checkpoint import FoundModel, LoadedModel, find_model
-from unbroken.gpt.device import DTYPES
-from unbroken.gpt.export import is_export, to_safetensors, to_torch
-from unbroken.gpt.huggingface import require_expressible, to_huggingface
-from unbroken.gpt.vocabulary import vocabulary_of
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
+
+if TYPE_CHECKING:
+    import torch
+
+    from unbroken.data.corpus.listing import TokenizerIdentity
+    from unbroken.gpt.checkpoint import FoundModel, LoadedModel
+
+    # The content of tokenizer.json, its identity, and why the folder has no tokenizer; each may be None.
+    KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 
 _COMMAND: Final = "unbroken export"
 _SUFFIXES: Final = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
 _SHOWN: Final = 3
 _FORMATS: Final = ("torch", "safetensors", "huggingface")
-# The content of tokenizer.json, its identity, and why the folder has no tokenizer; each may be None.
-KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
 
 
 @as_command(
@@ -49,7 +49,7 @@ KeptTokenizer = tuple[bytes | None, TokenizerIdentity | None, str | None]
     help="File or directory to write.",
 )
 @click.option("--format", "asked", type=click.Choice(_FORMATS), help="Format; default: from the name of PATH.")
-@click.option("--dtype", type=click.Choice([*DTYPES]), help="Type of the weights; default: fp32, as trained.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Type of the weights; default: fp32, as trained.")
 @click.option(
     "--tokenizer", metavar="TOKENIZER", help="Tokenizer for a huggingface export; default: the one saved in the run."
 )
@@ -71,6 +71,12 @@ def command(
     safetensors, anything else for a directory that transformers loads as a Llama. RUN alone is its newest usable
     checkpoint. All checksums are verified.
     """
+    import torch
+
+    from unbroken.gpt import device
+    from unbroken.gpt.checkpoint import find_model
+    from unbroken.gpt.export import to_safetensors, to_torch
+
     form = _form(target, asked)
     _require_free(target, reference, is_folder=form == "huggingface", force=force)
     looked_at = find_model(reference, is_averaged=ema)
@@ -79,7 +85,7 @@ def command(
     loaded = looked_at.load(torch.device("cpu"))
     found = loaded.found
     note_passed_over(output, found, before=looked_at)
-    kind = None if dtype is None else DTYPES[dtype]
+    kind = None if dtype is None else device.DTYPES[dtype]
     note = None
     if kept is not None:
         note = _write_folder(loaded, target, kept, kind, force=force)
@@ -100,17 +106,17 @@ def command(
 
     def text() -> str:
         lines = [f"exported  {target}  {form}, {amounts.size(size_bytes)}, from {found.path}"]
-        return "\n".join([*lines, *([f"tokenizer {note}"] if note else [])])
+        return "\n".join([*lines, *([f"note      {note}"] if note else [])])
 
     output.document("unbroken.export/2", fields, text)
 
 
 def _form(target: Path, asked: str | None) -> str:
-    told = _SUFFIXES.get(target.suffix)
+    by_name = _SUFFIXES.get(target.suffix)
     if asked is None:
-        return told or "huggingface"
-    if told is not None and told != asked:
-        complaint = f"--format {asked} does not match {target.name}, which is the name of a {told} file"
+        return by_name or "huggingface"
+    if by_name is not None and by_name != asked:
+        complaint = f"--format {asked} does not match {target.name}, which is the name of a {by_name} file"
         raise BadUsage(command=_COMMAND, complaint=complaint)
     return asked
 
@@ -137,6 +143,8 @@ def _require_free(target: Path, reference: str, *, is_folder: bool, force: bool)
 
 def _looked_into(folder: Path) -> tuple[str, bool]:
     """What a directory holds, as text, and whether it may be overwritten; ``gpt.export`` checks the same again."""
+    from unbroken.gpt.export import is_export
+
     names = sorted(node.name for node in LOCAL.list_directory(folder))
     if not names:
         return "an empty directory", True
@@ -155,8 +163,10 @@ def _free_name(wanted: Path) -> Path:
 
 
 def _write_folder(
-    loaded: LoadedModel, target: Path, kept: KeptTokenizer, dtype: torch.dtype | None, *, force: bool
+    loaded: "LoadedModel", target: Path, kept: "KeptTokenizer", dtype: "torch.dtype | None", *, force: bool
 ) -> str | None:
+    from unbroken.gpt.huggingface import to_huggingface
+
     content, identity, note = kept
     to_huggingface(
         loaded.model.state_dict(),
@@ -170,7 +180,10 @@ def _write_folder(
     return note
 
 
-def _tokenizer(found: FoundModel, asked: str | None) -> KeptTokenizer:
+def _tokenizer(found: "FoundModel", asked: str | None) -> "KeptTokenizer":
+    from unbroken.gpt.huggingface import require_expressible
+    from unbroken.gpt.vocabulary import vocabulary_of
+
     # Before the weights are loaded, which takes longest.
     require_expressible(found.config.model)
     try:
@@ -179,9 +192,9 @@ def _tokenizer(found: FoundModel, asked: str | None) -> KeptTokenizer:
         if asked is not None:
             raise
         # The weights are complete without a tokenizer.
-        return None, None, f"none written: {unknown.headline()}"
+        return None, None, f"no tokenizer written: {unknown.headline()}"
     if vocabulary.file.content is None:
-        note = "none written: token ids are bytes, for which transformers has no tokenizer; id 256 ends a text"
+        note = "no tokenizer written: token ids are bytes, for which transformers has no tokenizer; id 256 ends a text"
         return None, vocabulary.identity, note
     return vocabulary.file.content, vocabulary.identity, None
 

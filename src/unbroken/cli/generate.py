@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,9 +17,11 @@ from unbroken.cli.model_options import (
 )
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, BatchInvalid, GenerationInvalid, SequenceTooLong
-from unbroken.gpt.device import chosen_device, chosen_dtype
-from unbroken.gpt.text import Continued, Generation, TextSource
+from unbroken.gpt.sampling import Generation
 from unbroken.quoting import amounts
+
+if TYPE_CHECKING:
+    from unbroken.gpt.text import Continued, TextSource
 
 _COMMAND: Final = "unbroken generate"
 _PATH: Final = click.Path(path_type=Path)
@@ -45,6 +47,9 @@ def command(
     give the same text on the same device. A pipe or file gets the text unchanged; on a terminal control characters are
     escaped.
     """
+    from unbroken.gpt.device import chosen_device, chosen_dtype
+    from unbroken.gpt.text import TextSource
+
     if asked.reference is None:
         raise BadUsage(command=_COMMAND, complaint="missing argument RUN")
     numbered = _prompts(prompt, prompts_file)
@@ -89,7 +94,7 @@ def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:
 
 
 def _require_sound(
-    source: TextSource, prompts: list[tuple[int, str]], file: Path | None, generation: Generation
+    source: "TextSource", prompts: list[tuple[int, str]], file: Path | None, generation: Generation
 ) -> None:
     problems = []
     for number, each in prompts:
@@ -103,7 +108,7 @@ def _require_sound(
         raise BatchInvalid(path=file, problems=tuple(problems))
 
 
-def _record(prompt: str, continued: Continued) -> dict[str, Any]:
+def _record(prompt: str, continued: "Continued") -> dict[str, Any]:
     return {
         "prompt": prompt,
         "text": continued.text,

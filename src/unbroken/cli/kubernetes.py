@@ -37,7 +37,11 @@ _LIMIT_BYTES: Final = 1 << 20
 )
 @click.argument("words", metavar="CONFIG [OVERRIDE]... | -- SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--image", default="", metavar="IMAGE", help="Container image with unbroken, torch and your code. Required."
+    "--image",
+    default="",
+    show_default=False,
+    metavar="IMAGE",
+    help="Container image with unbroken, torch and your code. Required.",
 )
 @click.option(
     "--kind",
@@ -52,7 +56,13 @@ _LIMIT_BYTES: Final = 1 << 20
 @click.option("--cpu", metavar="QUANTITY", help="CPUs per pod: 8, 1500m.")
 @click.option("--memory", metavar="QUANTITY", help="Memory per pod: 64Gi.")
 @click.option("--shared-memory", default="8Gi", metavar="QUANTITY", help="Size of /dev/shm.")
-@click.option("--claim", default="", metavar="NAME", help="PersistentVolumeClaim of the run directory; default: NAME.")
+@click.option(
+    "--claim",
+    default="",
+    show_default=False,
+    metavar="CLAIM",
+    help="PersistentVolumeClaim of the run directory; default: as --name.",
+)
 @click.option("--mount", default="/runs", metavar="PATH", help="Mount path of the claim.")
 @click.option("--storage", metavar="QUANTITY", help="Also create the claim, of this size.")
 @click.option("--storage-class", metavar="NAME", help="Storage class of the created claim.")

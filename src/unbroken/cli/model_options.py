@@ -5,18 +5,22 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from unbroken.cli.output import Output
 from unbroken.errors import BadUsage, PathMissing
 from unbroken.files import LOCAL, Files
-from unbroken.gpt.checkpoint import FoundModel
-from unbroken.gpt.device import DTYPES
-from unbroken.gpt.text import Generation
+from unbroken.gpt.sampling import Generation
+
+if TYPE_CHECKING:
+    # What loads torch is imported when a command runs, so that its --help is shown at once.
+    from unbroken.gpt.checkpoint import FoundModel
 
 INPUT_LIMIT_BYTES: Final = 1 << 30
+# The names in ``unbroken.gpt.device.DTYPES``.
+DTYPES: Final = ("fp32", "fp16", "bf16")
 _DEFAULTS: Final = Generation()
 _Function = Callable[..., int | None]
 
@@ -31,7 +35,7 @@ _MODEL: Final = (
     click.option("--tokenizer", metavar="TOKENIZER", help="Tokenizer; default: the one saved in the run."),
     ema_option,
     device_option,
-    click.option("--dtype", type=click.Choice([*DTYPES]), help="Compute type; default: bf16 on a GPU, fp32 on a CPU."),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Compute type; default: bf16 on a GPU, fp32 on a CPU."),
 )
 _GENERATION: Final = (
     click.option(
@@ -173,7 +177,7 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False)
 
 
-def note_passed_over(output: Output, found: FoundModel, *, before: FoundModel | None = None) -> None:
+def note_passed_over(output: Output, found: "FoundModel", *, before: "FoundModel | None" = None) -> None:
     """Print which newer checkpoints are skipped and why; not again those of ``before``."""
     printed = set() if before is None else {over.name for over in before.passed_over}
     for over in found.passed_over:
@@ -183,6 +187,6 @@ def note_passed_over(output: Output, found: FoundModel, *, before: FoundModel | 
         output.note(f"using {found.name} instead of {before.name}")
 
 
-def passed_over_fields(found: FoundModel) -> list[dict[str, str]]:
+def passed_over_fields(found: "FoundModel") -> list[dict[str, str]]:
     """The skipped checkpoints as JSON fields."""
     return [{"name": over.name, "reason": over.reason} for over in found.passed_over]

@@ -111,7 +111,7 @@ def _seconds(option: str, meaning: str) -> Callable[[Any], Any]:
         ("unbroken plan --steps 100000 --step-time 1.2 --save-time 40 --mtbf 12h", "by numbers"),
     ),
 )
-@click.argument("place", metavar="CONFIG|RUN", required=False)
+@click.argument("place", metavar="[CONFIG|RUN]", required=False)
 @click.option("--steps", type=int, metavar="N", help="Remaining steps.")
 @_seconds("--step-time", "Time per step.")
 @_seconds("--save-time", "Time per save; counts as a pause of training.")

@@ -86,7 +86,7 @@ def command(
         setup = ProofSetup(given, place.path, Path.cwd(), environment(os.environ, is_resized=is_resized), limit_s)
         proof = prove(setup, asked, output.note)
         place.is_kept = place.is_kept or not proof.is_proven
-    output.document("unbroken.prove/1", proof.facts(), lambda: proof.text(output.style))
+    output.document("unbroken.prove/1", proof.json_fields(), lambda: proof.text(output.style))
     return _exit_code(proof)
 
 
@@ -106,10 +106,10 @@ def _require_command(words: tuple[str, ...]) -> Command:
     return given
 
 
-def _chosen(told: str | None) -> tuple[str, ...]:
-    if told is None:
+def _chosen(listed: str | None) -> tuple[str, ...]:
+    if listed is None:
         return tuple(FAULTS)
-    names = [name.strip() for name in told.split(",") if name.strip()]
+    names = [name.strip() for name in listed.split(",") if name.strip()]
     unknown = [name for name in names if name not in FAULTS]
     if unknown or not names:
         what = f"unknown fault {', '.join(map(repr, unknown))}" if unknown else "--faults is empty"
@@ -117,12 +117,12 @@ def _chosen(told: str | None) -> tuple[str, ...]:
     return tuple(name for name in FAULTS if name in names)
 
 
-def _numbers(told: str | None, given: Command) -> tuple[int, ...]:
-    if told is None:
+def _numbers(listed: str | None, given: Command) -> tuple[int, ...]:
+    if listed is None:
         return ()
-    pieces = [piece.strip() for piece in told.split(",")]
+    pieces = [piece.strip() for piece in listed.split(",")]
     if not all(piece.isdecimal() and 1 <= int(piece) <= _MOST_RANKS for piece in pieces):
-        complaint = f"--ranks must be a list of numbers from 1 to {_MOST_RANKS}, such as 1,2,4, not '{told}'"
+        complaint = f"--ranks must be a list of numbers from 1 to {_MOST_RANKS}, such as 1,2,4, not '{listed}'"
         raise BadUsage(command=PROGRAM, complaint=complaint)
     if not given.sets_ranks:
         complaint = f"--ranks needs {RANKS} in COMMAND, or torchrun or `unbroken run`"

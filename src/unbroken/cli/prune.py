@@ -106,8 +106,8 @@ def _require_measured(store: Store, best: str | None) -> None:
     known = candidates(store, scan(store).committed)
     metric, measured = best_by(best).metric, sorted({name for each in known for name in each.metrics})
     if known and metric not in measured:
-        told = f"known metrics: {', '.join(measured)}" if measured else "they have no metrics"
-        raise BadUsage(command="unbroken prune", complaint=f"no checkpoint has a metric '{metric}'; {told}")
+        measured_text = f"known metrics: {', '.join(measured)}" if measured else "they have no metrics"
+        raise BadUsage(command="unbroken prune", complaint=f"no checkpoint has a metric '{metric}'; {measured_text}")
 
 
 def _decided(store: Store, policies: Sequence[Policy], output: Output, *, reads_newest: bool) -> Decision:

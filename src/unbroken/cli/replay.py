@@ -92,7 +92,7 @@ def command(
         if not is_kept:
             LOCAL.remove_tree(place.root)
     kept = place.root if is_kept else None
-    fields = {**found.facts(), "directory": str(kept) if kept else None}
+    fields = {**found.json_fields(), "directory": str(kept) if kept else None}
     output.document("unbroken.replay/2", fields, lambda: _text(found, kept, output.style))
     return 0 if found.is_equal else EXIT_DIFFER
 

@@ -31,7 +31,7 @@ from unbroken.store.seal import Sealed, folders_to_seal, seal
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Step; default: from the name of the directory.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="Metric for --keep-best; repeatable.")
 @click.option("--all", "is_parent", is_flag=True, help="Seal all checkpoint directories in DIR.")
-@click.option("--num-workers", type=click.IntRange(1, 64), default=4, help="Number of reader threads.")
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, metavar="N", help="Number of reader threads.")
 def command(
     output: Output, directory: Path, step: int | None, metrics: tuple[str, ...], is_parent: bool, num_workers: int
 ) -> None:
@@ -79,8 +79,8 @@ def _of_a_file(path: Path) -> Help:
     """How to seal a single file: its directory if that has a step in its name, else a new directory."""
     if step_in_name(path.absolute().parent.name) is not None:
         return Help(f"unbroken seal {quoted(path.parent)}", "seal the directory that contains it")
-    told = step_in_name(path.name)
-    folder = quoted(path.parent / f"step-{1000 if told is None else told}")
+    named_step = step_in_name(path.name)
+    folder = quoted(path.parent / f"step-{1000 if named_step is None else named_step}")
     command = f"mkdir {folder} && mv {quoted(path)} {folder} && unbroken seal {folder}"
     return Help(command, "move it to a directory with the step in its name")
 

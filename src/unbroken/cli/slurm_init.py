@@ -43,6 +43,7 @@ _RANKS: Final = ("gpu", "cpu", "auto")
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--run-dir", metavar="RUN", help="Run directory of SCRIPT.")
+@click.option("--resume", metavar="WHAT", help="With CONFIG, as for unbroken train: auto, scratch or a checkpoint.")
 @click.option("--time", metavar="LIMIT", help="Walltime limit of a job, as for sbatch: 04:00:00, 1-12.")
 @click.option("--nodes", default="1", metavar="N", help="Number of nodes, or a range: 1-4.")
 @click.option("--nproc-per-node", metavar="N", help="Ranks per node; default: --gpus-per-node.")
@@ -68,6 +69,7 @@ def command(
     target: Path | None,
     force: bool,
     run_dir: str | None,
+    resume: str | None,
     array: str | None,
     name: str | None,
     **asked: Any,  # noqa: ANN401 -- click's values, each checked where it is used
@@ -78,7 +80,10 @@ def command(
     train`; several configs become a job array. SCRIPT is run by `unbroken run` and needs --run-dir. The script is not
     submitted: use `unbroken slurm submit`.
     """
-    work = _script_work(words, run_dir, array) if run_dir is not None else _config_work(words, array)
+    if run_dir is not None and resume is not None:
+        raise BadUsage(command=COMMAND, complaint="--resume needs CONFIG; a script has its own resume setting")
+    overrides = () if resume is None else (f"training.resume={resume}",)
+    work = _script_work(words, run_dir, array) if run_dir is not None else _config_work((*words, *overrides), array)
     called = name or _name(work)
     _require_sound(called, {"run_dir": run_dir, "array": array, "name": name, **asked})
     path = (target or Path(f"{called}.sbatch")).absolute()

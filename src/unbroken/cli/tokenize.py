@@ -5,15 +5,17 @@ import time
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from unbroken.cli.output import Advance, Output, as_command
-from unbroken.data.ingest.tokenize import TokenizeReport, TokenizeRequest, tokenize
-from unbroken.data.ingest.work_folder import TokenizeOptions
-from unbroken.data.packing.windows import require_bakeable
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
 from unbroken.errors import BadUsage
 from unbroken.quoting import amounts
+
+if TYPE_CHECKING:
+    from unbroken.data.ingest.tokenize import TokenizeReport
 
 _COMMAND = "unbroken tokenize"
 _DEFAULTS = TokenizeOptions()
@@ -50,7 +52,9 @@ _DEFAULTS = TokenizeOptions()
     metavar="N",
     help="Maximum number of tokens per shard.",
 )
-@click.option("--text-field", default=_DEFAULTS.text_field, help="JSON field or Parquet column with the text.")
+@click.option(
+    "--text-field", default=_DEFAULTS.text_field, metavar="NAME", help="JSON field or Parquet column with the text."
+)
 @click.option(
     "--min-text-length",
     type=click.IntRange(0),
@@ -128,21 +132,28 @@ def command(
         skip_bad=skip_bad,
         add=add,
     )
-
-    def progress(total_bytes: int) -> AbstractContextManager[Advance]:
-        return output.progress("tokenize", total_bytes, is_bytes=True)
-
     started = time.monotonic()
-    try:
-        report = tokenize(request, progress=progress)
-    except KeyboardInterrupt:
-        output.note("interrupted; run the same command again to resume")
-        raise
+    report = _tokenized(output, request)
     took_s = time.monotonic() - started
     output.document("unbroken.tokenize/1", _fields(request, report, took_s), lambda: _text(request, report, took_s))
 
 
+def _tokenized(output: Output, request: TokenizeRequest) -> "TokenizeReport":
+    from unbroken.data.ingest.tokenize import tokenize
+
+    def progress(total_bytes: int) -> AbstractContextManager[Advance]:
+        return output.progress("tokenize", total_bytes, is_bytes=True)
+
+    try:
+        return tokenize(request, progress=progress)
+    except KeyboardInterrupt:
+        output.note("interrupted; run the same command again to resume")
+        raise
+
+
 def _require_windows(*, bake_windows: bool, max_length: int | None, overlap_size: int | None) -> None:
+    from unbroken.data.packing.windows import require_bakeable
+
     if bake_windows:
         if max_length is None:
             raise BadUsage(command=_COMMAND, complaint="--bake-windows needs --max-length")
@@ -181,7 +192,7 @@ def _fraction(option: str, text: str | None) -> str | None:
     return str(share)
 
 
-def _fields(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> dict[str, object]:
+def _fields(request: TokenizeRequest, report: "TokenizeReport", took_s: float) -> dict[str, object]:
     totals = report.totals
     return {
         "output_dir": request.output_dir,
@@ -199,7 +210,7 @@ def _fields(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> 
     }
 
 
-def _text(request: TokenizeRequest, report: TokenizeReport, took_s: float) -> str:
+def _text(request: TokenizeRequest, report: "TokenizeReport", took_s: float) -> str:
     totals = report.totals
     held = (
         f"{amounts.plural(totals.documents, 'document')}, {amounts.plural(totals.tokens, 'token')}, "

@@ -30,7 +30,7 @@ from unbroken.quoting import amounts
     metavar="N",
     help="Maximum vocabulary size.",
 )
-@click.option("--text-field", default="text", help="JSON field or Parquet column with the text.")
+@click.option("--text-field", default="text", metavar="NAME", help="JSON field or Parquet column with the text.")
 def train(output: Output, input_dir: Path, target: Path, vocab_size: int, text_field: str) -> None:
     """Train a byte-level BPE tokenizer.
 

@@ -214,7 +214,7 @@ def walltime_fields(config: Config, world: int) -> dict[str, Any] | None:
     step_s = _step_s(measured, config.global_batch_size(world) * config.data.max_length)
     steps_per_job = None if step_s is None else int(usable_s / step_s)
     return {
-        "job_s": limit_s,
+        "walltime_s": limit_s,
         "reserve_s": reserve_s,
         "usable_s": usable_s,
         "steps_done": done,
@@ -233,7 +233,7 @@ def _step_s(measured: Stitched, tokens_per_step: int) -> float | None:
 
 def walltime_text(fields: Mapping[str, Any]) -> str:
     """The same as text."""
-    job, reserve = amounts.duration(fields["job_s"]), amounts.duration(fields["reserve_s"])
+    job, reserve = amounts.duration(fields["walltime_s"]), amounts.duration(fields["reserve_s"])
     lines = [f"walltime {job} per job, of which {reserve} are reserved for the last save"]
     left = fields["steps_left"]
     if not left:
@@ -310,7 +310,7 @@ def command(
         said += [data_text(data, output.style), ""] if data else []
         return "\n".join([*said, output.style.dim(_scope(data, no_data=no_data))])
 
-    output.document("unbroken.validate/2", fields, text)
+    output.document("unbroken.validate/3", fields, text)
 
 
 def _scope(data: dict[str, Any] | None, *, no_data: bool) -> str:

@@ -35,7 +35,7 @@ EXIT_DAMAGED = 3
 @click.option("--full", "level", flag_value=Level.FULL.value, help="Verify all checksums.")
 @click.option("--sampled", "level", flag_value=Level.SAMPLED.value, help="Verify two random blocks of each part.")
 @click.option("--quick", "level", flag_value=Level.QUICK.value, help="Check only names, sizes and manifests (default).")
-@click.option("--num-workers", type=click.IntRange(1, 64), default=4, help="Number of reader threads.")
+@click.option("--num-workers", type=click.IntRange(1, 64), default=4, metavar="N", help="Number of reader threads.")
 def command(output: Output, what: str, level: str | None, num_workers: int) -> int:
     """Verify the checksums of checkpoints.
 

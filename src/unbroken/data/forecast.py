@@ -238,13 +238,15 @@ def _look_at_tokenizer(config: Config, corpus: Corpus, findings: _Findings) -> N
 
 
 def _compare_tokenizers(asked: str, made_by: TokenizerIdentity, findings: _Findings) -> None:
-    told = f"the shards were made with {made_by.name}, {amounts.count(made_by.vocab_size)} ids"
+    made_with = f"the shards were made with {made_by.name}, {amounts.count(made_by.vocab_size)} ids"
     if asked != BYTES and not Path(asked).exists():
         # A name on the hub: a check downloads nothing, and a name alone proves little.
         if made_by.name == BYTES:
-            findings.add(f"data.tokenizer is {asked}; {told}")
+            findings.add(f"data.tokenizer is {asked}; {made_with}")
         elif made_by.name != asked:
-            findings.add(f"data.tokenizer is {asked}, not on this machine and not checked; {told}", is_allowed=True)
+            findings.add(
+                f"data.tokenizer is {asked}, not on this machine and not checked; {made_with}", is_allowed=True
+            )
         return
     try:
         named = load_encoder(find_tokenizer(asked)).identity
@@ -252,7 +254,7 @@ def _compare_tokenizers(asked: str, made_by: TokenizerIdentity, findings: _Findi
         findings.add(f"data.tokenizer: {unknown}")
         return
     if named.digest != made_by.digest:
-        findings.add(f"data.tokenizer is {asked}, {amounts.count(named.vocab_size)} ids; {told}")
+        findings.add(f"data.tokenizer is {asked}, {amounts.count(named.vocab_size)} ids; {made_with}")
 
 
 def _look_at_validation(config: Config, findings: _Findings) -> None:

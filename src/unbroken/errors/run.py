@@ -26,21 +26,24 @@ from unbroken.quoting import amounts
 
 
 class BadRunPath(UsageError):
-    """A path that cannot be a run directory; ``obstacle`` is the part of it that is wrong."""
+    """A path that cannot be a run directory; ``obstacle`` is the part of it that is wrong, ``target`` of a symlink."""
 
     kind = "bad-run-path"
     path: str
     problem: Literal["empty", "nul", "long-name", "too-long", "dangling", "circular", "forbidden"]
     obstacle: str = ""
+    target: str = ""
 
     def headline(self) -> str:
+        below = "" if self.obstacle == self.path else f" {self.obstacle}"
         size_bytes = len(os.fsencode(self.obstacle))
         return {
             "empty": "the run path is empty",
             "nul": "the run path contains a NUL character",
             "long-name": f"the run path is too long: a name in it has {size_bytes:,} bytes",
             "too-long": f"the run path is too long: it has {size_bytes:,} bytes",
-            "dangling": f"the run path is a dangling symlink: its target {self.obstacle} does not exist",
+            "dangling": f"the run path {'goes through the' if below else 'is a'} dangling symlink{below}: "
+            f"its target {self.target} does not exist",
             "circular": "the run path contains a symlink loop",
             "forbidden": f"the run path cannot be read: permission denied in {self.obstacle}",
         }[self.problem]
@@ -60,7 +63,7 @@ class BadRunPath(UsageError):
         if self.problem == "forbidden":
             return (Help(f"ls -ld {quoted(self.obstacle)}", "check the permissions"),)
         if self.problem in ("dangling", "circular"):
-            return (Help(f"ls -l {quoted(self.path)}", "show the target"),)
+            return (Help(f"ls -l {quoted(self.obstacle or self.path)}", "show the target"),)
         return ()
 
 

@@ -133,6 +133,25 @@ class ArithmeticDiffers(ExactnessError):
             yield f"and {len(self.differences) - 4} more: {', '.join(name for name, _, _ in self.differences[4:])}"
 
 
+class NotExactHere(ExactnessError):
+    """The self-test found other bits for the layout and precision that a training would use on this machine."""
+
+    kind = "not-exact-here"
+    layout: str
+    dtype: str
+    device: str
+    torch: str
+    because: tuple[str, ...]
+    HEADLINE = "a {layout} model in {dtype} is not exact on this machine"
+    AT = "torch {torch} on {device}"
+    SO = "the self-test found bits that depend on the layout; nothing was trained"
+    DETAILS = Each("because")
+    HELP = (
+        Help("unbroken doctor", "run the self-test again and show all combinations"),
+        Help("unbroken explain {kind}", "what to do"),
+    )
+
+
 # ---- generation and export ----
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from unbroken.errors import ArithmeticDiffers
+from unbroken.exact.self_tested import self_test_once
 from unbroken.quoting.log import logger
 
 _log = logger(__name__)
@@ -96,15 +97,26 @@ def pin(
     Turns on deterministic algorithms (an operation without one raises) and a fixed cuBLAS workspace; turns off
     cuDNN benchmark, cuDNN attention, and timing-based choices in inductor.
 
+    Runs the exact self-test, in a process of its own, the first time that it sees this build of torch and this device,
+    and logs what it found. A ``Reducer`` whose layout and precision is not exact here is then an error. The environment
+    variable ``UNBROKEN_SELF_TEST=off`` turns the test off.
+
     Args:
         device: the kind of device that trains, ``cpu`` or ``cuda``.
         allow_tf32: round float32 products to TF32: faster and as repeatable, but other bits.
         accept: names of differences the user accepts at a resume.
     """
+    set_backends(allow_tf32=allow_tf32)
+    torch.use_deterministic_algorithms(True)
+    self_test_once(torch.device(device) if device is not None else _usual_device())
+    return Numerics(device, accept=accept)
+
+
+def set_backends(*, allow_tf32: bool = False) -> None:
+    """The settings of ``pin`` for the libraries below torch."""
     # cuBLAS reads it on first use; a value that is already set stays, and torch rejects one that is not deterministic.
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     os.environ.setdefault(_INDUCTOR, "1")
-    torch.use_deterministic_algorithms(True)
     # Filling memory that is about to be written costs time and changes no result of a correct program.
     _deterministic.fill_uninitialized_memory = False
     _backends.cudnn.benchmark = False
@@ -112,7 +124,6 @@ def pin(
     _backends.cuda.matmul.allow_tf32 = allow_tf32
     _backends.cudnn.allow_tf32 = allow_tf32
     _backends.cuda.enable_cudnn_sdp(False)
-    return Numerics(device, accept=accept)
 
 
 def _usual_device() -> torch.device:

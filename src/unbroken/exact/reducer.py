@@ -25,6 +25,7 @@ from unbroken.exact.lane_rng import LaneRng
 from unbroken.exact.norm import clip_factor, fold, gradient_norm, scale
 from unbroken.exact.precision import Lowered
 from unbroken.exact.reduction import Reduction, ReplicatedFold
+from unbroken.exact.self_tested import require_exact
 from unbroken.exact.sharded import ShardedFold, compute_dtype_of, ranks_of, shards_of
 from unbroken.exact.stock import NOT_PROMISED, ReplicatedStock, ShardedStock, stock_norm
 from unbroken.quoting.log import logger
@@ -96,6 +97,7 @@ class Reducer:
         TooManyRanks: there are more ranks than lanes.
         CannotFold: a parameter, the model or the optimizer is not supported.
         NoProcessGroup: the launcher says that there are several ranks and no process group was initialised.
+        NotExactHere: the self-test of ``exact.pin`` found other bits for this layout and precision.
     """
 
     def __init__(
@@ -118,6 +120,9 @@ class Reducer:
         self._plan = rank_lanes(lanes, self._ranks.size, self._ranks.rank)
         self._seed, self._is_stock = seed, stock
         self._dtype = compute_dtype_of(model) if self._is_sharded else compute_dtype
+        if not stock:
+            layout = "sharded" if self._is_sharded else "replicated"
+            require_exact(layout, self._dtype, self._parameters[0].device)
         self._precision = Lowered(list(model.parameters()), compute_dtype)
         self._reduction = self._make_reduction(model, bucket_bytes)
         self._open: Callable[[], Generator[Lane, None, None] | None] = lambda: None

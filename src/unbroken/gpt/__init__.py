@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from unbroken.gpt.build import initialize
     from unbroken.gpt.export import to_safetensors, to_torch
-    from unbroken.gpt.generation import Sampling, generate, stream
+    from unbroken.gpt.generation import generate, stream
     from unbroken.gpt.huggingface import to_huggingface
     from unbroken.gpt.loss import LossSum
     from unbroken.gpt.model import GPT
-    from unbroken.gpt.text import Continued, Generation, TextModel
+    from unbroken.gpt.sampling import Generation, Sampling
+    from unbroken.gpt.text import Continued, TextModel
     from unbroken.gpt.train import Trained, train
 
 __all__ = [
@@ -42,9 +43,9 @@ __all__ = [
 _HOMES: Final = {
     "GPT": "unbroken.gpt.model",
     "Continued": "unbroken.gpt.text",
-    "Generation": "unbroken.gpt.text",
+    "Generation": "unbroken.gpt.sampling",
     "LossSum": "unbroken.gpt.loss",
-    "Sampling": "unbroken.gpt.generation",
+    "Sampling": "unbroken.gpt.sampling",
     "TextModel": "unbroken.gpt.text",
     "Trained": "unbroken.gpt.train",
     "generate": "unbroken.gpt.generation",

@@ -100,8 +100,8 @@ class _Lines(logging.StreamHandler[TextIO]):
         with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), self.stream.fileno())
         with contextlib.suppress(OSError):
-            told = f"standard output cannot be written to any more ({lost.strerror}); training continues"
-            sys.stderr.write(for_terminal(f"warning: {told}, and its lines are in the run's logs/\n"))
+            warning = f"standard output cannot be written to any more ({lost.strerror}); training continues"
+            sys.stderr.write(for_terminal(f"warning: {warning}, and its lines are in the run's logs/\n"))
             sys.stderr.flush()
 
 

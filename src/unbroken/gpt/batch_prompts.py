@@ -15,7 +15,8 @@ import torch
 
 from unbroken.errors import BatchInvalid, GenerationInvalid, SequenceTooLong, UnbrokenError
 from unbroken.gpt.device import DTYPES, chosen_dtype
-from unbroken.gpt.text import Continued, Generation, TextModel, TextSource
+from unbroken.gpt.sampling import Generation
+from unbroken.gpt.text import Continued, TextModel, TextSource
 
 RECORD_KEYS: Final = ("prompt", "id", "model", "generation")
 MODEL_KEYS: Final = ("checkpoint", "output_dir", "dtype", "tokenizer")
@@ -66,7 +67,7 @@ class Answer:
     continued: Continued | None
     error: UnbrokenError | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The record of the output."""
         said, refused = self.continued, self.error
         return {

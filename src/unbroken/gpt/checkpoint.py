@@ -152,8 +152,8 @@ def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
 def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
     """The newest checkpoint that looks complete and was not skipped."""
     while True:
-        told = {over.name for over in passed_over}
-        names = [name for name in newest_first(store, scan(store).committed) if name not in told]
+        skipped = {over.name for over in passed_over}
+        names = [name for name in newest_first(store, scan(store).committed) if name not in skipped]
         found = choose(names, lambda name: verify(store, name, Level.QUICK))
         passed_over = (*passed_over, *found.passed_over)
         chosen = Choice(found.chosen, passed_over).required(store)

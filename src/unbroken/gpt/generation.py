@@ -5,7 +5,6 @@ tokens; text is in ``text``.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,39 +12,9 @@ from torch import Tensor
 from unbroken.errors import GenerationInvalid, LogitsNotFinite, SequenceTooLong
 from unbroken.gpt.attention import KeyValueCache
 from unbroken.gpt.model import GPT
+from unbroken.gpt.sampling import Sampling
 
 # ---- choosing a token ----
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How tokens are chosen; ``top_k`` of 0 or None, ``top_p`` of None, ``repetition_penalty`` of 1 change nothing.
-
-    Raises:
-        GenerationInvalid: values are out of range; all are named.
-    """
-
-    temperature: float = 0.8
-    top_k: int | None = 50
-    top_p: float | None = 0.95
-    is_greedy: bool = False
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        problems = tuple(self._problems())
-        if problems:
-            raise GenerationInvalid(problems=problems)
-
-    def _problems(self) -> Iterator[str]:
-        # Written as "not inside", so that NaN is rejected too.
-        if not 0 < self.temperature < float("inf"):
-            yield f"temperature must be above 0, is {self.temperature}; greedy takes the most likely token"
-        if self.top_k is not None and self.top_k < 0:
-            yield f"top_k must be 0 (all) or more, is {self.top_k}"
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            yield f"top_p must be above 0 and at most 1, is {self.top_p}"
-        if not 0 < self.repetition_penalty < float("inf"):
-            yield f"repetition_penalty must be above 0, is {self.repetition_penalty}"
 
 
 def choose(logits: Tensor, seen: Collection[int], sampling: Sampling, generator: torch.Generator) -> int:

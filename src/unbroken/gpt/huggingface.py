@@ -196,5 +196,5 @@ def _or_zeros(block: Mapping[str, Tensor], name: str, rows: int) -> Tensor:
     return block.get(name, torch.zeros(rows, dtype=weight.dtype, device=weight.device))
 
 
-def _encoded(facts: Mapping[str, Any]) -> bytes:
-    return (json.dumps(facts, indent=2, sort_keys=True) + "\n").encode()
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()

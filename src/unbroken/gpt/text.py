@@ -8,67 +8,15 @@ has its own RNG.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 
 from unbroken.errors import GenerationInvalid, SequenceTooLong
 from unbroken.gpt.checkpoint import FoundModel, LoadedModel, find_model
 from unbroken.gpt.device import chosen_device, chosen_dtype, noticing_full
-from unbroken.gpt.generation import Sampling, generate
+from unbroken.gpt.generation import generate
+from unbroken.gpt.sampling import Generation
 from unbroken.gpt.vocabulary import Vocabulary, vocabulary_of
-
-DEFAULT_NEW_TOKENS: Final = 100
-SEED_END: Final = 1 << 63
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """How a prompt is continued; ``max_new_tokens`` of None: 100, or as many as the model has positions for.
-
-    ``top_k`` of 0 and ``top_p`` of 1 keep all tokens.
-
-    Raises:
-        GenerationInvalid: a value is out of its range; all such values are named.
-    """
-
-    max_new_tokens: int | None = None
-    temperature: float = 0.8
-    top_k: int = 50
-    top_p: float = 0.95
-    greedy: bool = False
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    return_full_text: bool = False
-
-    def __post_init__(self) -> None:
-        problems: list[str] = []
-        try:
-            self.sampling()
-        except GenerationInvalid as wrong:
-            problems += wrong.problems
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            problems.append(f"max_new_tokens must be at least 1, is {self.max_new_tokens}")
-        if not 0 <= self.seed < SEED_END:
-            problems.append(f"seed must be at least 0 and below 2^63, is {self.seed}")
-        if problems:
-            raise GenerationInvalid(problems=tuple(problems))
-
-    def sampling(self) -> Sampling:
-        """How each token is chosen."""
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            is_greedy=self.greedy,
-            repetition_penalty=self.repetition_penalty,
-        )
-
-    def new_tokens(self, prompt_tokens: int, positions: int) -> int:
-        """How many tokens at most follow a prompt; the last one is never read, so it needs no position."""
-        if self.max_new_tokens is not None:
-            return self.max_new_tokens
-        return max(1, min(DEFAULT_NEW_TOKENS, positions - prompt_tokens + 1))
 
 
 @dataclass(frozen=True)

@@ -115,13 +115,16 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
     # Model, reducer and optimizer. Initial weights, sums and moments do not depend on the number of ranks.
     model = build_model(config, data.vocab_size, place.device, dtype)
     optimizer = make_optimizer(model, config.optimizer)
-    reducer = DeferringReducer(
-        model,
-        optimizer,
-        lanes=config.lanes(),
-        seed=training.seed,
-        compute_dtype=None if is_sharded(config) else dtype,
-        stock=not training.exact,
+    # On all ranks or on none: where the self-test ran on one rank of a node, only that one may know what it found.
+    reducer = place.world.all_or_none(
+        lambda: DeferringReducer(
+            model,
+            optimizer,
+            lanes=config.lanes(),
+            seed=training.seed,
+            compute_dtype=None if is_sharded(config) else dtype,
+            stock=not training.exact,
+        )
     )
     average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
     scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None
@@ -285,9 +288,9 @@ class Training:
                 self.run.save(by_all=True)
         if self.place.is_first:
             note = "  best so far" if found.loss < best else ""
-            facts = event("evaluation", step=done, metric=metric, loss=found.loss, perplexity=found.perplexity)
+            fields = event("evaluation", step=done, metric=metric, loss=found.loss, perplexity=found.perplexity)
             shown = f"{done:,}", metric, found.loss, found.perplexity, note
-            _log.info("step %s  %s %.4f  perplexity %.2f%s", *shown, extra=facts)
+            _log.info("step %s  %s %.4f  perplexity %.2f%s", *shown, extra=fields)
 
     def _is_due(self, done: int, every: int | None) -> bool:
         return every is not None and (done % every == 0 or done == self.config.training.max_steps)
@@ -368,9 +371,9 @@ def _keep_records(run: Run, started: RunConfig, data: TrainingData) -> None:
     changes = [*differences.fixed, *differences.declared, *differences.free]
     _say_changes(started, changes)
     if changes or started.taken or started.is_replaced or started.is_rewritten:
-        facts = {change.field: [change.started_with, change.now] for change in changes}
+        changed = {change.field: [change.started_with, change.now] for change in changes}
         accepted = [change.field for change in started.taken]
-        run.event("config", changes=facts, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
+        run.event("config", changes=changed, is_replaced=started.is_replaced or started.is_rewritten, accepted=accepted)
 
 
 def _say_changes(started: RunConfig, changes: Sequence[Difference]) -> None:

@@ -39,9 +39,9 @@ class StepLog:
         if self.is_first:
             said = self.wording(step, loss, rate, norm, each_s, measured)
             text = "  ".join([said, *(f"{count} {why}" for why, count in (left_out or {}).items())])
-            facts = {"loss": loss, "lr": rate, "grad_norm": norm, "step_s": each_s, **measured}
-            facts |= {"tokens": step * self.speed.tokens_per_step, "max_steps": self.max_steps}
-            _log.info("%s", text, extra=event("step", step=step, **facts))
+            fields = {"loss": loss, "lr": rate, "grad_norm": norm, "step_s": each_s, **measured}
+            fields |= {"tokens": step * self.speed.tokens_per_step, "max_steps": self.max_steps}
+            _log.info("%s", text, extra=event("step", step=step, **fields))
         return measured
 
     def wording(

@@ -62,18 +62,18 @@ def require_known(accept: Collection[str], tensors: Iterable[str] | None = None)
         raise AcceptUnknown(names=tuple(nearest))
 
 
-def still_accepted(facts: Sequence[Event]) -> tuple[str, ...]:
+def still_accepted(events: Sequence[Event]) -> tuple[str, ...]:
     """The names that earlier jobs accepted since the last commit.
 
     A job that is killed before it saves leaves the checkpoint unchanged, so its accepted changes stay accepted. From
     the next commit on the checkpoint holds the new state.
     """
     names: dict[str, None] = {}
-    for fact in facts:
-        told, unmet = fact.values.get("names"), fact.values.get("unused")
-        if fact.kind == "accept" and isinstance(told, list) and isinstance(unmet, list):
-            names |= dict.fromkeys(name for name in told if isinstance(name, str) and name not in unmet)
-        elif fact.kind in ("commit", "emergency-resume") or (fact.kind == "resume" and fact.values.get("abandoned")):
+    for event in events:
+        listed, unmet = event.values.get("names"), event.values.get("unused")
+        if event.kind == "accept" and isinstance(listed, list) and isinstance(unmet, list):
+            names |= dict.fromkeys(name for name in listed if isinstance(name, str) and name not in unmet)
+        elif event.kind in ("commit", "emergency-resume") or (event.kind == "resume" and event.values.get("abandoned")):
             names.clear()
     return tuple(names)
 
@@ -135,28 +135,28 @@ def rebuild_accepted(started: Config, history: History) -> tuple[AcceptedValue, 
     was accepted; one that is no longer among them is back at its first value.
     """
     values, found = started.values(), list[AcceptedValue]()
-    for fact in history.of_kind("config"):
-        if fact.values.get("is_replaced"):
+    for event in history.of_kind("config"):
+        if event.values.get("is_replaced"):
             # A start from scratch with a new config.
             found.clear()
             continue
-        resumed = history.last("resume", job=fact.job)
+        resumed = history.last("resume", job=event.job)
         step = (resumed.whole("step") if resumed is not None else None) or 0
-        before, after = values_of(found), _declared(fact, values)
+        before, after = values_of(found), _declared(event, values)
         for field in dict.fromkeys((*before, *after)):
             section, _, name = field.partition(".")
             first = values[section][name]
             was, now = before.get(field, first), after.get(field, first)
             if was != now:
-                found.append(AcceptedValue(field, was, now, fact.job, step))
+                found.append(AcceptedValue(field, was, now, event.job, step))
     return tuple(found)
 
 
-def _declared(fact: Event, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _declared(event: Event, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The declared fields of a job whose values differ from ``values``, those of ``config.json``."""
-    told, fields = fact.values.get("changes"), all_fields()
+    listed, fields = event.values.get("changes"), all_fields()
     found: dict[str, Any] = {}
-    for name, pair in told.items() if isinstance(told, dict) else ():
+    for name, pair in listed.items() if isinstance(listed, dict) else ():
         field = fields.get(name)
         if field is None or field.declaration.resume is not ResumeClass.DECLARED:
             continue

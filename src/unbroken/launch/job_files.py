@@ -51,7 +51,7 @@ def write_outcome(path: Path, outcome: JobOutcome, *, files: Files = LOCAL) -> N
         StorageFailed: it could not be written; the file before is intact.
     """
     # ASCII with escapes: the name of a run directory may be any bytes.
-    facts = {
+    fields = {
         "schema": SCHEMA,
         "run": outcome.run,
         "status": outcome.status,
@@ -59,7 +59,7 @@ def write_outcome(path: Path, outcome: JobOutcome, *, files: Files = LOCAL) -> N
         "class": outcome.outcome_class,
         "reason": outcome.reason,
     }
-    files.replace(path, json.dumps(facts).encode("ascii"), scratch=f".{path.name}.{os.getpid()}")
+    files.replace(path, json.dumps(fields).encode("ascii"), scratch=f".{path.name}.{os.getpid()}")
 
 
 def read_outcome(path: Path, *, files: Files = LOCAL) -> JobOutcome | None:

@@ -76,8 +76,8 @@ def _record_hyperparameters(found: Resumed, settings: Settings, recorder: Silent
     """Log and journal where the script constructs other values than the run started with, and which are used."""
     mode = settings.hyperparameters
     if found.changes:
-        told = [{**asdict(change), "used": change.used(mode)} for change in found.changes]
-        recorder.event("hyperparameters", step=found.restored.step if found.restored else 0, changes=told)
+        changed = [{**asdict(change), "used": change.used(mode)} for change in found.changes]
+        recorder.event("hyperparameters", step=found.restored.step if found.restored else 0, changes=changed)
     for change in found.changes:
         _log.warning("%s", change.sentence(mode))
 

@@ -348,8 +348,8 @@ def _restore_rng(restored: Restored, settings: Settings) -> None:
 
 def _launcher() -> list[Holder]:
     """The launcher of this job, if it is ours: a job is killed with its launcher, which would start it again."""
-    told = os.environ.get(job_files.LAUNCHER, "")
-    return [holder_of(int(told))] if told.isdecimal() else []
+    launcher = os.environ.get(job_files.LAUNCHER, "")
+    return [holder_of(int(launcher))] if launcher.isdecimal() else []
 
 
 def _require_shared(layout: Layout, lease: Lease, world: World) -> None:
@@ -413,9 +413,9 @@ def _clock(settings: Settings, recorder: SilentRecorder, world: World) -> SaveCl
     cadence: Every | Auto | None = None
     if settings.save_steps is not None:
         cadence = Auto() if settings.save_steps == "auto" else Every(settings.save_steps)
-    facts = recorder.history().events
-    pace = Timings(0, 0.0, mean_time_between_failures_s=mean_time_between_failures_s(facts))
-    reserve = learned_reserve(facts, settings.walltime_reserve_seconds, edges=min(world.size, 2))
+    events = recorder.history().events
+    pace = Timings(0, 0.0, mean_time_between_failures_s=mean_time_between_failures_s(events))
+    reserve = learned_reserve(events, settings.walltime_reserve_seconds, edges=min(world.size, 2))
     return SaveClock(cadence, reserve, _monotonic, pace)
 
 

@@ -186,20 +186,20 @@ class Recorder(SilentRecorder):
 
     def _report(self, outcome: Outcome) -> None:
         if self._launcher:
-            told = job_files.JobOutcome(
+            record = job_files.JobOutcome(
                 str(self._layout.run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason
             )
             with _logged_not_raised("the launcher's file"):
-                job_files.write_outcome(Path(self._launcher), told)
+                job_files.write_outcome(Path(self._launcher), record)
 
 
 def report_refusal_to_launcher(run: Path, outcome: Outcome) -> None:
     """Report to the launcher why a job did not start; nothing is written into a run that another job holds."""
     place = os.environ.get(job_files.ENVIRONMENT)
     if place:
-        told = job_files.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
+        record = job_files.JobOutcome(str(run), outcome.status, outcome.exit_code, outcome.verdict, outcome.reason)
         with _logged_not_raised("the launcher's file"):
-            job_files.write_outcome(Path(place), told)
+            job_files.write_outcome(Path(place), record)
 
 
 def _is_gone(process: Holder | None) -> bool:
@@ -209,10 +209,10 @@ def _is_gone(process: Holder | None) -> bool:
 
 def _is_reported(place: Path) -> bool:
     try:
-        told = job_files.read_outcome(place)
+        record = job_files.read_outcome(place)
     except UnbrokenError:
         return False
-    return told is not None and told.has_ended
+    return record is not None and record.has_ended
 
 
 @contextlib.contextmanager

@@ -110,8 +110,10 @@ def resume(store: Store, items: Sequence[Item], world: World, settings: Settings
     found = Resumed(set_aside=list(start.set_aside), followed=start.followed)
     while found.restored is None:
         target, passed = world.from_first(lambda: _choose(store, start, job))
-        told = {name for name, _ in found.passed_over}
-        found.passed_over += [(name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in told]
+        reported = {name for name, _ in found.passed_over}
+        found.passed_over += [
+            (name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in reported
+        ]
         if target is None:
             if found.passed_over:
                 # A start would silently throw the past away, with objects that were half loaded.

@@ -49,8 +49,8 @@ class Votes:
         before, self._vote = self._vote, opened.world.start_vote(flags)
         if before is None:
             return Flags()
-        told = opened.emergency.read(before)
-        return _ALONE if told is None else Flags(*told)
+        votes = opened.emergency.read(before)
+        return _ALONE if votes is None else Flags(*votes)
 
     def leave(self, opened: OpenRun) -> bool:
         """Vote that this rank has left the loop; whether all of them have. Collective.
@@ -61,8 +61,8 @@ class Votes:
         if opened.world.size == 1:
             return True
         self.drain()
-        told = Flags(*opened.world.start_vote(Flags(has_left=True, is_here=False)).read())
-        return not told.is_here
+        votes = Flags(*opened.world.start_vote(Flags(has_left=True, is_here=False)).read())
+        return not votes.is_here
 
     def has_anybody_left(self) -> bool:
         """Whether the vote in flight is answered and a rank has left the loop; never waits."""

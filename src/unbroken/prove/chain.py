@@ -318,7 +318,7 @@ class Chain:
     def _reported(self, history: History, mine: Sequence[int], ended: JobEnd | None, ranks: int | None) -> JobReport:
         start = history.last("job-start", job=max(mine)) if mine else None
         resumed = next((history.last("resume", job=number) for number in mine), None)
-        passed = [fact for fact in history.of_kind("checkpoint-skipped") if fact.job in mine]
+        passed = [event for event in history.of_kind("checkpoint-skipped") if event.job in mine]
         rows = [row.step for row in read_metrics(self._layout).kept.values() if row.job in mine]
         end = history.last("job-end", job=max(mine)) if mine else None
         return JobReport(
@@ -329,7 +329,7 @@ class Chain:
             injected=(),
             ended=_words(ended),
             exit_code=ended.code if ended is not None else None,
-            passed_over=tuple(f"{fact.text('name')}: {fact.text('reason')}" for fact in passed),
+            passed_over=tuple(f"{event.text('name')}: {event.text('reason')}" for event in passed),
         )
 
     def _require_sound(

@@ -169,8 +169,8 @@ def config_of_jobs(layout: Layout, started: Config, jobs: Iterable[int]) -> Conf
 
 def _changes(history: History, job: int) -> dict[str, Any]:
     """The differences of a job's config to the run's record, by field."""
-    fact = history.last("config", job=job)
-    told = fact.values.get("changes") if fact is not None else None
-    if not isinstance(told, dict) or fact is None or fact.values.get("is_replaced"):
+    event = history.last("config", job=job)
+    changes = event.values.get("changes") if event is not None else None
+    if not isinstance(changes, dict) or event is None or event.values.get("is_replaced"):
         return {}
-    return {name: pair[1] for name, pair in told.items() if isinstance(pair, list) and len(pair) == 2}
+    return {name: pair[1] for name, pair in changes.items() if isinstance(pair, list) and len(pair) == 2}

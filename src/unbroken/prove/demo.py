@@ -161,8 +161,8 @@ def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
     try:
         return job.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        told = f"it did not end within {amounts.duration(PATIENCE_S)}"
-        raise DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES)) from None
+        ended_as = f"it did not end within {amounts.duration(PATIENCE_S)}"
+        raise DemoFailed(what=what, was_to=was_to, ended=ended_as, log=job.log, said=job.said(_SHOWN_LINES)) from None
 
 
 def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
@@ -177,8 +177,8 @@ def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -
 
 def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
     status = f" ({ended.outcome.status})" if ended.outcome is not None else ""
-    told = f"it exited with code {ended.code}{status}"
-    return DemoFailed(what=what, was_to=was_to, ended=told, log=job.log, said=job.said(_SHOWN_LINES))
+    ended_as = f"it exited with code {ended.code}{status}"
+    return DemoFailed(what=what, was_to=was_to, ended=ended_as, log=job.log, said=job.said(_SHOWN_LINES))
 
 
 def _torn(places: DemoFolder, planned: DemoJob) -> Torn:

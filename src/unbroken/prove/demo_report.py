@@ -101,7 +101,7 @@ def labelled(lines: Sequence[tuple[str, str]], style: Style) -> str:
     return "\n".join(f"{style.dim(label.ljust(_LABEL))}  {line}".rstrip() for label, line in lines)
 
 
-def facts(result: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
+def json_fields(result: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> dict[str, Any]:
     """The demo as JSON."""
     return {
         "folder": result.places.folder,
@@ -111,7 +111,7 @@ def facts(result: DemoResult, found: Sequence[JobRow], proof: DemoVerdict) -> di
         "jobs": [asdict(row) for row in found],
         "torn": asdict(result.torn),
         "damage": asdict(result.damage),
-        "comparison": proof.comparison.facts(),
+        "comparison": proof.comparison.json_fields(),
         "recomputed": {"compared": proof.recomputed.compared, "agreeing": proof.recomputed.agreeing},
     }
 

@@ -48,11 +48,11 @@ def install(drill: Drill, rank: int) -> Callable[[], None]:
 
 def _marking(drill: Drill) -> Tell:
     """A function that writes a fault's mark once, before the fault, through a disk without faults."""
-    files, told = Files(LocalDisk()), set[Fault]()
+    files, marked = Files(LocalDisk()), set[Fault]()
 
     def tell(fault: Fault) -> None:
-        if drill.marks is not None and fault not in told:
-            told.add(fault)
+        if drill.marks is not None and fault not in marked:
+            marked.add(fault)
             mark = drill.marks / mark_of(drill.faults.index(fault))
             files.replace(mark, b"", scratch=scratch(f"drill_{os.getpid()}", "mark"))
 

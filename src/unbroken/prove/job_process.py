@@ -125,7 +125,7 @@ class JobProcess:
         is_ours = lease is not None and lease.number > self._before and not lease.is_released
         return is_ours and lease is not None and lease.standing(process_of) is Standing.GONE
 
-    def fact(self, kind: str) -> Event | None:
+    def last_event(self, kind: str) -> Event | None:
         """The last journal event of a kind that this job has written.
 
         Raises:
@@ -155,7 +155,7 @@ class JobProcess:
         """
         deadline_s = time.monotonic() + timeout_s
         # The event, not only the lease: a request that exists while a job starts may be treated as an old one.
-        while self.fact("job-start") is None:
+        while self.last_event("job-start") is None:
             if not self.is_running or time.monotonic() >= deadline_s:
                 return False
             time.sleep(POLL_S)

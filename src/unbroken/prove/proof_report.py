@@ -53,7 +53,7 @@ class Proof:
         words = ["unbroken", "prove", "--seed", str(self.seed), "--chain", str(chain.number)]
         return shell_line([*words, "--faults", ",".join(self.faults), *ranks, "--", *self.words])
 
-    def facts(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The proof as JSON."""
         baseline = self.baseline
         return {
@@ -77,7 +77,7 @@ class Proof:
             "is_proven": chain.is_proven,
             "problem": chain.problem,
             "log": list(chain.log),
-            "comparison": chain.comparison.facts() if chain.comparison else None,
+            "comparison": chain.comparison.json_fields() if chain.comparison else None,
             "seconds": chain.seconds,
             "computed_again": chain.computed_again,
             "unsaved": list(chain.unsaved),

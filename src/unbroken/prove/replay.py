@@ -157,7 +157,7 @@ class ReplayResult:
             said = self.metrics.lines("the run", "the recomputation")
         return said + self.state.lines()
 
-    def facts(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The same as JSON."""
         return {
             "run": str(self.span.layout.run),

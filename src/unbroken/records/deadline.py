@@ -204,22 +204,22 @@ def window_warning(grace_s: float | None, costs: Costs, *, has_area: bool) -> st
     """The warning at the start about a grace window that no save fits into; None where there is none."""
     if grace_s is None:
         return None
-    told = f"the grace window of {amounts.duration(grace_s)}"
+    grace = f"the grace window of {amounts.duration(grace_s)}"
     if grace_s == 0:
-        return f"{told} leaves no time for a save: the next job resumes from the last checkpoint before the kill"
+        return f"{grace} leaves no time for a save: the next job resumes from the last checkpoint before the kill"
     if costs.save_s is None:
         follows = "a signal makes a dump in emergency_dir" if has_area else "with emergency_dir a dump is made instead"
-        return f"{told} may be too short: no save of this run was measured yet; until then {follows}"
+        return f"{grace} may be too short: no save of this run was measured yet; until then {follows}"
     if grace_s >= costs.step_s + _LONGER * costs.save_s + _OUTCOME_S:
         return None
     need = f"a save takes {amounts.duration(costs.save_s)}"
     if not has_area:
         return (
-            f"{told} is too short: {need}; set emergency_dir to a fast local disk and a dump is written there instead"
+            f"{grace} is too short: {need}; set emergency_dir to a fast local disk and a dump is written there instead"
         )
     if costs.dump_s is not None and grace_s < costs.dump_s:
-        return f"{told} is too short: {need} and a dump {amounts.duration(costs.dump_s)}; neither will be made"
-    return f"{told} is too short for a save ({need}): a signal makes a dump in emergency_dir instead"
+        return f"{grace} is too short: {need} and a dump {amounts.duration(costs.dump_s)}; neither will be made"
+    return f"{grace} is too short for a save ({need}): a signal makes a dump in emergency_dir instead"
 
 
 def deadline_warning(left_s: float | None, reserve_s: float) -> str | None:

@@ -141,10 +141,10 @@ def read_drill(environ: Mapping[str, str], files: Files = LOCAL) -> Drill | None
     Raises:
         DrillUnreadable: the variable is set, and what it names is not there, damaged, or of another version.
     """
-    told = environ.get(ENVIRONMENT)
-    if told is None:
+    given = environ.get(ENVIRONMENT)
+    if given is None:
         return None
-    path = Path(told)
+    path = Path(given)
     try:
         return _decoded(parsed(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
     except StorageFailed as refused:

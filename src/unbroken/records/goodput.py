@@ -86,13 +86,13 @@ def problems(numbers: Numbers) -> list[str]:
     """Everything that is missing or wrong for a plan, each by the option that sets it."""
     found = []
     needed = (
-        ("--steps", numbers.steps, "how many steps are left"),
-        ("--step-time", numbers.step_s, "what a step takes"),
-        ("--save-time", numbers.save_s, "what a save takes"),
+        ("--steps", numbers.steps, "the number of steps left is not known"),
+        ("--step-time", numbers.step_s, "no step has been timed"),
+        ("--save-time", numbers.save_s, "no save has been timed"),
     )
-    for option, value, meaning in needed:
+    for option, value, reason in needed:
         if value is None:
-            found.append(f"{option} is missing: {meaning} was never measured")
+            found.append(f"{option} is missing: {reason}")
     for option, value in (
         ("--step-time", numbers.step_s),
         ("--mtbf", numbers.mtbf_s),

@@ -90,7 +90,8 @@ def require_reachable(text: str) -> bool:
             return is_directory
         except (FileNotFoundError, NotADirectoryError):
             if place.is_symlink():
-                raise BadRunPath(path=text, problem="dangling", obstacle=str(place.readlink())) from None
+                target = str(place.readlink())
+                raise BadRunPath(path=text, problem="dangling", obstacle=str(place), target=target) from None
         except OSError as refusal:
             raise _bad_path(path, refusal) from refusal
     return True

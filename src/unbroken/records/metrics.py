@@ -346,8 +346,8 @@ def _jobs(layout: Layout, torn: Torn, files: Files) -> Iterator[JobRows]:
         first = next(lines, {})
         is_head = first.get("schema") == SCHEMA
         start = first.get("start") if is_head else None
-        told = first.get("settings") if is_head else None
-        settings = told if isinstance(told, str) else None
+        written = first.get("settings") if is_head else None
+        settings = written if isinstance(written, str) else None
         yield JobRows(
             job,
             as_whole(start),

@@ -24,7 +24,7 @@ from unbroken.state.fingerprint import box_sums, combine, print_of
 from unbroken.state.index import DTYPES, Box, Chunk, Entry, Index
 from unbroken.state.items import Item, ObjectItem
 from unbroken.state.payload import Location, Written
-from unbroken.state.pieces import Held, Planned, SavePlan, agree_on
+from unbroken.state.pieces import Held, Holding, Planned, SavePlan, agree_on, bytes_of, spread_over
 from unbroken.state.planners import Piece
 from unbroken.state.read import read
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
@@ -153,7 +153,7 @@ def _merge(views: Sequence[View], items: Sequence[Item]) -> _Merged:
     uneven = differing_names(first.copies, [view.copies for view in views])
     renamed = {view.rank: _new_names(view, differing, uneven) for view in views}
     held = [[_renamed(one, renamed[view.rank]) for one in view.held] for view in views]
-    planned = agree_on(held)
+    planned = agree_on(spread_over([Holding.of(mine) for mine in held]))
     places, pieces = _first_holders(views, held, renamed, planned)
     shared: dict[str, Json] = {n: v for n, v in first.values.items() if n != RNG and n not in differing}
     ranked: list[dict[str, Json]] = [{name: _own_value(view, name) for name in sorted(differing)} for view in views]
@@ -162,7 +162,7 @@ def _merge(views: Sequence[View], items: Sequence[Item]) -> _Merged:
     else:
         for mine, view in zip(ranked, views, strict=True):
             mine[RNG] = view.values[RNG]
-    plan = SavePlan(0, planned, pieces, (), sum(piece.size_bytes for theirs in pieces for piece in theirs))
+    plan = SavePlan(0, planned, pieces, (), bytes_of(planned))
     return _Merged(plan, places, renamed, _settled(shared, views, items), ranked)
 
 

@@ -258,8 +258,8 @@ def _texts(made: Mapping[str, _Constructed]) -> Iterator[tuple[str, str]]:
                     yield f"{name}.param_groups[{number}].{'lr' if key == 'initial_lr' else key}", text
         yield from _texts_of_state(name, each.state or {})
         for number, given in enumerate(each.functions):
-            told = ((key, _text(value)) for key, value in given.items())
-            yield from ((f"{name}{_FUNCTION}{number}].{key}", text) for key, text in told if text is not None)
+            pairs = ((key, _text(value)) for key, value in given.items())
+            yield from ((f"{name}{_FUNCTION}{number}].{key}", text) for key, text in pairs if text is not None)
 
 
 def _texts_of_state(name: str, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -294,13 +294,13 @@ def _text(value: object) -> str | None:
 
 def _collapsed(changed: Mapping[str, tuple[str, str]], groups: Mapping[str, int]) -> Iterator[Change]:
     """One change for a value that was changed alike in all groups of an optimizer."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for name, (script, checkpoint) in changed.items():
         head, _, rest = name.partition(".param_groups[")
         key = rest.partition("].")[2]
         alike = [f"{head}.param_groups[{number}].{key}" for number in range(groups.get(head, 0))] if rest else []
         if alike and all(changed.get(each) == (script, checkpoint) for each in alike):
             name = f"{head}.{key}"
-        if name not in told:
-            told.add(name)
+        if name not in seen:
+            seen.add(name)
             yield Change(name, script, checkpoint)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -38,8 +38,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A block of a tensor: where it begins and how far it reaches in each dimension."""
 
     offsets: tuple[int, ...]

@@ -9,8 +9,10 @@ while names, dtypes, shapes and placements stay the same, and a save that finds 
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import torch
@@ -41,6 +43,49 @@ class Held(NamedTuple):
     boxes: tuple[Box, ...]
     # The first name on this rank under which the very same memory is held; empty where there is no memory to compare.
     same_as: str
+
+
+class Layout(NamedTuple):
+    """How a tensor lies on one rank: what the whole tensor is, and the boxes of it that are here."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """All that one rank holds, by column: ten thousand tensors have a few layouts, and each is sent and hashed once."""
+
+    names: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    # By name: which of the layouts, and the name as in ``Held.same_as``.
+    layout_of: tuple[int, ...]
+    same_as: tuple[str, ...]
+
+    @classmethod
+    def of(cls, held: Sequence[Held]) -> "Holding":
+        """The same as a list of tensors."""
+        numbers: dict[Layout, int] = {}
+        layout_of = tuple(numbers.setdefault(Layout(one.dtype, one.shape, one.boxes), len(numbers)) for one in held)
+        return cls(tuple(one.name for one in held), tuple(numbers), layout_of, tuple(one.same_as for one in held))
+
+    def pieces(self, names: Sequence[str], chosen: "Chosen") -> tuple[Piece, ...]:
+        """What this rank is to write, from the names of all tensors of the plan in their order."""
+        layouts = {name: self.layouts[number] for name, number in zip(self.names, self.layout_of, strict=True)}
+        return tuple(
+            Piece(names[tensor], layouts[names[tensor]].dtype, layouts[names[tensor]].boxes[box])
+            for tensor, box in zip(chosen.tensors, chosen.boxes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The pieces that one rank writes, as numbers: rank and rank 0 both know the names and boxes they stand for."""
+
+    # Which tensor of the plan, and which of the boxes that the rank holds of it.
+    tensors: list[int] = field(default_factory=list)
+    boxes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -110,27 +155,26 @@ def plan_save(
     if cached is not None and not world.any_rank(is_stale or structure != cached.structure):
         return cached
     with _refused_alike(is_of_rank=True):
-        mine = world.all_or_none(lambda: held_by(tensors))
+        mine = world.all_or_none(lambda: Holding.of(held_by(tensors)))
     held = world.gather(mine)
-    assigned: list[list[Piece]] = []
+    assigned: list[Chosen] = []
 
     def decide() -> tuple[dict[str, Planned], int]:
-        planned = agree_on(held)
-        assigned.extend(assign(held, planned, planner))
-        return planned, sum(piece.size_bytes for pieces in assigned for piece in pieces)
+        spreads = spread_over(held)
+        planned = agree_on(spreads)
+        assigned.extend(assign(held, spreads, planned, planner))
+        return planned, bytes_of(planned)
 
     with _refused_alike(is_of_rank=False):
         planned, total_bytes = world.from_first(decide)
+    names = list(planned)
+    chosen = world.scatter(assigned)
     if world.is_first:
-        pieces_by_rank = tuple(map(tuple, assigned))
-        world.scatter([chosen_of(theirs, pieces) for theirs, pieces in zip(held, assigned, strict=True)])
+        pieces_by_rank = tuple(one.pieces(names, its) for one, its in zip(held, assigned, strict=True))
     else:
-        # Numbers instead of pieces: this rank knows the names and boxes of what it holds.
-        chosen: list[int] = world.scatter(())
-        offered = [Piece(one.name, one.dtype, box) for one, box in _boxes(mine)]
-        empty: list[tuple[Piece, ...]] = [()] * world.size
-        empty[world.rank] = tuple(offered[number] for number in chosen)
-        pieces_by_rank = tuple(empty)
+        nothing: tuple[Piece, ...] = ()
+        pieces_by_rank = (nothing,) * world.rank + (mine.pieces(names, chosen),)
+        pieces_by_rank += (nothing,) * (world.size - world.rank - 1)
     return SavePlan(world.rank, planned, pieces_by_rank, structure, total_bytes)
 
 
@@ -144,16 +188,6 @@ def _refused_alike(*, is_of_rank: bool) -> Iterator[None]:
             raise
         name, reason = failed.cause.name, failed.cause.reason
         raise TensorUnsupported(name=name, reason=reason, rank=failed.rank if is_of_rank else None) from failed
-
-
-def chosen_of(held: Sequence[Held], pieces: Sequence[Piece]) -> list[int]:
-    """Which of the boxes that a rank holds, counted through, it writes."""
-    numbers = {(one.name, box): number for number, (one, box) in enumerate(_boxes(held))}
-    return [numbers[piece.name, piece.box] for piece in pieces]
-
-
-def _boxes(held: Sequence[Held]) -> Iterator[tuple[Held, Box]]:
-    return ((one, box) for one in held for box in one.boxes)
 
 
 def structure_of(tensors: Mapping[str, torch.Tensor]) -> tuple[object, ...]:
@@ -257,63 +291,158 @@ def _memory(tensor: torch.Tensor) -> object | None:
     return (where, tensor.dtype, tensor.shape, _placement(tensor))
 
 
-def agree_on(held: Sequence[Sequence[Held]]) -> dict[str, Planned]:
-    """The tensors that all ranks together hold, by what each of them reports.
+# ---- decisions of rank 0 ----
+
+# A job of 512 ranks with 10,000 sharded tensors has five million pieces. Tensors are spread over the ranks in a few
+# ways only, so that what costs time is worked out once for each way, and not for each piece.
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way in which tensors are spread over the ranks: who holds them, and each in which layout."""
+
+    ranks: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+
+    @cached_property
+    def complaint(self) -> str | None:
+        """Why this cannot be saved: the ranks do not agree on what a tensor is, or do not hold all of it."""
+        first = self.layouts[0]
+        for rank, one in zip(self.ranks, self.layouts, strict=True):
+            if (one.dtype, one.shape) != (first.dtype, first.shape):
+                seen = f"rank {self.ranks[0]} has {first.dtype} {list(first.shape)}, rank {rank} has"
+                return f"{seen} {one.dtype} {list(one.shape)}"
+        return coverage_complaint(first.shape, list(dict.fromkeys(box for one in self.layouts for box in one.boxes)))
+
+    @cached_property
+    def holders(self) -> dict[Box, list[int]]:
+        """The ranks that hold each box that is to be written, in their order."""
+        is_empty = not math.prod(self.layouts[0].shape)
+        found: dict[Box, list[int]] = {}
+        for rank, one in zip(self.ranks, self.layouts, strict=True):
+            for box in one.boxes:
+                if box.elements or is_empty:
+                    found.setdefault(box, []).append(rank)
+        return found
+
+    @cached_property
+    def by_first_holder(self) -> dict[int, list[Box]]:
+        """The boxes under the first rank that holds them."""
+        found: dict[int, list[Box]] = {}
+        for box, ranks in self.holders.items():
+            found.setdefault(ranks[0], []).append(box)
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[int, dict[Box, int]]:
+        """Which of the boxes that a rank holds each is."""
+        by_rank = zip(self.ranks, self.layouts, strict=True)
+        return {rank: {box: number for number, box in enumerate(one.boxes)} for rank, one in by_rank}
+
+    def load(self, box: Box) -> int:
+        """What a box adds to the work of its writer: its bytes; an empty one has to be written too."""
+        return max(box.elements * DTYPES[self.layouts[0].dtype].itemsize, 1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How one tensor is spread over the ranks; ``same_as`` is what each of them says of its memory."""
+
+    way: Way
+    same_as: list[str]
+
+
+def spread_over(held: Sequence[Holding]) -> dict[str, Spread]:
+    """How each tensor is spread, by what each rank holds, in the order in which the ranks name them."""
+    numbers: dict[Layout, int] = {}
+    columns: dict[str, tuple[list[int], list[int], list[str]]] = {}
+    for rank, mine in enumerate(held):
+        known = [numbers.setdefault(layout, len(numbers)) for layout in mine.layouts]
+        for name, layout, same_as in zip(mine.names, mine.layout_of, mine.same_as, strict=True):
+            if (column := columns.get(name)) is None:
+                column = columns[name] = ([], [], [])
+            column[0].append(rank)
+            column[1].append(known[layout])
+            column[2].append(same_as)
+    layouts = list(numbers)
+    ways: dict[tuple[tuple[int, ...], tuple[int, ...]], Way] = {}
+    found: dict[str, Spread] = {}
+    for name, (ranks, of_ranks, memories) in columns.items():
+        key = (tuple(ranks), tuple(of_ranks))
+        if (way := ways.get(key)) is None:
+            way = ways[key] = Way(key[0], tuple(layouts[number] for number in of_ranks))
+        found[name] = Spread(way, memories)
+    return found
+
+
+def agree_on(spreads: Mapping[str, Spread]) -> dict[str, Planned]:
+    """The tensors that all ranks together hold.
 
     Raises:
         TensorUnsupported: the ranks do not agree on what a tensor is, or do not hold all of it.
     """
-    by_name: dict[str, dict[int, Held]] = {}
-    for rank, mine in enumerate(held):
-        for one in mine:
-            by_name.setdefault(one.name, {})[rank] = one
     planned: dict[str, Planned] = {}
-    for name, holders in by_name.items():
-        (first_rank, first), *others = holders.items()
-        for rank, one in others:
-            if (one.dtype, one.shape) != (first.dtype, first.shape):
-                seen = f"rank {first_rank} has {first.dtype} {list(first.shape)}, rank {rank} has"
-                raise TensorUnsupported(name=name, reason=f"{seen} {one.dtype} {list(one.shape)}")
-        boxes = {box for one in holders.values() for box in one.boxes}
-        if complaint := coverage_complaint(first.shape, list(boxes)):
-            raise TensorUnsupported(name=name, reason=complaint)
-        planned[name] = Planned(first.dtype, first.shape, _written_as(name, by_name, planned))
+    for name, spread in spreads.items():
+        if spread.way.complaint:
+            raise TensorUnsupported(name=name, reason=spread.way.complaint)
+        first = spread.way.layouts[0]
+        planned[name] = Planned(first.dtype, first.shape, _written_as(name, spreads, planned))
     return planned
 
 
-def _written_as(name: str, by_name: Mapping[str, Mapping[int, Held]], planned: Mapping[str, Planned]) -> str:
+def _written_as(name: str, spreads: Mapping[str, Spread], planned: Mapping[str, Planned]) -> str:
     """The name under which a tensor is written: another one only if they are one tensor on every rank."""
-    holders = by_name[name]
-    other = next((one.same_as for one in holders.values() if one.same_as), name)
+    mine = spreads[name]
+    other = next(filter(None, mine.same_as), name)
     if other == name or other not in planned or planned[other].same_as != other:
         return name
-    twins = by_name[other]
-    is_one = twins.keys() == holders.keys() and all(
-        one.boxes == twins[rank].boxes and one.same_as == (other if twins[rank].same_as else "")
-        for rank, one in holders.items()
-    )
+    twin = spreads[other]
+    # Where a rank holds nothing of them, it has no memory to compare.
+    is_one = twin.way is mine.way and mine.same_as == [other if same_as else "" for same_as in twin.same_as]
     return other if is_one else name
 
 
 def assign(
-    held: Sequence[Sequence[Held]], planned: Mapping[str, Planned], planner: SavePlanner = DEFAULT
-) -> list[list[Piece]]:
-    """Give every piece to one of its holders, as the planner chooses.
+    held: Sequence[Holding],
+    spreads: Mapping[str, Spread],
+    planned: Mapping[str, Planned],
+    planner: SavePlanner = DEFAULT,
+) -> list[Chosen]:
+    """Give every piece to one of its holders; of several, to the one that the planner chooses.
 
     Raises:
         TensorUnsupported: the planner left a piece out, or gave it to a rank that does not hold it.
     """
-    holders: dict[Piece, list[int]] = {}
-    for rank, mine in enumerate(held):
-        for one in mine:
-            if planned[one.name].same_as != one.name:
-                continue
-            for box in one.boxes:
-                if box.elements or not math.prod(one.shape):
-                    holders.setdefault(Piece(one.name, one.dtype, box), []).append(rank)
-    writer = planner.writers(holders, len(held))
-    require_holders(writer, holders)
-    assigned: list[list[Piece]] = [[] for _ in held]
-    for piece in holders:
-        assigned[writer[piece]].append(piece)
+    ways = {name: spreads[name].way for name, one in planned.items() if one.same_as == name}
+    numbers = {name: number for number, name in enumerate(planned)}
+    load = [0] * len(held)
+    for way, count in Counter(ways.values()).items():
+        for box, ranks in way.holders.items():
+            if len(ranks) == 1:
+                load[ranks[0]] += count * way.load(box)
+    offers = [(name, box, ranks) for name, _, box, ranks in _offers(held, ways) if len(ranks) > 1]
+    shared = {Piece(name, planned[name].dtype, box): ranks for name, box, ranks in offers}
+    writers = planner.writers(shared, load)
+    require_holders(writers, shared)
+    assigned = [Chosen() for _ in held]
+    for name, way, box, ranks in _offers(held, ways):
+        writer = ranks[0] if len(ranks) == 1 else writers[Piece(name, planned[name].dtype, box)]
+        assigned[writer].tensors.append(numbers[name])
+        assigned[writer].boxes.append(way.numbers[writer][box])
     return assigned
+
+
+def _offers(held: Sequence[Holding], ways: Mapping[str, Way]) -> Iterator[tuple[str, Way, Box, list[int]]]:
+    """Every box of every tensor once, with the ranks that could write it, in the order in which the ranks name them."""
+    for rank, mine in enumerate(held):
+        for name in mine.names:
+            if (way := ways.get(name)) is not None:
+                for box in way.by_first_holder.get(rank, ()):
+                    yield name, way, box, way.holders[box]
+
+
+def bytes_of(planned: Mapping[str, Planned]) -> int:
+    """The bytes of all elements, those of one tensor under several names once."""
+    return sum(
+        math.prod(one.shape) * DTYPES[one.dtype].itemsize for name, one in planned.items() if one.same_as == name
+    )

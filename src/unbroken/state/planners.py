@@ -35,8 +35,11 @@ class SavePlanner(Protocol):
     Both methods are called on rank 0 alone, and never at the same time.
     """
 
-    def writers(self, holders: Holders, ranks: int) -> Mapping[Piece, int]:
-        """For each piece one of the ranks that hold it. Called when there is no plan or the state has changed."""
+    def writers(self, holders: Holders, load: Sequence[int]) -> Mapping[Piece, int]:
+        """For each piece that several ranks hold, one of them. Called when there is no plan or the state has changed.
+
+        ``load`` has for each rank the bytes that it writes in any case, because no other rank holds them.
+        """
 
     def learn(self, written: Sequence[tuple[int, float]]) -> bool:
         """Take the bytes and the seconds that each rank wrote in a save; returns whether to plan the next one anew."""
@@ -46,9 +49,9 @@ class SavePlanner(Protocol):
 class BalanceBytes:
     """All ranks write about as many bytes: the largest piece first, each to the holder with the least so far."""
 
-    def writers(self, holders: Holders, ranks: int) -> Mapping[Piece, int]:
+    def writers(self, holders: Holders, load: Sequence[int]) -> Mapping[Piece, int]:
         """One holder for each piece."""
-        return dict(_least_loaded(holders, [1.0] * ranks))
+        return dict(_least_loaded(holders, load, [1.0] * len(load)))
 
     def learn(self, written: Sequence[tuple[int, float]]) -> bool:
         """Nothing: bytes are known beforehand."""
@@ -66,10 +69,10 @@ class BalanceTime:
     tolerance: float = 1.25
     bytes_per_s: list[float] = field(default_factory=list)
 
-    def writers(self, holders: Holders, ranks: int) -> Mapping[Piece, int]:
+    def writers(self, holders: Holders, load: Sequence[int]) -> Mapping[Piece, int]:
         """One holder for each piece, by the measured speeds."""
-        speeds = self.bytes_per_s if len(self.bytes_per_s) == ranks else [1.0] * ranks
-        return dict(_least_loaded(holders, speeds))
+        speeds = self.bytes_per_s if len(self.bytes_per_s) == len(load) else [1.0] * len(load)
+        return dict(_least_loaded(holders, load, speeds))
 
     def learn(self, written: Sequence[tuple[int, float]]) -> bool:
         """Take the measured speeds; True if the ranks took unequally long."""
@@ -86,11 +89,12 @@ class BalanceTime:
 DEFAULT: Final[SavePlanner] = BalanceBytes()
 
 
-def _least_loaded(holders: Holders, speeds: Sequence[float]) -> Iterator[tuple[Piece, int]]:
-    busy_s = [0.0] * len(speeds)
-    by_choice = sorted(holders.items(), key=lambda found: (len(found[1]) > 1, -found[0].size_bytes))
-    for piece, ranks in by_choice:
-        size = max(piece.size_bytes, 1)
+def _least_loaded(holders: Holders, load: Sequence[int], speeds: Sequence[float]) -> Iterator[tuple[Piece, int]]:
+    busy_s = [size / speed for size, speed in zip(load, speeds, strict=True)]
+    sizes = {piece: piece.size_bytes for piece in holders}
+    for piece, ranks in sorted(holders.items(), key=lambda found: -sizes[found[0]]):
+        # An empty one has to be written too.
+        size = max(sizes[piece], 1)
         chosen = min(ranks, key=lambda rank: (busy_s[rank] + size / speeds[rank], rank))
         busy_s[chosen] += size / speeds[chosen]
         yield piece, chosen

@@ -276,8 +276,8 @@ def verify_unread(
         RankFailed: one of these, on another rank only.
     """
     # All ranks must share out one list: what the first one reads, and what each reads for itself alone.
-    told = world.all_gather(tuple(each for each in wanted if world.is_first or each.startswith("ranks.")))
-    read = _blocks_of(index, {each for names in told for each in names}, manifest.block_bytes)
+    requested = world.all_gather(tuple(each for each in wanted if world.is_first or each.startswith("ranks.")))
+    read = _blocks_of(index, {each for names in requested for each in names}, manifest.block_bytes)
     unread = [
         (part.name, start, end, expected)
         for part in manifest.parts

@@ -92,8 +92,8 @@ class MetricsComparison:
         if not self.steps:
             return ["no step has metrics: no loss was compared", *others]
         said = f"{amounts.count(self.agreeing)} of {amounts.plural(self.steps, 'step')} agree bit for bit"
-        told = [f"{said} ({', '.join(self.names)})"]
-        return [*told, *([self.first.sentence(a, b)] if self.first is not None else []), *others]
+        lines = [f"{said} ({', '.join(self.names)})"]
+        return [*lines, *([self.first.sentence(a, b)] if self.first is not None else []), *others]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Comparison:
             said.append(f"{amounts.plural(more, 'further step')} computed twice {verb} not agree")
         return said
 
-    def facts(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The same as JSON."""
         return {
             "is_equal": self.is_equal,

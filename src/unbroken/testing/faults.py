@@ -247,6 +247,12 @@ class FaultyDisk:
         """Count, strike or pass on."""
         return self._run("open", path, lambda: self._opened(path, self.inner.open(path), is_writing=False))
 
+    def open_direct(self, path: Path) -> int:
+        """Count, strike or pass on."""
+        return self._run(
+            "open_direct", path, lambda: self._opened(path, self.inner.open_direct(path), is_writing=False)
+        )
+
     def write(self, handle: int, data: memoryview) -> int:
         """Count, strike, shorten or pass on."""
         operation, fault = self._enter("write", self._path(handle), None, is_mutating=True)

@@ -138,7 +138,7 @@ def check_exact(
     for number, ending in enumerate(_in_turn(endings, found.interrupted, is_usual=is_usual)):
         found.jobs.append(trial.interrupted(number, ending, sizes[number % len(sizes)], cadence))
     resumes = read_history(Layout(found.interrupted)).of_kind("resume")
-    found.resumed_steps = tuple(int(fact.number("step") or 0) for fact in resumes)
+    found.resumed_steps = tuple(int(event.number("step") or 0) for event in resumes)
     found.comparison = compare_runs(found.undisturbed, found.interrupted, ignore=ignore)
     if not found.comparison.is_equal:
         # Only if they differ: a trainer that is not deterministic cannot be resumed exactly.

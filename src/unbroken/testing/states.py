@@ -175,15 +175,15 @@ def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, o
     """The fingerprint of each tensor, and the items kept per rank; digests of parts, if no tensor is named."""
     if not manifest.tensors:
         return {part.name: part.digest.whole for part in manifest.parts if part.name != TRAINER_STATE}, set()
-    told: dict[str, object] = {}
+    described: dict[str, object] = {}
     own: set[str] = set()
     for name, tensor in manifest.tensors.items():
         owner = _OWN_TENSOR.match(name)
         if owner and not is_one_size:
             own.add(owner["item"])
         else:
-            told[name] = tensor
-    return told, own
+            described[name] = tensor
+    return described, own
 
 
 def _record(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_on
     assert place.told().count("requeued: stopped") == len(stops)
 
 
-def test_a_job_that_an_administrator_requeues_goes_on_with_the_same_bits(
+def test_a_job_that_an_administrator_requeues_resumes_with_the_same_bits(
     place: Place, undisturbed: dict[str, Any]
 ) -> None:
     place.init("--time", "60")
@@ -143,7 +143,7 @@ def test_a_job_that_an_administrator_requeues_goes_on_with_the_same_bits(
 
 
 @pytest.mark.promise("K6")
-def test_a_preempted_job_saves_makes_room_and_goes_on_with_the_same_bits(
+def test_a_preempted_job_saves_makes_room_and_resumes_with_the_same_bits(
     place: Place, undisturbed: dict[str, Any]
 ) -> None:
     place.init("--time", "60", "--sbatch", "exclusive=user", "--sbatch", "nodelist=n1")
@@ -188,7 +188,7 @@ def test_a_halted_run_is_not_queued_again(place: Place) -> None:
     assert "not requeued: it needs your attention: halted" in place.told()
 
 
-def test_a_run_that_a_person_stops_is_not_queued_again(place: Place) -> None:
+def test_a_run_that_a_user_stops_is_not_queued_again(place: Place) -> None:
     place.init("--time", "60")
     job = place.submit()
     place.wait_for_step(5)
@@ -229,7 +229,7 @@ def test_where_no_job_may_be_queued_again_a_follower_is_submitted(place: Place, 
     assert bits(place.run) == undisturbed
 
 
-def test_each_task_of_an_array_is_a_run_that_goes_on_by_itself(
+def test_each_task_of_an_array_is_a_run_that_continues_by_itself(
     place: Place, undisturbed: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     words = ("--run-dir", "runs/s%a", "--array", "7-8", "--time", "60", "--", "train.py", "runs/s%a", "%a")
@@ -248,7 +248,7 @@ def test_each_task_of_an_array_is_a_run_that_goes_on_by_itself(
 
 
 @pytest.mark.promise("G23")
-def test_two_nodes_train_and_when_one_fails_the_other_goes_on_alone_with_the_same_bits(place: Place) -> None:
+def test_two_nodes_train_and_when_one_fails_the_other_continues_alone_with_the_same_bits(place: Place) -> None:
     tokenize_text(write_text(place.path / "text"), place.path / "data")
     place.slurm.tool(place.path, "init", "--preset", "tiny", "-o", "run.yaml")
     place.slurm.tool(place.path, "train", "run.yaml", *TINY, "training.output_dir=alone")
@@ -341,7 +341,7 @@ def test_a_rewind_of_the_trainer_happens_once_over_a_requeue(place: Place, way: 
     if way == "config":
         config = place.path / "run.yaml"
         config.write_text(config.read_text().replace("  resume: auto ", '  resume: "1" '))
-    asked = ("--training.resume", "1") if way == "flag" else ()
+    asked = ("--resume", "1") if way == "flag" else ()
     # All of its time is kept for a last save: each job stops after one step, and is queued again.
     hurried = ("training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     place.slurm.tool(place.path, "slurm", "init", "-o", "a.sbatch", *words, *hurried, *asked, "--time", "60")
@@ -352,7 +352,7 @@ def test_a_rewind_of_the_trainer_happens_once_over_a_requeue(place: Place, way: 
     assert place.rewinds() == 1 and bits(place.run) == alone
 
 
-def test_a_partition_that_is_not_there_is_told_in_sbatchs_own_words(place: Place) -> None:
+def test_a_partition_that_is_not_there_is_reported_in_sbatchs_own_words(place: Place) -> None:
     place.init("--time", "60", "--partition", "nowhere")
     ended = place.slurm.call(sys.executable, "-m", "unbroken", "slurm", "submit", "a.sbatch", cwd=place.path)
     assert ended.returncode == 2

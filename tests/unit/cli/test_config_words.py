@@ -29,7 +29,7 @@ def complaint(command: click.Command, rest: Sequence[str], named: str | None = N
         (validate, "--xyzzy", ""),
     ],
 )
-def test_an_unknown_option_is_told_with_the_nearest_that_the_command_shows(
+def test_an_unknown_option_is_reported_with_the_nearest_that_the_command_shows(
     command: click.Command, word: str, meant: str
 ) -> None:
     assert complaint(command, ["run.yaml", word]) == f"no such option: {word}{meant}"

@@ -89,7 +89,7 @@ def test_the_help_lists_every_command_under_its_heading() -> None:
     ("typed", "meant"),
     [("explian", "explain"), ("expl", "explain"), ("completions", "completion"), ("valdiate", "validate")],
 )
-def test_a_slip_of_the_finger_finds_the_command(typed: str, meant: str) -> None:
+def test_a_typo_finds_the_command(typed: str, meant: str) -> None:
     assert nearest(typed, list(COMMANDS))[0] == meant
 
 

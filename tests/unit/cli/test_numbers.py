@@ -12,7 +12,7 @@ def test_what_cannot_be_counted_to_is_refused(word: str) -> None:
         FiniteRange(0).convert(word, None, None)
 
 
-def test_nan_is_said_to_be_no_finite_number() -> None:
+def test_nan_is_reported_as_not_finite() -> None:
     with pytest.raises(click.BadParameter, match="nan"):
         FiniteRange(0).convert("nan", None, None)
 

@@ -55,7 +55,7 @@ def test_a_document_has_its_schema_first_and_all_else_in_order() -> None:
     assert json.loads(out)["b"]["a"] == "runs/a"
 
 
-def test_text_is_said_as_it_is_with_one_newline() -> None:
+def test_text_is_printed_unchanged_with_one_newline() -> None:
     for text in ("one\ntwo", "one\ntwo\n"):
         output = speaking()
         output.document("unbroken.x/1", {}, text.__str__)
@@ -84,7 +84,7 @@ def test_what_is_no_json_is_refused(value: float) -> None:
         encoded("unbroken.x/1", {"loss": [value]})
 
 
-def test_what_is_no_plain_fact_is_refused() -> None:
+def test_a_value_that_json_cannot_hold_is_refused() -> None:
     with pytest.raises(TypeError, match="a set cannot be written"):
         encoded("unbroken.x/1", {"names": {1, 2}})
 
@@ -146,7 +146,7 @@ def test_progress_is_silent_where_nobody_looks(silent: dict[str, Any]) -> None:
     assert said(output) == ("", "")
 
 
-def test_a_full_disk_behind_standard_output_is_told_as_a_storage_error() -> None:
+def test_a_full_disk_behind_standard_output_is_reported_as_a_storage_error() -> None:
     output = Output(json=False, quiet=False, stdout=FullDisk(), stderr=sys.stderr, environ={})
     with pytest.raises(StorageFailed, match="No space left on device"):
         output.document("unbroken.x/1", {}, lambda: "result")

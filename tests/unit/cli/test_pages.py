@@ -3,14 +3,17 @@
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.exceptions import Exit
 
 from tests.unit.errors_examples import EXAMPLES
+from unbroken import doctor
 from unbroken.cli import explain
 from unbroken.cli.group import PROGRAM, ROOT, as_dashed
+from unbroken.doctor.finding import KINDS
 from unbroken.errors import TABLE
 
 HEADINGS = ["Why it happens", "What unbroken does", "What you can do"]
@@ -20,7 +23,8 @@ def named_commands() -> Iterator[tuple[str, str]]:
     """Every ``unbroken ...`` command line that an error or a page tells somebody to run, and who tells it."""
     for error in EXAMPLES:
         yield from ((error.kind, each.command) for each in error.help())
-    for kind, page in {**explain.error_pages(), **explain.general_pages()}.items():
+    pages = {**explain.error_pages(), **explain.finding_pages(), **explain.general_pages()}
+    for kind, page in pages.items():
         for line in page.splitlines():
             if line.startswith("    "):
                 yield f"{kind}.md", re.split(r"\s{3,}", line.strip())[0]
@@ -47,6 +51,25 @@ def test_a_page_says_what_how_and_what_to_do_on_one_screen(kind: str) -> None:
     assert 15 <= len(lines) <= 32
     assert max(map(len, lines)) <= 100
     assert lines[-1] == f"Exit code {TABLE[kind].exit_code}."
+    assert 20 <= len(explain.meaning(page)) <= 90
+
+
+def test_every_finding_of_doctor_has_a_page() -> None:
+    assert set(explain.finding_pages()) == KINDS and not KINDS & set(TABLE)
+    source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("*.py"))
+    told = set(re.findall(r'\b(?:note|problem)\(\s*"[^"]+",\s*"([a-z-]+)"', source))
+    assert told <= KINDS | set(TABLE) and len(told) > 10
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_page_of_a_finding_says_what_how_and_what_to_do_on_one_screen(kind: str) -> None:
+    page = explain.finding_pages()[kind]
+    lines = page.splitlines()
+    assert lines[0] == f"# {kind}"
+    assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == HEADINGS
+    assert 15 <= len(lines) <= 32
+    assert max(map(len, lines)) <= 88
+    assert lines[-1].startswith(("A problem", "A note"))
     assert 20 <= len(explain.meaning(page)) <= 90
 
 

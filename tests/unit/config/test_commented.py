@@ -86,7 +86,7 @@ def test_another_yaml_reader_sees_the_same_texts_and_switches(name: str) -> None
         ([{"mix": {"on": 1.0}}], '[{mix: {"on": 1.0}}]'),
     ],
 )
-def test_a_value_is_written_as_a_person_would(value: Any, text: str) -> None:  # noqa: ANN401
+def test_a_value_is_written_as_a_user_would(value: Any, text: str) -> None:  # noqa: ANN401
     assert as_yaml(value) == text
 
 

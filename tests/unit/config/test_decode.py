@@ -34,7 +34,7 @@ def told(folder: Path, text: str, *overrides: str) -> list[tuple[int | None, str
     return [(problem.line, problem.field, problem.nearest) for problem in problems(folder, text, *overrides)]
 
 
-def test_every_problem_is_told_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
     text = """\
 modle: {}
 model:
@@ -62,7 +62,7 @@ training:
     ]
 
 
-def test_a_field_at_the_top_level_is_told_where_it_belongs(tmp_path: Path) -> None:
+def test_a_field_at_the_top_level_is_reported_where_it_belongs(tmp_path: Path) -> None:
     assert told(tmp_path, SOUND + "seed: 3\n") == [(2, "seed", "training.seed")]
 
 
@@ -149,7 +149,7 @@ data:
         ("{duration_tokens: 5, mix: {a: 1}, mixx: 3}", "data.curriculum[0].mixx", "not a field of a phase"),
     ],
 )
-def test_a_phase_that_is_wrong_is_told_by_its_place_in_the_list(
+def test_a_phase_that_is_wrong_is_recognized_by_its_place_in_the_list(
     phase: str, field: str, complaint: str, tmp_path: Path
 ) -> None:
     found = problems(tmp_path, f"data:\n  path: a\n  curriculum:\n    - {phase}\n")

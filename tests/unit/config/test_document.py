@@ -75,7 +75,7 @@ def test_a_record_that_was_changed_by_hand_is_refused() -> None:
         from_json(json.dumps(document), "config.json")
 
 
-def test_a_record_without_a_field_that_came_later_takes_its_default_and_says_so() -> None:
+def test_a_record_without_a_field_that_came_later_takes_its_default_and_reports_it() -> None:
     document = json.loads(SOUND.to_json())
     del document["training"]["non_finite"]
     document["digest"] = digest_of({section: document[section] for section in SECTIONS})

@@ -113,7 +113,7 @@ def test_sharding_divides_what_is_kept_and_not_what_one_lane_makes() -> None:
     assert shard.activations == whole.activations
 
 
-def test_both_ways_of_the_activations_are_told_whichever_is_set() -> None:
+def test_both_ways_of_the_activations_are_reported_whichever_is_set() -> None:
     kept, recomputed = estimate(config_of(every=False), ROWS, 1), estimate(config_of(every=True), ROWS, 1)
     assert kept.activations == kept.activations_kept == recomputed.activations_kept
     assert recomputed.activations == recomputed.activations_recomputed < kept.activations

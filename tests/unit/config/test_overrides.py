@@ -69,7 +69,7 @@ def test_a_curriculum_can_be_given_on_the_command_line(run_yaml: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_override_is_told_as_from_the_command_line(
+def test_a_wrong_override_is_reported_as_from_the_command_line(
     arguments: list[str], field: str, complaint: str, run_yaml: Path
 ) -> None:
     with pytest.raises(ConfigInvalid) as caught:

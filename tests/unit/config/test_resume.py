@@ -47,11 +47,11 @@ def test_a_job_on_other_ranks_that_leaves_the_global_batch_null_keeps_the_runs_b
         TrainingConfig(gradient_accumulation_steps=8),
     ],
 )
-def test_a_job_that_asks_for_another_batch_is_told(training: TrainingConfig) -> None:
+def test_a_job_that_asks_for_another_batch_is_reported(training: TrainingConfig) -> None:
     assert len(compare(STARTED, replace(STARTED, training=training)).fixed) == 1
 
 
-def test_numbers_that_are_equal_are_equal_in_any_notation_and_a_switch_is_no_number() -> None:
+def test_numbers_that_are_equal_are_equal_in_any_notation_and_a_switch_is_not_a_number() -> None:
     same = replace(STARTED, optimizer=OptimizerConfig(max_grad_norm=1))
     assert compare(STARTED, same) == compare(STARTED, STARTED)
     every = replace(STARTED, training=replace(STARTED.training, gradient_checkpointing=2))

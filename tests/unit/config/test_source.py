@@ -134,13 +134,13 @@ def test_a_bomb_of_merges_is_refused_while_it_is_read(tmp_path: Path) -> None:
         read(written(tmp_path, f"a: &a {{{inner}}}\n{outer}\n".encode()))
 
 
-def test_a_directory_is_told_as_one(tmp_path: Path) -> None:
+def test_a_directory_is_reported_as_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigUnreadable, match="a directory"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "run.yaml/x", "nul\0.yaml"])
-def test_a_missing_file_is_told_as_missing(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_as_missing(name: str, tmp_path: Path) -> None:
     written(tmp_path, b"model: {}\n")
     with pytest.raises(PathMissing):
         read(tmp_path / name)

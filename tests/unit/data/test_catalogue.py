@@ -141,7 +141,7 @@ def test_a_bucket_without_any_entry_is_named(data: Path) -> None:
     assert findings(data) == ("void: 2 shards, no entries",)
 
 
-def test_loose_shards_and_a_folder_default_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_loose_shards_and_a_folder_default_cannot_be_distinguished(tmp_path: Path) -> None:
     make_shard(tmp_path / "train", "a", [[1, 256]])
     make_shard(tmp_path / "train" / "default", "a", [[1, 256]])
     (finding,) = findings(tmp_path)
@@ -287,7 +287,7 @@ def test_a_token_beyond_the_vocabulary_is_seen_by_the_full_check(data: Path) -> 
     assert findings(data, "full") == ("web/9.bin: it holds token id 257; the vocabulary has 257",)
 
 
-def test_a_vocabulary_can_be_told_where_no_list_does(tmp_path: Path) -> None:
+def test_a_vocabulary_can_be_given_where_no_listing_has_one(tmp_path: Path) -> None:
     make_shard(tmp_path / "train", "a", [[9, 256]])
     assert open_corpus(tmp_path, check="full", vocab_size=257).shards[0].bin_digest is not None
     with pytest.raises(DataDamaged) as refused:
@@ -339,7 +339,7 @@ def test_sealing_never_replaces_a_list(data: Path) -> None:
             seal_shards(folder, BYTES)
 
 
-def test_sealing_a_folder_without_shards_says_so(tmp_path: Path) -> None:
+def test_sealing_a_folder_without_shards_reports_it(tmp_path: Path) -> None:
     with pytest.raises(DataMissing):
         seal_shards(tmp_path, None)
     with pytest.raises(PathMissing):
@@ -352,7 +352,7 @@ def test_a_path_may_be_text_and_an_unknown_check_is_no_quick_one(data: Path) -> 
         open_corpus(data, check="bytes")  # type: ignore[arg-type]
 
 
-def test_shards_that_stand_without_a_split_are_told_from_no_data(data: Path) -> None:
+def test_shards_that_stand_without_a_split_are_distinguished_from_no_data(data: Path) -> None:
     with pytest.raises(DataMissing) as refused:
         open_corpus(data / "train")
     assert refused.value.help()[0].command == f"unbroken data inspect {data}"
@@ -363,7 +363,7 @@ def test_shards_that_stand_without_a_split_are_told_from_no_data(data: Path) -> 
     assert open_corpus(data / "made").buckets
 
 
-def test_a_tokenization_that_has_made_no_split_yet_is_told_as_unfinished(tmp_path: Path) -> None:
+def test_a_tokenization_that_has_made_no_split_yet_is_reported_as_unfinished(tmp_path: Path) -> None:
     (tmp_path / ".tokenize").mkdir()
     with pytest.raises(TokenizationUnfinished):
         open_corpus(tmp_path)

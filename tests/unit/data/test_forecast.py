@@ -73,7 +73,7 @@ def test_data_that_ends_before_the_steps_do_is_a_problem_with_the_exact_step(dat
 
 @pytest.mark.promise("G18")
 @pytest.mark.parametrize("world", [1, 3])
-def test_a_bucket_that_runs_dry_is_a_problem_or_a_warning_by_the_flag(data: Path, world: int) -> None:
+def test_a_bucket_that_is_exhausted_is_a_problem_or_a_warning_by_the_flag(data: Path, world: int) -> None:
     lanes = replace(config(data).training, max_steps=12, per_device_batch_size=1)
     phases = (phase(48, web=0.5, code=0.5),)
     halts = replace(config(data, 12, phases), training=lanes)
@@ -92,7 +92,7 @@ def test_a_bucket_that_runs_dry_is_a_problem_or_a_warning_by_the_flag(data: Path
         allowed.require_fit(strict=True)
 
 
-def test_going_on_until_every_bucket_is_dry_is_told(data: Path) -> None:
+def test_continuing_until_every_bucket_is_exhausted_is_reported(data: Path) -> None:
     found = forecast(config(data, 30, (phase(120, web=0.5, code=0.5),), allow_bucket_exhaustion=True))
     assert found.steps_available == 15
     assert found.warnings[-1] == "all buckets exhausted at step 15 of 30: the run ends there"
@@ -121,7 +121,7 @@ def test_a_bucket_that_is_absent_is_a_problem_and_one_that_is_unused_a_warning(d
     assert found.warnings == ("bucket code is in no phase: 640 tokens unused",)
 
 
-def test_every_problem_is_told_at_once(data: Path) -> None:
+def test_every_problem_is_reported_at_once(data: Path) -> None:
     asked = config(data, 1000, (phase(40, wiki=1),))
     asked = replace(asked, model=replace(asked.model, vocab_size=200), data=replace(asked.data, tokenizer="gpt2"))
     said = forecast(replace(asked, training=replace(asked.training, per_device_batch_size=4)), 3).problems
@@ -160,7 +160,7 @@ def test_the_tokenizer_of_the_shards_is_compared_without_a_network(
     assert (len(found.problems), len(found.warnings)) == (problems, warnings), found
 
 
-def test_a_missing_val_is_a_warning_only_where_evaluations_are_asked_for(tmp_path: Path) -> None:
+def test_a_missing_val_is_a_warning_only_where_evaluations_are_requested(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "data", {"web": [texts_of([31] * 60)]})
     asking = config(path)
     assert "there is no val/" in forecast(asking).warnings[0]

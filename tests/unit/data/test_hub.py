@@ -66,7 +66,7 @@ def test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked(
     assert find_tokenizer("own/name").content == made.to_str().encode()
 
 
-def test_a_name_that_no_hub_could_have_is_refused_in_words(endpoint: str) -> None:
+def test_a_name_that_no_hub_could_have_is_refused_with_a_reason(endpoint: str) -> None:
     with pytest.raises(TokenizerUnknown) as refusal:
         find_tokenizer("not a name!")
     assert "it could not be downloaded: " in refusal.value.reason

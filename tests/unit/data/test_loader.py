@@ -118,7 +118,7 @@ def test_a_state_taken_between_the_lanes_of_a_step_stands_at_its_start(tmp_path:
     assert next(iter(loader)).samples == range(16, 18)
 
 
-def test_an_iterator_that_was_left_behind_says_so(tmp_path: Path) -> None:
+def test_an_iterator_that_was_left_behind_reports_it(tmp_path: Path) -> None:
     loader = Loader(make_stream(tmp_path), global_batch=4)
     old = iter(loader)
     next(old)
@@ -192,7 +192,7 @@ def test_look_ups_grow_to_a_bounded_number_of_tokens(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.promise("G18")
-def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_dry(tmp_path: Path) -> None:
+def test_only_whole_steps_are_served_and_the_end_says_which_bucket_is_exhausted(tmp_path: Path) -> None:
     phase = Phase(10_000, (("code", Fraction(1)), ("web", Fraction(3))))
     stream = make_stream(tmp_path, phases=[phase])
     for world in (1, 3):
@@ -286,7 +286,7 @@ def test_a_changed_shard_is_refused_saying_whether_it_was_served(steps: int, sha
     assert refusal.value.help()[0].command == f"unbroken data verify {tmp_path}"
 
 
-def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_told(tmp_path: Path) -> None:
+def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_reported(tmp_path: Path) -> None:
     first = Loader(make_stream(tmp_path), global_batch=8)
     served = taken(first)
     assert first.ended()
@@ -302,7 +302,7 @@ def test_reading_the_data_once_more_is_a_change_from_here_on_and_is_told(tmp_pat
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_wrong_with_the_data_is_told_by_name_whoever_reads_it(workers: int, tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_data_is_recognized_by_name_whoever_reads_it(workers: int, tmp_path: Path) -> None:
     loader = Loader(make_stream(tmp_path, check_reads=True), global_batch=4, workers=workers, context=_fork(workers))
     path = tmp_path / "train" / "code" / "0.bin"
     path.write_bytes(bytes(path.stat().st_size))

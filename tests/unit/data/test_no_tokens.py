@@ -7,12 +7,12 @@ import pytest
 
 from tests.unit.data.test_tokenize import request
 from tests.unit.data.texts import lines, texts_of
+from unbroken.data.ingest.request import TokenizeOptions
 from unbroken.data.ingest.tokenize import tokenize
-from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.errors import NoTokens
 
 
-def test_text_without_a_token_makes_no_data_set_and_goes_on_when_there_is_some(tmp_path: Path) -> None:
+def test_text_without_a_token_makes_no_data_set_and_continues_when_there_is_some(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["", "ab", ""]))
     asked = request(tmp_path, options=TokenizeOptions(min_text_length=3))

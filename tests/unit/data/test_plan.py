@@ -99,7 +99,7 @@ def test_counts_and_histogram_are_those_of_the_windows(tmp_path: Path, small_gro
         assert (np.add.reduceat(slots.length, np.cumsum(slots.counts) - slots.counts) <= 256).all()
 
 
-def test_any_sequences_can_be_asked_for_in_any_order(tmp_path: Path) -> None:
+def test_any_sequences_can_be_requested_in_any_order(tmp_path: Path) -> None:
     plan = _open(tmp_path)
     whole = plan.windows_of(0, np.arange(plan.sequences[0]))
     ends = np.cumsum(whole.counts)
@@ -240,7 +240,7 @@ def test_windows_that_cannot_be_are_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_progress_is_told_group_by_group(tmp_path: Path, small_groups: None) -> None:
+def test_progress_is_reported_group_by_group(tmp_path: Path, small_groups: None) -> None:
     told: list[int] = []
     plan = open_plan(
         SHARDS,

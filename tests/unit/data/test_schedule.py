@@ -65,7 +65,7 @@ def test_the_last_phase_repeats_with_the_same_quotas_each_time() -> None:
 
 @pytest.mark.promise("G18")
 @pytest.mark.parametrize("global_batch", [1, 3, 8])
-def test_a_bucket_that_runs_dry_ends_the_samples_at_the_very_one_that_asks_for_more(global_batch: int) -> None:
+def test_a_bucket_that_is_exhausted_ends_the_samples_at_the_very_one_that_asks_for_more(global_batch: int) -> None:
     phases = [phase(1000, web=0.75, code=0.25)]
     schedule = Schedule(phases, [bounded(web=10_000, code=77)], seed=5)
     endless = Schedule(phases, [bounded(None, web=10_000, code=77)], seed=5)
@@ -79,7 +79,7 @@ def test_a_bucket_that_runs_dry_ends_the_samples_at_the_very_one_that_asks_for_m
 
 
 @pytest.mark.promise("G18")
-def test_renormalising_goes_on_with_the_others_in_proportion_for_the_rest_of_the_phase() -> None:
+def test_renormalising_continues_with_the_others_in_proportion_for_the_rest_of_the_phase() -> None:
     phases = [phase(1000, web=0.5, code=0.2, math=0.3), phase(500, web=0.5, math=0.25, code=0.25)]
     sequences = {"web": 10_000, "code": 50, "math": 10_000}
     halt = Schedule(phases, [Generation(0, sequences, 1, "halt")], seed=5)
@@ -95,7 +95,7 @@ def test_renormalising_goes_on_with_the_others_in_proportion_for_the_rest_of_the
 
 
 @pytest.mark.promise("G18")
-def test_when_all_are_dry_the_samples_end_and_every_sequence_was_read() -> None:
+def test_when_all_are_exhausted_the_samples_end_and_every_sequence_was_read() -> None:
     on = Schedule([phase(100, a=0.5, b=0.5)], [bounded(2, "renormalise", a=30, b=11)], seed=5)
     assert on.end == 2 * (30 + 11)
     assert on.served(on.end) == {"a": 60, "b": 22}
@@ -103,7 +103,7 @@ def test_when_all_are_dry_the_samples_end_and_every_sequence_was_read() -> None:
 
 
 @pytest.mark.promise("G18")
-def test_a_halted_run_goes_on_past_the_halt_once_the_flag_is_set() -> None:
+def test_a_halted_run_continues_past_the_halt_once_the_flag_is_set() -> None:
     phases = [phase(100, a=0.5, b=0.5)]
     halt = Schedule(phases, [bounded(1, "halt", a=300, b=11)], seed=5)
     assert halt.end is not None
@@ -146,7 +146,7 @@ def test_after_growth_later_epochs_are_passes_over_everything() -> None:
     assert counts(grown, 168, 266) == {"a": 90, "new": 8}
 
 
-def test_a_bucket_that_was_dry_comes_back_when_it_has_grown() -> None:
+def test_a_bucket_that_was_exhausted_comes_back_when_it_has_grown() -> None:
     phases = [phase(1000, a=0.5, b=0.5)]
     generations = [
         bounded(1, "renormalise", a=5000, b=20),
@@ -157,19 +157,19 @@ def test_a_bucket_that_was_dry_comes_back_when_it_has_grown() -> None:
     assert abs(counts(schedule, 200, 900)["b"] - 350) <= 2
 
 
-def test_more_epochs_as_a_generation_let_a_finished_run_go_on() -> None:
+def test_more_epochs_as_a_generation_let_a_finished_run_resume() -> None:
     schedule = Schedule(None, [bounded(1, a=10), bounded(2, at_sample=10, a=10)], seed=1)
     assert schedule.end == 20
     assert drawn(schedule, 0, 20) == [("a", ordinal) for ordinal in range(20)]
 
 
-def test_fewer_epochs_end_the_samples_where_the_next_one_would_be_asked_for() -> None:
+def test_fewer_epochs_end_the_samples_where_the_next_one_would_be_requested() -> None:
     schedule = Schedule([phase(10, a=1)], [bounded(3, a=10), bounded(1, at_sample=15, a=10)], seed=1)
     assert schedule.end == 15
     assert Schedule(None, [bounded(3, a=10), bounded(1, at_sample=15, a=10)], seed=1).end == 15
 
 
-def test_an_empty_bucket_of_the_mix_is_dry_when_it_is_first_asked() -> None:
+def test_an_empty_bucket_of_the_mix_is_exhausted_when_it_is_first_drawn_from() -> None:
     schedule = Schedule([phase(10, a=0.5, b=0.5)], [bounded(a=10, b=0)], seed=1)
     assert schedule.end is not None and schedule.end <= 10
     assert schedule.exhausted[0].bucket == "b"
@@ -191,7 +191,7 @@ def test_another_seed_is_another_order() -> None:
     assert drawn(first, 0, 500) != drawn(second, 0, 500)
 
 
-def test_every_problem_of_a_curriculum_is_told_at_once() -> None:
+def test_every_problem_of_a_curriculum_is_reported_at_once() -> None:
     with pytest.raises(BadMix) as caught:
         Schedule([phase(0, web=1), phase(5, wiki=1, web=-1), phase(5, web=0)], [bounded(web=9)], seed=1)
     said = "\n".join(caught.value.details())

@@ -87,7 +87,7 @@ BAD_LINES = {
 @pytest.mark.promise("G12")
 @pytest.mark.parametrize("line", BAD_LINES, ids=list(BAD_LINES.values()))
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
-def test_a_bad_line_is_told_with_file_line_and_reason_and_the_others_are_read(
+def test_a_bad_line_is_reported_with_file_line_and_reason_and_the_others_are_read(
     line: bytes, suffix: str, tmp_path: Path
 ) -> None:
     data = lines(["one"]) + b"\n" + line + b"\n" + lines(["two"])[:-1]
@@ -105,7 +105,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     assert read(tmp_path) == (["one", "two"], [])
 
 
-def test_a_text_file_that_is_no_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_text_file_that_is_no_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\xff\n")
     assert read(tmp_path) == ([], ["a.txt:2: not UTF-8: byte 0xff at byte 8"])
 
@@ -138,7 +138,7 @@ def test_compressed_streams_laid_end_to_end_are_one_file(tmp_path: Path) -> None
     assert read(tmp_path) == (list(DOCUMENTS), [])
 
 
-def test_rows_of_parquet_that_are_no_text_are_told_and_a_missing_column_is_refused(tmp_path: Path) -> None:
+def test_rows_of_parquet_that_are_no_text_are_reported_and_a_missing_column_is_refused(tmp_path: Path) -> None:
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
@@ -178,7 +178,7 @@ def test_wherever_a_file_is_cut_every_line_is_read_once_and_in_order(
     assert (found, bad) == (documents, [])
 
 
-def test_a_bad_line_in_the_middle_of_a_file_is_told_with_its_own_number(tmp_path: Path) -> None:
+def test_a_bad_line_in_the_middle_of_a_file_is_reported_with_its_own_number(tmp_path: Path) -> None:
     data = lines(["x" * 50] * 10) + b"oops\n" + lines(["y"])
     (tmp_path / "a.jsonl").write_bytes(data)
     for first in (1, 300, data.index(b"oops")):

@@ -78,7 +78,7 @@ def test_without_packing_a_sequence_has_one_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"phases": TWO_PHASES}, {"shuffle": False}, {"epochs": 3}], ids=lambda more: "".join(more)
 )
-def test_a_sample_is_the_same_read_alone_in_any_order_or_after_opening_anew(
+def test_a_sample_is_the_same_read_alone_in_any_order_or_after_opening_again(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
     stream = make_stream(tmp_path, **more)
@@ -115,7 +115,7 @@ def test_every_epoch_has_each_sequence_once_in_another_order(tmp_path: Path) -> 
     assert len({str(epoch) for epoch in epochs}) == 3
 
 
-def test_without_an_end_it_goes_on_for_ever_and_has_no_length(tmp_path: Path) -> None:
+def test_without_an_end_it_continues_for_ever_and_has_no_length(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, epochs=None)
     assert stream.end is None and stream[10**9].tokens.shape == (1, 32)
     with pytest.raises(TypeError):

@@ -14,11 +14,11 @@ from unbroken.data.corpus.catalogue import open_corpus
 from unbroken.data.corpus.listing import read_listing
 from unbroken.data.ingest import units
 from unbroken.data.ingest.encoders import ByteEncoder
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
 from unbroken.data.ingest.sources import SUFFIXES
 from unbroken.data.ingest.text_corpus import open_text_corpus
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.tokenize import tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.work_folder import TokenizeOptions
 from unbroken.errors import (
     BadDocuments,
     ControlToken,
@@ -326,7 +326,7 @@ def test_text_that_changed_or_went_away_is_refused_by_name(text: Path, change: C
     assert tree(text / "data") == before
 
 
-def test_new_text_is_refused_until_it_is_asked_for_and_then_leaves_the_old_shards_alone(text: Path) -> None:
+def test_new_text_is_refused_until_it_is_requested_and_then_leaves_the_old_shards_alone(text: Path) -> None:
     tokenize(request(text))
     before = shards(text / "data")
     (text / "text" / "web" / "a-new.jsonl").write_bytes(lines(["new"]))
@@ -395,7 +395,7 @@ def test_text_is_a_corpus_at_once_and_other_text_is_another(tmp_path: Path) -> N
     assert texts_of(corpus.shards[0].directory) == list(DOCUMENTS)
 
 
-def test_progress_is_told_every_byte_that_is_read(text: Path) -> None:
+def test_progress_counts_every_byte_that_is_read(text: Path) -> None:
     import contextlib
     from collections.abc import Iterator
 

@@ -241,7 +241,7 @@ def test_an_engine_that_is_wrong_about_a_hard_text_is_never_used(trained: Path, 
     assert "differs from the reference" in verdict.reason
 
 
-def test_an_engine_that_cannot_read_a_tokenizer_says_so() -> None:
+def test_an_engine_that_cannot_read_a_tokenizer_reports_it() -> None:
     stock = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     stock.pre_tokenizer = pre_tokenizers.Whitespace()
     content = stock.to_str().encode()

@@ -22,7 +22,7 @@ def test_an_entry_that_fits_is_one_window() -> None:
     assert _rows(_cut([1, 7, 8], 8, 2)) == [[0, 0, 1, 0], [1, 0, 7, 0], [2, 0, 8, 0]]
 
 
-def test_a_longer_one_goes_on_behind_its_overlap() -> None:
+def test_a_longer_one_continues_behind_its_overlap() -> None:
     assert _rows(_cut([9], 8, 2)) == [[0, 0, 8, 0], [0, 6, 3, 2]]
     assert _rows(_cut([14], 8, 2)) == [[0, 0, 8, 0], [0, 6, 8, 2]]
     assert _rows(_cut([15], 8, 2)) == [[0, 0, 8, 0], [0, 6, 8, 2], [0, 12, 3, 2]]
@@ -54,7 +54,7 @@ def test_windows_that_cannot_be_are_refused(max_length: int, overlap: int) -> No
         _cut([5], max_length, overlap)
 
 
-def test_lengths_without_a_bound_are_refused_before_memory_is_asked_for() -> None:
+def test_lengths_without_a_bound_are_refused_before_memory_is_requested() -> None:
     require_cuttable(MOST_TOKENS, 0)
     with pytest.raises(ValueError, match="at most 16777216 tokens"):
         require_cuttable(MOST_TOKENS + 1, 0)

@@ -139,7 +139,7 @@ def test_a_step_has_a_whole_number_of_lanes(lanes: int) -> None:
         exact.Reducer(two_layers(), lanes=lanes, seed=0)
 
 
-def test_a_lane_in_float16_is_not_computed_without_a_scale_unless_that_is_said() -> None:
+def test_a_lane_in_float16_needs_a_scale_unless_it_is_waived() -> None:
     net = two_layers()
     reducer = exact.Reducer(net, lanes=1, seed=0, compute_dtype=torch.float16)
     with pytest.raises(LaneBroken, match=r"scaled=scaler\.scale\(loss\)"):

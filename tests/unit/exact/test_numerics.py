@@ -74,7 +74,7 @@ def test_a_switch_that_was_turned_off_is_a_difference() -> None:
         exact.Numerics("cpu").load_state_dict(saved)
 
 
-def test_a_difference_that_is_accepted_by_name_is_told_and_another_one_is_refused(
+def test_a_difference_that_is_accepted_by_name_is_reported_and_another_one_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     saved = {**exact.Numerics("cpu").state_dict(), "threads": 64}

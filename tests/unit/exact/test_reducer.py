@@ -57,7 +57,7 @@ def test_with_one_rank_it_is_ordinary_gradient_accumulation(bucket_bytes: int) -
         assert are_equal(gradients(net), expected)
 
 
-def test_losses_and_gradients_are_those_of_all_counted_things_together() -> None:
+def test_losses_and_gradients_are_those_of_all_counted_tokens_together() -> None:
     net, plain = nn.Linear(4, 1), nn.Linear(4, 1)
     plain.load_state_dict(net.state_dict())
     reducer = exact.Reducer(net, lanes=3, seed=0)
@@ -102,7 +102,7 @@ def test_in_lower_precision_lanes_compute_in_it_and_the_parameters_stay_as_they_
     assert {p.dtype for p in net.parameters()} == {torch.float32}
 
 
-def test_what_is_scaled_is_differentiated_and_the_loss_is_told_unscaled() -> None:
+def test_what_is_scaled_is_differentiated_and_the_loss_is_reported_unscaled() -> None:
     net, plain = nn.Linear(4, 1), nn.Linear(4, 1)
     plain.load_state_dict(net.state_dict())
     reducer = exact.Reducer(net, lanes=1, seed=0)

@@ -64,7 +64,7 @@ def test_inside_the_model_computes_with_it_and_afterwards_each_has_its_own_bits_
     assert torch.equal(model.weight, own) and torch.equal(average.state_dict()["weight"], mean)
 
 
-def test_it_knows_whether_it_came_from_a_checkpoint_and_begins_anew_where_it_is_told() -> None:
+def test_it_knows_whether_it_came_from_a_checkpoint_and_starts_over_on_request() -> None:
     model = nn.Linear(3, 2)
     average = WeightAverage(model, 0.5)
     with torch.no_grad():

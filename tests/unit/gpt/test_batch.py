@@ -12,7 +12,8 @@ from tests.unit.gpt.runs import damage, save_averaged, save_run
 from unbroken.errors import BatchInvalid, LogitsNotFinite, NoUsableCheckpoint
 from unbroken.gpt.batch_prompts import ModelChoice, PromptBatch, read_batch
 from unbroken.gpt.checkpoint import FoundModel, find_model
-from unbroken.gpt.text import Generation, TextModel
+from unbroken.gpt.sampling import Generation
+from unbroken.gpt.text import TextModel
 
 FILE = Path("prompts.jsonl")
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def test_answers_come_in_the_order_of_the_prompts_and_each_model_is_loaded_once(
     assert loads == [str(runs / "a"), str(runs / "b")]
     assert [answer.prompt.prompt for answer in answers] == ["x", "y", "z", "x"]
     assert [answer.prompt.line for answer in answers] == [1, 2, 4, 5]
-    facts = [answer.facts() for answer in answers]
+    facts = [answer.json_fields() for answer in answers]
     assert facts[0]["id"] == 1 and "id" not in facts[1]
     assert facts[0]["text"] == facts[3]["text"] == TextModel.open(str(runs / "a")).continue_text("x", SHORT).text
     assert facts[1]["text"] == TextModel.open(str(runs / "b")).continue_text("y", SHORT).text
@@ -161,11 +162,11 @@ def test_what_goes_wrong_with_one_record_is_its_own_error_and_the_others_are_ans
     monkeypatch.setattr(TextModel, "continue_text", failing)
     first, bad, last = read([{"prompt": "x"}, {"prompt": "bad"}, {"prompt": "y"}], runs / "a").answers(CPU)
     assert first.error is None and last.error is None
-    assert bad.facts()["text"] is None
-    assert bad.facts()["error"]["kind"] == "logits-not-finite"
+    assert bad.json_fields()["text"] is None
+    assert bad.json_fields()["error"]["kind"] == "logits-not-finite"
 
 
-def test_weights_that_are_damaged_are_the_error_of_those_who_asked_for_them(tmp_path: Path, runs: Path) -> None:
+def test_weights_that_are_damaged_are_the_error_of_those_who_requested_them(tmp_path: Path, runs: Path) -> None:
     save_run(tmp_path / "run", steps=1)
     records = [{"prompt": "x"}, {"prompt": "x", "model": {"output_dir": str(tmp_path / "run")}}]
     batch = read(records, runs / "a")

@@ -98,7 +98,7 @@ def test_a_text_may_fill_the_positions_and_not_one_more() -> None:
     assert generate(model, [1] * 10, max_new_tokens=0) == []
 
 
-def test_a_diverged_model_is_told_and_not_sampled() -> None:
+def test_a_diverged_model_is_reported_and_not_sampled() -> None:
     model = model_of(config_of())
     with torch.no_grad():
         model.norm.weight.fill_(float("nan"))

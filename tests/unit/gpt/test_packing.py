@@ -45,9 +45,7 @@ def test_a_packed_document_has_the_logits_it_has_alone(mode: str, kernel: Kernel
 @pytest.mark.parametrize(("mode", "has_documents", "is_plain"), [
     ("causal", True, True), ("causal", False, True), ("flex", True, False), ("flex", False, True)
 ])  # fmt: skip
-def test_no_kernel_is_told_that_a_mask_of_documents_is_plainly_causal(
-    mode: str, has_documents: bool, is_plain: bool
-) -> None:
+def test_no_kernel_takes_a_mask_of_documents_as_plainly_causal(mode: str, has_documents: bool, is_plain: bool) -> None:
     model = model_of(config_of(attention_mode=mode)).eval()
     seen: list[ForwardContext] = []
     model.blocks[0].register_forward_pre_hook(lambda _module, given: seen.append(given[1]))

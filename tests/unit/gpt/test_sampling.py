@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from unbroken.errors import GenerationInvalid
-from unbroken.gpt.generation import Sampling, choose
+from unbroken.gpt.generation import choose
+from unbroken.gpt.sampling import Sampling
 
 PLAIN = {"temperature": 1.0, "top_k": None, "top_p": None}
 

@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_text_and_another_one_another(run: Path) ->
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_the_prompt_comes_first_where_it_is_asked_for(run: Path) -> None:
+def test_the_prompt_comes_first_where_it_is_requested(run: Path) -> None:
     model = TextModel.open(str(run))
     alone = model.continue_text("é€", GREEDY).text
     assert model.continue_text("é€", Generation(greedy=True, max_new_tokens=12, return_full_text=True)).text == (
@@ -119,7 +119,7 @@ def test_a_run_without_a_checkpoint_a_step_or_a_config_is_refused_by_what_it_lac
         find_model(str(tmp_path / "run"))
 
 
-def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named_and_never_if_it_was_asked_for(
+def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named_and_never_if_it_was_requested(
     tmp_path: Path,
 ) -> None:
     save_run(tmp_path / "run", steps=2)
@@ -174,7 +174,7 @@ def test_a_checkpoint_with_a_flipped_index_is_passed_over_unless_it_is_named(tmp
         TextModel.open(str(newest.path))
 
 
-def test_the_average_of_the_weights_is_taken_where_it_is_asked_for_and_refused_where_there_is_none(
+def test_the_average_of_the_weights_is_taken_where_it_is_requested_and_refused_where_there_is_none(
     tmp_path: Path,
 ) -> None:
     average = save_averaged(tmp_path / "averaged")
@@ -207,7 +207,7 @@ def test_without_a_kept_tokenizer_one_with_too_many_ids_is_refused(tmp_path: Pat
         TextSource.find(str(tmp_path / "run"), "bytes")
 
 
-def test_a_tokenizer_that_is_nowhere_or_a_record_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_nowhere_or_a_record_that_is_none_is_reported(tmp_path: Path) -> None:
     save_run(tmp_path / "run")
     with pytest.raises(TokenizerUnknown):
         TextSource.find(str(tmp_path / "run"), str(tmp_path / "no.json"))

@@ -68,7 +68,7 @@ def test_a_line_counts_the_steps_that_moved_no_weight(caplog: pytest.LogCaptureF
     assert caplog.messages[0].endswith("done  3 overflowed  1 skipped")
 
 
-def test_where_no_peak_is_known_no_share_of_it_is_told() -> None:
+def test_where_no_peak_is_known_no_share_of_it_is_reported() -> None:
     assert peak_of(CPU, torch.bfloat16) is None
     speed = Speed(1, 1, None)
     speed.begin(0)
@@ -200,7 +200,7 @@ def test_a_run_leaves_its_config_its_tokenizer_and_its_log(config: Config) -> No
     assert "starting at step 0" in said and "step 4/4" in said and "saved final" in said
 
 
-def test_a_gradient_that_is_no_number_ends_the_job_and_is_not_saved(config: Config) -> None:
+def test_a_gradient_that_is_nan_ends_the_job_and_is_not_saved(config: Config) -> None:
     [ended] = spawn(1, job, config, 3)
     assert isinstance(ended.error, NonFiniteLoss), logs([ended])
     assert (ended.error.metric, ended.error.step, ended.error.resumable_step) == ("grad_norm", 3, 2)

@@ -58,6 +58,6 @@ def test_a_tensor_or_all_below_a_name_is_known_once_the_tensors_are() -> None:
         require_known(["model.anything"], TENSORS)
 
 
-def test_all_names_that_mean_nothing_are_told_at_once() -> None:
+def test_all_names_that_mean_nothing_are_reported_at_once() -> None:
     with pytest.raises(AcceptUnknown, match="--accept luck --accept fate: no field or item has these names"):
         require_known(["luck", "lanes", "fate", "luck"])

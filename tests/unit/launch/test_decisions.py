@@ -80,7 +80,7 @@ def test_of_an_unknown_run_nobody_says_that_it_is_stuck() -> None:
     assert isinstance(after(*[unknown] * 9), Restart)
 
 
-def test_the_delay_doubles_while_nothing_is_gained_and_starts_anew_with_progress() -> None:
+def test_the_delay_doubles_while_nothing_is_gained_and_starts_again_with_progress() -> None:
     unknown = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
     delays = [after(*[unknown] * n, max_restarts=20) for n in range(1, 10)]
     assert delays[:4] == [Restart(1.0), Restart(2.0), Restart(4.0), Restart(8.0)] and delays[-1] == Restart(
@@ -125,7 +125,7 @@ def test_jobs_that_died_in_different_steps_blame_none() -> None:
         (crash(5, 0, JobOutcome("r", "completed", 0, "done", "")), False),
     ],
 )
-def test_until_done_the_class_decides_and_a_stop_that_somebody_asked_for_is_one(
+def test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one(
     attempt: Attempt, goes_on: bool
 ) -> None:
     assert isinstance(until_done(attempt), Restart) == goes_on
@@ -155,7 +155,7 @@ def test_the_outcome_decides_whatever_the_process_says() -> None:
     assert code_of(JobExit(-9), JobOutcome("r", "completed", 0, "done", "")) == 0
 
 
-def test_what_broke_after_a_run_was_complete_is_said() -> None:
+def test_what_broke_after_a_run_was_complete_is_reported() -> None:
     completed = JobOutcome("r", "completed", 0, "done", "")
     for returncode, said in ((3, "exit code 3"), (-11, "SIGSEGV")):
         report = exit_report(JobExit(returncode), completed, stopped_exit_code=0)
@@ -163,7 +163,7 @@ def test_what_broke_after_a_run_was_complete_is_said() -> None:
     assert exit_report(JobExit(0), completed, stopped_exit_code=0).line == "completed"
 
 
-def test_a_clean_stop_and_nothing_else_gets_the_code_asked_for() -> None:
+def test_a_clean_stop_and_nothing_else_gets_the_code_requested() -> None:
     assert code_of(JobExit(0), JobOutcome("r", "stopped", 0, "again", ""), stopped=75) == 75
     assert code_of(JobExit(0), JobOutcome("r", "completed", 0, "done", ""), stopped=75) == 0
     assert code_of(JobExit(1), STORAGE, stopped=75) == 74
@@ -179,7 +179,7 @@ def test_without_an_outcome_the_process_decides() -> None:
     assert exit_report(JobExit(5), begun, stopped_exit_code=0).run == "runs/a"
 
 
-def test_a_code_above_128_is_told_as_the_signal_it_stands_for() -> None:
+def test_a_code_above_128_is_reported_as_the_signal_it_stands_for() -> None:
     begun = JobOutcome("runs/a", "running", 0, "held", "")
     assert exit_report(JobExit(137), begun, stopped_exit_code=0).line.endswith(
         "was killed by SIGKILL after it opened its run and reported no outcome"
@@ -191,6 +191,6 @@ def test_a_code_above_128_is_told_as_the_signal_it_stands_for() -> None:
     assert code_of(JobExit(1, signal.SIGUSR1)) == 1
 
 
-def test_two_interrupts_are_130_whatever_was_told() -> None:
+def test_two_interrupts_are_130_whatever_was_reported() -> None:
     ended = JobExit(-9, signal.SIGINT, was_interrupted_twice=True)
     assert code_of(ended, JobOutcome("r", "stopped", 0, "again", "")) == 130

@@ -136,7 +136,7 @@ def decided(rules: list[dict[str, Any]], code: int, *, is_disrupted: bool = Fals
 
 @pytest.mark.promise("G23")
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_a_clean_stop_goes_on_a_crash_is_counted_and_what_a_person_decides_ends_it(kind: str) -> None:
+def test_a_clean_stop_resumes_a_crash_is_counted_and_what_a_user_decides_ends_it(kind: str) -> None:
     spec = documents(replace(ONE, kind=kind))[-1]["spec"]  # type: ignore[arg-type]
     job = spec if kind == "job" else spec["replicatedJobs"][0]["template"]["spec"]
     rules = job["podFailurePolicy"]["rules"]
@@ -158,7 +158,7 @@ def test_a_jobset_starts_all_nodes_again_after_a_crash_and_none_after_a_halt() -
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
-def test_a_pytorchjob_is_told_a_code_that_its_operator_starts_again() -> None:
+def test_a_pytorchjob_gets_a_code_that_its_operator_starts_again() -> None:
     options = replace(ONE, kind="pytorchjob", nodes=3)
     groups = documents(options)[-1]["spec"]["pytorchReplicaSpecs"]
     assert {name: (each["replicas"], each["restartPolicy"]) for name, each in groups.items()} == {
@@ -288,7 +288,7 @@ def test_the_time_to_save_is_learned_from_the_saves_of_the_run() -> None:
     assert grace_of(commits(0.1)).seconds == 30
 
 
-def test_a_time_that_a_person_gives_is_taken_unless_a_save_does_not_fit() -> None:
+def test_a_time_that_a_user_gives_is_taken_unless_a_save_does_not_fit() -> None:
     assert grace_of(commits(10.0), 600).seconds == 600
     short = replace(ONE, grace=grace_of(commits(90.0), 60))
     with pytest.raises(ManifestUnfit, match="--grace-seconds 60 is too short: a save needs 185 s"):

@@ -23,7 +23,7 @@ def told(**changes: object) -> str:
     return json.dumps({**facts, **changes})
 
 
-def test_what_is_told_is_read_back(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_outcome(path, STOPPED)
     assert read_outcome(path) == STOPPED

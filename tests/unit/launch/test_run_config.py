@@ -65,7 +65,7 @@ def test_every_field_that_may_not_change_is_named_at_once(asked: Config) -> None
     assert changes == {"model.n_embd": True, "model.n_layer": True, "optimizer.learning_rate": False}
 
 
-def test_a_declared_change_goes_on_when_it_is_accepted_and_a_fixed_one_never(asked: Config) -> None:
+def test_a_declared_change_continues_when_it_is_accepted_and_a_fixed_one_never(asked: Config) -> None:
     record(asked.settled(1))
     started = resolve_run_config(with_rate(asked, 1e-4), 1, accept=["optimizer.learning_rate"])
     assert [each.field for each in started.differences.declared] == ["optimizer.learning_rate"]

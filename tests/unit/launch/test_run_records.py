@@ -41,7 +41,7 @@ def test_a_later_jobs_outcome_is_believed_and_an_older_one_is_not(tmp_path: Path
 
 
 @pytest.mark.parametrize(("status", "code"), [(None, 0), ("crashed", 137), ("running", 7), ("error", 256)])
-def test_what_was_never_told_is_left_to_the_processes(tmp_path: Path, status: str | None, code: int) -> None:
+def test_what_was_never_reported_is_left_to_the_processes(tmp_path: Path, status: str | None, code: int) -> None:
     job(tmp_path, status, code)
     assert recorded(tmp_path, 0) is None
 

@@ -22,7 +22,7 @@ def test_a_notice_of_aws_has_an_action_and_a_time() -> None:
 
 
 @pytest.mark.parametrize("time", ["2017-09-18T08:22:00Z", "2017-09-18T08:22:00", "2017-09-18T10:22:00+02:00"])
-def test_a_time_is_the_same_instant_in_whatever_zone_it_is_told(time: str) -> None:
+def test_a_time_is_the_same_instant_in_whatever_zone_it_is_reported(time: str) -> None:
     assert read_aws(json.dumps({"action": "stop", "time": time}).encode()).at_s == AT_S
 
 
@@ -39,7 +39,7 @@ def test_an_answer_that_cannot_be_read_is_no_notice(body: bytes) -> None:
         read_gcp(body, b"NONE", now_s=0.0)
 
 
-def test_google_gives_thirty_seconds_from_when_it_says_so() -> None:
+def test_google_gives_thirty_seconds_from_when_it_reports_it() -> None:
     assert read_gcp(b"TRUE", b"NONE", now_s=100.0) == Notice("gcp", "preempt", 100.0 + GCP_WINDOW_S)
     assert read_gcp(b"FALSE\n", b"NONE", now_s=100.0) is None
 
@@ -56,7 +56,7 @@ def test_every_event_of_azure_that_ends_a_machine_is_a_notice(what: str) -> None
     assert found == Notice("azure", what.lower(), AT_S)
 
 
-def test_azure_tells_of_neighbours_and_of_pauses_too_and_they_are_no_notice() -> None:
+def test_azure_events_of_other_machines_and_pauses_are_no_notice() -> None:
     assert read_azure(azure_events("Preempt", "neighbour"), "me") is None
     assert read_azure(azure_events("Freeze", "me"), "me") is None
     assert read_azure(b'{"DocumentIncarnation": 3, "Events": []}', "me") is None
@@ -74,7 +74,7 @@ def test_the_nearest_of_several_events_counts_and_one_that_has_begun_is_nearest(
 # ---- whose ----
 
 
-def test_nobody_is_listened_to_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_spot_notices_are_off_by_default(tmp_path: Path) -> None:
     (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
     assert choose(None, {}, tmp_path) is None
     assert choose(None, {"UNBROKEN_SPOT": ""}, tmp_path) is None

@@ -58,7 +58,7 @@ def test_a_service_that_has_no_notice_gives_none_and_one_that_has_gives_it(kind:
         assert 10 < found.at_s - time.time() < 110
 
 
-def test_aws_is_asked_with_a_token_that_is_asked_for_once() -> None:
+def test_aws_is_queried_with_a_token_that_is_fetched_once() -> None:
     with serving("aws") as cloud:
         asking = service(cloud)
         for _ in range(3):
@@ -92,7 +92,7 @@ def test_an_answer_that_does_not_say_it_is_googles_is_not_believed() -> None:
         service_of("gcp", find_address(impostor.environment), time.time).poll()
 
 
-def test_azure_is_asked_for_the_machines_own_name_and_neighbours_are_passed_over() -> None:
+def test_azure_events_of_other_machines_are_ignored() -> None:
     with serving("azure") as cloud:
         asking = service(cloud)
         cloud.notice = azure_events("Preempt", "a-neighbour")
@@ -102,7 +102,7 @@ def test_azure_is_asked_for_the_machines_own_name_and_neighbours_are_passed_over
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
-def test_a_notice_that_cannot_be_read_is_told_once_and_listening_goes_on(
+def test_a_notice_that_cannot_be_read_is_reported_once_and_listening_continues(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "unbroken")
@@ -122,7 +122,9 @@ def test_a_notice_that_cannot_be_read_is_told_once_and_listening_goes_on(
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
-def test_a_service_that_is_gone_is_told_once_and_nothing_is_raised(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_is_gone_is_reported_once_and_nothing_is_raised(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "unbroken")
     with serving(kind) as cloud:
         asking = service(cloud)

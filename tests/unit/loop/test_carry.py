@@ -65,7 +65,7 @@ def test_a_prefetched_batch_is_used_after_a_resume(tmp_path: Path, data: bool) -
 
 
 @pytest.mark.parametrize("data", [False, True], ids=["RNG", "loader"])
-def test_a_batch_fetched_before_the_loop_and_not_carried_is_said(
+def test_a_batch_fetched_before_the_loop_and_not_carried_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bool
 ) -> None:
     train(tmp_path / "run", 4, data=data, carries=False)
@@ -92,13 +92,13 @@ def loop(directory: Path, draw: Any, **settings: Any) -> None:  # noqa: ANN401
             optimizer.step()
 
 
-def test_data_that_is_iterated_elsewhere_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_that_is_iterated_elsewhere_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loop(tmp_path / "run", lambda run, loader, step: next(iter(loader)))
     [said] = [record.message for record in caplog.records if "batch = next(run.data)" in record.message]
     assert "drew no batch from run.data" in said
 
 
-def test_a_batch_more_than_steps_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_more_than_steps_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loop(tmp_path / "run", lambda run, loader, step: [next(run.data) for _ in range(2 if step == 0 else 1)])
     [said] = [record.message for record in caplog.records if "run.carry" in record.message]
     assert "the first step drew 2 batches from run.data and the second 1" in said
@@ -134,7 +134,7 @@ def test_a_value_that_cannot_be_stored_is_refused_at_the_call(tmp_path: Path) ->
         run.carry("odd", object)
 
 
-def test_a_value_carried_only_inside_the_loop_is_said_and_refused_at_a_resume(
+def test_a_value_carried_only_inside_the_loop_is_reported_and_refused_at_a_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def body(run: Run, loader: object, step: int) -> None:
@@ -148,7 +148,7 @@ def test_a_value_carried_only_inside_the_loop_is_said_and_refused_at_a_resume(
     assert "hidden" in str(refused.value.differences)
 
 
-def test_a_batch_fetched_between_making_the_run_and_its_loop_is_said_without_with(
+def test_a_batch_fetched_between_making_the_run_and_its_loop_is_reported_without_with(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = model()
@@ -162,7 +162,7 @@ def test_a_batch_fetched_between_making_the_run_and_its_loop_is_said_without_wit
     assert "random numbers were drawn" in caplog.text
 
 
-def test_a_loop_over_all_data_inside_one_step_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_over_all_data_inside_one_step_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def body(run: Run, loader: object, step: int) -> None:
         for number, _ in enumerate(run.data):
             if number == 4 * len(run.data):
@@ -172,7 +172,7 @@ def test_a_loop_over_all_data_inside_one_step_is_said(tmp_path: Path, caplog: py
     assert "`for batch in run.data` never ends" in caplog.text
 
 
-def test_a_part_that_is_frozen_during_the_run_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_that_is_frozen_during_the_run_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     module = model()
     optimizer = adam(module)
     with Run(tmp_path / "run", settings=quietly(), model=module, optimizer=optimizer) as run:

@@ -44,7 +44,7 @@ def test_a_drilled_run_writes_elsewhere_and_leaves_the_real_one_as_it_is(
     assert {path: os.stat(path).st_mtime_ns for path in (tmp_path / "real").rglob("*")} == before
 
 
-def test_a_directory_that_is_asked_for_under_a_drill_is_not_even_made(
+def test_a_directory_that_is_requested_under_a_drill_is_not_even_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drilled(tmp_path, Drill(directory=tmp_path / "elsewhere"), monkeypatch)

@@ -71,7 +71,7 @@ def committed(root: Path) -> set[str]:
 
 
 @pytest.mark.promise("M11")
-def test_a_dump_that_was_asked_for_is_what_the_next_job_resumes_from(tmp_path: Path) -> None:
+def test_a_dump_that_was_requested_is_what_the_next_job_resumes_from(tmp_path: Path) -> None:
     assert job(tmp_path, 9, dump_at=5, lost_at=7) == 0
     (pointer,) = read_pointers(tmp_path / "run")
     assert Path(pointer.path).name.startswith("emergency_step_5_")
@@ -171,7 +171,7 @@ def test_a_run_that_goes_back_leaves_its_dumps_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("M12")
-def test_a_dump_that_cannot_be_used_is_said_aloud_and_the_next_older_checkpoint_is_taken(
+def test_a_dump_that_cannot_be_used_is_reported_and_the_next_older_checkpoint_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(tmp_path, 2)
@@ -183,7 +183,7 @@ def test_a_dump_that_cannot_be_used_is_said_aloud_and_the_next_older_checkpoint_
     assert [fact["name"] for fact in facts(tmp_path, "checkpoint-skipped")] == ["emergency_step_7"]
 
 
-def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_said_at_the_start(
+def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_reported_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job(tmp_path, 1, grace_seconds=0.0)
@@ -197,7 +197,7 @@ def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_sai
     assert "first step" not in caplog.text
 
 
-def test_a_state_with_a_loss_that_is_no_number_is_not_dumped(tmp_path: Path) -> None:
+def test_a_state_with_a_loss_that_is_nan_is_not_dumped(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLoss):
         job(tmp_path, 3, dump_at=2, loss=float("nan"))
     assert not list((tmp_path / "scratch").iterdir())

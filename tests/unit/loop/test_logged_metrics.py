@@ -36,7 +36,7 @@ def test_a_loss_that_is_changed_in_place_after_logging_keeps_its_value() -> None
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros(1, dtype=torch.complex64), "much", None, [1.0]])
-def test_what_is_no_number_is_refused_where_it_is_logged(value: object) -> None:
+def test_what_is_not_a_number_is_refused_where_it_is_logged(value: object) -> None:
     with pytest.raises(TypeError, match="metric 'loss'"):
         LoggedMetrics().log({"loss": value})
 
@@ -56,7 +56,7 @@ def test_a_name_that_records_have_themselves_is_refused_where_it_is_logged(name:
         LoggedMetrics().log({name: 1})
 
 
-def test_the_first_value_that_is_no_number_is_found() -> None:
+def test_the_first_value_that_is_nan_is_found() -> None:
     rows = [(1, {"loss": 1.0}), (2, {"other": float("nan")}), (3, {"loss": float("inf")}), (4, {"loss": float("nan")})]
     assert first_non_finite(rows, ("norm", "loss")) == NonFinite(3, "loss", float("inf"))
     assert first_non_finite(rows[:2], ("loss",)) is None

@@ -73,7 +73,7 @@ def train_and_lose(place: Path, lose: Callable[[Path], None]) -> None:
 
 @pytest.mark.parametrize("lose", [delete, move])
 @pytest.mark.promise("U7")
-def test_a_run_that_is_moved_or_deleted_is_said_as_that_at_once(
+def test_a_run_that_is_moved_or_deleted_is_reported_as_that_at_once(
     tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "run"

@@ -53,7 +53,7 @@ def test_a_loop_in_two_parts_continues_to_the_second_target(tmp_path: Path) -> N
         assert run.step == 6
 
 
-def test_a_save_that_is_asked_for_comes_at_the_edge_of_the_step(tmp_path: Path) -> None:
+def test_a_save_that_is_requested_comes_at_the_edge_of_the_step(tmp_path: Path) -> None:
     def ask(run: Run, step: int) -> None:
         if step == 2:
             run.save()
@@ -64,7 +64,7 @@ def test_a_save_that_is_asked_for_comes_at_the_edge_of_the_step(tmp_path: Path) 
     assert state["step"] == 3
 
 
-def test_a_stop_that_the_loop_asks_for_saves_and_says_so(tmp_path: Path) -> None:
+def test_a_stop_that_the_loop_asks_for_saves_and_reports_it(tmp_path: Path) -> None:
     def ask(run: Run, step: int) -> None:
         if step == 1:
             run.stop("enough for today")
@@ -95,7 +95,7 @@ def test_one_directory_is_one_run_at_a_time_in_one_process_too(tmp_path: Path) -
         second.__enter__()
 
 
-def test_a_run_that_is_not_open_says_so(tmp_path: Path) -> None:
+def test_a_run_that_is_not_open_reports_it(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", **tiny())
     with pytest.raises(RuntimeError, match="not open"):
         run.stop()
@@ -316,7 +316,7 @@ def test_generators_of_a_device_that_is_not_here_are_a_difference_that_can_be_ac
 
 
 @pytest.mark.parametrize("total", [-1, 2.5, "10", None, True])
-def test_a_target_that_is_no_number_of_steps_is_refused_at_the_call(tmp_path: Path, total: Any) -> None:  # noqa: ANN401
+def test_a_target_that_is_not_a_number_of_steps_is_refused_at_the_call(tmp_path: Path, total: Any) -> None:  # noqa: ANN401
     with (
         Run(tmp_path / "run", settings=quietly(), **tiny()) as run,
         pytest.raises(ValueError, match="whole number of steps"),

@@ -44,7 +44,7 @@ def test_a_command_that_ends_by_itself_shows_the_end_of_its_output(tmp_path: Pat
     assert refused.value.log == ("about to",)
 
 
-def test_a_command_without_a_run_is_told_so(tmp_path: Path) -> None:
+def test_a_command_without_a_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("")
     with pytest.raises(NothingToProve, match=r"never entered an unbroken\.Run$"):
         run_alone(setup(tmp_path, sys.executable, "idle.py"), "alone", save_steps=None, ranks=None)
@@ -65,7 +65,7 @@ def test_jobs_have_the_environment_of_the_shell_but_not_of_a_launcher_above() ->
     assert environment({"OMP_NUM_THREADS": "4"}, is_resized=True) == {"OMP_NUM_THREADS": "4"}
 
 
-def test_a_folder_that_was_asked_for_stays_and_an_earlier_proof_in_it_is_never_touched(tmp_path: Path) -> None:
+def test_a_folder_that_was_requested_stays_and_an_earlier_proof_in_it_is_never_touched(tmp_path: Path) -> None:
     for name in ("prove-5", "prove-5.2"):
         with proof_folder(tmp_path / "proofs", 5) as folder:
             (folder.path / "evidence").write_text(name)

@@ -66,7 +66,7 @@ def test_a_module_that_is_none_is_passed_by(tmp_path: Path) -> None:
     assert len(documents(tmp_path / "text", CODE)) == len(documents(tmp_path / "text", DOCSTRINGS)) == 2
 
 
-def test_a_python_without_sources_is_told_by_its_folder(tmp_path: Path) -> None:
+def test_a_python_without_sources_is_recognized_by_its_folder(tmp_path: Path) -> None:
     with pytest.raises(SourcesMissing) as caught:
         write_corpus(tmp_path / "text", library=tmp_path)
     assert caught.value.folder == tmp_path

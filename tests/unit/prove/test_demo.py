@@ -38,7 +38,7 @@ def test_a_new_folder_holds_a_sound_config_of_a_mixture_with_dropout(tmp_path: P
     assert tokens == STEPS * (config.training.global_batch_size or 0) * config.data.max_length
 
 
-def test_the_folder_of_an_earlier_demo_is_begun_anew(tmp_path: Path) -> None:
+def test_the_folder_of_an_earlier_demo_is_started_over(tmp_path: Path) -> None:
     earlier = DemoFolder(tmp_path / "demo")
     earlier.chained.mkdir(parents=True)
     earlier.config.write_text("of an earlier demo")
@@ -57,7 +57,7 @@ def test_a_folder_of_anybody_else_is_refused_and_nothing_of_it_is_touched(tmp_pa
     assert os.listdir(tmp_path / "own") == [name]
 
 
-def test_an_earlier_demo_with_something_of_a_person_in_it_is_refused_too(tmp_path: Path) -> None:
+def test_an_earlier_demo_with_something_of_a_user_in_it_is_refused_too(tmp_path: Path) -> None:
     places = prepare(tmp_path / "demo")
     (tmp_path / "demo" / "notes.txt").touch()
     with pytest.raises(BadUsage, match=r"\(notes.txt\)"):
@@ -80,7 +80,7 @@ def test_a_folder_in_which_a_demo_is_at_work_is_left_to_it(tmp_path: Path) -> No
     assert places.chained.exists()
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(
+def test_a_disk_without_room_is_reported_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = LOCAL.space(tmp_path)
@@ -164,7 +164,7 @@ sys.exit(main(["demo", "--dir", sys.argv[1]]))
 """
 
 
-def test_without_torch_it_says_so_and_starts_nothing(tmp_path: Path) -> None:
+def test_without_torch_it_reports_it_and_starts_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "demo")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "error[torch-missing]: the demo needs torch" in ended.stderr

@@ -65,7 +65,7 @@ def test_a_chain_with_other_bits_is_not_proven_and_says_how_to_make_it_again() -
     )
     assert f"  help {rerun}   repeat it" in text
     assert "  at   /proof/chain-0003" in text
-    assert found.facts()["chains"][1]["rerun"] == rerun
+    assert found.json_fields()["chains"][1]["rerun"] == rerun
 
 
 def test_other_bits_come_with_their_likely_cause_and_equal_ones_with_none() -> None:
@@ -73,14 +73,14 @@ def test_other_bits_come_with_their_likely_cause_and_equal_ones_with_none() -> N
     forgetful.unsaved = ("optimizer AdamW, called `optimizer`",)
     named = "likely cause: not registered with Run, so not restored at resume: optimizer AdamW, called `optimizer`"
     assert named in proof(forgetful).text(PLAIN)
-    assert proof(forgetful).facts()["chains"][0]["unsaved"] == list(forgetful.unsaved)
+    assert proof(forgetful).json_fields()["chains"][0]["unsaved"] == list(forgetful.unsaved)
     text = proof(chain(DIFFERS)).text(PLAIN)
     assert "likely cause: uninterrupted runs agree, so a resume does not restore some state" in text
     assert "0x1p-1 (job 1) in the uninterrupted run, 0x1p-2 (job 3) in the chain" in text
     assert "likely cause" not in proof(chain(EQUAL)).text(PLAIN)
 
 
-def test_a_chain_that_could_not_go_on_is_not_proven_whatever_its_bits() -> None:
+def test_a_chain_that_could_not_continue_is_not_proven_whatever_its_bits() -> None:
     for comparison in (EQUAL, None):
         found = proof(chain(comparison, "job 2 ended as error: no usable checkpoint"))
         assert not found.is_proven
@@ -96,7 +96,7 @@ def test_a_proof_without_a_chain_is_none() -> None:
 @pytest.mark.parametrize("comparison", [EQUAL, DIFFERS, None])
 def test_the_document_is_json_and_says_what_the_text_says(comparison: Comparison | None) -> None:
     found = proof(chain(comparison))
-    facts = json.loads(json.dumps(found.facts()))
+    facts = json.loads(json.dumps(found.json_fields()))
     assert facts["is_proven"] is found.is_proven is (comparison is EQUAL)
     [told] = facts["chains"]
     assert told["computed_again"] == 3

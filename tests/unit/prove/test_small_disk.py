@@ -9,7 +9,7 @@ import pytest
 from unbroken.prove import small_disk
 
 
-def test_whoever_cannot_have_one_is_told_why(tmp_path: Path) -> None:
+def test_whoever_cannot_have_one_is_reported_with_the_reason(tmp_path: Path) -> None:
     reason = small_disk.why_not(tmp_path)
     assert reason is None or "root" in reason or "mount failed" in reason
     assert (reason is not None and "root" in reason) == (os.geteuid() != 0)

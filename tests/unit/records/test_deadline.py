@@ -29,7 +29,7 @@ def test_the_run_then_the_scheduler_then_our_variable_is_asked() -> None:
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_END_TIME", "UNBROKEN_MAX_RUNTIME", "GPT_SIMPLE_MAX_RUNTIME"])
 @pytest.mark.parametrize("text", ["soon", "1:00:00", "nan", "inf", "-1", "0", "1e999"])
-def test_what_is_no_number_of_seconds_is_an_error_that_names_it(name: str, text: str) -> None:
+def test_what_is_not_a_number_of_seconds_is_an_error_that_names_it(name: str, text: str) -> None:
     with pytest.raises(BadDeadline, match="number of seconds") as refused:
         _find(None, **{name: text})
     assert refused.value.at() == f"{name}={text}"
@@ -67,12 +67,12 @@ def test_before_a_save_was_measured_a_short_job_keeps_a_tenth() -> None:
 
 
 def test_the_commits_of_earlier_jobs_teach_the_next() -> None:
-    facts = [
+    events = [
         Event(1, "commit", 0.0, {"seconds": 9.0}),
         Event(1, "save", 0.0, {"seconds": 900.0}),
         Event(2, "commit", 0.0, {"seconds": "nan"}),
         Event(2, "commit", 0.0, {"seconds": 2.0}),
         Event(2, "commit", 0.0, {"seconds": -5.0}),
     ]
-    assert learned_reserve(facts) == Reserve(None, (9.0, 2.0))
-    assert learned_reserve(facts, 3.0).seconds() == 3.0
+    assert learned_reserve(events) == Reserve(None, (9.0, 2.0))
+    assert learned_reserve(events, 3.0).seconds() == 3.0

@@ -78,7 +78,7 @@ def test_the_slowest_of_the_recent_saves_and_dumps_count() -> None:
 
 
 @pytest.mark.promise("M11")
-def test_a_window_that_no_save_fits_into_is_said_with_the_emergency_path_as_the_answer() -> None:
+def test_a_window_that_no_save_fits_into_is_reported_with_the_emergency_path_as_the_answer() -> None:
     costs = Costs(save_s=60.0, dump_s=10.0)
     without = window_warning(30.0, costs, has_area=False)
     assert without is not None
@@ -95,7 +95,7 @@ def test_a_window_that_no_save_fits_into_is_said_with_the_emergency_path_as_the_
 
 
 @pytest.mark.promise("G7")
-def test_a_deadline_shorter_than_what_is_kept_for_a_save_is_said() -> None:
+def test_a_deadline_shorter_than_what_is_kept_for_a_save_is_reported() -> None:
     assert deadline_warning(100.0, 120.0) == (
         "the job has 1 min 40 s and 2 min of it are kept for a last save: it will stop after its first step"
     )

@@ -25,7 +25,7 @@ def _journal(files: Files, job: int = 1) -> Journal:
     return Journal(RUN, job, clock=lambda: NOON, files=files)
 
 
-def test_facts_are_read_again_job_by_job_in_the_order_they_were_written(tmp_path: Path) -> None:
+def test_events_are_read_again_job_by_job_in_the_order_they_were_written(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     for job in (2, 11, 10_000):
         journal = Journal(layout, job, clock=lambda: NOON)
@@ -53,7 +53,7 @@ def test_a_line_is_one_json_object_with_instant_and_kind_first(tmp_path: Path) -
     assert text == '{"at": "2023-11-14T22:13:20.250+00:00", "kind": "stop", "reason": "SIGTERM"}\n'
 
 
-def test_a_run_without_a_journal_has_no_facts(tmp_path: Path) -> None:
+def test_a_run_without_a_journal_has_no_events(tmp_path: Path) -> None:
     assert read_journal(Layout(tmp_path)) == []
 
 
@@ -83,7 +83,7 @@ def test_every_kind_that_promises_something_is_a_kind_of_the_journal() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_fact_that_promises_something_survives_a_power_cut_and_carries_those_before_it(kind: str) -> None:
+def test_an_event_that_promises_something_survives_a_power_cut_and_carries_those_before_it(kind: str) -> None:
     disk = MemoryDisk([RUN.run])
     journal = _journal(Files(disk))
     journal.write("save", step=1)

@@ -79,7 +79,7 @@ def test_after_a_kill_the_steps_computed_twice_agree_bit_for_bit(tmp_path: Path)
 
 
 @pytest.mark.promise("X3")
-def test_one_wrong_bit_is_said_aloud_with_its_step(tmp_path: Path) -> None:
+def test_one_wrong_bit_is_reported_with_its_step(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     _job(layout, 1, 0, 100)
     _job(layout, 2, 50, 100, poison=77)
@@ -171,7 +171,7 @@ def test_numbers_that_json_has_no_word_for_come_back(tmp_path: Path) -> None:
     assert math.isnan(values["loss"]) and (values["a"], values["b"]) == (math.inf, -math.inf)
 
 
-def test_names_of_ours_and_things_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_reserved_names_and_values_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     writer = MetricsWriter(Layout(tmp_path), 1, start=0)
     with pytest.raises(ValueError, match="step"):
         writer.write(1, {"step": 1.0})
@@ -215,7 +215,7 @@ def test_a_storage_that_refuses_for_long_does_not_fill_the_memory() -> None:
     assert list(read_metrics(RUN, Files(disk)).kept) == list(range(101, MOST_WAITING + 101))
 
 
-def test_two_lines_of_one_step_say_different_things_of_it(tmp_path: Path) -> None:
+def test_two_lines_of_one_step_hold_different_metrics(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     writer = MetricsWriter(layout, 1, start=0)
     writer.write(1, {"loss": 1.0})

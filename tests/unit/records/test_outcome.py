@@ -73,7 +73,7 @@ def test_every_error_of_ours_has_its_own_exit_code_as_the_outcome(error: Unbroke
     assert found.verdict == ("again" if isinstance(cause, errors.PeerLost) else usual)
 
 
-def test_a_clean_stop_has_the_exit_code_that_was_asked_for_and_nothing_else_has() -> None:
+def test_a_clean_stop_has_the_exit_code_that_was_requested_and_nothing_else_has() -> None:
     assert conclude(StopReason("signal"), stopped_exit_code=75).exit_code == 75
     assert conclude(SystemExit(0), stopped_exit_code=75).exit_code == 75
     assert conclude(StopReason("done"), stopped_exit_code=75).exit_code == 0

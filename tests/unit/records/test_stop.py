@@ -107,7 +107,7 @@ def test_the_handlers_that_stood_before_are_put_back_and_not_called_meanwhile(tm
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_outside_the_main_thread_signals_are_left_alone_and_that_is_said(
+def test_outside_the_main_thread_signals_are_left_alone_and_that_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[bool] = []

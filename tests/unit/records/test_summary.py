@@ -89,7 +89,7 @@ def test_a_run_that_holds_nothing_is_empty(tmp_path: Path) -> None:
     assert found.status == "empty" and found.newest_usable is None
 
 
-def test_every_thing_in_a_store_has_its_line(tmp_path: Path) -> None:
+def test_every_entry_in_a_store_has_its_line(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3, 4, 5)
     begin(store, step=6, job="j9").write_part("a", [b"123"])
     quarantine(store, "checkpoint-5", ("why",), job="j", at_ns=1)

@@ -56,7 +56,7 @@ def batches(cursor: Cursor[Any], count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("make", [own_generator, global_generator, samplers_generator, with_workers])
 @pytest.mark.parametrize("served", [3, 7, 9, 15])
-def test_a_loader_without_state_goes_on_with_the_next_batch_in_any_epoch(
+def test_a_loader_without_state_resumes_with_the_next_batch_in_any_epoch(
     make: Callable[[], Loader], served: int
 ) -> None:
     if make is with_workers and served != 9:
@@ -104,7 +104,7 @@ def test_a_loader_that_says_where_it_stands_is_asked_and_not_replayed() -> None:
     assert [next(other) for _ in range(4)] == [3, 4, 5, 1]
 
 
-def test_a_sampler_is_told_the_epoch() -> None:
+def test_a_sampler_gets_the_epoch() -> None:
     told: list[int] = []
 
     class Sampler:
@@ -137,7 +137,7 @@ def test_data_that_shrank_and_data_that_is_empty_are_named() -> None:
         next(one_way)
 
 
-def test_what_cannot_be_iterated_is_refused_when_it_is_handed_over() -> None:
+def test_what_cannot_be_iterated_is_refused_when_it_is_passed_in() -> None:
     with pytest.raises(NotAnItem, match="way to be iterated"):
         require_loader(3)
     assert require_loader([1]) == [1]

@@ -53,7 +53,9 @@ def test_another_number_of_experts_is_refused_naming_each_tensor_and_nothing_is_
 
 @pytest.mark.promise("M19")
 @pytest.mark.parametrize("experts", [3, 6])
-def test_accepted_by_name_routing_starts_cold_and_all_else_is_loaded_and_it_is_said(run: Path, experts: int) -> None:
+def test_accepted_by_name_routing_starts_cold_and_all_else_is_loaded_and_it_is_reported(
+    run: Path, experts: int
+) -> None:
     saved = Mixture(4, seed=0)
     with Run(run, settings=quietly(accept=("optimizer",)), model=saved) as held:
         assert held.step == 3
@@ -84,7 +86,7 @@ def test_a_tensor_that_fits_is_loaded_though_it_was_accepted(run: Path) -> None:
     assert bits(fresh["model"]) == bits(saved)
 
 
-def test_an_accepted_name_that_met_no_difference_is_said_and_journalled_and_others_are_not(
+def test_an_accepted_name_that_met_no_difference_is_reported_and_journalled_and_others_are_not(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh = things(6, seed=1)

@@ -166,7 +166,7 @@ def test_what_cannot_be_kept_is_refused_by_name(tensor: torch.Tensor, reason: st
     assert reason in refused.value.reason
 
 
-def test_a_plan_is_reused_while_the_structure_stays_and_made_anew_when_it_changes() -> None:
+def test_a_plan_is_reused_while_the_structure_stays_and_made_again_when_it_changes() -> None:
     tensors = {"a": torch.ones(3), "b": torch.ones(4)}
     plan = plan_save(tensors, ALONE)
     assert plan_save({"a": torch.zeros(3), "b": torch.zeros(4)}, ALONE, plan) is plan

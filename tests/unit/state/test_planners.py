@@ -9,7 +9,7 @@ import unbroken
 from tests.unit.state.tiny import bits, job, model, quietly, tiny
 from unbroken.errors import TensorUnsupported
 from unbroken.state.index import Box
-from unbroken.state.pieces import Held, agree_on, assign
+from unbroken.state.pieces import Held, Holding, agree_on, assign, spread_over
 from unbroken.state.planners import BalanceBytes, BalanceTime, Holders, Piece, SavePlanner
 
 
@@ -25,12 +25,12 @@ def load(chosen: Mapping[Piece, int], ranks: int) -> list[int]:
 @pytest.mark.promise("M28")
 def test_bytes_are_balanced_by_default_and_time_by_measured_speed() -> None:
     holders = replicated(120, 3)
-    assert load(BalanceBytes().writers(holders, 3), 3) == [16_000] * 3
+    assert load(BalanceBytes().writers(holders, [0, 0, 0]), 3) == [16_000] * 3
     planner = BalanceTime()
-    assert load(planner.writers(holders, 3), 3) == [16_000] * 3
+    assert load(planner.writers(holders, [0, 0, 0]), 3) == [16_000] * 3
     # The disk of rank 2 writes a quarter as fast as the others.
     assert planner.learn([(16_000, 1.0), (16_000, 1.0), (16_000, 4.0)])
-    found = load(planner.writers(holders, 3), 3)
+    found = load(planner.writers(holders, [0, 0, 0]), 3)
     assert sum(found) == 48_000 and abs(found[0] - found[1]) <= 400 and abs(found[2] * 4 - found[0]) <= 1_600
     # With that plan all take as long, and it stays.
     assert not planner.learn([(size, size / speed) for size, speed in zip(found, (16e3, 16e3, 4e3), strict=True)])
@@ -49,7 +49,7 @@ class Careless:
     def __init__(self, rank: int | None) -> None:
         self.rank = rank
 
-    def writers(self, holders: Holders, ranks: int) -> Mapping[Piece, int]:
+    def writers(self, holders: Holders, load: Sequence[int]) -> Mapping[Piece, int]:
         return {} if self.rank is None else dict.fromkeys(holders, self.rank)
 
     def learn(self, written: Sequence[tuple[int, float]]) -> bool:
@@ -57,12 +57,13 @@ class Careless:
 
 
 @pytest.mark.promise("M28")
-@pytest.mark.parametrize(("rank", "given"), [(1, "rank 1"), (None, "no rank")])
+@pytest.mark.parametrize(("rank", "given"), [(2, "rank 2"), (None, "no rank")])
 def test_a_planner_that_would_lose_a_piece_is_an_error(rank: int | None, given: str) -> None:
     one = Held("w", "float32", (4,), (Box((0,), (4,)),), "")
-    held = [[one], []]
+    held = [Holding.of([one]), Holding.of([one]), Holding.of([])]
+    spreads = spread_over(held)
     with pytest.raises(TensorUnsupported, match=f"gave it to {given}"):
-        assign(held, agree_on(held), Careless(rank))
+        assign(held, spreads, agree_on(spreads), Careless(rank))
 
 
 @pytest.mark.promise("M28")

@@ -218,7 +218,7 @@ def test_the_extra_state_of_a_module_comes_back_and_a_missing_one_is_loud(tmp_pa
 
 
 @pytest.mark.promise("C15")
-def test_a_run_that_turns_mixed_precision_on_starts_a_fresh_scaler_and_says_so(
+def test_a_run_that_turns_mixed_precision_on_starts_a_fresh_scaler_and_reports_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job(tmp_path / "none", 2, **tiny())

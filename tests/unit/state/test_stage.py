@@ -112,7 +112,7 @@ def test_on_a_gpu_a_step_waits_for_what_is_not_copied_yet() -> None:
 
 
 @needs_gpu
-def test_on_a_gpu_memory_that_is_freed_early_is_not_handed_out_while_it_is_copied() -> None:
+def test_on_a_gpu_memory_that_is_freed_early_is_not_returned_while_it_is_copied() -> None:
     buffers = Buffers()
     for seed in range(5):
         tensors = {"a": random_bits((32 << 20,), torch.int32, seed).cuda(), "t": torch.randn(4096, 4096).cuda().t()}

@@ -59,7 +59,7 @@ def resumed_at(make: Make, served: int, count: int, **more: Any) -> list[list[in
 @pytest.mark.promise("C13")
 @pytest.mark.parametrize("make", [shuffled, own_generator, drawing_as_it_goes])
 @pytest.mark.parametrize("served", [0, 1, 3, 6, 7, 8, 12, 14, 15])
-def test_it_goes_on_with_the_next_batch_from_every_position(make: Make, served: int) -> None:
+def test_it_resumes_with_the_next_batch_from_every_position(make: Make, served: int) -> None:
     whole = batches(Cursor(make()), served + 10)
     assert resumed_at(make, served, 10) == whole[served:]
 

@@ -146,7 +146,7 @@ def test_two_attempts_of_one_job_at_one_step_have_their_own_drafts(store: Store)
     assert first.path.is_dir() and not second.path.exists()
 
 
-def test_a_writer_that_does_not_see_the_draft_says_so(draft: Draft) -> None:
+def test_a_writer_that_does_not_see_the_draft_reports_it(draft: Draft) -> None:
     draft.path.rmdir()
     with pytest.raises(StorageFailed, match="every rank must see the same directory"):
         draft.write_part("a", [b"1"])

@@ -139,7 +139,7 @@ def test_a_dump_with_a_part_missing_is_none_and_one_of_another_run_is_not_looked
     assert look(replace(AREA, key="other-00000000"), HOST, files=files) == VisibleDumps(HOST)
 
 
-def test_a_run_that_begins_anew_at_the_same_path_never_meets_the_dumps_of_the_old_one(tmp_path: Path) -> None:
+def test_a_run_that_starts_over_at_the_same_path_never_meets_the_dumps_of_the_old_one(tmp_path: Path) -> None:
     first = make_area(tmp_path / "run", job="j0001_a")
     assert make_area(tmp_path / "run", job="j0002_a") == first == read_area(tmp_path / "run")
     renewed = make_area(tmp_path / "run", job="j0003_a", is_new=True)

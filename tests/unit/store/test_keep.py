@@ -66,7 +66,7 @@ def test_removing_one_checkpoint_moves_no_border_of_time() -> None:
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", "b"), ("max", "c")])
-def test_the_best_by_a_metric_is_kept_and_what_is_no_number_is_never_best(mode: str, best: str) -> None:
+def test_the_best_by_a_metric_is_kept_and_what_is_nan_is_never_best(mode: str, best: str) -> None:
     losses = {"a": 3.0, "b": 1.0, "c": 4.0, "d": math.nan, "e": math.inf, "f": -math.inf}
     found = [Candidate(name, i, i, {"loss": loss}) for i, (name, loss) in enumerate(losses.items())]
     found.append(Candidate("z", 99, 99))
@@ -85,7 +85,7 @@ def test_of_equally_good_ones_the_newest_is_best() -> None:
     assert kept(decide(found, (BestBy("loss", k=2),))) == ["c1", "c2", "c9"]
 
 
-def test_pins_and_missing_copies_are_honoured_without_being_asked_for() -> None:
+def test_pins_and_missing_copies_are_honoured_without_being_requested() -> None:
     found = [
         Candidate("pinned", 1, 1, is_pinned=True),
         Candidate("here-only", 2, 2, is_mirrored=False),

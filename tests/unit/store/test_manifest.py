@@ -57,7 +57,7 @@ def test_the_file_is_also_plain_json_that_any_tool_reads() -> None:
     assert found["body"]["step"] == 7
 
 
-def test_metrics_that_are_no_numbers_make_the_round_trip() -> None:
+def test_metrics_that_are_nan_make_the_round_trip() -> None:
     metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": -0.0, "e": 5e-324, "f": 1.7976931348623157e308}
     manifest = Manifest("i", 1, "final", 1, "j", "unbroken", (), metrics=metrics)
     found = decode(encode(manifest), WHERE).metrics
@@ -119,7 +119,7 @@ def test_what_is_encoded_is_decoded_and_encoded_again_to_the_same_bytes(manifest
 
 
 @given(manifests())
-def test_the_order_in_which_things_are_handed_over_does_not_matter(manifest: Manifest) -> None:
+def test_the_order_in_which_items_are_passed_in_does_not_matter(manifest: Manifest) -> None:
     backwards = Manifest(
         **{
             **vars(manifest),

@@ -92,7 +92,7 @@ def test_a_job_that_would_not_fit_into_a_name_is_refused(job: str) -> None:
         ("2024-01-01", None),
     ],
 )
-def test_the_step_is_told_by_other_tools_names(name: str, step: int | None) -> None:
+def test_the_step_is_recognized_by_other_tools_names(name: str, step: int | None) -> None:
     assert step_in_name(name) == step
 
 

@@ -86,7 +86,7 @@ def test_a_part_is_read_whole_by_its_name_after_every_block_is_proven(tmp_path: 
 
 
 @pytest.mark.promise("M16")
-def test_a_bad_block_is_never_handed_out_and_its_range_is_named(tmp_path: Path) -> None:
+def test_a_bad_block_is_never_returned_and_its_range_is_named(tmp_path: Path) -> None:
     manifest, part, data = _three_blocks(tmp_path)
     (tmp_path / "w.bin").write_bytes(data[:1030] + b"\xff" + data[1031:])
     reading = read_part(LOCAL, tmp_path, manifest, part)

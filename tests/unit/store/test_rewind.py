@@ -45,7 +45,7 @@ def test_a_crash_right_after_the_decision_changes_nothing_about_it(tmp_path: Pat
 
 
 @pytest.mark.promise("K5")
-def test_the_branch_that_goes_on_uses_the_same_names_and_is_chosen(tmp_path: Path) -> None:
+def test_the_branch_that_continues_uses_the_same_names_and_is_chosen(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
     go_back(store, "checkpoint-1")
     assert save(store, 2, job="j2", at_ns=50) == "checkpoint-2"

@@ -19,7 +19,7 @@ def test_a_store_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     assert scan(Store(tmp_path / "nothing")) == Inventory()
 
 
-def test_every_kind_of_thing_is_told_apart(tmp_path: Path) -> None:
+def test_every_kind_of_entry_is_distinguished(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
     begin(store, step=4, job="j9")
     quarantine(store, "checkpoint-1", ("why",), job="j1", at_ns=1)

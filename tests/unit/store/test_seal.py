@@ -86,7 +86,7 @@ def test_a_seal_is_not_rewritten_by_another_word_about_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["changed", "removed", "added"])
-def test_a_folder_that_changed_since_it_was_sealed_is_told(tmp_path: Path, change: str) -> None:
+def test_a_folder_that_changed_since_it_was_sealed_is_reported(tmp_path: Path, change: str) -> None:
     path = folder(tmp_path, "step_5")
     seal(Store(tmp_path), "step_5", at_ns=1)
     if change == "changed":
@@ -202,7 +202,7 @@ def test_another_tools_manifest_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "step_1" / "manifest.json").read_bytes() == b'{"theirs": 1}'
 
 
-def test_a_folder_that_tells_no_step_must_be_told_one(tmp_path: Path) -> None:
+def test_a_folder_without_a_step_must_be_given_one(tmp_path: Path) -> None:
     folder(tmp_path, "best")
     with pytest.raises(CannotSeal, match="state the step") as refused:
         seal(Store(tmp_path), "best", at_ns=1)
@@ -241,7 +241,7 @@ def test_the_step_is_taken_from_json_then_name_then_files(tmp_path: Path) -> Non
         (["notes.txt"], "unknown"),
     ],
 )
-def test_the_tool_is_told_by_the_names_it_uses(names: list[str], origin: str) -> None:
+def test_the_tool_is_recognized_by_the_names_it_uses(names: list[str], origin: str) -> None:
     assert infer_origin(names) == origin
 
 

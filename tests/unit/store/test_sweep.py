@@ -34,7 +34,7 @@ def test_a_checkpoint_with_a_foreign_file_inside_is_left_whole_and_named(tmp_pat
 
 
 @pytest.mark.promise("C17")
-def test_a_users_own_things_survive_every_sweep(tmp_path: Path) -> None:
+def test_a_users_own_files_survive_every_sweep(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2)
     (tmp_path / "my-run" / "sub").mkdir(parents=True)
     (tmp_path / "my-run" / "sub" / "weights.pt").write_bytes(b"mine")

@@ -89,7 +89,7 @@ def test_runs_in_several_jobs_on_other_ranks_at_other_speeds_are_equal(a: Path, 
         "measured or ignored, so not compared: tokens_per_s",
         "all 2 tensors and all 3 values of final are equal",
     ]
-    assert found.facts()["is_equal"]
+    assert found.json_fields()["is_equal"]
 
 
 @pytest.mark.promise("G1")
@@ -135,7 +135,7 @@ def test_a_metric_that_only_one_run_has_is_a_difference_unless_it_is_ignored(a: 
     assert compare_runs(a, b, ignore=["val_loss"]).is_equal
 
 
-def test_losses_that_are_no_numbers_are_equal_by_their_bits_too(tmp_path: Path, b: Path) -> None:
+def test_losses_that_are_nan_are_equal_by_their_bits_too(tmp_path: Path, b: Path) -> None:
     a = tmp_path / "c"
     for run in (a, b):
         log(run, 1, rows(at_2={"loss": math.nan}, at_3={"loss": math.inf}))

@@ -58,7 +58,7 @@ def test_every_operation_is_counted_with_the_path_its_handle_was_opened_with() -
     assert [o.nth for o in faulty.operations if o.name == "close"] == [0, 1]
 
 
-def test_operations_that_only_look_are_told_from_those_that_change() -> None:
+def test_operations_that_only_look_are_distinguished_from_those_that_change() -> None:
     faulty = FaultyDisk(fresh())
     write_one(faulty)
     files = Files(faulty)
@@ -237,7 +237,7 @@ def test_reads_are_struck_on_request() -> None:
     assert struck == [None, "status", "status", "status"]
 
 
-def test_an_action_that_does_not_repeat_is_said() -> None:
+def test_an_action_that_does_not_repeat_is_reported() -> None:
     runs = 0
 
     def changing(disk: Disk) -> None:

@@ -20,7 +20,7 @@ def exact_training(directory: str) -> None:
 
 
 @pytest.mark.promise("G1")
-def test_a_trainer_that_hands_everything_over_is_exact(tmp_path: Path) -> None:
+def test_a_trainer_that_registers_everything_is_exact(tmp_path: Path) -> None:
     found = assert_exact(train, tmp_path)
     assert found.is_exact and found.comparison is not None
     assert found.comparison.agreeing == TOTAL
@@ -45,7 +45,7 @@ def test_a_loader_with_workers_can_be_tried(tmp_path: Path) -> None:
     assert assert_exact(train, tmp_path, "workers", kills=[7], save_steps=2).is_exact
 
 
-def test_what_was_not_handed_over_is_told_with_the_first_step_that_differs(tmp_path: Path) -> None:
+def test_what_was_not_registered_is_reported_with_the_first_step_that_differs(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as told:
         assert_exact(train, tmp_path, "scheduler forgotten", kills=[7], save_steps=2)
     said = str(told.value)
@@ -54,7 +54,7 @@ def test_what_was_not_handed_over_is_told_with_the_first_step_that_differs(tmp_p
     assert "a second uninterrupted run" not in said
 
 
-def test_a_trainer_that_never_repeats_itself_is_told_from_one_that_resumes_wrongly(tmp_path: Path) -> None:
+def test_a_trainer_that_never_repeats_itself_is_distinguished_from_one_that_resumes_wrongly(tmp_path: Path) -> None:
     found = check_exact(train, tmp_path, "not deterministic", kills=[7], save_steps=2)
     assert not found.is_exact and not found.is_deterministic
     assert "a second uninterrupted run differs too" in str(found)
@@ -92,7 +92,7 @@ def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> 
         ("", [TOTAL + 1], "killed at step 13: it ended by itself"),
     ],
 )
-def test_a_job_that_does_not_end_as_planned_is_told_with_its_log(
+def test_a_job_that_does_not_end_as_planned_is_reported_with_its_log(
     tmp_path: Path, bug: str, kills: list[int | str] | None, said: str
 ) -> None:
     with pytest.raises(AssertionError) as told:
@@ -118,7 +118,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_started(tmp_path: Pa
         assert_exact(train, tmp_path)
 
 
-def test_the_assertion_is_called_like_the_check_and_says_so() -> None:
+def test_the_assertion_is_called_like_the_check_and_reports_it() -> None:
     assert inspect.signature(assert_exact) == inspect.signature(check_exact)
     assert "kills" in inspect.signature(assert_exact).parameters
     assert assert_exact.__name__ == "assert_exact"

@@ -145,7 +145,7 @@ def test_a_chosen_change_brings_along_what_it_cannot_do_without(disk: MemoryDisk
     assert tree(disk.after_crash(names=[0]), RUN) == {"a": b""}
 
 
-def test_a_thing_renamed_twice_never_has_its_first_and_its_last_name(disk: MemoryDisk) -> None:
+def test_an_entry_renamed_twice_never_has_its_first_and_its_last_name(disk: MemoryDisk) -> None:
     create(disk, "a", b"", sync=True)
     disk.sync_all()
     disk.rename(RUN / "a", RUN / "b")
@@ -194,7 +194,7 @@ _MOVE = st.tuples(st.sampled_from(["rename", "make", "sync"]), st.sampled_from("
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_MOVE, max_size=12), st.integers(0, 10_000))
-def test_whatever_is_renamed_and_synced_a_thing_has_one_name_after_any_crash(
+def test_whatever_is_renamed_and_synced_an_entry_has_one_name_after_any_crash(
     moves: list[tuple[str, str, str]], seed: int
 ) -> None:
     disk = MemoryDisk([RUN / name for name in "abcd"])
@@ -274,7 +274,7 @@ def test_the_room_after_a_crash_is_that_of_what_survived() -> None:
     assert (found.free_bytes, found.free_inodes) == (7, 3)
 
 
-def test_the_clock_can_be_handed_in() -> None:
+def test_the_clock_can_be_passed_in() -> None:
     now = [5_000]
     disk = MemoryDisk([RUN], now_ns=lambda: now[0])
     create(disk, "f", sync=True)

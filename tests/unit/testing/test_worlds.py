@@ -58,7 +58,7 @@ def test_every_rank_hears_every_other() -> None:
     assert all(each.is_good for each in ended)
 
 
-def test_an_error_of_one_rank_is_told_with_its_fields_and_the_others_values_stand() -> None:
+def test_an_error_of_one_rank_is_reported_with_its_fields_and_the_others_values_stand() -> None:
     ended = spawn(2, fail_on_one, 1, env={"GREETING": "hello"})
     assert ended[0].value == "hello" and ended[0].is_good
     assert isinstance(ended[1].error, NotShared) and ended[1].error.rank == 1
@@ -110,7 +110,7 @@ def _state(pid: str) -> str:
         return "Z"
 
 
-def test_what_cannot_travel_is_told_as_text() -> None:
+def test_what_cannot_travel_is_reported_as_text() -> None:
     (ended,) = spawn(1, make_what_cannot_travel)
     assert isinstance(ended, Ended)
     assert isinstance(ended.error, RuntimeError) and "lambda" in str(ended.error)

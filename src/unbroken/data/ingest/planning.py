@@ -11,10 +11,11 @@ from pathlib import Path
 from unbroken.data.corpus.listing import LISTING, TokenizerIdentity
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, digest_file
 from unbroken.data.ingest.documents import Stretch
+from unbroken.data.ingest.request import TokenizeOptions
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.tokenize_unit import UnitContext, clear_unit
 from unbroken.data.ingest.units import cut_units
-from unbroken.data.ingest.work_folder import Finished, TokenizeOptions, TokenizePlan, WorkFolder
+from unbroken.data.ingest.work_folder import Finished, TokenizePlan, WorkFolder
 from unbroken.errors import ShardsExist, SourcesChanged, TokenizedDifferently
 from unbroken.files import storage_errors
 from unbroken.store.digest import BLOCK_BYTES, digest_of

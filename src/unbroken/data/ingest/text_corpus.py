@@ -9,9 +9,9 @@ from pathlib import Path
 from unbroken.data.corpus.catalogue import Corpus, open_corpus
 from unbroken.data.corpus.shards import digest_file
 from unbroken.data.ingest.encoders import find_tokenizer, load_encoder
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
 from unbroken.data.ingest.sources import find_sources
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
-from unbroken.data.ingest.work_folder import TokenizeOptions
+from unbroken.data.ingest.tokenize import tokenize
 from unbroken.store.digest import digest_of
 
 _PATIENCE_S = 3600.0

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,65 +21,21 @@ from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFi
 from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, find_fast_engine, with_fast_engine
 from unbroken.data.ingest.planning import new_plan, new_sources, recut, require_same_kind
 from unbroken.data.ingest.publish import finish, require_present
+from unbroken.data.ingest.request import TokenizeRequest
 from unbroken.data.ingest.sources import SourceFiles, find_sources
 from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
-from unbroken.data.ingest.work_folder import TokenizeOptions, TokenizePlan, Totals, UnitRecord, WorkFolder
+from unbroken.data.ingest.work_folder import TokenizePlan, Totals, UnitRecord, WorkFolder
 from unbroken.data.ingest.worker_pool import UnitTask, WorkerPool
 from unbroken.data.packing.windows import require_bakeable
 from unbroken.errors import NoTokens, TokenizeBusy
-from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files, storage_errors
 
 Advance = Callable[[int], None]
 Progress = Callable[[int], contextlib.AbstractContextManager[Advance]]
-PATIENCE_S: Final = 10.0
 _GLANCE_S: Final = 0.05
-_DEFAULTS: Final = TokenizeOptions()
 _NO_HOLD: Final = -1
 # File systems without locks: there the user must not start it twice at the same time.
 _NO_LOCKS: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-
-
-@dataclass(frozen=True)
-class TokenizeRequest:
-    """What to tokenize, where to, and how.
-
-    Attributes:
-        workers: number of processes; 0: in this process.
-        accelerate: use a faster engine if there is one.
-        skip_bad: skip and count documents that cannot be read, instead of failing.
-        add: tokenize files that were added after the shards were finished.
-        patience_s: how long to wait for another process that tokenizes into the same folder.
-    """
-
-    input_dir: Path
-    output_dir: Path
-    tokenizer: str
-    options: TokenizeOptions = _DEFAULTS
-    eod_token: str | None = None
-    workers: int = 0
-    accelerate: bool = True
-    skip_bad: bool = False
-    add: bool = False
-    patience_s: float = PATIENCE_S
-
-    def command(self) -> str:
-        """The command line for the same shards."""
-        told = {
-            "input-dir": self.input_dir,
-            "output-dir": self.output_dir,
-            "tokenizer-path": self.tokenizer,
-            "eod-token": self.eod_token,
-        }
-        told |= {
-            each.name.replace("_", "-"): getattr(self.options, each.name)
-            for each in fields(TokenizeOptions)
-            if getattr(self.options, each.name) != getattr(_DEFAULTS, each.name)
-        }
-        words = [f"--{name} {quoted(str(value))}" for name, value in told.items() if value is not None]
-        words += ["--bake-windows"] if self.options.max_length else []
-        words += ["--probabilistic-overlap"] if self.options.overlap_probability else []
-        return " ".join(["unbroken tokenize", *words])
 
 
 @dataclass(frozen=True)

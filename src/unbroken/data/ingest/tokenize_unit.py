@@ -26,9 +26,10 @@ from unbroken.data.corpus.shards import (
 from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
 from unbroken.data.ingest.encoders import Encoded, Encoder
 from unbroken.data.ingest.fast_engine import ENGINE, FastEngine
+from unbroken.data.ingest.request import TokenizeOptions
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.work_folder import SourceShare, TokenizeOptions, UnitRecord
+from unbroken.data.ingest.work_folder import SourceShare, UnitRecord
 from unbroken.data.packing.windows import cut
 from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
 from unbroken.files import Files, storage_errors

@@ -15,6 +15,7 @@ from unbroken.data.corpus.folders import COMMAND, UNFINISHED
 from unbroken.data.corpus.listing import TokenizerIdentity, identity_from_json, identity_to_json
 from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
+from unbroken.data.ingest.request import TokenizeOptions
 from unbroken.data.ingest.sources import Source
 from unbroken.data.ingest.units import Unit
 from unbroken.errors import ShardDamaged, UnsafeName
@@ -30,19 +31,6 @@ _LIMIT_BYTES: Final = 1 << 30
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class TokenizeOptions:
-    """The options that decide the bytes of the shards, besides documents and tokenizer."""
-
-    text_field: str = "text"
-    min_text_length: int = 0
-    shard_tokens: int = 1 << 25
-    val_fraction: str | None = None
-    max_length: int | None = None
-    overlap_size: int | None = None
-    overlap_probability: str | None = None
 
 
 @dataclass(frozen=True)

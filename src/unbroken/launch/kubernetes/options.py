@@ -34,9 +34,9 @@ class Grace:
         return max(self.seconds - MARGIN_S, 1)
 
 
-def grace_of(facts: Iterable[Event], asked_s: int | None = None) -> Grace:
+def grace_of(events: Iterable[Event], asked_s: int | None = None) -> Grace:
     """The grace period: ``asked_s``, or learned from the saves in the journal, or a default for a run without saves."""
-    reserve = learned_reserve(facts)
+    reserve = learned_reserve(events)
     is_measured = bool(reserve.saves_s)
     needed_s = reserve.seconds() if is_measured else 0.0
     learned_s = max(_LEAST_S, _rounded_up((needed_s if is_measured else UNMEASURED_S) + MARGIN_S))

@@ -81,15 +81,15 @@ def after_end(
     return Requeue(f"{outcome.status}: {outcome.reason}")
 
 
-def starts_in_vain(history: History, placed: Placement | None, told: int) -> int:
-    """The number of starts in a row, including this one, that never opened their run; ``told`` is the count before.
+def starts_in_vain(history: History, placed: Placement | None, counted: int) -> int:
+    """The number of starts in a row, including this one, that never opened their run; ``counted`` is the count before.
 
     A requeued job keeps its id and SLURM counts its starts; a job submitted instead has a new id and gets the count as
     an option.
     """
     requeues = 0 if placed is None else placed.requeues
     taken = [each.requeues for _, each in placements(history.events) if placed is not None and each.id == placed.id]
-    return requeues - max(taken) if taken else told + requeues + 1
+    return requeues - max(taken) if taken else counted + requeues + 1
 
 
 def stalled_jobs(history: History) -> int:

@@ -31,11 +31,11 @@ def pause_s(left_s: float | None) -> float:
 
 
 class EndTime:
-    """Polls until ``end``; calls ``told`` in its thread whenever the end time changes.
+    """Polls until ``end``; calls ``on_change`` in its thread whenever the end time changes.
 
     Args:
         question: returns the end in seconds since 1970, None for never, or a text with the error.
-        told: gets the new deadline; None removes it.
+        on_change: gets the new deadline; None removes it.
         known_s: the deadline from the environment, if any; then the first poll can wait.
         clock: seconds since 1970.
     """
@@ -43,13 +43,13 @@ class EndTime:
     def __init__(
         self,
         question: Callable[[], float | str | None],
-        told: Callable[[float | None], None],
+        on_change: Callable[[float | None], None],
         *,
         known_s: float | None,
         clock: Callable[[], float],
         pause: Callable[[float | None], float] = pause_s,
     ) -> None:
-        self._question, self._told, self._clock, self._pause = question, told, clock, pause
+        self._question, self._on_change, self._clock, self._pause = question, on_change, clock, pause
         self._known_s = known_s
         self._complaint: str | None = None
         self._over = threading.Event()
@@ -86,7 +86,7 @@ class EndTime:
             self._complaint = None
         if answer != self._known_s:
             self._known_s = answer
-            self._told(answer)
+            self._on_change(answer)
 
     def _complain(self, complaint: str) -> None:
         # Once until the next answer: a controller that is down for a day must not fill the log.
@@ -98,7 +98,7 @@ class EndTime:
 class Record(Protocol):
     """Writes one event to the journal."""
 
-    def __call__(self, kind: str, /, **facts: object) -> None:
+    def __call__(self, kind: str, /, **fields: object) -> None:
         """Write one event."""
 
 
@@ -109,12 +109,12 @@ def follow_end_time(
     if not is_polled(max_runtime_s, environ):
         return None
 
-    def told(at_s: float | None) -> None:
+    def on_change(at_s: float | None) -> None:
         stops.move_deadline(at_s)
         record("deadline", at_s=at_s, source="squeue")
         left = "none" if at_s is None else f"in {amounts.duration(at_s - time.time())}"
         _log.info("walltime limit %s (from squeue)", left)
 
-    watch = EndTime(lambda: commands.end_time(environ), told, known_s=stops.deadline_s, clock=time.time)
+    watch = EndTime(lambda: commands.end_time(environ), on_change, known_s=stops.deadline_s, clock=time.time)
     stops.end_with(watch.end)
     return watch

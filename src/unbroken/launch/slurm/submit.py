@@ -41,11 +41,11 @@ def require_lead(lead: int, limit_s: float | None, *, command: str) -> None:
 
 def _of_run(run: Path, limit_s: float | None) -> int:
     try:
-        facts = read_history(Layout(run)).events
+        events = read_history(Layout(run)).events
     except StorageFailed:
         # Use the default: the job itself reports what is wrong with its directory.
-        facts = ()
-    return whole_lead(learned_reserve(facts).seconds(limit_s), LEAST_S)
+        events = ()
+    return whole_lead(learned_reserve(events).seconds(limit_s), LEAST_S)
 
 
 # ---- submitting ----
@@ -98,9 +98,9 @@ def submit(
     further = further_options(options)
     limit_s = _limit_s(dict(further), text)
     lead = lead_s(runs, limit_s) if _have_saved(runs) else None
-    told = lead if lead is not None else told_lead_s(text)
-    if told is not None:
-        require_lead(told, limit_s, command=command_line)
+    lead_given = lead if lead is not None else told_lead_s(text)
+    if lead_given is not None:
+        require_lead(lead_given, limit_s, command=command_line)
     command = ["sbatch", "--parsable"]
     command += [f"--signal=B:USR1@{lead}"] if lead is not None else []
     command += [f"--dependency=afterany:{after}"] if after else []

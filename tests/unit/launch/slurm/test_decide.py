@@ -119,19 +119,19 @@ def test_a_job_whose_time_is_always_over_before_it_takes_its_run_is_not_queued_f
 def test_starts_in_vain_are_those_since_the_run_was_last_taken() -> None:
     placed = {"scheduler": "slurm", "id": "7", "requeues": 4, "nodes": None}
     history = History((Event(4, "job-start", 0.0, {"placement": placed}),))
-    assert starts_in_vain(history, Placement("slurm", "7", 6), told=2) == 2, "starts 5 and 6; the fourth took it"
-    assert starts_in_vain(history, Placement("slurm", "8", 0), told=0) == 1, "another job's starts are its own"
-    assert starts_in_vain(history, Placement("slurm", "8", 1), told=0) == 2
-    assert starts_in_vain(history, Placement("slurm", "9", 0), told=2) == 3, "a follower goes on counting"
+    assert starts_in_vain(history, Placement("slurm", "7", 6), counted=2) == 2, "starts 5 and 6; the fourth took it"
+    assert starts_in_vain(history, Placement("slurm", "8", 0), counted=0) == 1, "another job's starts are its own"
+    assert starts_in_vain(history, Placement("slurm", "8", 1), counted=0) == 2
+    assert starts_in_vain(history, Placement("slurm", "9", 0), counted=2) == 3, "a follower goes on counting"
 
 
 @pytest.mark.parametrize("verdict", ["done", "again", "look"])
-def test_a_person_who_submits_has_looked(verdict: Verdict) -> None:
+def test_a_user_who_submits_has_looked(verdict: Verdict) -> None:
     assert before_start(_outcome("error", verdict, 1), is_link=False) is None
     assert before_start(None, is_link=False) is None
 
 
-def test_a_link_starts_only_what_is_to_go_on() -> None:
+def test_a_link_starts_only_what_is_to_continue() -> None:
     assert before_start(None, is_link=True) is None
     assert before_start(_outcome("crashed", "again", 137), is_link=True) is None
     assert before_start(_outcome("completed", "done"), is_link=True) == NoRequeue(0, "the run is done")

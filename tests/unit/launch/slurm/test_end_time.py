@@ -68,7 +68,7 @@ def _told(answers: list[float | str | None], known_s: float | None) -> list[floa
     return told
 
 
-def test_a_limit_that_is_moved_is_told_and_one_that_stays_is_not() -> None:
+def test_a_limit_that_is_moved_is_reported_and_one_that_stays_is_not() -> None:
     assert _told([2000.0, 2000.0, 5000.0, 5000.0, None], None) == [2000.0, 5000.0, None]
     assert _told([2000.0, 3000.0], 2000.0) == [3000.0]
 

@@ -56,7 +56,7 @@ def test_the_job_is_the_last_process_of_the_script_and_starts_the_step(tmp_path:
     assert step[step.index("train") :] == ["train", "run.yaml", "a.b=c d"]
 
 
-def test_every_node_is_told_its_number_and_where_they_meet(tmp_path: Path) -> None:
+def test_every_node_gets_its_rank_and_the_rendezvous_endpoint(tmp_path: Path) -> None:
     request = _request(tmp_path, nodes="2", ranks_per_node="8")
     text = script_text(Work(("runs/a",), (), ("train.py", "it's", "a b")), request, tmp_path / "a.sbatch")
     words = _run(text, tmp_path)

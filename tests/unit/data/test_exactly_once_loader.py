@@ -49,7 +49,7 @@ def test_an_account_that_is_wrong_once_never_agrees_again(tmp_path: Path) -> Non
     assert "agrees" not in loader.state_dict()["served"]
 
 
-def test_a_proof_is_of_the_instant_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_check_is_of_the_instant_it_was_requested(tmp_path: Path) -> None:
     loader = Loader(make_stream(tmp_path), global_batch=8)
     batches = iter(loader)
     taken(batches, 2)

@@ -41,7 +41,7 @@ def test_item_k_is_sample_k_in_any_loader_of_torch(workers: int, tmp_path: Path)
     assert batches[0]["positions"].tolist() == [list(range(32))] * 4
 
 
-def test_a_sample_can_be_asked_for_alone_and_none_beyond_the_end(tmp_path: Path) -> None:
+def test_a_sample_can_be_requested_alone_and_none_beyond_the_end(tmp_path: Path) -> None:
     data = SampleDataset(make_stream(tmp_path), length=10)
     assert data[9]["tokens"].tolist() == _tokens(data.stream, 9, 10)[0]
     for number in (-1, 10):

@@ -30,7 +30,7 @@ def test_a_lanes_numbers_follow_from_seed_step_and_lane_alone() -> None:
         assert one not in two, three
 
 
-def test_after_the_lanes_the_generators_go_on_as_if_there_had_been_none() -> None:
+def test_after_the_lanes_the_generators_continue_as_if_there_had_been_none() -> None:
     torch.manual_seed(5)
     random.seed(5)
     numpy.random.seed(5)

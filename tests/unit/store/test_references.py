@@ -150,12 +150,12 @@ def test_a_named_checkpoint_is_honoured_even_when_it_is_damaged(run: Path) -> No
 
 
 @pytest.mark.parametrize("reference", ["nothing", "run/nothing", "nothing@5", "run/checkpoints/checkpoint-6"])
-def test_a_path_that_does_not_exist_is_told(run: Path, reference: str) -> None:
+def test_a_path_that_does_not_exist_is_reported(run: Path, reference: str) -> None:
     with pytest.raises(PathMissing):
         resolve(reference)
 
 
-def test_an_unsealed_folder_is_told_with_the_command_that_seals_it(run: Path) -> None:
+def test_an_unsealed_folder_is_reported_with_the_command_that_seals_it(run: Path) -> None:
     (run / "checkpoints" / "checkpoint-77").mkdir()
     (run / "checkpoints" / "checkpoint-77" / "m.pt").write_bytes(b"1")
     for reference in ("run@77", "run@checkpoint-77"):

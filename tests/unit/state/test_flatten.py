@@ -84,7 +84,7 @@ def test_every_schedule_of_torch_is_in_this_file() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_goes_on_with_the_same_rates(name: str) -> None:
+def test_a_schedule_resumes_with_the_same_rates(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about the order in which chained schedules step
         torch.manual_seed(3)
@@ -171,7 +171,7 @@ def test_two_tensors_on_one_path_get_two_names_and_come_back_in_their_places() -
     assert [found["a.b"], found["a"]["b"], found["a.b~2"], found["c"]] == [1, 2, 3, 4]
 
 
-def test_tensors_are_handed_out_as_they_are_and_tied_ones_under_both_names() -> None:
+def test_tensors_are_returned_as_they_are_and_tied_ones_under_both_names() -> None:
     weight = nn.Parameter(torch.ones(2))
     parts = flatten("model", {"embed": weight, "head": weight}, allow_pickle=False)
     assert parts.tensors["model.embed"] is weight and parts.tensors["model.head"] is weight

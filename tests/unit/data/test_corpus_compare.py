@@ -210,7 +210,7 @@ def test_the_refusal_counts_and_names_everything_at_once(trained: Trained) -> No
     assert error.exit_code == 4
 
 
-def test_without_knowledge_of_what_was_served_nothing_is_said_about_it(trained: Trained) -> None:
+def test_without_knowledge_of_what_was_served_nothing_is_reported_about_it(trained: Trained) -> None:
     make_shard(trained.web, "a", [[1, 256]])
     trained._unseal()
     (change,) = compare(trained.known, open_corpus(trained.data)).changed

@@ -81,5 +81,5 @@ def test_failures_are_counted_from_the_journal_and_the_job_at_work_has_not_faile
     assert mean_time_between_failures_s(stopped) == pytest.approx((DAY + 350) / 2)
 
 
-def test_a_fact_without_an_instant_counts_for_nothing() -> None:
+def test_an_event_without_an_instant_counts_for_nothing() -> None:
     assert mean_time_between_failures_s([Event(1, "commit", None), Event(2, "commit", 5.0)]) == DAY

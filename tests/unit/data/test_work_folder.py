@@ -10,9 +10,10 @@ import pytest
 
 from tests.unit.data.texts import DOCUMENTS, lines, shards
 from unbroken.data.ingest import tokenize as tokenizing
-from unbroken.data.ingest.tokenize import TokenizeRequest, tokenize
+from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
+from unbroken.data.ingest.tokenize import tokenize
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.work_folder import FINISHED, TokenizeOptions, WorkFolder
+from unbroken.data.ingest.work_folder import FINISHED, WorkFolder
 from unbroken.errors import ShardDamaged, TokenizedDifferently
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_bytes

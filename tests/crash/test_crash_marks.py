@@ -10,10 +10,11 @@ import pytest
 
 import unbroken
 from tests.crash.scenes import ROOT, SCENES
-from tests.crash.test_answers import answers, with_old_answers
-from tests.crash.test_copied import copies_it, with_a_checkpoint
+from tests.crash.test_batch_results import answers, with_old_answers
+from tests.crash.test_copied_checkpoint import copies_it, with_a_checkpoint
 from tests.crash.test_demo_folder import prepares, with_an_earlier_demo
 from tests.crash.test_disk_speed import measures, with_a_leftover
+from tests.crash.test_doctor import examines, keeps_a_result, with_leftovers
 from tests.crash.test_drills import DAMAGES, a_folder, damages, two_checkpoints, writes_a_drill
 from tests.crash.test_emergency import SCENES as EMERGENCIES
 from tests.crash.test_emergency import with_an_older_dump
@@ -23,8 +24,8 @@ from tests.crash.test_lease import _acquire, _release, _renew, _run_with
 from tests.crash.test_outcome_file import a_machine, tells_its_launcher
 from tests.crash.test_payload import saves_the_second, with_the_first
 from tests.crash.test_plan import a_cache_with_scratch, opens_a_plan
-from tests.crash.test_reads import takes_digests, with_scratch
 from tests.crash.test_records import ACTIONS, fresh
+from tests.crash.test_sequence_digests import takes_digests, with_scratch
 from tests.crash.test_shards import with_the_old_one, writes_the_new_one
 from tests.crash.test_tokenize import SCENES as TOKENIZING
 from tests.crash.test_tokenize import drops_the_engine, nothing_yet, trains
@@ -98,6 +99,7 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found += [(fresh(), action) for fresh, action in TOKENIZING.values()]
     found += [(nothing_yet(), action) for action in (drops_the_engine, trains)]
     found.append((with_a_leftover(), measures))
+    found += [(with_leftovers(), action) for action in (examines, keeps_a_result)]
     found.append((a_place(), exports))
     found.append((with_exports(), replaces))
     found.append((with_old_answers(), answers))

@@ -50,7 +50,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_null_and_its_name(tmp_path: Path, loss: float) -> None:
+def test_a_loss_that_is_nan_is_null_and_its_name(tmp_path: Path, loss: float) -> None:
     text = encode(RunState(loss=loss, learning_rate=loss, tokens_per_s=loss), 0.0).decode()
     written = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert written["loss"] is None and written["learning_rate"] is None and written["tokens_per_sec"] is None

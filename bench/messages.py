@@ -31,7 +31,8 @@ from bench.measure import write_results
 from unbroken.loop.edge import StepEdges
 from unbroken.state import payload, save
 from unbroken.state.index import Box
-from unbroken.state.pieces import Held, Holding, Piece, agree_on, assign, spread_over
+from unbroken.state.pieces import Held, Holding, agree_on, assign, spread_over
+from unbroken.state.planners import Piece
 from unbroken.state.stage import StagedPiece
 from unbroken.store.commit import Draft, begin
 from unbroken.store.directory import Store
@@ -147,7 +148,7 @@ def _report(directory: Path, rank: int, pieces: Sequence[Piece]) -> object:
     staged = [StagedPiece(each, (torch.zeros(each.size_bytes, dtype=torch.uint8),)) for each in pieces]
     written = payload.write_bundles([staged] if staged else [], draft, rank)
     record = draft.write_part(f"ranks/{rank:05}.json", [b"{}"])
-    return save._RankReport(payload.Report.of(written, pieces), record)
+    return save._RankReport(payload.Report.of(written, pieces), record, 0.0)
 
 
 # ---- a large world, without its processes ----

@@ -24,7 +24,11 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 # Package, and its names by use. `Name(a, b)` shows only the members a and b; `Name()` shows none.
 LAYOUT: dict[str, dict[str, str]] = {
-    "unbroken": {"Train": "Run Settings", "Read checkpoints": "load Loaded checkpoints Checkpoint"},
+    "unbroken": {
+        "Train": "Run Settings",
+        "Read checkpoints": "load Loaded checkpoints Checkpoint",
+        "Plan saves": "SavePlanner BalanceBytes BalanceTime",
+    },
     "unbroken.exact": {"": "pin Reducer Lane Numerics lane_seed"},
     "unbroken.data": {
         "Shards": "open_corpus open_text_corpus seal_shards Corpus Bucket Shard TokenizerIdentity",

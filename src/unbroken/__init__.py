@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from unbroken.loop.settings import Settings
     from unbroken.records.checkpoints import Checkpoint, checkpoints
     from unbroken.state.load import Loaded, load
+    from unbroken.state.planners import BalanceBytes, BalanceTime, SavePlanner
 
 __all__ = [
+    "BalanceBytes",
+    "BalanceTime",
     "Checkpoint",
     "Loaded",
     "Run",
+    "SavePlanner",
     "Settings",
     "__version__",
     "checkpoints",
@@ -38,6 +42,9 @@ __all__ = [
 
 _PACKAGES: Final = ("config", "data", "errors", "exact", "gpt", "testing")
 _HOMES: Final = {
+    "BalanceBytes": "unbroken.state.planners",
+    "BalanceTime": "unbroken.state.planners",
+    "SavePlanner": "unbroken.state.planners",
     "Checkpoint": "unbroken.records.checkpoints",
     "Loaded": "unbroken.state.load",
     "Run": "unbroken.loop.run",

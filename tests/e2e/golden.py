@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import torch
 
 from tests.format.make_golden import GOLDEN as STORE
 from unbroken.cli.commands import COMMANDS, Entry
@@ -85,6 +86,11 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "pin": (["pin", "store@50"], ["pin", "store@50"]),
     "unpin": (["unpin", "store@50"],),
     "seal": (["seal", "foreign/step-5"], ["seal", "foreign/step-5"], ["seal", "foreign"]),
+    "import": (
+        ["import", "theirs", "runs/imported"],
+        ["import", "theirs/model_000007.pt", "runs/b", "--require-kind", "dcp"],
+        ["import", "foreign", "runs/c"],
+    ),
     "evaluate": (["evaluate", "runs/a", "--device", "cpu"],),
     "generate": (
         ["generate", "runs/a", "--prompt", "a", "--max-new-tokens", "3", "--device", "cpu", "--output", "out.jsonl"],
@@ -128,6 +134,8 @@ def prepare(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "empty/checkpoints").mkdir(parents=True)
+    (folder / "theirs").mkdir()
+    torch.save({"weight": torch.zeros(2)}, folder / "theirs/model_000007.pt")
     with contextlib.chdir(folder):
         _require(["init", "--preset", "tiny", "-o", "config.yaml"])
         split = ["--val-fraction", "0.4", "--tokenizer-path", "bytes", "--num-workers", "1"]

@@ -13,12 +13,13 @@ import pytest
 from tests.mutation.children import Server, compiled_copy, linked_copy, replace
 from tests.mutation.data_table import DATA
 from tests.mutation.habits_table import HABITS
+from tests.mutation.import_table import IMPORTS
 from tests.mutation.launch_table import LAUNCH
 from tests.mutation.proof_table import PROOF
 from tests.mutation.table import STORE, Mutation
 from tests.mutation.training_table import TRAINING
 
-MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF, *HABITS)
+MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF, *HABITS, *IMPORTS)
 
 
 def _nodes_by_file() -> dict[str, list[str]]:

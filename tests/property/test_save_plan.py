@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from unbroken.errors import TensorUnsupported
 from unbroken.state.index import Box, coverage_complaint
-from unbroken.state.pieces import Held, Holding, Piece, Planned, agree_on, assign, bytes_of, spread_over
+from unbroken.state.pieces import Held, Holding, Planned, agree_on, assign, bytes_of, spread_over
+from unbroken.state.planners import Piece
 
 # A mutated source only has to turn a test red; looking for the smallest example would cost a minute.
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or "UNBROKEN_MUTATED" not in os.environ]

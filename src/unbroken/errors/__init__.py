@@ -58,6 +58,14 @@ from unbroken.errors.data import (
     TokenizerUnknown,
     WorkerDied,
 )
+from unbroken.errors.foreign import (
+    CannotImport,
+    ForeignAmbiguous,
+    ForeignDamaged,
+    ForeignKind,
+    ForeignUnknown,
+    NeedsClass,
+)
 from unbroken.errors.launch import (
     BadSpot,
     BaselineFails,
@@ -170,6 +178,7 @@ __all__ = [
     "Bug",
     "BusyError",
     "CannotFold",
+    "CannotImport",
     "CannotSeal",
     "CheckpointError",
     "CheckpointUnknown",
@@ -196,6 +205,10 @@ __all__ = [
     "EvidenceMissing",
     "ExactnessError",
     "FieldChange",
+    "ForeignAmbiguous",
+    "ForeignDamaged",
+    "ForeignKind",
+    "ForeignUnknown",
     "FormatUnknown",
     "GenerationInvalid",
     "GptSimpleRun",
@@ -214,6 +227,7 @@ __all__ = [
     "ManifestUnfit",
     "MirrorDiffers",
     "ModuleMissing",
+    "NeedsClass",
     "NeedsPeers",
     "NeedsPickle",
     "NoAverage",

@@ -157,11 +157,18 @@ class GptSimpleRun(UsageError):
     checkpoints: tuple[str, ...] = ()
     HEADLINE = "training.output_dir contains a run of GPT-Simple"
     AT = "{run}"
-    HELP = (Help("unbroken explain {kind}", "what can be taken over from it, and what cannot"),)
 
     def so(self) -> str | None:
         held = ", ".join(self.checkpoints[-_SHOWN:]) or "no checkpoint yet"
-        return f"its state ({held}) cannot be resumed here; nothing was changed. Set another training.output_dir"
+        return f"its state ({held}) cannot be resumed in place; nothing was changed"
+
+    def help(self) -> tuple[Help, ...]:
+        explained = self.explained("what can be imported from it, and what cannot")
+        if not self.checkpoints:
+            return (explained,)
+        new = self.run.with_name(f"{self.run.name}-imported")
+        command = f"unbroken import {quoted(self.run)} {quoted(new)}"
+        return Help(command, "import its newest checkpoint into a new run"), explained
 
 
 class BadPlan(UsageError):

@@ -64,8 +64,9 @@ class NotAStore(UsageError):
     kind = "not-a-store"
     path: Path
     is_directory: bool = True
-    # The command that seals what is there, where that can be done.
+    # The commands that seal and import what is there, where that can be done.
     sealing: str | None = None
+    importing: str | None = None
 
     def headline(self) -> str:
         if not self.is_directory:
@@ -78,12 +79,16 @@ class NotAStore(UsageError):
         return "there is nothing to list, verify or prune; a folder written by another tool must be sealed first"
 
     def help(self) -> tuple[Help, ...]:
-        if not self.is_directory:
-            return (Help(f"ls {quoted(self.path.parent)}", "list what is there"),)
-        if self.sealing is None:
-            return (Help(f"ls {quoted(self.path)}", "list what is there"),)
-        many = self.sealing.endswith(" --all")
-        return (Help(self.sealing, "if the folders in it are checkpoints" if many else "if this is one checkpoint"),)
+        found = []
+        if self.sealing is not None:
+            many = self.sealing.endswith(" --all")
+            found.append(
+                Help(self.sealing, "if the folders in it are checkpoints" if many else "if this is one checkpoint")
+            )
+        if self.importing is not None:
+            found.append(Help(self.importing, "make a new run of a checkpoint of another tool"))
+        folder = self.path if self.is_directory else self.path.parent
+        return tuple(found) or (Help(f"ls {quoted(folder)}", "list what is there"),)
 
 
 class CheckpointUnknown(UsageError):

@@ -322,6 +322,7 @@ def _saver(leased: LeasedRun, found: Resumed) -> Saver:
         fence=(lambda: require_held(layout.run, lease)) if leased.world.is_first else None,
         is_live=lambda draft: (number_of(draft.job) or lease.number + 1) > lease.number,
         files_per_rank=settings.files_per_rank,
+        planner=settings.planner,
     )
     return Saver(
         leased.items,
@@ -334,6 +335,9 @@ def _saver(leased: LeasedRun, found: Resumed) -> Saver:
 
 
 def _restore_rng(restored: Restored, settings: Settings) -> None:
+    if not restored.rng_state:
+        # An imported checkpoint without RNG states, which the user accepted.
+        return
     try:
         restore_rng(restored.rng_state)
     except Malformed as wrong:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from unbroken.state.planners import DEFAULT, SavePlanner
 from unbroken.store.keep import best_by
 from unbroken.store.references import is_bare
 from unbroken.store.rewind import without_tag
@@ -22,6 +23,8 @@ class Settings:
         save_steps: Steps between two checkpoints. ``auto`` weighs the measured cost of a save against the failure
             rate; None saves only at the end and at a stop.
         files_per_rank: Files that each rank writes in parallel.
+        planner: Which rank writes which replicated tensor: ``BalanceBytes()`` gives all ranks as many bytes,
+            ``BalanceTime()`` gives fewer to ranks whose writes were measured to be slower.
         allow_pickle: Items whose values may be stored with pickle.
 
         keep_last_k: Newest steps whose checkpoints are kept; None keeps all.
@@ -68,6 +71,7 @@ class Settings:
 
     save_steps: int | Literal["auto"] | None = "auto"
     files_per_rank: int = 1
+    planner: SavePlanner = DEFAULT
     allow_pickle: tuple[str, ...] = ()
 
     keep_last_k: int | None = 3
@@ -125,6 +129,8 @@ class Settings:
         for name, words in choices.items():
             if getattr(self, name) not in words:
                 raise ValueError(f"Settings.{name} is {getattr(self, name)!r}, not one of {', '.join(words)}")
+        if not isinstance(self.planner, SavePlanner):
+            raise ValueError(f"Settings.planner is a {type(self.planner).__name__}, which has no writers() and learn()")
         if self.spot not in (None, *_SPOT):
             raise ValueError(f"Settings.spot is {self.spot!r}, not one of {', '.join(_SPOT)}")
         for name in ("load_path", "emergency_dir", "persistent_dir"):

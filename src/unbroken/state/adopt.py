@@ -24,7 +24,8 @@ from unbroken.state.fingerprint import box_sums, combine, print_of
 from unbroken.state.index import DTYPES, Box, Chunk, Entry, Index
 from unbroken.state.items import Item, ObjectItem
 from unbroken.state.payload import Location, Written
-from unbroken.state.pieces import Held, Holding, Piece, Planned, SavePlan, agree_on, bytes_of, spread_over
+from unbroken.state.pieces import Held, Holding, Planned, SavePlan, agree_on, bytes_of, spread_over
+from unbroken.state.planners import Piece
 from unbroken.state.read import read
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_rank, rank_part
 from unbroken.store.commit import Draft, Record, begin, commit

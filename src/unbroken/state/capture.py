@@ -30,6 +30,8 @@ from unbroken.world import World
 RNG: Final = "rng_state"
 # Names go into fingerprints: under another one, an RNG state that an earlier version saved would compare as different.
 RNG_TENSORS: Final = "generators"
+# The encoded RNG state of a checkpoint that has none: an imported one.
+NO_RNG: Final[Json] = {"dict": []}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from unbroken.state.index import DTYPES, Box
 from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.payload import Location, share_out, write_bundles
-from unbroken.state.pieces import Held, Piece, held_by, local_piece
+from unbroken.state.pieces import Held, held_by, local_piece
+from unbroken.state.planners import Piece
 from unbroken.state.stage import StagedPiece, as_bits
 from unbroken.state.trainer_state import HYPERPARAMETERS, encode_counters, json_part, read_hyperparameters, read_record
 from unbroken.store.commit import Record, begin, commit, point_latest

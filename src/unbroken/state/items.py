@@ -30,7 +30,7 @@ from unbroken.torch_private import ShardedTensor
 State = dict[str, Any]
 _STEP = "step"
 # Under these a checkpoint keeps what every run has.
-_TAKEN = frozenset({"rng_state", "generators", "ranks", "counters", "gradients", "carried"})
+RESERVED = frozenset({"rng_state", "generators", "ranks", "counters", "gradients", "carried"})
 
 
 @runtime_checkable
@@ -219,7 +219,7 @@ def make_items(things: Mapping[str, object]) -> list[Item]:
         NotAnItem: something has no state to save, or an optimizer has parameters of no module of the run.
     """
     for name, thing in things.items():
-        if name in _TAKEN or not name.isidentifier():
+        if name in RESERVED or not name.isidentifier():
             raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="a name of its own, of letters and digits")
     things = {name: real(thing) for name, thing in things.items()}
     for name, thing in things.items():

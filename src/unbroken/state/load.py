@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unbroken.errors import NotAnItem, StateDiffers
 from unbroken.records.references import resolve_checkpoint
-from unbroken.state.capture import is_sharded
+from unbroken.state.capture import RNG, is_sharded
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem, make_items
 from unbroken.state.restore import Source, restore
@@ -80,7 +80,8 @@ def load(
         held = ", ".join(sorted(trainer.kinds))
         changed = tuple(f"{each}: not in the checkpoint, which has {held}" for each in unknown)
         raise StateDiffers(checkpoint=str(path), changed=changed)
-    others = tuple(each for each in trainer.kinds if each not in items)
+    # RNG states are not set here.
+    others = (RNG, *(each for each in trainer.kinds if each not in items))
     restored = restore(
         Source(store, name, manifest),
         wanted,

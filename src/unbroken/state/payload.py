@@ -26,7 +26,8 @@ from unbroken.errors import EvidenceMissing
 from unbroken.state import index as index_format
 from unbroken.state.container import container
 from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, INDEX_PART, Box, Chunk, Entry, Index
-from unbroken.state.pieces import Piece, SavePlan, part_name, plan_save
+from unbroken.state.pieces import SavePlan, part_name, plan_save
+from unbroken.state.planners import Piece
 from unbroken.state.read import read, read_index
 from unbroken.state.stage import Staged, StagedPiece
 from unbroken.store.commit import Draft

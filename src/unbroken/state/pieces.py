@@ -3,8 +3,8 @@
 PyTorch's distributed checkpoint knows what a rank holds of each tensor. Rank 0 gathers that, decides who writes what,
 and sends each rank its own part of the plan, so that no rank but the first receives or holds what grows with the number
 of ranks. A piece that several ranks hold is written by the one with the least to write; tensors that are one tensor
-under several names are written once. The plan stays valid while names, dtypes, shapes and placements stay the same, and
-a save that finds it so exchanges nothing but one vote.
+under several names are written once. Another planner (``planners.py``) may choose another holder. The plan stays valid
+while names, dtypes, shapes and placements stay the same, and a save that finds it so exchanges nothing but one vote.
 """
 
 import contextlib
@@ -25,24 +25,12 @@ from torch.distributed.tensor import DTensor
 
 from unbroken.errors import RankFailed, TensorUnsupported
 from unbroken.state.index import DTYPES, Box, coverage_complaint, dtype_name
+from unbroken.state.planners import DEFAULT, Piece, SavePlanner, require_holders
 from unbroken.torch_private import ShardedTensor, is_wrapper_subclass
 from unbroken.world import World
 
 # Most tensors are of these, and there may be tens of thousands: they take a short cut on the way to a save.
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-class Piece(NamedTuple):
-    """One box of one tensor, as one rank writes it."""
-
-    name: str
-    dtype: str
-    box: Box
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes its elements have."""
-        return self.box.elements * DTYPES[self.dtype].itemsize
 
 
 class Held(NamedTuple):
@@ -146,15 +134,24 @@ def part_name(rank: int, number: int) -> str:
     return f"state/__{rank}_{number}.distcp"
 
 
-def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePlan | None = None) -> SavePlan:
+def plan_save(
+    tensors: Mapping[str, torch.Tensor],
+    world: World,
+    cached: SavePlan | None = None,
+    *,
+    planner: SavePlanner = DEFAULT,
+    is_stale: bool = False,
+) -> SavePlan:
     """Agree on who writes what. Collective: every rank calls it at the same place, with a cached plan or without.
+
+    ``is_stale`` on any rank makes all of them plan anew.
 
     Raises:
         TensorUnsupported: a tensor is of a kind that cannot be kept, or the ranks do not agree on what it is.
     """
     structure = structure_of(tensors)
     # A rank alone cannot know: what it writes depends on what the others hold.
-    if cached is not None and not world.any_rank(structure != cached.structure):
+    if cached is not None and not world.any_rank(is_stale or structure != cached.structure):
         return cached
     with _refused_alike(is_of_rank=True):
         mine = world.all_or_none(lambda: Holding.of(held_by(tensors)))
@@ -164,7 +161,7 @@ def plan_save(tensors: Mapping[str, torch.Tensor], world: World, cached: SavePla
     def decide() -> tuple[dict[str, Planned], int]:
         spreads = spread_over(held)
         planned = agree_on(spreads)
-        assigned.extend(assign(held, spreads, planned))
+        assigned.extend(assign(held, spreads, planned, planner))
         return planned, bytes_of(planned)
 
     with _refused_alike(is_of_rank=False):
@@ -404,8 +401,17 @@ def _written_as(name: str, spreads: Mapping[str, Spread], planned: Mapping[str, 
     return other if is_one else name
 
 
-def assign(held: Sequence[Holding], spreads: Mapping[str, Spread], planned: Mapping[str, Planned]) -> list[Chosen]:
-    """Give every piece to one of its holders, the largest first and each to the one with the least so far."""
+def assign(
+    held: Sequence[Holding],
+    spreads: Mapping[str, Spread],
+    planned: Mapping[str, Planned],
+    planner: SavePlanner = DEFAULT,
+) -> list[Chosen]:
+    """Give every piece to one of its holders; of several, to the one that the planner chooses.
+
+    Raises:
+        TensorUnsupported: the planner left a piece out, or gave it to a rank that does not hold it.
+    """
     ways = {name: spreads[name].way for name, one in planned.items() if one.same_as == name}
     numbers = {name: number for number, name in enumerate(planned)}
     load = [0] * len(held)
@@ -413,17 +419,13 @@ def assign(held: Sequence[Holding], spreads: Mapping[str, Spread], planned: Mapp
         for box, ranks in way.holders.items():
             if len(ranks) == 1:
                 load[ranks[0]] += count * way.load(box)
-    shared = [(name, box) for name, _, box, ranks in _offers(held, ways) if len(ranks) > 1]
-    shared.sort(key=lambda offer: -ways[offer[0]].load(offer[1]))
-    writers: dict[tuple[str, Box], int] = {}
-    for name, box in shared:
-        # Of several ranks with the same load the first.
-        writer = min(ways[name].holders[box], key=load.__getitem__)
-        load[writer] += ways[name].load(box)
-        writers[name, box] = writer
+    offers = [(name, box, ranks) for name, _, box, ranks in _offers(held, ways) if len(ranks) > 1]
+    shared = {Piece(name, planned[name].dtype, box): ranks for name, box, ranks in offers}
+    writers = planner.writers(shared, load)
+    require_holders(writers, shared)
     assigned = [Chosen() for _ in held]
     for name, way, box, ranks in _offers(held, ways):
-        writer = ranks[0] if len(ranks) == 1 else writers[name, box]
+        writer = ranks[0] if len(ranks) == 1 else writers[Piece(name, planned[name].dtype, box)]
         assigned[writer].tensors.append(numbers[name])
         assigned[writer].boxes.append(way.numbers[writer][box])
     return assigned

@@ -22,7 +22,7 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.state import payload
-from unbroken.state.capture import RNG, is_sharded, own_prefix
+from unbroken.state.capture import NO_RNG, RNG, is_sharded, own_prefix
 from unbroken.state.cursor import Cursor
 from unbroken.state.destinations import Looked, find_destinations
 from unbroken.state.encode import Json, decode
@@ -32,6 +32,7 @@ from unbroken.state.fresh import FreshTensors
 from unbroken.state.index import Index
 from unbroken.state.items import Item, ModuleItem, ObjectItem, State, is_optional
 from unbroken.state.naming import changes_buckets
+from unbroken.state.numbered import name_parameters
 from unbroken.state.pieces import local_tensors
 from unbroken.state.read import read, verify_unread
 from unbroken.state.rng import OwnRng
@@ -141,7 +142,8 @@ class _Plan:
     names: Mapping[str, tuple[str, ...]]
     index: Index
     places: Mapping[str, torch.Tensor]
-    # Tensors of which this rank has a value of its own: the name in the module to the name in the checkpoint.
+    # Tensors that are stored under another name, of which this rank has a value of its own or which are numbered: the
+    # name in the object to the name in the checkpoint.
     own_names: Mapping[str, str]
     notes: tuple[str, ...]
     fresh: FreshTensors
@@ -159,6 +161,9 @@ class _Record:
     structures: Mapping[str, Json]
     looked: Mapping[str, Looked]
     index: Index
+    # With the names of the live parameters for those that an imported optimizer numbers, and their stored names.
+    named_index: Index
+    stored_names: Mapping[str, str]
     notes: tuple[str, ...]
     accepted: tuple[str, ...]
 
@@ -171,6 +176,9 @@ def _read_record(
     notes += [f"accepted: {name}: {what}" for name, what in differences]
     wanted = tuple(item for item in items if item.name in structures)
     index = payload.read_index(source.store, source.name, source.manifest)
+    where = str(source.store.path(source.name))
+    named = name_parameters(where, wanted, trainer.kinds, structures, index)
+    trainer, structures = replace(trainer, kinds=named.kinds), dict(named.structures)
     try:
         looked = {name: _look(name, structure, name in allow_pickle) for name, structure in structures.items()}
     except Malformed as wrong:
@@ -181,7 +189,7 @@ def _read_record(
     wanted = tuple(item for item in wanted if item.name not in unscaled)
     notes += _bucket_notes(wanted, world)
     accepted = tuple(name for name, _ in differences)
-    return _Record(trainer, wanted, structures, looked, index, tuple(notes), accepted)
+    return _Record(trainer, wanted, structures, looked, index, named.index, named.stored, tuple(notes), accepted)
 
 
 def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
@@ -221,8 +229,9 @@ def _plan(source: Source, record: _Record, world: World, accept: Collection[str]
     names = {name: found for name, (found, _) in record.looked.items()}
     fresh = FreshTensors(accept)
     where = str(source.store.path(source.name))
-    places = find_destinations(where, record.items, record.looked, index, fresh)
+    places = find_destinations(where, record.items, record.looked, record.named_index, fresh)
     own_names, notes = _own_names(record, places, world)
+    own_names |= {name: stored for name, stored in record.stored_names.items() if name in places}
     for name, own in own_names.items():
         places[own] = places.pop(name)
     places |= {
@@ -278,6 +287,8 @@ def _structures(
     """Each item's values for this rank, after every difference was accepted or refused; and the accepted ones."""
     here = {item.name: item for item in items}
     differences, notes = _item_differences(trainer, here)
+    if trainer.values.get(RNG) == NO_RNG:
+        differences.append((RNG, "is not in the checkpoint; random numbers start from the seeds of this script"))
     found: dict[str, Json] = {name: value for name, value in trainer.values.items() if name in here or name == RNG}
     if trainer.per_rank:
         lender = world.rank % trainer.world_size
@@ -360,7 +371,8 @@ def _verify_live(source: Source, plan: _Plan, world: World) -> None:
     saved = source.manifest.tensors
     wrong = {name for name, value in found.items() if name not in saved or saved[name].digest != value}
     # What an object dropped on the way has no live tensor to compare.
-    wrong |= {name for names in plan.names.values() for name in names if name not in found}
+    every = {name for names in plan.names.values() for name in names}
+    wrong |= {name for name in every if name not in found and plan.own_names.get(name) not in found}
     everybody = world.all_gather(tuple(wrong - plan.fresh.names))
     named = tuple(sorted({name for names in everybody for name in names}))
     if named:

@@ -24,6 +24,7 @@ from unbroken.state.fingerprint import CountedBelow, combine, fingerprints
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
 from unbroken.state.naming import parameter_names
+from unbroken.state.planners import DEFAULT, SavePlanner
 from unbroken.state.stage import Buffers, Staged, require_as_fingerprinted, stage, staged_sums
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
 from unbroken.store.capacity import require_room
@@ -78,6 +79,7 @@ class SaveContext:
     fence: Callable[[], None] | None = None
     is_live: Callable[[DraftName], bool] = lambda draft: True
     files_per_rank: int = 1
+    planner: SavePlanner = DEFAULT
 
 
 class Saver:
@@ -102,6 +104,8 @@ class Saver:
         self._hyperparameters = hyperparameters
         self._buffers = Buffers()
         self._plan: payload.SavePlan | None = None
+        # On rank 0, which alone asks the planner: whether it has learned that another plan is better.
+        self._plans_anew = False
         # What the ranks found out about each other's boxes; true as long as the plan is.
         self._counted_below = CountedBelow()
         self._thread: threading.Thread | None = None
@@ -142,7 +146,8 @@ class Saver:
             allow_pickle=self._allow_pickle,
             shares_rng=self._shares_generators,
         )
-        plan = payload.plan_save(found.tensors, self._world, self._plan)
+        planner, is_stale = self._context.planner, self._plans_anew
+        plan = payload.plan_save(found.tensors, self._world, self._plan, planner=planner, is_stale=is_stale)
         if plan is not self._plan:
             self._plan, self._counted_below = plan, CountedBelow()
         prints = fingerprints(found.tensors, self._world, own=found.own, below=self._counted_below)
@@ -281,13 +286,15 @@ class Saver:
             work.staged.wait()
             with ThreadPoolExecutor(1, thread_name_prefix="unbroken-verify") as pool:
                 checking = pool.submit(staged_sums, work.staged.pieces, work.plan)
+                began = time.monotonic()
                 written = payload.write(work.staged, draft, self._world.rank, files=self._context.files_per_rank)
+                took_s = time.monotonic() - began
                 work.sums.copy_(checking.result())
         finally:
             work.staged.release()
         part = rank_part(self._world.rank)
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
-        return _RankReport(payload.Report.of(written, work.plan.pieces), mine)
+        return _RankReport(payload.Report.of(written, work.plan.pieces), mine, took_s)
 
     def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_RankReport"]) -> "_Committed":
         context, request = self._context, work.request
@@ -316,6 +323,9 @@ class Saver:
             metadata={"world_size": self._world.size, "torch": torch.__version__, **served, **request.metadata},
         )
         name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=context.fence)
+        bytes_by_rank = [sum(piece.size_bytes for piece in pieces) for pieces in work.plan.pieces_by_rank]
+        times = [each.took_s for each in reports]
+        self._plans_anew = context.planner.learn(list(zip(bytes_by_rank, times, strict=True)))
         return _Committed(name, self._settle(name), account)
 
     def _planned(self, plan: payload.SavePlan) -> list[str]:
@@ -355,6 +365,7 @@ class _RankReport:
 
     tensors: payload.Report
     record: Part
+    took_s: float
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from unbroken.state.fingerprint import keys_of, print_of
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.index import ALIGNMENT_BYTES, DTYPES
 from unbroken.state.mixing import WORDS, Passes, Places
-from unbroken.state.pieces import Piece, SavePlan, local_piece
+from unbroken.state.pieces import SavePlan, local_piece
+from unbroken.state.planners import Piece
 from unbroken.store.manifest import Tensor
 
 # The allocator of pinned memory rounds up to a power of two; arenas of one lose nothing to it.

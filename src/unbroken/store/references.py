@@ -15,6 +15,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing, TornCheckpoint
 from unbroken.files import LOCAL, Files
 from unbroken.store.directory import Store
+from unbroken.store.foreign import import_command
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_in_name, step_of
 from unbroken.store.scan import Inventory, Torn, holds_store, newest_first, read_quietly, scan, without_manifest
@@ -114,8 +115,8 @@ def find_store(path: Path, files: Files = LOCAL) -> Store:
     if path.name == CHECKPOINTS and _is_directory(path, files):
         return Store(path, files)
     if not _is_directory(path, files):
-        raise NotAStore(path=path, is_directory=False)
-    raise NotAStore(path=path, sealing=seal_command(files, path))
+        raise NotAStore(path=path, is_directory=False, importing=import_command(path, files))
+    raise NotAStore(path=path, sealing=seal_command(files, path), importing=import_command(path, files))
 
 
 def named_in(store: Store, wanted: str) -> str:

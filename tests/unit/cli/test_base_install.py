@@ -21,7 +21,7 @@ EXTRA = "pip install 'unbroken[train]'"
 TABLES = {"data": data.TABLE, "slurm": slurm.TABLE, "tokenizer": tokenizer.TABLE}
 NEED_THE_EXTRA = {
     "tokenize", "tokenizer train", "data inspect", "data stats", "data show", "data verify", "data seal", "train",
-    "evaluate", "generate", "batch-generate", "export", "demo", "doctor",
+    "import", "evaluate", "generate", "batch-generate", "export", "demo", "doctor",
 }  # fmt: skip
 # Words after which a command has all it needs but packages.
 WORDS = {
@@ -30,6 +30,7 @@ WORDS = {
     "data show": ["0", "text"],
     "train": ["run.yaml"],
     "validate": ["run.yaml"],
+    "import": ["theirs.pt", "run"],
     "evaluate": ["run"],
     "generate": ["run", "--prompt", "a"],
     "batch-generate": ["--input", "prompts.jsonl", "--output-dir", "run"],

@@ -1,0 +1,157 @@
+"""``unbroken import``: makes a new run of a checkpoint that another tool wrote."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from unbroken.cli.output import Output, as_command
+from unbroken.errors import BadUsage, CannotImport, Help
+from unbroken.errors.tree import quoted
+from unbroken.foreign.items import Contents
+from unbroken.foreign.read import Selection, read_foreign
+from unbroken.foreign.write import commit_import, require_new
+from unbroken.gpt.foreign_names import MappedConfig, config_of, rename, required_config
+from unbroken.gpt.run_files import keep_config
+from unbroken.launch.run_config import RunConfig
+from unbroken.quoting import amounts
+from unbroken.records.layout import Layout
+from unbroken.store.foreign import GPT_SIMPLE, KINDS, Foreign, Kind, resolve_foreign
+
+_COMMAND: Final = "unbroken import"
+# Items of the trainer that no other tool has in this form.
+_OF_TRAINER: Final = ("arithmetic", "data", "rng_state")
+
+
+@as_command(
+    "import",
+    examples=(
+        ("unbroken import outputs/gpt-simple runs/a", "a run of GPT-Simple, to continue with `unbroken train`"),
+        ("unbroken import ckpt/step_500 runs/a --config run.yaml", "KempnerForge, with the model of a config"),
+        ("unbroken import out/checkpoint-500 runs/a", "Transformers, for Run(..., model=model, optimizer=optimizer)"),
+        ("unbroken import ckpt runs/a --require-kind model --step 200", "one kind, one step, or an error"),
+    ),
+)
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Config of the model to map to."
+)
+@click.option("--keep-names", is_flag=True, help="Keep the tensor names; do not map them to `unbroken train`.")
+@click.option("--require-kind", type=click.Choice(KINDS), help="Accept only this kind of checkpoint.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Step to import; or the step, if SOURCE has none.")
+@click.option("--item", "items", multiple=True, metavar="NAME", help="Import only this item; repeatable.")
+@click.option("--prefix", metavar="TEXT", help="Import tensors with this prefix, and remove the prefix.")
+@click.option("--tie", "ties", multiple=True, metavar="NAME=NAME", help="Second name of a tied tensor; repeatable.")
+@click.option(
+    "--allow-class", "allowed", multiple=True, metavar="CLASS", help="Read these objects as plain data; repeatable."
+)
+@click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+def command(
+    output: Output,
+    source: Path,
+    run: Path,
+    config_file: Path | None,
+    keep_names: bool,
+    require_kind: Kind | None,
+    step: int | None,
+    items: tuple[str, ...],
+    prefix: str | None,
+    ties: tuple[str, ...],
+    allowed: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Import a checkpoint of another tool into a new run.
+
+    SOURCE is a file, a checkpoint directory, or a directory of checkpoints, of which the newest is imported:
+    GPT-Simple, KempnerForge, Transformers, Accelerate, Lightning, torch DCP, model_000100.pt with its optim_ files, or
+    any .pt file. Its files are never changed, and no code in them is executed.
+    """
+    if keep_names and config_file is not None:
+        raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
+    selection = Selection(items, prefix or "", tuple(map(_tie, ties)), allowed)
+    require_new(run)
+    found = resolve_foreign(source, require_kind=require_kind, step=step)
+    config = None if keep_names else _config(found, config_file)
+    contents, problems = read_foreign(found, selection)
+    number, unknown = _step(found, contents, step)
+    problems += unknown
+    if config is not None and not problems:
+        problems += rename(contents, config.config)
+    if problems:
+        raise CannotImport(path=found.path, problems=tuple(problems), remedy=_remedy(found, run, unknown))
+    checkpoint = None if dry_run else _write(run, found, contents, number, config)
+    following = _next(run, contents, config, config_file)
+    fields: dict[str, Any] = {
+        "source": found.path,
+        "tool": found.tool,
+        "kind": found.kind,
+        "step": number,
+        "run": run,
+        "checkpoint": checkpoint,
+        "is_dry_run": dry_run,
+        "items": {name: {"kind": item.kind, "tensors": item.tensors} for name, item in contents.items.items()},
+        "left_out": contents.left_out,
+        "next": following,
+    }
+    output.document("unbroken.import/1", fields, lambda: _text(fields, contents))
+
+
+def _tie(text: str) -> tuple[str, str]:
+    missing, equals, present = text.partition("=")
+    if not (missing and equals and present):
+        raise BadUsage(command=_COMMAND, complaint=f"--tie {text} is not NAME=NAME")
+    return missing, present
+
+
+def _config(found: Foreign, file: Path | None) -> MappedConfig | None:
+    """The config whose model the names are mapped to; None keeps them."""
+    config = config_of(found, file)
+    if config is None and found.tool == GPT_SIMPLE:
+        raise required_config(found)
+    return config
+
+
+def _step(found: Foreign, contents: Contents, asked: int | None) -> tuple[int, list[str]]:
+    """The step of a checkpoint, and why it is not known."""
+    stated = contents.steps | ({found.step} if found.step is not None and not contents.steps else set())
+    if len(stated) > 1:
+        return 0, [f"its files state different steps: {', '.join(map(str, sorted(stated)))}"]
+    if asked is not None and stated and asked not in stated:
+        return 0, [f"--step {asked}: the checkpoint is of step {next(iter(stated))}"]
+    if asked is None and not stated:
+        return 0, ["neither its files nor its name state the step"]
+    return (asked if asked is not None else stated.pop()), []
+
+
+def _remedy(found: Foreign, run: Path, unknown: Sequence[str]) -> Help | None:
+    if not unknown or "neither" not in unknown[0]:
+        return None
+    return Help(f"{_COMMAND} {quoted(found.path)} {quoted(run)} --step 1000", "state the step")
+
+
+def _write(run: Path, found: Foreign, contents: Contents, step: int, config: MappedConfig | None) -> Path:
+    store, name = commit_import(run, found, contents, step=step)
+    if config is not None:
+        keep_config(Layout(run), RunConfig(config.config.settled(contents.world_size)))
+    return store.path(name)
+
+
+def _next(run: Path, contents: Contents, config: MappedConfig | None, file: Path | None) -> str:
+    """What continues from the new run."""
+    if config is None:
+        passed = ", ".join(f"{name}={name}" for name in contents.items)
+        return f"Run({str(run)!r}, settings=Settings(accept=('rng_state',)), {passed})"
+    accepted = [word for name in _OF_TRAINER for word in ("--accept", name)]
+    words = [quoted(file or "config.yaml"), f"training.output_dir={quoted(run)}", *config.overrides, *accepted]
+    return f"unbroken train {' '.join(words)}"
+
+
+def _text(fields: dict[str, Any], contents: Contents) -> str:
+    verb, where = ("would import", fields["run"]) if fields["is_dry_run"] else ("imported", fields["checkpoint"])
+    lines = [f"{verb}  {where}  step {amounts.count(fields['step'])}, from {fields['source']} ({fields['tool']})"]
+    for name, item in contents.items.items():
+        lines.append(f"  {name}  {item.kind}" + (f", {amounts.plural(item.tensors, 'tensor')}" if item.tensors else ""))
+    lines += [f"  not imported: {name} ({why})" for name, why in sorted(contents.left_out.items())]
+    return "\n".join([*lines, f"next  {fields['next']}"])

@@ -1,0 +1,172 @@
+"""Checkpoints of GPT-Simple and KempnerForge in our model: the same logits, the same moments, and training continues.
+
+The checkpoints in ``tests/format/golden`` were written by those tools, which also computed the logits.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import unbroken
+from tests.exact.gpt_world import tiny, tokenize_text, write_text
+from tests.unit.foreign.test_import import call
+from unbroken import gpt
+from unbroken.config import Config, load
+from unbroken.errors import GptSimpleRun, NotExact
+from unbroken.gpt.checkpoint import find_model
+from unbroken.gpt.export import to_safetensors, to_torch
+from unbroken.gpt.huggingface import to_huggingface
+from unbroken.gpt.model import GPT
+from unbroken.gpt.optimizer import make_optimizer
+from unbroken.launch.run_config import require_own
+from unbroken.records.layout import Layout
+
+GOLDEN = Path(__file__).parents[2] / "format" / "golden"
+GPT_SIMPLE = GOLDEN / "gpt-simple-run"
+KEMPNERFORGE = GOLDEN / "kempnerforge"
+SHAPE = (
+    "n_embd: 8, n_layer: 2, n_head: 2, n_kv_head: 1, n_positions: 32, intermediate_size: 16, vocab_size: 64, "
+    "tie_word_embeddings: false"
+)
+
+
+def config_file(folder: Path, shape: str = SHAPE) -> Path:
+    path = folder / "run.yaml"
+    data = "path: data, tokenizer: bytes, max_length: 32, overlap_size: 0"
+    path.write_text(f"model: {{{shape}}}\ndata: {{{data}}}\noptimizer: {{warmup_steps: 2}}\n")
+    return path
+
+
+def require_same_logits(run: Path, computed: Path) -> None:
+    """Rotary angles are rounded in another order: the last bit of a logit may differ."""
+    model = find_model(str(run)).load(torch.device("cpu")).model
+    theirs = torch.load(computed, weights_only=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model(theirs["tokens"]), theirs["logits"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_of_gpt_simple_has_its_logits_step_and_moments(tmp_path: Path) -> None:
+    code, document = call(GPT_SIMPLE, tmp_path / "run")
+    assert (code, document["tool"], document["step"]) == (0, "gpt-simple", 6)
+    assert sorted(document["left_out"]) == ["dataloader_state", "rng", "scheduler.bin"]
+    require_same_logits(tmp_path / "run", GPT_SIMPLE / "logits-final.pt")
+    found = find_model(str(tmp_path / "run"))
+    assert found.config.model.n_kv_head == 1 and found.config.training.global_batch_size == 4
+    weights = torch.load(GPT_SIMPLE / "checkpoints/final/model/pytorch_model.bin", weights_only=True)
+    theirs = torch.load(GPT_SIMPLE / "checkpoints/final/optimizer.bin", weights_only=True)
+    matrices = [name for name, value in weights.items() if value.ndim >= 2]
+    rows = [theirs["state"][matrices.index(f"h.1.attn.{name}_proj.weight")]["exp_avg"] for name in "qkv"]
+    model = GPT(found.config.model)
+    optimizer = make_optimizer(model, found.config.optimizer)
+    unbroken.load(tmp_path / "run", model=model, optimizer=optimizer)
+    kept = optimizer.state[model.get_parameter("blocks.1.attention.qkv.weight")]
+    assert torch.equal(kept["exp_avg"], torch.cat(rows)) and float(kept["step"]) == 6
+
+
+def test_kempnerforge_has_its_logits_with_the_model_of_a_config(tmp_path: Path) -> None:
+    code, document = call(KEMPNERFORGE, tmp_path / "run", "--config", config_file(tmp_path))
+    assert (code, document["tool"], document["kind"], document["step"]) == (0, "kempnerforge", "dcp", 4)
+    assert document["items"]["optimizer"]["kind"] == "optimizer"
+    require_same_logits(tmp_path / "run", KEMPNERFORGE / "logits.pt")
+    # Without a config its names are kept, for a model class of its own.
+    assert call(KEMPNERFORGE, tmp_path / "kept")[1]["items"]["scheduler"]["kind"] == "object"
+
+
+@pytest.mark.parametrize(
+    ("shape", "problems"),
+    [
+        (SHAPE.replace("n_layer: 2", "n_layer: 3"), 9),
+        (SHAPE.replace("n_layer: 2", "n_layer: 1"), 9),
+        (SHAPE.replace("intermediate_size: 16", "intermediate_size: 24"), 4),
+        (SHAPE.replace("vocab_size: 64", "vocab_size: 65"), 1),
+        (SHAPE + ", use_bias: true", 14),
+    ],
+)
+def test_a_wrong_model_shape_lists_every_tensor_and_writes_nothing(tmp_path: Path, shape: str, problems: int) -> None:
+    code, document = call(KEMPNERFORGE, tmp_path / "run", "--config", config_file(tmp_path, shape))
+    assert (code, document["kind"], len(document["details"])) == (2, "cannot-import", problems)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpt_simple_model_that_ours_cannot_compute_is_an_error(tmp_path: Path) -> None:
+    copy = tmp_path / "their run"
+    shutil.copytree(GPT_SIMPLE, copy)
+    said = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**said, "model": {**said["model"], "activation": "gelu"}}))
+    code, document = call(copy, tmp_path / "run")
+    assert (code, document["kind"]) == (2, "cannot-import") and "tanh" in document["details"][0]
+    scaled = {**said["model"], "rope_scaling_type": "ntk", "rope_scaling_factor": 2.0}
+    (copy / "config.json").write_text(json.dumps({**said, "model": scaled}))
+    assert call(copy, tmp_path / "run")[0] == 0
+    assert find_model(str(tmp_path / "run")).config.model.rope_base == 20000.0
+    (copy / "config.json").unlink()
+    code, document = call(copy, tmp_path / "other")
+    assert (code, document["kind"]) == (2, "cannot-import") and "--config" in document["help"][0]["command"]
+
+
+def test_a_run_of_gpt_simple_in_output_dir_names_the_import(tmp_path: Path) -> None:
+    with pytest.raises(GptSimpleRun) as refused:
+        require_own(Layout(GPT_SIMPLE))
+    command = refused.value.help()[0].command
+    assert command == f"unbroken import {GPT_SIMPLE} {GPT_SIMPLE}-imported"
+
+
+@pytest.mark.parametrize("form", ["llama", "model.pt", "model.safetensors"])
+def test_an_export_comes_back(tmp_path: Path, form: str) -> None:
+    config = load(config_file(tmp_path)).config.model
+    model = GPT(config)
+    if form == "llama":
+        to_huggingface(model.state_dict(), config, tmp_path / form)
+    else:
+        (to_torch if form.endswith(".pt") else to_safetensors)(model.state_dict(), tmp_path / form)
+    code, document = call(tmp_path / form, tmp_path / "run", "--config", tmp_path / "run.yaml", "--step", "9")
+    assert (code, document["step"]) == (0, 9)
+    found = find_model(str(tmp_path / "run")).load(torch.device("cpu")).model
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_in_16_bits_become_those_that_the_trainer_keeps(tmp_path: Path) -> None:
+    model = GPT(load(config_file(tmp_path)).config.model)
+    to_torch(model.state_dict(), tmp_path / "model.pt", dtype=torch.bfloat16)
+    assert call(tmp_path / "model.pt", tmp_path / "run", "--config", tmp_path / "run.yaml", "--step", "9")[0] == 0
+    found = find_model(str(tmp_path / "run")).load(torch.device("cpu")).model.state_dict()
+    assert all(value.dtype == torch.float32 for value in found.values())
+    assert all(torch.equal(found[name], value.bfloat16().float()) for name, value in model.state_dict().items())
+
+
+def test_names_that_nobody_knows_are_an_error(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "step-3.pt")
+    code, document = call(tmp_path / "step-3.pt", tmp_path / "run", "--config", config_file(tmp_path))
+    assert (code, document["kind"]) == (2, "cannot-import") and "wte.weight" in document["details"][0]
+
+
+def test_an_imported_run_trains_on_and_resumes_without_asking_again(tmp_path: Path) -> None:
+    """Step 6 of GPT-Simple becomes step 7 and 8 of ours, with our optimizer continuing its moments."""
+    data = tokenize_text(write_text(tmp_path / "text"), tmp_path / "data")
+    run = tmp_path / "run"
+    given = tiny(data, run, max_steps=8, save_steps=1)
+    shape = find_config(GPT_SIMPLE).model
+    config = replace(given, model=replace(shape, vocab_size=512), data=replace(given.data, max_length=32))
+    (tmp_path / "run.yaml").write_text(json.dumps(config.values()))
+    code, document = call(GPT_SIMPLE, run, "--config", tmp_path / "run.yaml")
+    assert code == 0, document
+    before = find_model(str(run)).load(torch.device("cpu")).model.state_dict()
+    with pytest.raises(NotExact) as refused:
+        gpt.train(config=config)
+    assert {name for name, _ in refused.value.differences} == {"arithmetic", "data", "rng_state"}
+    stopped = replace(config, training=replace(config.training, max_steps=7))
+    accept = ("arithmetic", "data", "rng_state", "training.max_steps")
+    assert gpt.train(config=stopped, accept=accept).step == 7
+    # What was accepted is in the new checkpoint: the next job resumes exactly.
+    trained = gpt.train(config=config, accept=("training.max_steps",))
+    assert (trained.step, trained.is_completed) == (8, True)
+    after = find_model(str(run)).load(torch.device("cpu")).model.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def find_config(run: Path) -> Config:
+    return load(run / "config.json").config

@@ -72,7 +72,8 @@ def init_gloo(store: Store, rank: int, size: int, timeout_s: float) -> None:
     seconds = min(timeout_s, _INIT_S + _CONNECT_S_PER_RANK * size)
 
     def connect(attempt: Store, token: int) -> Any:  # noqa: ANN401
-        within = datetime.timedelta(seconds=seconds)
+        # Where the timeout stays as it is now, a short one would end later exchanges too soon.
+        within = datetime.timedelta(seconds=seconds if torch_private.can_set_timeout() else timeout_s)
         # What is left of an attempt that failed on another rank.
         if dist.is_initialized():
             dist.destroy_process_group()

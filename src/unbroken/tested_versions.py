@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-TESTED_TORCH: Final = ("2.6", "2.8", "2.9", "2.10", "2.11", "2.13", "2.15")
-TESTED_PYTHON: Final = ("3.11", "3.12")
+TESTED_TORCH: Final = ("2.6", "2.8", "2.9", "2.10", "2.13", "2.15")
+TESTED_PYTHON: Final = ("3.11", "3.13")
 
 
 def minor_version(version: str) -> str:

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 from torch.distributed.fsdp import FSDPModule
 
 from unbroken.errors import TorchTooOld
+from unbroken.tested_versions import minor_version
 
 __all__ = [
     "ANNEALING",
@@ -39,6 +40,7 @@ __all__ = [
     "StorageInfo",
     "Store",
     "adam_state",
+    "can_set_timeout",
     "compute_policy",
     "default_cpu_group",
     "default_store",
@@ -201,6 +203,15 @@ def default_store() -> Store:
 def default_cpu_group() -> Any:  # noqa: ANN401 - the type of a backend is not public
     """The backend of the default process group for tensors on the CPU."""
     return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+def can_set_timeout() -> bool:
+    """Whether ``set_timeout`` has an effect on a gloo group that is connected.
+
+    In torch 2.8 it has none: an exchange still ends after the timeout that the group was made with. Seen to work in
+    torch 2.13; what lies between was not tried.
+    """
+    return tuple(map(int, minor_version(torch.__version__).split("."))) >= (2, 13)
 
 
 def set_timeout(group: Any, timeout_s: float) -> None:  # noqa: ANN401

@@ -54,12 +54,13 @@ def _refuse_platform(args: list[str]) -> int:
     import json
 
     from unbroken.errors import PlatformUnsupported, as_json, render
+    from unbroken.quoting.terminal import for_terminal
 
     error = PlatformUnsupported(platform=sys.platform)
     if "--json" in args:
-        sys.stdout.write(f"{json.dumps(as_json(error))}\n")
+        sys.stdout.write(for_terminal(f"{json.dumps(as_json(error))}\n"))
     else:
-        sys.stderr.write(f"{render(error)}\n")
+        sys.stderr.write(for_terminal(f"{render(error)}\n"))
     return error.exit_code
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from unbroken.errors import UnbrokenError
 from unbroken.launch import job_files
+from unbroken.quoting.terminal import for_terminal
 from unbroken.records.outcome import conclude
 
 # What the machine, its network or a library may do once and not again: these stay a crash, which is restarted.
@@ -41,4 +42,4 @@ def _report(error: BaseException) -> None:
     try:
         job_files.write_outcome(Path(place), told)
     except UnbrokenError as refused:
-        sys.stderr.write(f"unbroken: could not write the launcher's file: {refused.headline()}\n")
+        sys.stderr.write(for_terminal(f"unbroken: could not write the launcher's file: {refused.headline()}\n"))

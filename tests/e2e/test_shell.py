@@ -42,7 +42,7 @@ TORCH_FREE = [
 # Commands that compute with a model or read tokenized data.
 MAY_LOAD_TORCH = {
     *("demo", "tokenizer", "tokenize", "data"),
-    *("evaluate", "generate", "batch-generate", "export", "prove", "replay"),
+    *("evaluate", "generate", "batch-generate", "export", "import", "prove", "replay"),
 }
 SHOW_MODULES = """
 import sys

@@ -2,22 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CannotImport, Help
 from unbroken.errors.tree import quoted
-from unbroken.foreign.items import Contents
-from unbroken.foreign.read import Selection, read_foreign
-from unbroken.foreign.write import commit_import, require_new
-from unbroken.gpt.foreign_names import MappedConfig, config_of, rename, required_config
-from unbroken.gpt.run_files import keep_config
 from unbroken.launch.run_config import RunConfig
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
 from unbroken.store.foreign import GPT_SIMPLE, KINDS, Foreign, Kind, resolve_foreign
+
+if TYPE_CHECKING:
+    from unbroken.foreign.items import Contents
+    from unbroken.gpt.foreign_names import MappedConfig
 
 _COMMAND: Final = "unbroken import"
 # Items of the trainer that no other tool has in this form.
@@ -68,6 +67,10 @@ def command(
     GPT-Simple, KempnerForge, Transformers, Accelerate, Lightning, torch DCP, model_000100.pt with its optim_ files, or
     any .pt file. Its files are never changed, and no code in them is executed.
     """
+    from unbroken.foreign.read import Selection, read_foreign
+    from unbroken.foreign.write import require_new
+    from unbroken.gpt.foreign_names import rename
+
     if keep_names and config_file is not None:
         raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
     selection = Selection(items, prefix or "", tuple(map(_tie, ties)), allowed)
@@ -105,15 +108,17 @@ def _tie(text: str) -> tuple[str, str]:
     return missing, present
 
 
-def _config(found: Foreign, file: Path | None) -> MappedConfig | None:
+def _config(found: Foreign, file: Path | None) -> "MappedConfig | None":
     """The config whose model the names are mapped to; None keeps them."""
+    from unbroken.gpt.foreign_names import config_of, required_config
+
     config = config_of(found, file)
     if config is None and found.tool == GPT_SIMPLE:
         raise required_config(found)
     return config
 
 
-def _step(found: Foreign, contents: Contents, asked: int | None) -> tuple[int, list[str]]:
+def _step(found: Foreign, contents: "Contents", asked: int | None) -> tuple[int, list[str]]:
     """The step of a checkpoint, and why it is not known."""
     stated = contents.steps | ({found.step} if found.step is not None and not contents.steps else set())
     if len(stated) > 1:
@@ -131,14 +136,17 @@ def _remedy(found: Foreign, run: Path, unknown: Sequence[str]) -> Help | None:
     return Help(f"{_COMMAND} {quoted(found.path)} {quoted(run)} --step 1000", "state the step")
 
 
-def _write(run: Path, found: Foreign, contents: Contents, step: int, config: MappedConfig | None) -> Path:
+def _write(run: Path, found: Foreign, contents: "Contents", step: int, config: "MappedConfig | None") -> Path:
+    from unbroken.foreign.write import commit_import
+    from unbroken.gpt.run_files import keep_config
+
     store, name = commit_import(run, found, contents, step=step)
     if config is not None:
         keep_config(Layout(run), RunConfig(config.config.settled(contents.world_size)))
     return store.path(name)
 
 
-def _next(run: Path, contents: Contents, config: MappedConfig | None, file: Path | None) -> str:
+def _next(run: Path, contents: "Contents", config: "MappedConfig | None", file: Path | None) -> str:
     """What continues from the new run."""
     if config is None:
         passed = ", ".join(f"{name}={name}" for name in contents.items)
@@ -148,7 +156,7 @@ def _next(run: Path, contents: Contents, config: MappedConfig | None, file: Path
     return f"unbroken train {' '.join(words)}"
 
 
-def _text(fields: dict[str, Any], contents: Contents) -> str:
+def _text(fields: dict[str, Any], contents: "Contents") -> str:
     verb, where = ("would import", fields["run"]) if fields["is_dry_run"] else ("imported", fields["checkpoint"])
     lines = [f"{verb}  {where}  step {amounts.count(fields['step'])}, from {fields['source']} ({fields['tool']})"]
     for name, item in contents.items.items():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _COMMAND: Final = "unbroken import"
 # Items of the trainer that no other tool has in this form.
 _OF_TRAINER: Final = ("arithmetic", "data", "rng_state")
+_NO_STEP: Final = "neither its files nor its name state the step"
 
 
 @as_command(
@@ -126,12 +127,12 @@ def _step(found: Foreign, contents: "Contents", asked: int | None) -> tuple[int,
     if asked is not None and stated and asked not in stated:
         return 0, [f"--step {asked}: the checkpoint is of step {next(iter(stated))}"]
     if asked is None and not stated:
-        return 0, ["neither its files nor its name state the step"]
+        return 0, [_NO_STEP]
     return (asked if asked is not None else stated.pop()), []
 
 
 def _remedy(found: Foreign, run: Path, unknown: Sequence[str]) -> Help | None:
-    if not unknown or "neither" not in unknown[0]:
+    if _NO_STEP not in unknown:
         return None
     return Help(f"{_COMMAND} {quoted(found.path)} {quoted(run)} --step 1000", "state the step")
 

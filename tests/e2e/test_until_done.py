@@ -97,7 +97,7 @@ def test_what_a_user_must_look_at_ends_it(unbroken: Tool, tmp_path: Path, status
 
 
 def test_a_script_that_dies_before_it_names_its_run_is_given_up(unbroken: Tool, tmp_path: Path) -> None:
-    ended = unbroken("launch", *QUICK, "--", write_script(tmp_path, f"{COUNTING}\nimport no_such_module"))
+    ended = unbroken("launch", *QUICK, "--", write_script(tmp_path, f"{COUNTING}\nos._exit(1)"))
     assert (ended.returncode, starts_of(tmp_path)) == (1, 4)
     assert "no progress after 3 restarts: no job opened its run" in ended.stderr
 

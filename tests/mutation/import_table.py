@@ -131,6 +131,20 @@ IMPORTS: tuple[Mutation, ...] = (
         'command = "unbroken explain gpt-simple-run"',
         f"{_NAMES}test_a_run_of_gpt_simple_in_output_dir_names_the_import",
     ),
+    one(
+        "numbered moments follow the order of a sorted file",
+        "gpt/foreign_names.py",
+        "        order.sort(key=_llama_order)\n",
+        "        pass\n",
+        f"{_NAMES}test_the_moments_of_a_llama_are_those_of_its_parameters_though_its_file_is_sorted",
+    ),
+    one(
+        "a Llama that computes otherwise is imported",
+        "cli/import_command.py",
+        "problems += other_llama(found, config.config) or rename(contents, config.config)",
+        "problems += rename(contents, config.config)",
+        f"{_NAMES}test_a_config_that_computes_otherwise_than_the_llama_is_an_error",
+    ),
     # ---- M28 ----
     one(
         "measured speeds have no effect",

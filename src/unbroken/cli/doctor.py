@@ -40,7 +40,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ),
     exit_codes={0: "no problems (there may be notes)", 3: "there are problems; all of them are listed"},
 )
-@click.argument("place", metavar="[DIR]", default=".", type=click.Path())
+@click.argument("place", metavar="[DIR]", default=".", type=click.Path(readable=False))
 @click.option("--no-torch", is_flag=True, help="Skip torch, GPUs, gloo and the exact self-test.")
 def command(output: Output, place: str, no_torch: bool) -> int:
     """Check torch, GPUs, exactness and the file system of DIR.

@@ -70,7 +70,7 @@ def command(
     """
     from unbroken.foreign.read import Selection, read_foreign
     from unbroken.foreign.write import require_new
-    from unbroken.gpt.foreign_names import rename
+    from unbroken.gpt.foreign_names import other_llama, rename
 
     if keep_names and config_file is not None:
         raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
@@ -82,11 +82,11 @@ def command(
     number, unknown = _step(found, contents, step)
     problems += unknown
     if config is not None and not problems:
-        problems += rename(contents, config.config)
+        problems += other_llama(found, config.config) or rename(contents, config.config)
     if problems:
         raise CannotImport(path=found.path, problems=tuple(problems), remedy=_remedy(found, run, unknown))
     checkpoint = None if dry_run else _write(run, found, contents, number, config)
-    following = _next(run, contents, config, config_file)
+    following = _next(run, contents, config)
     fields: dict[str, Any] = {
         "source": found.path,
         "tool": found.tool,
@@ -122,8 +122,8 @@ def _config(found: Foreign, file: Path | None) -> "MappedConfig | None":
 def _step(found: Foreign, contents: "Contents", asked: int | None) -> tuple[int, list[str]]:
     """The step of a checkpoint, and why it is not known."""
     stated = contents.steps | ({found.step} if found.step is not None and not contents.steps else set())
-    if len(stated) > 1:
-        return 0, [f"its files state different steps: {', '.join(map(str, sorted(stated)))}"]
+    if len(stated) > 1 and asked not in stated:
+        return 0, [f"its files state different steps: {', '.join(map(str, sorted(stated)))}; choose with --step"]
     if asked is not None and stated and asked not in stated:
         return 0, [f"--step {asked}: the checkpoint is of step {next(iter(stated))}"]
     if asked is None and not stated:
@@ -147,13 +147,13 @@ def _write(run: Path, found: Foreign, contents: "Contents", step: int, config: "
     return store.path(name)
 
 
-def _next(run: Path, contents: "Contents", config: "MappedConfig | None", file: Path | None) -> str:
+def _next(run: Path, contents: "Contents", config: "MappedConfig | None") -> str:
     """What continues from the new run."""
     if config is None:
         passed = ", ".join(f"{name}={name}" for name in contents.items)
         return f"Run({str(run)!r}, settings=Settings(accept=('rng_state',)), {passed})"
     accepted = [word for name in _OF_TRAINER for word in ("--accept", name)]
-    words = [quoted(file or "config.yaml"), f"training.output_dir={quoted(run)}", *config.overrides, *accepted]
+    words = [quoted(config.file), f"training.output_dir={quoted(run)}", *config.overrides, *accepted]
     return f"unbroken train {' '.join(words)}"
 
 

@@ -8,10 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
+import numpy as np
 import torch
 
 from unbroken.state.items import RESERVED, State
 from unbroken.state.numbered import NUMBERED
+from unbroken.store.fields import as_whole
 
 MODULE: Final = "module"
 OPTIMIZER: Final = "optimizer"
@@ -46,6 +48,7 @@ class Contents:
     """What was read of one checkpoint; ``left_out`` are names that are not imported, each with the reason.
 
     ``only`` are the items that were asked for; files that hold others alone need not be read, nor be there.
+    ``has_order`` is whether the model's tensors are in the order in which its class registers them.
     """
 
     only: Collection[str] = ()
@@ -54,6 +57,7 @@ class Contents:
     steps: set[int] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
     world_size: int = 1
+    has_order: bool = True
 
     def wants(self, name: str) -> bool:
         """Whether an item was asked for."""
@@ -99,8 +103,9 @@ class Contents:
 
     def _add(self, key: str, value: object) -> None:
         name = item_name(key)
-        if key in _STEPS and type(value) is int and value >= 0:
-            self.steps.add(value)
+        value = _as_number(value)
+        if key in _STEPS and (step := _as_step(value)) is not None:
+            self.steps.add(step)
         elif self.add_optimizer(name, value) or self.add_weights(name, value):
             return
         elif "rng" in key or "random" in key:
@@ -111,6 +116,15 @@ class Contents:
             self.counters[key] = value
         else:
             self.left_out[key] = f"a {type(value).__name__} that is neither weights, an optimizer nor plain values"
+
+
+def _as_number(value: object) -> object:
+    """A number in a tensor or an array without dimensions, as the number itself."""
+    return value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) and value.ndim == 0 else value
+
+
+def _as_step(value: object) -> int | None:
+    return as_whole(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _holds_states(value: object) -> bool:

@@ -137,6 +137,7 @@ def _add_lightning(found: Mapping[str, Any], contents: Contents) -> None:
 
 
 def _read_safetensors(path: Path, contents: Contents, files: ForeignFiles) -> None:
+    contents.has_order = False
     contents.add_weights("model", files.safetensors(path))
 
 
@@ -207,6 +208,7 @@ def _add_extra(found: object, contents: Contents) -> None:
 def _read_dcp(path: Path, contents: Contents, files: ForeignFiles) -> None:
     """A folder of DCP, with ``meta.json`` and ``extra_state.pt`` inside it, or named by their step beside it."""
     found = read_dcp(path, files)
+    contents.has_order = False
     if found:
         contents.add_dictionary(found)
     digits = path.absolute().name.rpartition("_")[2]
@@ -226,6 +228,7 @@ def _read_dcp(path: Path, contents: Contents, files: ForeignFiles) -> None:
 
 def _read_kempnerforge(path: Path, contents: Contents, files: ForeignFiles) -> None:
     """A folder of DCP, or one for each pipeline stage, and the rest in ``train_state.pt``."""
+    contents.has_order = False
     stages = [path] if LOCAL.find(path / DCP_METADATA) is not None else _stages(path, files)
     found: dict[str, Any] = {}
     for stage in stages:
@@ -285,8 +288,10 @@ def _read_folder(path: Path, contents: Contents, files: ForeignFiles) -> None:
     for name in names:
         if found := _MODEL_FILE.fullmatch(name):
             reading = files.safetensors if found[3] == "safetensors" else files.torch_file
+            contents.has_order &= found[3] != "safetensors"
             contents.add_weights(_numbered("model", found[2]), reading(path / name))
         elif name.endswith(".index.json"):
+            contents.has_order = False
             contents.add_weights("model", _sharded_weights(path, name, files))
         elif found := _OPTIMIZER_FILE.fullmatch(name):
             item = _numbered("optimizer", found[1])

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from unbroken.errors import CannotImport, Help
 from unbroken.errors.tree import quoted
+from unbroken.files import LOCAL
 from unbroken.foreign.items import Contents, ForeignItem
 from unbroken.records.layout import Layout
 from unbroken.records.references import is_run
@@ -17,7 +18,6 @@ from unbroken.state.save import Request, SaveContext, Saver
 from unbroken.store.directory import Store
 from unbroken.store.foreign import Foreign
 from unbroken.store.names import PERIODIC
-from unbroken.store.scan import scan
 from unbroken.world import World
 
 _JOB: Final = "import"
@@ -48,26 +48,19 @@ def require_new(run: Path) -> None:
     """Pass if a path can become a new run.
 
     Raises:
-        CannotImport: it is a file, or a run or checkpoints are there already.
+        CannotImport: it is a file, or a directory that is not empty.
     """
     layout = Layout(run)
     if run.exists() and not run.is_dir():
         problem = f"{run} is a file; name the directory of a new run"
     elif is_run(layout):
         problem = f"{run} is a run already"
-    elif held := _checkpoints_in(layout):
-        problem = f"{layout.checkpoints} has checkpoints already: {', '.join(held[:3])}"
+    elif run.is_dir() and (held := sorted(node.name for node in LOCAL.list_directory(run))):
+        problem = f"{run} is not empty: {', '.join(held[:3])}"
     else:
         return
     remedy = Help(f"ls -A {quoted(run)}", "list what is there; then name another directory")
     raise CannotImport(path=run, problems=(problem,), remedy=remedy)
-
-
-def _checkpoints_in(layout: Layout) -> list[str]:
-    if not layout.checkpoints.is_dir():
-        return []
-    found = scan(Store(layout.checkpoints))
-    return [*found.committed, *found.quarantined, *found.abandoned, *found.foreign]
 
 
 def commit_import(run: Path, source: Foreign, contents: Contents, *, step: int) -> tuple[Store, str]:

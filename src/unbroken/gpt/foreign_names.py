@@ -5,6 +5,7 @@ moments of the optimizer, which AdamW updates element by element. Rotary positio
 nothing is permuted. What our model computes differently is an error before anything is written.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from unbroken.config.sections import ModelConfig
 from unbroken.errors import CannotImport, Help
 from unbroken.errors.tree import quoted
 from unbroken.foreign.items import MODULE, OPTIMIZER, Contents, ForeignItem
+from unbroken.gpt.huggingface import llama_config
 from unbroken.gpt.model import GPT
 from unbroken.state.items import State
 from unbroken.state.numbered import NUMBERED
@@ -47,6 +49,12 @@ class Names:
     plain_down: str
 
 
+# Llama in Transformers.
+LLAMA: Final = Names(
+    *("model.embed_tokens", "model.layers.{}.", "input_layernorm"),
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "model.norm", "lm_head", "mlp.up_proj", "mlp.down_proj"),
+)
 NAMES: Final = (
     # GPT-Simple.
     Names(
@@ -60,12 +68,11 @@ NAMES: Final = (
         *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "norm", "output_head.proj"),
         *("mlp.up_proj", "mlp.down_proj"),
     ),
-    # Llama in Transformers.
-    Names(
-        *("model.embed_tokens", "model.layers.{}.", "input_layernorm"),
-        *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm"),
-        *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "model.norm", "lm_head", "mlp.up_proj", "mlp.down_proj"),
-    ),
+    LLAMA,
+)
+# What a config.json of Transformers says about how a Llama computes, beyond what the shapes show.
+_LLAMA_FIELDS: Final = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings"),
 )
 # Our own, as an export has them: query, key and value are one matrix already, and so are gate and up.
 OURS: Final = Names(
@@ -76,9 +83,10 @@ OURS: Final = Names(
 
 @dataclass(frozen=True)
 class MappedConfig:
-    """The config to map to; ``overrides`` are what its file needs on the command line of `unbroken train`."""
+    """The config to map to, and its file; ``overrides`` are what that needs on the command line of `unbroken train`."""
 
     config: Config
+    file: Path
     overrides: tuple[str, ...] = ()
 
 
@@ -91,7 +99,7 @@ def config_of(source: Foreign, config: Path | None) -> MappedConfig | None:
         CannotImport: it describes a model that ours is not.
     """
     if config is not None:
-        return MappedConfig(load(config).config)
+        return MappedConfig(load(config).config, config)
     own = source.path.absolute().parent.parent / "config.json"
     if source.tool != GPT_SIMPLE or not own.is_file():
         return None
@@ -101,7 +109,7 @@ def config_of(source: Foreign, config: Path | None) -> MappedConfig | None:
     changed = {name: value for name, value in after.items() if value != before[name]}
     overrides = tuple(f"model.{name}={'null' if value is None else value}" for name, value in changed.items())
     # How its last job was started says nothing about the new run.
-    return MappedConfig(replace(found, model=model, training=replace(found.training, resume="auto")), overrides)
+    return MappedConfig(replace(found, model=model, training=replace(found.training, resume="auto")), own, overrides)
 
 
 def _as_gpt_simple_computes(source: Foreign, model: ModelConfig) -> ModelConfig:
@@ -117,6 +125,27 @@ def _as_gpt_simple_computes(source: Foreign, model: ModelConfig) -> ModelConfig:
         # It rounds up a vocab_size that is set, too.
         model = replace(model, vocab_size=rows)
     return model
+
+
+def other_llama(source: Foreign, config: Config) -> list[str]:
+    """Where the config.json beside a Llama says that it computes otherwise than the config to map to."""
+    folder = source.path if source.path.is_dir() else source.path.parent
+    theirs = read_json(folder / "config.json")
+    if theirs.get("model_type") != "llama":
+        return []
+    ours = llama_config(config.model, 0, torch.float32)
+    # Transformers 5 keeps all of rope in one field, 4 in two.
+    rope = theirs.get("rope_parameters") or {
+        **(theirs.get("rope_scaling") or {}),
+        "rope_theta": theirs.get("rope_theta"),
+    }
+    stated = {**{name: theirs.get(name) for name in _LLAMA_FIELDS}, **{f"rope {name}": rope[name] for name in rope}}
+    wanted = {**ours, **{f"rope {name}": value for name, value in ours["rope_parameters"].items()}}
+    return [
+        f"{name}: {value} in its config.json, {wanted.get(name, 'not available')} in the config to map to"
+        for name, value in stated.items()
+        if value is not None and value != wanted.get(name)
+    ]
 
 
 def rename(contents: Contents, config: Config) -> list[str]:
@@ -137,7 +166,10 @@ def rename(contents: Contents, config: Config) -> list[str]:
     renamed = {ours: _joined([theirs[name] for name in held]) for ours, held in parts.items()}
     items = {"model": ForeignItem(MODULE, renamed)}
     if "optimizer" in contents.items:
-        optimizer, problems = _optimizer(contents.items["optimizer"], theirs, parts, config.model)
+        named, problems = _by_name(contents, theirs, names)
+        if problems:
+            return problems
+        optimizer, problems = _optimizer(named, theirs, parts, config.model)
         if problems:
             return problems
         items["optimizer"] = ForeignItem(OPTIMIZER, optimizer)
@@ -230,13 +262,9 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _optimizer(
-    item: ForeignItem, theirs: State, parts: Mapping[str, tuple[str, ...]], model: ModelConfig
+    state: State, theirs: State, parts: Mapping[str, tuple[str, ...]], model: ModelConfig
 ) -> tuple[State, list[str]]:
     """An AdamW state under our names, in our two groups, matrices and others; or what does not fit."""
-    state = _by_name(item, theirs)
-    if state is None:
-        counts = " and ".join(str(len(group["params"])) for group in item.state["param_groups"])
-        return {}, [f"optimizer: groups of {counts} parameters are not matrices and others; use --item model"]
     moments: dict[str, State] = {}
     problems: list[str] = []
     for ours, held in parts.items():
@@ -245,6 +273,8 @@ def _optimizer(
             continue
         if any(each.keys() != {"step", "exp_avg", "exp_avg_sq"} for each in kept):
             problems.append(f"optimizer: {held[0]} has {', '.join(kept[0]) or 'nothing'}, AdamW needs its two moments")
+        elif any(each["exp_avg"].shape != theirs[name].shape for name, each in zip(held, kept, strict=True)):
+            problems.append(f"optimizer: the moments of {', '.join(held)} have other shapes than the weights")
         elif len({float(each["step"]) for each in kept}) > 1:
             problems.append(f"optimizer: {', '.join(held)} were updated in different steps")
         else:
@@ -261,15 +291,39 @@ def _optimizer(
     return {"state": moments, "param_groups": groups}, problems
 
 
-def _by_name(item: ForeignItem, theirs: State) -> State | None:
-    """The optimizer's state by their parameter names, if its groups are matrices and others, in the model's order."""
-    matrices = [name for name, value in theirs.items() if value.ndim >= 2]
-    others = [name for name, value in theirs.items() if value.ndim < 2]
+def _by_name(contents: Contents, theirs: State, names: Names) -> tuple[State, list[str]]:
+    """The optimizer's state by their parameter names, if its groups are matrices and others; or what does not fit.
+
+    Numbers follow the order in which the model registers its parameters. A pickled model has it, safetensors and DCP
+    sort their names: with those it has to be known.
+    """
+    item = contents.items["optimizer"]
+    order = list(theirs)
+    if names is LLAMA:
+        order.sort(key=_llama_order)
+    elif item.kind == NUMBERED and not contents.has_order:
+        return {}, ["optimizer: its parameters are numbered, and the files do not tell their order; use --item model"]
+    matrices = [name for name in order if theirs[name].ndim >= 2]
+    others = [name for name in order if theirs[name].ndim < 2]
     groups = [group["params"] for group in item.state["param_groups"]]
     if [len(group) for group in groups] != [len(matrices), len(others)]:
-        return None
-    if item.kind != NUMBERED:
-        is_alike = [set(group) for group in groups] == [set(matrices), set(others)]
-        return item.state if is_alike else None
-    names = dict(zip([*groups[0], *groups[1]], [*matrices, *others], strict=True))
-    return {**item.state, "state": {names[number]: kept for number, kept in item.state["state"].items()}}
+        counts = " and ".join(str(len(group)) for group in groups)
+        return {}, [f"optimizer: groups of {counts} parameters are not matrices and others; use --item model"]
+    if item.kind == NUMBERED:
+        numbers = dict(zip([*groups[0], *groups[1]], [*matrices, *others], strict=True))
+        return {**item.state, "state": {numbers[number]: kept for number, kept in item.state["state"].items()}}, []
+    if [set(group) for group in groups] != [set(matrices), set(others)]:
+        return {}, ["optimizer: its groups are not matrices and others; use --item model"]
+    return item.state, []
+
+
+def _llama_order(name: str) -> tuple[int, int, int]:
+    """Where a Llama of Transformers registers a parameter: within a layer attention, MLP, then the two norms."""
+    before, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", before)
+    if layer is None:
+        return {LLAMA.embedding: 0, LLAMA.norm: 2, LLAMA.head: 3}.get(before, 4), 0, 0
+    inner = (LLAMA.query, LLAMA.key, LLAMA.value, LLAMA.out, LLAMA.gate, LLAMA.up, LLAMA.down)
+    held = (*inner, LLAMA.attention_norm, LLAMA.mlp_norm)
+    # A weight comes before its bias.
+    return 1, int(layer[1]), 2 * held.index(layer[2]) + (kind != "weight") if layer[2] in held else 0

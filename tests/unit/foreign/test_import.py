@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -128,6 +129,8 @@ def test_tied_weights_stay_one_tensor(tmp_path: Path) -> None:
         (("model_000100.pt", "--require-kind", "dcp"), "foreign-kind", ""),
         (("model_000100.pt", "--config", "run.yaml", "--keep-names"), "bad-usage", ""),
         (("model_000100.pt", "--tie", "a"), "bad-usage", ""),
+        (("two.pt",), "cannot-import", "its files state different steps: 7, 9"),
+        (("two.pt", "--step", "8"), "cannot-import", "its files state different steps: 7, 9"),
         (("cut.pt",), "foreign-damaged", "cut.pt: "),
         (("nothing",), "path-missing", ""),
     ],
@@ -139,6 +142,7 @@ def test_bad_input_is_one_error_and_nothing_is_written(
     things = trained()
     per_rank(tmp_path, things)
     torch.save(things["model"].state_dict(), "plain.pt")
+    torch.save({"model": things["model"].state_dict(), "global_step": 7, "step": 9}, "two.pt")
     Path("cut.pt").write_bytes(Path("plain.pt").read_bytes()[:300])
     before = sorted(tmp_path.rglob("*"))
     source, *options = arguments
@@ -153,10 +157,29 @@ def test_a_run_that_exists_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert call(source, tmp_path / "run")[0] == 0
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    for run in ("run", "file"):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    for run in ("run", "file", "notes", "."):
         code, document = call(source, tmp_path / run)
         assert (code, document["kind"]) == (2, "cannot-import")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("stated", "step"),
+    [
+        ({"step": torch.tensor(7), "best_val_loss": torch.tensor(0.5)}, None),
+        ({"iter_num": 7.0, "best_val_loss": np.float64(0.5)}, None),
+        ({"global_step": 9, "step": 7, "best_val_loss": 0.5}, 7),
+    ],
+)
+def test_numbers_are_found_in_tensors_and_arrays_and_the_user_chooses_between_steps(
+    tmp_path: Path, stated: dict[str, object], step: int | None
+) -> None:
+    torch.save({"model": trained()["model"].state_dict(), **stated}, tmp_path / "ckpt.pt")
+    code, document = call(tmp_path / "ckpt.pt", tmp_path / "run", *(("--step", step) if step else ()))
+    assert (code, document.get("step")) == (0, 7), document
+    assert "best_val_loss" not in document["left_out"]
 
 
 def test_a_dry_run_reads_everything_and_writes_nothing(tmp_path: Path) -> None:

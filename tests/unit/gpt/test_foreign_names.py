@@ -7,9 +7,11 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import unbroken
 from tests.exact.gpt_world import tiny, tokenize_text, write_text
@@ -166,6 +168,64 @@ def test_an_imported_run_trains_on_and_resumes_without_asking_again(tmp_path: Pa
     assert (trained.step, trained.is_completed) == (8, True)
     after = find_model(str(run)).load(torch.device("cpu")).model.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def save_llama(folder: Path) -> Any:  # noqa: ANN401 -- Transformers' models have no types
+    """A checkpoint as Transformers' trainer writes one; most matrices have the same shape, as in no real model."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    )  # fmt: skip
+    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    matrices = [each for each in model.parameters() if each.ndim >= 2]
+    others = [each for each in model.parameters() if each.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    model.save_pretrained(folder)
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    (folder / "trainer_state.json").write_text('{"global_step": 1}')
+    named = {each: name for name, each in model.named_parameters()}
+    torch.save({named[each]: kept for each, kept in optimizer.state.items()}, folder.parent / "moments.pt")
+    return model
+
+
+LLAMA_SHAPE = SHAPE.replace("intermediate_size: 16", "intermediate_size: 8").replace("n_kv_head: 1", "n_kv_head: 2")
+
+
+def test_the_moments_of_a_llama_are_those_of_its_parameters_though_its_file_is_sorted(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    theirs = save_llama(tmp_path / "checkpoint-1")
+    code, document = call(tmp_path / "checkpoint-1", tmp_path / "run", "--config", config_file(tmp_path, LLAMA_SHAPE))
+    assert (code, document["tool"], document["step"]) == (0, "transformers", 1), document
+    found = find_model(str(tmp_path / "run"))
+    model = GPT(found.config.model)
+    optimizer = make_optimizer(model, found.config.optimizer)
+    unbroken.load(tmp_path / "run", model=model, optimizer=optimizer)
+    tokens = torch.arange(12).reshape(1, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-6)
+    moments = torch.load(tmp_path / "moments.pt", weights_only=True)
+    inner = {"q": "self_attn.q_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "o": "self_attn.o_proj"}
+    kept = {name: moments[f"model.layers.1.{each}.weight"]["exp_avg"] for name, each in inner.items()}
+    ours = {name: optimizer.state[each]["exp_avg"] for name, each in model.named_parameters()}
+    assert torch.equal(ours["blocks.1.mlp.gate_up.weight"], torch.cat([kept["gate"], kept["up"]]))
+    assert torch.equal(ours["blocks.1.attention.qkv.weight"][:8], kept["q"])
+    assert torch.equal(ours["blocks.1.attention.out.weight"], kept["o"])
+    assert torch.equal(
+        ours["blocks.0.mlp_norm.weight"], moments["model.layers.0.post_attention_layernorm.weight"]["exp_avg"]
+    )
+
+
+def test_a_config_that_computes_otherwise_than_the_llama_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    save_llama(tmp_path / "checkpoint-1")
+    shape = f"{LLAMA_SHAPE}, norm_eps: 1.0e-3, rope_base: 500000".replace("n_head: 2", "n_head: 4")
+    code, document = call(tmp_path / "checkpoint-1", tmp_path / "run", "--config", config_file(tmp_path, shape))
+    assert code == 2 and not (tmp_path / "run").exists()
+    said = " ".join(document["details"])
+    assert all(f"{name}: " in said for name in ("num_attention_heads", "rms_norm_eps", "rope rope_theta")), said
 
 
 def find_config(run: Path) -> Config:

@@ -73,7 +73,7 @@ class NeedsClass(UsageError):
     kind = "foreign-needs-class"
     path: Path
     classes: tuple[tuple[str, str], ...]
-    HEADLINE = "the pickles in {path.name} contain objects of {classes:n class} that are not read by default"
+    HEADLINE = "the pickles in {path.name} contain {classes:n object} of classes that are not read by default"
     SO = "nothing was executed and nothing was written; an allowed class is read as plain data and never imported"
     DETAILS = Each("classes", "{0}: {1}")
 

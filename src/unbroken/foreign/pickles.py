@@ -6,6 +6,7 @@ do. Every problem is collected, so that one error lists all of them, and what wa
 is still at work is noticed.
 """
 
+import errno
 import pickle
 import re
 import struct
@@ -135,12 +136,7 @@ class ForeignFiles:
 
     def note(self, path: Path, wrong: BaseException) -> None:
         """Note that a file cannot be read, and why."""
-        said = str(wrong).strip().partition("\n")[0] or type(wrong).__name__
-        if isinstance(wrong, pickle.UnpicklingError):
-            # torch's message begins with its own advice; the cause is in its last paragraph.
-            lines = [line for line in str(wrong).splitlines() if line.strip()]
-            said = next((line for line in reversed(lines) if "GLOBAL" in line or "pickle" in line.lower()), said)
-        self.problems.append(f"{self._shown(path)}: {said[:200]}")
+        self.problems.append(f"{self._shown(path)}: {_reason(wrong)[:200]}")
 
     def stamp(self, path: Path) -> None:
         """Remember size and time of a file, the first time it is read."""
@@ -195,6 +191,19 @@ class ForeignFiles:
             return
         with zipfile.ZipFile(path) as archive:
             check_zip(archive)
+
+
+def _reason(wrong: BaseException) -> str:
+    """Why a file cannot be read, in one line."""
+    said = str(wrong).strip()
+    if isinstance(wrong, pickle.UnpicklingError):
+        # torch's message begins with its own advice; the cause, if it knows one, is in its last paragraph.
+        causes = [line for line in said.splitlines() if "GLOBAL" in line]
+        return causes[-1] if causes else "it is not a file that torch.load reads"
+    if isinstance(wrong, EOFError | LookupError | struct.error) or getattr(wrong, "errno", None) == errno.EINVAL:
+        # What the readers raise at bytes they do not expect says nothing to a user.
+        return "it is cut off, or not a file that torch.load reads"
+    return said.partition("\n")[0] or type(wrong).__name__
 
 
 def check_zip(archive: zipfile.ZipFile) -> None:

@@ -81,8 +81,10 @@ def resolve_foreign(
         ForeignKind: what is there is of another kind.
         StorageFailed: I/O error.
     """
-    if files.find(path) is None:
+    if (node := files.find(path)) is None:
         raise PathMissing(path=path, purpose="checkpoint to import")
+    if node.kind is NodeKind.OTHER:
+        raise ForeignUnknown(path=path, reason=f"{path.name} is neither a file nor a directory")
     named = _one(path, files)
     if named is not None:
         if require_kind not in (None, named.kind):

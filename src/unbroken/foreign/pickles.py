@@ -196,8 +196,8 @@ class ForeignFiles:
 def _reason(wrong: BaseException) -> str:
     """Why a file cannot be read, in one line."""
     said = str(wrong).strip()
-    if isinstance(wrong, pickle.UnpicklingError):
-        # torch's message begins with its own advice; the cause, if it knows one, is in its last paragraph.
+    if isinstance(wrong, pickle.UnpicklingError) and "\n" in said:
+        # torch's message is several lines of advice; the cause, if it knows one, is in the last paragraph.
         causes = [line for line in said.splitlines() if "GLOBAL" in line]
         return causes[-1] if causes else "it is not a file that torch.load reads"
     if isinstance(wrong, EOFError | LookupError | struct.error) or getattr(wrong, "errno", None) == errno.EINVAL:

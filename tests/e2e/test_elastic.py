@@ -91,14 +91,14 @@ def wait_until(is_so: Callable[[], bool], node: Node) -> None:
 
 def worlds(run: Path) -> list[int | None]:
     """How many ranks each job had."""
-    return [fact.whole("world") for fact in read_history(Layout(run)).of_kind("job-start")]
+    return [fact.whole("world_size") for fact in read_history(Layout(run)).of_kind("job-start")]
 
 
 def has_committed(run: Path, *, ranks: int) -> bool:
     """Whether a job of so many ranks has committed anything."""
     history = read_history(Layout(run))
     started = history.of_kind("job-start")
-    is_theirs = bool(started) and started[-1].whole("world") == ranks
+    is_theirs = bool(started) and started[-1].whole("world_size") == ranks
     return is_theirs and history.last("commit", job=started[-1].job) is not None
 
 
@@ -127,7 +127,7 @@ def test_a_node_is_killed_and_the_other_one_resumes_with_fewer_ranks_to_the_same
         assert first.process.wait(PATIENCE_S) == 0, first.said()
         wait_until_gone(left)
     if victim == "agent":
-        assert "what the job left behind is killed, so that the other nodes go on" in second.said()
+        assert "killing leftover processes" in second.said()
     assert worlds(run)[-2:] == [2, 1], "one job of two ranks, then one of one"
     assert "resuming from step" in first.said()
     assert fingerprint(run) == fingerprint(folder / "whole")

@@ -16,7 +16,7 @@ from unbroken import Run, Settings
 from unbroken.errors import BadRunPath, NotAStore, RunGone, StorageFailed, UnbrokenError, render
 from unbroken.records.outcome import conclude
 
-TRAINS_ON_S = 60.0
+TRAINS_ON_S = 10.0
 
 
 @pytest.mark.promise("U7")

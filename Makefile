@@ -5,6 +5,7 @@
 #
 # Both make .venv and install into it by themselves; the second time that takes no time.
 # `make test-deep` runs the other tests; CI runs both. tests/tiers.toml says which tests are deep.
+# `make bench` measures saving and loading beside other tools and the disk: see docs/measured/bench.md.
 # `make soak HOURS=8` proves for hours under random seeds; killed, it goes on: see docs/prove.md.
 
 VENV := .venv
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := usage
-.PHONY: usage demo test test-deep soak lint system-packages
+.PHONY: usage demo test test-deep bench soak lint system-packages
 
 usage:
 	@echo "make demo         see it work: train, kill, resume, compare; a minute or two"
@@ -33,6 +34,12 @@ test: lint system-packages
 
 test-deep: system-packages
 	$(PYTEST) --tier deep
+
+# On this disk, not on a file system in memory, where a sync costs nothing.
+bench: $(INSTALLED)
+	PYTHON=$(CURDIR)/$(BIN)/python tools/peers.sh .peers
+	mkdir -p build
+	$(BIN)/python -m bench.compare --directory build
 
 soak: $(INSTALLED)
 	$(BIN)/python tools/soak.py --hours $(HOURS)
@@ -49,6 +56,8 @@ lint: $(INSTALLED)
 
 system-packages: $(INSTALLED)
 	tools/system_packages.sh
+	tools/moto.sh .moto
+	tools/azurite.sh .azurite
 
 $(INSTALLED): pyproject.toml constraints.txt tools/install.sh
 	tools/install.sh $(VENV)

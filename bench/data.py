@@ -92,12 +92,12 @@ def rate(batches: Callable[[], Iterator[torch.Tensor]], count: int) -> Callable[
 def restore(root: Path) -> Callable[[], float]:
     """CPU seconds from a state to the first batch at a far position: data opened, plan found, batch made."""
     state = Loader(_stream(root), global_batch=BATCH).state_dict()
-    told = json.dumps({**state, "position": RESTORE_AT})
+    results = json.dumps({**state, "position": RESTORE_AT})
 
     def measured() -> float:
         start = time.process_time()
         loader = Loader(_stream(root), global_batch=BATCH)
-        loader.load_state_dict(json.loads(told))
+        loader.load_state_dict(json.loads(results))
         next(iter(loader))
         return time.process_time() - start
 

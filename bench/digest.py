@@ -50,12 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
-    things = {
+    objects = {
         f"{name}, {threads} thread{'s' if threads > 1 else ''}": (lambda d=digest, t=threads: rate(d, t))
         for name, digest in CANDIDATES.items()
         for threads in (1, 2)
     }
-    found = interleaved(things, options.repeats)
+    found = interleaved(objects, options.repeats)
     rows = [(name, f"{samples.median:.1f}", samples.spread) for name, samples in found.items()]
     print(table([Column("digest"), Column("GB/s", True), Column("spread")], rows, style=Style(False)))
     figures = {name: {"gb_per_s": samples.values, "median": samples.median} for name, samples in found.items()}

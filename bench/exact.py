@@ -70,15 +70,15 @@ def measure(options: Options) -> Measured:
 
 def measured(options: Options, ranks: int, worlds: int) -> Measured:
     """The rounds of several worlds, one after the other."""
-    told: list[Measured] = []
+    results: list[Measured] = []
     for _ in range(worlds):
         ended = spawn(ranks, measure, options, timeout_s=900)
         if not all(each.is_good for each in ended):
             raise SystemExit(logs(ended))
-        told.append(ended[0].value)
-    wall = {name: tuple(value for each in told for value in each.wall[name]) for name in VARIANTS}
-    cpu = {name: tuple(value for each in told for value in each.cpu[name]) for name in VARIANTS}
-    return Measured(told[0].parameters, wall, cpu)
+        results.append(ended[0].value)
+    wall = {name: tuple(value for each in results for value in each.wall[name]) for name in VARIANTS}
+    cpu = {name: tuple(value for each in results for value in each.cpu[name]) for name in VARIANTS}
+    return Measured(results[0].parameters, wall, cpu)
 
 
 def ratio(ours: tuple[float, ...], peers: tuple[float, ...]) -> Samples:

@@ -61,14 +61,14 @@ def _on_host(make: Callable[[], Made]) -> tuple[Made, int]:
 
     What the system says of a process is mostly about what its allocator keeps, and is another number each time.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         made = make()
         with record_function("steps"):
             for _ in range(STEPS):
                 made.step()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        told.export_chrome_trace(str(trace))
+        profiled.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
     # Building a model makes all of it before it is cut into shards; only steps are of interest.
     begun = next(event["ts"] for event in events if event["name"] == "steps")

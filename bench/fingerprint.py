@@ -48,7 +48,7 @@ def read_once(tensor: torch.Tensor) -> object:
     return tensor.view(torch.int64).sum()
 
 
-def things(device: torch.device, size_bytes: int) -> dict[str, Callable[[], float]]:
+def objects(device: torch.device, size_bytes: int) -> dict[str, Callable[[], float]]:
     found: dict[str, Callable[[], float]] = {}
     for dtype in DTYPES:
         tensor = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8, device=device).view(dtype)
@@ -65,11 +65,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=256)
     options = parser.parse_args()
-    measured = things(torch.device("cpu"), options.megabytes << 20)
+    measured = objects(torch.device("cpu"), options.megabytes << 20)
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     if torch.cuda.is_available():
         # Many times the caches of the device, so that the figure is its memory's.
-        measured.update(things(torch.device("cuda"), options.megabytes << 24))
+        measured.update(objects(torch.device("cuda"), options.megabytes << 24))
         machine["cuda"] = torch.cuda.get_device_name()
     found = interleaved(measured, options.repeats)
     rows = [(name, f"{samples.median:.2f}", samples.spread) for name, samples in found.items()]

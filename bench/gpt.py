@@ -232,7 +232,7 @@ def measure_size(size: str, names: list[str], rounds: int, steps: int, peers: st
         facts[name] = links[name].recv()
         print(size, name, facts[name], flush=True)
     for name, samples in interleaved({name: turn(links[name]) for name in names}, rounds).items():
-        facts[name] |= told(preset(size).model, samples, facts[name]["parameters"])
+        facts[name] |= summary_of(preset(size).model, samples, facts[name]["parameters"])
         print(f"{size:6} {name:30} {facts[name]}", flush=True)
     for link, process in zip(links.values(), processes, strict=True):
         link.send(False)
@@ -249,7 +249,7 @@ def turn(link: Connection) -> Callable[[], float]:
     return once
 
 
-def told(config: ModelConfig, samples: Samples, parameters: int) -> dict[str, object]:
+def summary_of(config: ModelConfig, samples: Samples, parameters: int) -> dict[str, object]:
     return {
         "tokens_per_s": round(samples.median),
         "spread": samples.spread,

@@ -1,6 +1,7 @@
 """What every benchmark here shares: interleaved repeats, medians with their spread, one JSON file of results."""
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from unbroken.version import VERSION
 
-RESULTS = Path(__file__).resolve().parent / "results"
+# Another folder for a trial whose figures are not to be kept.
+RESULTS = Path(os.environ.get("BENCH_RESULTS") or Path(__file__).resolve().parent / "results")
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,11 @@ class Samples:
         return f"{min(self.values):.3g} to {max(self.values):.3g}"
 
 
-def interleaved(things: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Samples]:
+def interleaved(objects: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Samples]:
     """Measure each thing in turn, over and over, so that a slow minute hits all alike; the first round warms up."""
-    found: dict[str, list[float]] = {name: [] for name in things}
+    found: dict[str, list[float]] = {name: [] for name in objects}
     for round_number in range(repeats + 1):
-        for name, thing in things.items():
+        for name, thing in objects.items():
             value = thing()
             if round_number:
                 found[name].append(value)

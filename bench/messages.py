@@ -1,13 +1,15 @@
-"""What the ranks of a run send each other for one save: bytes sent by a rank, and bytes received by rank 0.
+"""What the ranks of a run send each other for one save, and what rank 0 computes alone.
 
     python -m bench.messages [RANKS] [TENSORS]
 
 Counts what is passed to gloo in every exchange of a save (packed messages, tensors that are reduced); what gloo adds
 on the wire is left out. First in real worlds of 2 and 4 ranks that train and save twice, so that no exchange is missed:
 the first save makes the plan, the second finds it unchanged. Then for a large world without its processes: the same
-messages are built and packed for tensors that are sharded over all ranks (FSDP) or whole on every rank (DDP), and rank
-0 makes the plan for all of them. The message that grows, a report of what a rank wrote, is built in both ways for the
-real worlds, to compare the sizes. Writes ``bench/results/messages.json``.
+messages are built and packed for tensors that are sharded over all ranks (FSDP) or whole on every rank (DDP). Rank 0
+makes the plan for all of them, describes what all have reported (index and ``.metadata``, at the first save and at one
+with the same plan) and encodes the manifest; what a rank decodes when it resumes is decoded. The message that grows, a
+report of what a rank wrote, is built in both ways for the real worlds, to compare the sizes. Writes
+``bench/results/messages.json``.
 """
 
 import collections
@@ -28,14 +30,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unbroken
 from bench.measure import write_results
+from bench.plan import peak_bytes
 from unbroken.loop.edge import StepEdges
 from unbroken.state import payload, save
+from unbroken.state.description import Describer
 from unbroken.state.index import Box
-from unbroken.state.pieces import Held, Holding, agree_on, assign, spread_over
+from unbroken.state.index import decode as decode_index
+from unbroken.state.pieces import Held, Holding, SavePlan, agree_on, assign, part_name, spread_over
 from unbroken.state.planners import Piece
 from unbroken.state.stage import StagedPiece
+from unbroken.state.trainer_state import rank_part
+from unbroken.store import manifest as manifest_format
 from unbroken.store.commit import Draft, begin
 from unbroken.store.directory import Store
+from unbroken.store.manifest import Manifest, Part, Tensor
+from unbroken.store.names import PERIODIC
 from unbroken.testing.worlds import logs, spawn
 from unbroken.world import Link, packed
 
@@ -142,13 +151,13 @@ def _compared(sizes: tuple[int, int]) -> dict[str, int]:
     return {"report_sent_bytes": sizes[0], "report_built_bytes": sizes[1]}
 
 
-def _report(directory: Path, rank: int, pieces: Sequence[Piece]) -> object:
+def _report(directory: Path, rank: int, pieces: Sequence[Piece]) -> save._RankReport:
     """What a rank reports that wrote these pieces, really written, with elements of zero."""
     draft = begin(Store(directory), step=1, job="j0001_ab12cd34")
     staged = [StagedPiece(each, (torch.zeros(each.size_bytes, dtype=torch.uint8),)) for each in pieces]
     written = payload.write_bundles([staged] if staged else [], draft, rank)
     record = draft.write_part(f"ranks/{rank:05}.json", [b"{}"])
-    return save._RankReport(payload.Report.of(written, pieces), record, 0.0)
+    return save._RankReport(payload.WriteReport.of(written, pieces), record, 0.0)
 
 
 # ---- a large world, without its processes ----
@@ -185,7 +194,8 @@ def simulate(ranks: int, tensors: int, *, is_sharded: bool) -> dict[str, Any]:
     numbers = packed(assigned[-1]).numel()
     broadcast = packed(((planned, 1 << 40), None)).numel()
     with tempfile.TemporaryDirectory() as directory:
-        report = packed((_report(Path(directory), ranks - 1, by_rank[-1]), None)).numel()
+        last = _report(Path(directory), ranks - 1, by_rank[-1])
+        report = packed((last, None)).numel()
     sums = tensors * 16
     digest = 2 * 16 * 2
     items = 8
@@ -207,7 +217,45 @@ def simulate(ranks: int, tensors: int, *, is_sharded: bool) -> dict[str, Any]:
         "received_by_rank_0_at_the_first_save_beside_it": (ranks - 1) * first_save["held"],
         "received_by_another_rank_each_save": (ranks - 1) * prints + 2 * sums + small,
         "rank_0_makes_the_plan_cpu_s": round(plan_s, 1),
+        **describe(SavePlan(0, planned, tuple(by_rank), (), 1 << 40), last.tensors),
     }
+
+
+def describe(plan: SavePlan, last: payload.WriteReport) -> dict[str, Any]:
+    """What rank 0 does with the reports of all ranks, and what a resume reads of it, in seconds of one CPU."""
+    reports = [_report_like(last, rank, plan) for rank in range(len(plan.pieces_by_rank))]
+    describer, seconds = Describer(), dict[str, float]()
+    with tempfile.TemporaryDirectory() as directory:
+        for step, name in enumerate(("first_save", "same_plan"), start=1):
+            draft = begin(Store(Path(directory)), step=step, job="j0001_ab12cd34")
+            began = time.process_time()
+            described = describer.write(plan, reports, draft)
+            seconds[f"rank_0_describes_cpu_s_{name}"] = round(time.process_time() - began, 2)
+        index = (draft.path / payload.INDEX_PART).read_bytes()
+    parts = [*(part for report in reports for part in report.parts), *described]
+    began = time.process_time()
+    decode_index(index, {part.name: part.size_bytes for part in parts})
+    seconds["index_decode_cpu_s"] = round(time.process_time() - began, 2)
+    records = [Part(rank_part(rank), described[0].digest) for rank in range(len(reports))]
+    tensors = {name: Tensor(one.dtype, one.shape, "0" * 32) for name, one in plan.tensors.items()}
+    manifest = Manifest("a", 1, PERIODIC, 1, "j", "unbroken", (*parts, *records), tensors)
+    began = time.process_time()
+    encoded = manifest_format.encode(manifest)
+    seconds["manifest_encode_cpu_s"] = round(time.process_time() - began, 3)
+    began = time.process_time()
+    manifest_format.decode(encoded, Path("manifest.json"))
+    seconds["manifest_decode_cpu_s"] = round(time.process_time() - began, 3)
+    sizes = {"index_bytes": described[0].size_bytes, "metadata_bytes": described[1].size_bytes}
+    kept = {"rank_0_keeps_between_saves_bytes": describer.kept_bytes}
+    return {**seconds, **sizes, **kept, "manifest_bytes": len(encoded), "peak_memory_bytes": peak_bytes()}
+
+
+def _report_like(last: payload.WriteReport, rank: int, plan: SavePlan) -> payload.WriteReport:
+    """The report of another rank. Sharded alike, all ranks write the same layout; otherwise each is really written."""
+    if len(plan.pieces_by_rank[rank]) == len(plan.tensors):
+        return payload.WriteReport(tuple(Part(part_name(rank, 0), part.digest) for part in last.parts), last.layout)
+    with tempfile.TemporaryDirectory() as directory:
+        return _report(Path(directory), rank, plan.pieces_by_rank[rank]).tensors
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_stock
 from bench.measure import Samples, interleaved, write_results
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
-from unbroken.state.payload import finish, plan_save, planned_parts, read, read_index, write
+from unbroken.state.description import finish
+from unbroken.state.payload import plan_save, planned_parts, read, read_index, write
 from unbroken.state.stage import Buffers, stage
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.directory import Store
@@ -92,12 +93,12 @@ class Bench:
 
 def measure(bench: Bench, repeats: int) -> dict[str, Samples]:
     """Seconds, by what was done."""
-    things: dict[str, Callable[[], float]] = {
+    objects: dict[str, Callable[[], float]] = {
         "save, stock, 1 thread": lambda: bench.save_theirs(1),
         f"save, stock, {bench.files} threads": lambda: bench.save_theirs(bench.files),
         f"save, unbroken, {bench.files} files": bench.save_ours,
     }
-    found = interleaved(things, repeats)
+    found = interleaved(objects, repeats)
     found["stall, unbroken"] = Samples(tuple(bench.stalls[1:]))
     bench.save_theirs(1)
     kept = bench.root / "theirs"

@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_stock
 from bench.measure import interleaved, write_results
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
-from unbroken.state.payload import finish, plan_save, planned_parts, write
+from unbroken.state.description import finish
+from unbroken.state.payload import plan_save, planned_parts, write
 from unbroken.state.stage import Buffers, Staged, stage
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.directory import Store
@@ -129,14 +130,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as root:
         loop = Loop(options.device, options.width, options.layers, options.batch, Path(root) / "run")
-        things: dict[str, Callable[[], float]] = {
+        objects: dict[str, Callable[[], float]] = {
             "no save": lambda: loop.timed(options.steps, lambda: None),
             "unbroken, copies beside the next step": lambda: loop.timed(options.steps, lambda: loop.ours(is_lazy=True)),
             "unbroken, copies in order": lambda: loop.timed(options.steps, lambda: loop.ours(is_lazy=False)),
             "stock dcp.save, 4 threads": lambda: loop.timed(options.steps, loop.theirs),
             "stock dcp.async_save, 4 threads": lambda: loop.timed(options.steps, loop.theirs_behind),
         }
-        found = interleaved(things, options.repeats)
+        found = interleaved(objects, options.repeats)
         size_bytes = sum(tensor.nbytes for tensor in loop.state().values())
     plain = found["no save"].median
     rows = [(name, f"{s.median:.3f}", s.spread, f"{s.median - plain:.3f}") for name, s in found.items()]

@@ -2,33 +2,39 @@
 
     python -m bench.step_cost [STEPS] [DEVICE]
 
-Default settings; the first step is counted. Prints one line of JSON per round: microseconds of CPU per step.
+Default settings; the first step is counted, the save at the end is not. Prints one line of JSON per round: microseconds
+of CPU per step, of a loop without an optimizer, and of one with a model of one weight and SGD, whose step a run counts.
 """
 
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 import unbroken
 
 
-def bare(steps: int, value: torch.Tensor) -> float:
+def bare(steps: int, work: Callable[[], object]) -> float:
     began = time.process_time()
     for _ in range(steps):
-        value.add_(1)
+        work()
     return time.process_time() - began
 
 
-def held(steps: int, value: torch.Tensor, directory: str) -> float:
-    with unbroken.Run(directory, settings=unbroken.Settings(console=False, audit="off")) as run:
-        began = time.process_time()
-        for _ in run.steps(steps):
-            value.add_(1)
+def held(steps: int, value: torch.Tensor, work: Callable[[], object], directory: str, **objects: object) -> float:
+    settings = unbroken.Settings(console=False, audit="off")
+    with unbroken.Run(directory, settings=settings, **objects) as run:
+        began = ended = time.process_time()
+        for step in run.steps(steps):
+            work()
             run.log(loss=value)
-        return time.process_time() - began
+            if step == steps - 1:
+                ended = time.process_time()
+        return ended - began
 
 
 def main() -> None:
@@ -36,10 +42,21 @@ def main() -> None:
     device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
     for number in range(3):
         value = torch.zeros((), device=device)
+        model = nn.Linear(1, 1, bias=False, device=device)
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def add(value: torch.Tensor = value) -> None:
+            value.add_(1)
+
+        row: dict[str, object] = {"round": number, "device": device, "steps": steps}
         with tempfile.TemporaryDirectory() as directory:
-            plain_s, run_s = bare(steps, value), held(steps, value, f"{directory}/run")
-        row = {"round": number, "device": device, "steps": steps}
-        print(json.dumps({**row, "bare_us": plain_s / steps * 1e6, "run_us": run_s / steps * 1e6}))
+            row["bare_us"] = bare(steps, add) / steps * 1e6
+            row["run_us"] = held(steps, value, add, f"{directory}/run") / steps * 1e6
+            row["bare_sgd_us"] = bare(steps, optimizer.step) / steps * 1e6
+            trained = held(steps, value, optimizer.step, f"{directory}/sgd", model=model, optimizer=optimizer)
+            row["run_sgd_us"] = trained / steps * 1e6
+        print(json.dumps({key: round(each, 1) if isinstance(each, float) else each for key, each in row.items()}))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
 """Tokens per CPU second from a folder of JSON lines to shards on disk, beside Hugging Face's own batch encoding.
 
     python -m bench.tokenize [REPEATS]
+    python -m bench.tokenize --processes [REPEATS]
 
 The text is the sources of Python's standard library, the tokenizer a byte-level BPE of up to 32,000 ids learned from
 part of it. Every measurement is a process of its own, one thread, CPU time as the kernel counts it; imports are
 not counted. Ours counts loading the tokenizer, reading, parsing, encoding, checking, digesting and writing; the loop
 beside it only parses, encodes and writes. Repeats are interleaved. Writes
 bench/results/tokenize.json.
+
+``--processes`` starts 1, 2 and 4 commands with one worker each at the same time on one output directory, and measures
+the time until the last one ends and the CPU seconds of all, imports included. Writes
+bench/results/tokenize_processes.json.
 """
 
+import hashlib
 import json
 import os
 import resource
@@ -16,14 +22,19 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from bench.measure import interleaved, write_results
 
 VOCABULARY = 32_000
 TRAINING_FILES = 700
 BATCH = 256
+PARTS = 16
+COUNTS = (1, 2, 4)
+SHARED_ROWS = 1200
 HUGGING_FACE = "Hugging Face encode_batch"
 OURS = "unbroken tokenize, reference"
 ACCELERATED = "unbroken tokenize, accelerated"
@@ -107,7 +118,68 @@ def measure(name: str, home: Path) -> float:
     return float(counts["tokens"] / counts["cpu_s"] / 1e6)
 
 
+def tokenize_together(home: Path, processes: int) -> tuple[float, float]:
+    """Seconds until the last of some commands ends, and the CPU seconds of all."""
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        command = [sys.executable, "-m", "unbroken", "tokenize", "--input-dir", str(home / "parts")]
+        command += ["--output-dir", f"{folder}/out", "--tokenizer-path", str(home / "tokenizer.json")]
+        command += ["--num-workers", "1", "--accelerator", "off", "--quiet"]
+        before, started = os.times(), time.monotonic()
+        running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(processes)]
+        if any(each.wait() for each in running):
+            raise SystemExit("a command failed")
+        took_s, after = time.monotonic() - started, os.times()
+        files = sorted(path for path in Path(folder, "out").rglob("*") if path.is_file())
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    known = home / "digest"
+    if known.exists() and known.read_text() != digest:
+        raise SystemExit("the files differ")
+    known.write_text(digest)
+    used = (after.children_user - before.children_user) + (after.children_system - before.children_system)
+    return took_s, used
+
+
+def measure_processes(repeats: int) -> None:
+    """1, 2 and 4 commands on one output directory, in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        make_text(home)
+        train_small(home)
+        rows = (home / "text" / "all.jsonl").read_text().splitlines(keepends=True)[:SHARED_ROWS]
+        for number in range(PARTS):
+            (home / "parts" / f"{number:02}").mkdir(parents=True)
+            (home / "parts" / f"{number:02}" / "a.jsonl").write_text("".join(rows[number::PARTS]))
+        rounds = [{count: tokenize_together(home, count) for count in COUNTS} for _ in range(repeats)]
+        text_bytes = sum(map(len, rows))
+    facts = {
+        str(count): {
+            "seconds": round(median(each[count][0] for each in rounds), 2),
+            "cpu_s": round(median(each[count][1] for each in rounds), 2),
+            "speedup": round(median(each[1][0] / each[count][0] for each in rounds), 2),
+            "cpu_ratio": round(median(each[count][1] / each[1][1] for each in rounds), 2),
+        }
+        for count in COUNTS
+    }
+    for name, each in facts.items():
+        cpu = f"CPU {each['cpu_s']} s, x {each['cpu_ratio']}"
+        print(f"{name} processes  {each['seconds']:>7} s  x {each['speedup']}  {cpu}")
+    settings = {"text_bytes": text_bytes, "units": PARTS, "repeats": repeats, "cores": len(os.sched_getaffinity(0))}
+    settings["load"] = round(os.getloadavg()[0])
+    schema = "unbroken.bench.tokenize-processes/1"
+    print(write_results("tokenize_processes", {"schema": schema, **settings, "processes": facts}))
+
+
+def train_small(home: Path) -> None:
+    """A tokenizer for ``measure_processes``; how good it is does not matter there."""
+    from unbroken.data.ingest.train_tokenizer import train_tokenizer
+
+    train_tokenizer(home / "learn", home / "tokenizer.json", vocab_size=4_000)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--processes"]:
+        measure_processes(int(sys.argv[2]) if len(sys.argv) > 2 else 3)
+        return
     if sys.argv[1:2] == ["--one"]:
         name, home = sys.argv[2], Path(sys.argv[3])
         is_ours = name != HUGGING_FACE
@@ -122,8 +194,8 @@ def main() -> None:
         make_text(home)
         trained = train_tokenizer(home / "learn", home / "tokenizer.json", vocab_size=VOCABULARY)
         text_bytes = (home / "text" / "all.jsonl").stat().st_size
-        things = {name: partial(measure, name, home) for name in (HUGGING_FACE, OURS, ACCELERATED)}
-        found = interleaved(things, repeats)
+        objects = {name: partial(measure, name, home) for name in (HUGGING_FACE, OURS, ACCELERATED)}
+        found = interleaved(objects, repeats)
     baseline = found[HUGGING_FACE].median
     facts = {
         name: {

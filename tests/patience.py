@@ -2,7 +2,7 @@
 
 Only a hang lasts this long. Tests never assert that something was quick, so a longer wait costs nothing
 when all is well; pytest's own limit (pyproject.toml) lies above it and shows where every thread stands.
-A mutation may well cause a hang: `tests/mutation/children.py` sets a shorter time for its tests.
+A mutation may well cause a hang: `tests/mutation` sets a shorter time for its tests.
 """
 
 import os

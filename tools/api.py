@@ -31,6 +31,7 @@ LAYOUT: dict[str, dict[str, str]] = {
     },
     "unbroken.exact": {"": "pin Reducer Lane Numerics lane_seed"},
     "unbroken.data": {
+        "Tokenize": "tokenize_with TokenizeRequest(command) TokenizeOptions TokenizeReport(is_new)",
         "Shards": "open_corpus open_text_corpus seal_shards Corpus Bucket Shard TokenizerIdentity",
         "Batches": "Stream(max_length,end,read) Phase Loader(ended,served) Batch Served",
         "For PyTorch's DataLoader": "SampleDataset SampleIterable",
@@ -41,6 +42,14 @@ LAYOUT: dict[str, dict[str, str]] = {
         "Export": "to_torch to_safetensors to_huggingface",
         "Model": "GPT(forward,extend,new_cache) initialize LossSum",
     },
+    "unbroken.frameworks.options": {"": "RunOptions() LoopOptions()"},
+    "unbroken.frameworks.accelerate": {
+        "": "attach Options() AcceleratorRun(step,epoch,batch,is_stopped,log,save,stop,epochs,batches)"
+    },
+    "unbroken.frameworks.transformers": {"": "Callback(is_stopped) resume"},
+    "unbroken.frameworks.lightning": {"": "Callback Stopped(reason)"},
+    "unbroken.frameworks.dcp": {"": "Checkpoints(step,path,is_stopping,step_done,reader,writer,close) Reader Writer"},
+    "unbroken.frameworks.deepspeed": {"": "Checkpoints(step,path,is_stopping,load,step_done,save,close)"},
     "unbroken.config": {
         "Read a config": "load from_preset preset PRESETS require_sound Resolved",
         "The config": (
@@ -354,7 +363,7 @@ def generated(root: Path = ROOT) -> str:
         for title, names in groups.items():
             parts += [f"### {title}\n"] if title else []
             for name, members in wanted(names).items():
-                node, below = definition(where[name], name, root)
+                node, below = definition(where.get(name, package), name, root)
                 parts += entry(package, name, node, members, below)
     return "\n".join([*parts, *_errors(root)])
 

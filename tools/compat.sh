@@ -16,9 +16,9 @@ tests=${COMPAT_TESTS:-tests/unit/store tests/unit/state tests/unit/loop tests/un
 minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 mkdir -p "$home" docs/measured/compat
 
-# What the tests use besides torch: as in constraints.txt, but for what needs a certain torch.
+# What the tests use besides torch: as in constraints.txt, but for what needs a certain torch, or torch a certain one of.
 packages() {
-    grep -vE '^(#|torch==|mypy|ruff|import-linter|grimp|lazy-importer|librt|ast_serialize)' constraints.txt
+    grep -vE '^(#|torch==|sympy==|mypy|ruff|import-linter|grimp|lazy-importer|librt|ast_serialize)' constraints.txt
 }
 
 for version in "$@"; do
@@ -27,16 +27,18 @@ for version in "$@"; do
         "$python" -m venv "$env"
         packages >"$env/packages.txt"
         "$env/bin/pip" install --quiet "torch==$version"
-        "$env/bin/pip" install --quiet -c "$env/packages.txt" \
+        # Named again: pip would rather replace torch than fail.
+        "$env/bin/pip" install --quiet -c "$env/packages.txt" "torch==$version" \
             click rich pyyaml xxhash numpy tokenizers zstandard pyarrow \
-            pytest pytest-timeout pytest-xdist hypothesis safetensors torchdata accelerate lightning transformers
+            pytest pytest-timeout pytest-xdist hypothesis safetensors torchdata accelerate lightning transformers datasets grain
         touch "$env/.ready"
     fi
     result=docs/measured/compat/torch-$version-py$minor.json
     echo "torch $version, Python $minor: $result"
     # A test that fails is a result, and the next version is to be tested all the same.
+    # Whole paths: some tests start the tool in a folder of their own.
     # shellcheck disable=SC2086
-    COMPAT_RESULT=$result COMPAT_TESTS=$tests OMP_NUM_THREADS=1 PYTHONPATH=src:. \
+    COMPAT_RESULT=$result COMPAT_TESTS=$tests OMP_NUM_THREADS=1 PYTHONPATH=$PWD/src:$PWD \
         "$env/bin/python" -m pytest -q -p no:cacheprovider -p tests.compat_plugin -n "${WORKERS:-2}" --tier quick \
         --tb=short -o console_output_style=classic $tests >"$env/log.txt" 2>&1 || true
     tail -n 1 "$env/log.txt"

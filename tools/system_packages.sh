@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Install the Debian packages that tests of crashes, power cuts and SLURM need: only as root, only on Debian, only what is
-# missing. Elsewhere those tests skip and name the package; with CI=true they fail in its place.
+# Install the Debian packages that tests of crashes, power cuts, SLURM and mirrors need: only as root, only on Debian,
+# only what is missing. Elsewhere those tests skip and name the package; with CI=true they fail in its place.
 set -euo pipefail
 
 # command it brings : package
 needed=(strace:strace mkfs.xfs:xfsprogs mkfs.ext4:e2fsprogs
     mkfs.exfat:exfatprogs mount.exfat-fuse:exfat-fuse
+    ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common radosgw:radosgw
     slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge faketime:faketime)
 
 missing=()

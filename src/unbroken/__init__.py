@@ -61,13 +61,11 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- any public name
     if sys.platform != SUPPORTED and name in __all__ and name != "errors":
-        from unbroken.errors import PlatformUnsupported, explain_in_traceback
+        from unbroken.errors import PlatformUnsupported
 
-        unsupported = PlatformUnsupported(platform=sys.platform)
-        explain_in_traceback(unsupported)
-        raise unsupported
+        raise PlatformUnsupported(platform=sys.platform)
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:

@@ -13,9 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
 
+# The blocks of disks have 512 or 4,096 bytes, pages at least 4,096.
+DIRECT_BYTES: Final = 4096
+
 
 class NodeKind(Enum):
-    """What a name in a directory stands for; links are never followed."""
+    """What a name in a directory is; links are never followed."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -68,6 +71,12 @@ class Disk(Protocol):
     def write(self, handle: int, data: memoryview) -> int:
         """Hand bytes to the kernel; returns how many it took, which may be fewer."""
 
+    def use_direct_io(self, handle: int, is_on: bool) -> None:
+        """Let bytes go past the page cache from now on, or not; EINVAL where the file system cannot.
+
+        Then offsets, lengths and the addresses of buffers must be multiples of ``DIRECT_BYTES``.
+        """
+
     def sync_file(self, handle: int) -> None:
         """Make the file's bytes durable."""
 
@@ -105,7 +114,7 @@ class Disk(Protocol):
         """The names in a directory, in any order."""
 
     def status(self, path: Path) -> Status:
-        """What stands at a path; a link is not followed."""
+        """What is at a path; a link is not followed."""
 
     def read_link(self, path: Path) -> str:
         """Where a symbolic link points."""
@@ -137,6 +146,13 @@ class LocalDisk:
 
     def write(self, handle: int, data: memoryview) -> int:
         return os.write(handle, data)
+
+    def use_direct_io(self, handle: int, is_on: bool) -> None:
+        # Imported here: on another system the error that says so comes first.
+        import fcntl
+
+        flags = fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | (os.O_DIRECT if is_on else 0))
 
     def sync_file(self, handle: int) -> None:
         os.fsync(handle)

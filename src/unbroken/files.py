@@ -6,14 +6,15 @@ swap a link, remove a tree) and promises their order of syncs. Nothing here know
 
 import contextlib
 import errno
+import mmap
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from unbroken.disk import Disk, LocalDisk, Node, NodeKind, Space, Status
-from unbroken.errors import StorageFailed
+from unbroken.disk import DIRECT_BYTES, Disk, LocalDisk, Node, NodeKind, Space, Status
+from unbroken.errors import StorageFailed, UnbrokenError
 from unbroken.quoting.log import logger
 
 _log = logger(__name__)
@@ -22,6 +23,19 @@ _log = logger(__name__)
 _LACKING: Final = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 _NO_DIRECTORY_SYNC: Final = _LACKING | {errno.EINVAL}
 _NO_LINKS: Final = _LACKING | {errno.EPERM}
+# Below this a read costs less than finding out what the file system can do.
+_WORTH_DIRECT_BYTES: Final = 1 << 20
+_NO_DIRECT: Final = _LACKING | {errno.EINVAL}
+
+
+def aligned_size(size_bytes: int) -> int:
+    """A size rounded up to what direct I/O reads and writes."""
+    return size_bytes + -size_bytes % DIRECT_BYTES
+
+
+def aligned_memory(size_bytes: int) -> memoryview:
+    """Memory that begins at a page, as direct I/O needs it."""
+    return memoryview(mmap.mmap(-1, max(size_bytes, DIRECT_BYTES)))
 
 
 @contextlib.contextmanager
@@ -29,7 +43,8 @@ def storage_errors(operation: str, path: Path) -> Iterator[None]:
     """Raise an ``OSError`` as ``StorageFailed``, with the operation and the path."""
     try:
         yield
-    except StorageFailed:
+    except UnbrokenError:
+        # Storage errors are OSErrors too, those of object stores among them.
         raise
     except OSError as refusal:
         cause = os.strerror(refusal.errno) if refusal.errno else str(refusal)
@@ -54,6 +69,36 @@ class Source:
         with storage_errors("read", self.path):
             while done < len(into) and (taken := self.disk.read_at(self.handle, offset + done, into[done:])):
                 done += taken
+        return done
+
+    def fill_direct(self, offset: int, size_bytes: int, into: memoryview) -> int:
+        """Fill an aligned buffer from an offset past the page cache; returns how many of ``size_bytes`` there were.
+
+        Where the file system cannot, or for a few bytes, through the cache.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with storage_errors("read", self.path):
+            if size_bytes < _WORTH_DIRECT_BYTES or offset % DIRECT_BYTES:
+                return self.fill(offset, into[:size_bytes])
+            try:
+                self.disk.use_direct_io(self.handle, True)
+                return min(size_bytes, self._fill_aligned(offset, into[: aligned_size(size_bytes)]))
+            except OSError as refusal:
+                if refusal.errno not in _NO_DIRECT:
+                    raise
+            self.disk.use_direct_io(self.handle, False)
+        return self.fill(offset, into[:size_bytes])
+
+    def _fill_aligned(self, offset: int, into: memoryview) -> int:
+        done = 0
+        # A number of bytes that is no multiple is the end of the file.
+        while done < len(into) and done % DIRECT_BYTES == 0:
+            taken = self.disk.read_at(self.handle, offset + done, into[done:])
+            if not taken:
+                break
+            done += taken
         return done
 
 
@@ -124,6 +169,11 @@ class Files:
     # What the file system was already found to lack: saying it once is enough.
     _lacking: set[str] = field(default_factory=set, repr=False, compare=False)
 
+    @property
+    def can_rename(self) -> bool:
+        """Whether what is there can be given another name; not in an object store."""
+        return True
+
     # ---- what a file system may lack, or do twice ----
 
     def _sync_names(self, directory: Path) -> None:
@@ -151,7 +201,7 @@ class Files:
             self.disk.rename(source, target)
         except FileNotFoundError:
             # A network file system may do it, lose the answer and ask again: then the source is gone because it is ours
-            # that stands at the target.
+            # that is at the target.
             if not self._is_same(target, moved):
                 raise
 
@@ -162,7 +212,7 @@ class Files:
     def _claim(self, beside: Path, path: Path, *, is_contested: bool) -> bool:
         """Give a finished file a name that must be free; says whether it was."""
         try:
-            # crash here: the name is absent, or stands for a whole file; a scratch file may be left.
+            # crash here: the name is absent, or names a whole file; a scratch file may be left.
             self.disk.link(beside, path)
         except FileExistsError:
             # Our own, if the request was repeated.
@@ -201,7 +251,7 @@ class Files:
         """Create a directory and the parents it lacks; ``durable`` makes their names outlive a power cut.
 
         Raises:
-            StorageFailed: the system refused, or something that is no directory stands in the way.
+            StorageFailed: the system refused, or something that is no directory is in the way.
         """
         with storage_errors("make a directory", path):
             missing = []
@@ -229,8 +279,13 @@ class Files:
         self.disk.list_directory(path)
         return True
 
-    def write_new(self, path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool = True) -> int:
+    def write_new(
+        self, path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool = True, is_direct: bool = False
+    ) -> int:
         """Write a file that must not exist yet and make its bytes durable, unless that is not asked; returns its size.
+
+        ``is_direct`` lets bytes go past the page cache as long as chunks are aligned to ``DIRECT_BYTES`` in memory and
+        length, where the file system can.
 
         A chunk is asked for only when the one before it has been written whole, so that a generator can reuse
         its buffer. The name itself is durable only after ``sync_directory``. A file that could not be finished is
@@ -243,15 +298,23 @@ class Files:
             handle = self.disk.create(path)
             try:
                 # crash here: a file with a prefix of its bytes, under a name no reader trusts yet.
-                return self._fill(handle, chunks, durable=durable)
+                return self._fill(handle, chunks, durable=durable, is_direct=is_direct)
             except BaseException:
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
                 raise
 
-    def _fill(self, handle: int, chunks: Iterable[memoryview | bytes], *, durable: bool) -> int:
+    def _fill(self, handle: int, chunks: Iterable[memoryview | bytes], *, durable: bool, is_direct: bool) -> int:
+        written = 0
         try:
-            written = sum(self._write_all(handle, memoryview(chunk).cast("B")) for chunk in chunks)
+            is_direct = is_direct and self._try_direct(handle)
+            for chunk in chunks:
+                data = memoryview(chunk).cast("B")
+                done = self._write_direct(handle, data) if is_direct else 0
+                if is_direct and done < len(data):
+                    self.disk.use_direct_io(handle, False)
+                    is_direct = False
+                written += done + self._write_all(handle, data[done:])
             # A failed sync is final: the kernel may have dropped the dirty pages and would report success the
             # second time. So it is never tried again on the same file.
             if durable:
@@ -263,6 +326,32 @@ class Files:
         # Network file systems report a full disk only here; the handle is gone either way.
         self.disk.close(handle)
         return written
+
+    def _try_direct(self, handle: int) -> bool:
+        try:
+            self.disk.use_direct_io(handle, True)
+        except OSError as refusal:
+            # Memory file systems and some network ones have no direct I/O.
+            if refusal.errno not in _NO_DIRECT:
+                raise
+            return False
+        return True
+
+    def _write_direct(self, handle: int, data: memoryview) -> int:
+        """Write what can go past the page cache; returns how much that was."""
+        done, whole = 0, len(data) - len(data) % DIRECT_BYTES
+        while done < whole and done % DIRECT_BYTES == 0:
+            try:
+                taken = self.disk.write(handle, data[done:whole])
+            except OSError as refusal:
+                # The file system wants another alignment than ours.
+                if refusal.errno != errno.EINVAL:
+                    raise
+                break
+            if taken <= 0:
+                break
+            done += taken
+        return done
 
     def _write_all(self, handle: int, data: memoryview) -> int:
         done = 0
@@ -384,7 +473,7 @@ class Files:
             self.disk.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove whatever stands at a path, a directory with all in it; links are removed, never followed.
+        """Remove whatever is at a path, a directory with all in it; links are removed, never followed.
 
         What is not there, or is being removed by somebody else at the same time, is no error.
 
@@ -401,10 +490,24 @@ class Files:
                 self.remove_tree(path / node.name)
             self.disk.remove_directory(path)
 
+    def remove_if_empty(self, path: Path) -> None:
+        """Remove a directory, unless there is something in it; no error if it is gone.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
+            try:
+                # crash here: an empty directory more or less.
+                self.disk.remove_directory(path)
+            except OSError as refusal:
+                if refusal.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
+
     # ---- reading ----
 
     def find(self, path: Path) -> Status | None:
-        """What stands at a path, or None.
+        """What is at a path, or None.
 
         Raises:
             StorageFailed: the system refused to say.
@@ -428,6 +531,19 @@ class Files:
         """
         with storage_errors("list", path):
             return sorted(self.disk.list_directory(path), key=lambda node: node.name)
+
+    def list_present(self, path: Path) -> list[Node]:
+        """The names in a directory, sorted; none if there is no such directory, or another process just removed it.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        try:
+            return self.list_directory(path)
+        except StorageFailed:
+            if self.find(path) is None:
+                return []
+            raise
 
     def read_link(self, path: Path) -> str | None:
         """Where a symbolic link points; None if there is no link.
@@ -492,7 +608,7 @@ class Files:
             try:
                 handle = self.disk.open_direct(path)
             except OSError as refusal:
-                if refusal.errno not in _LACKING | {errno.EINVAL}:
+                if refusal.errno not in _NO_DIRECT:
                     raise
                 return False
             self.disk.close(handle)

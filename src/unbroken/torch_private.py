@@ -51,6 +51,7 @@ __all__ = [
     "foreach_mul_",
     "foreach_sub",
     "holders",
+    "inductor_reads_environment",
     "is_fsdp_root",
     "is_wrapper_subclass",
     "lone_holders",
@@ -62,6 +63,7 @@ __all__ = [
     "set_timeout",
     "unsharded_parameter",
     "update_mixed_precision",
+    "watch_compiling",
     "worker_signals",
     "workers_of",
     "write_count",
@@ -250,6 +252,44 @@ def end_workers(loader: object) -> bool:
         end()
     held._iterator = None
     return True
+
+
+# ---- the compiler ----
+
+
+def inductor_reads_environment() -> bool:
+    """Whether inductor is deterministic by ``TORCHINDUCTOR_DETERMINISTIC=1`` alone, read when it is loaded.
+
+    Read in the source of torch 2.13; older versions are told by ``torch.use_deterministic_algorithms``.
+    """
+    return tuple(map(int, minor_version(torch.__version__).split("."))) >= (2, 13)
+
+
+def watch_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+    """Call functions before and after everything that is compiled; returns what ends that.
+
+    Where torch cannot tell, neither is called.
+    """
+    handler = _found("torch._dynamo.callback", "callback_handler")
+    known = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
+    if not all(callable(getattr(handler, name, None)) for name in known):
+        return lambda: None
+
+    # They are told what is compiled, in newer versions.
+    def begin(*_: object) -> None:
+        begins()
+
+    def end(*_: object) -> None:
+        ends()
+
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
+
+    def stop() -> None:
+        handler.remove_start_callback(begin)
+        handler.remove_end_callback(end)
+
+    return stop
 
 
 # ---- FSDP2 ----

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are the same number; 2 means: do not even flush the log.
 GOING_DOWN = 0x8004587D
 WITHOUT_LOG_FLUSH = 2
@@ -47,9 +49,20 @@ class PoweredDisk:
         """Unmount, waiting for what still holds the mount."""
         for _ in range(100):
             if _run("umount", str(self.mounted), check=False) == 0:
-                return
+                break
             time.sleep(0.02)
-        _run("umount", str(self.mounted))
+        else:
+            _run("umount", str(self.mounted))
+        # A process in a mount namespace of its own, of another test, holds it too: mounted again now, it would still be
+        # the file system that was shut down.
+        give_up_at = time.monotonic() + PATIENCE_S
+        while self._is_attached():
+            assert time.monotonic() < give_up_at, f"{self._image} is still mounted somewhere"
+            time.sleep(0.02)
+
+    def _is_attached(self) -> bool:
+        found = subprocess.run(["losetup", "-j", str(self._image)], check=True, capture_output=True, env={"PATH": PATH})
+        return bool(found.stdout.strip())
 
     def sync(self) -> None:
         """Make everything durable."""

@@ -11,8 +11,11 @@ import pytest
 import unbroken
 from tests.crash.scenes import ROOT, SCENES
 from tests.crash.test_batch_results import answers, with_old_answers
+from tests.crash.test_compiled_code import makes_a_folder, unpacks_and_keeps, with_old_ones
 from tests.crash.test_copied_checkpoint import copies_it, with_a_checkpoint
 from tests.crash.test_demo_folder import prepares, with_an_earlier_demo
+from tests.crash.test_direct import keeps_records, saves, with_two
+from tests.crash.test_direct import with_a_checkpoint as direct_checkpoint
 from tests.crash.test_disk_speed import measures, with_a_leftover
 from tests.crash.test_doctor import examines, keeps_a_result, with_leftovers
 from tests.crash.test_drills import DAMAGES, a_folder, damages, two_checkpoints, writes_a_drill
@@ -20,7 +23,22 @@ from tests.crash.test_emergency import SCENES as EMERGENCIES
 from tests.crash.test_emergency import with_an_older_dump
 from tests.crash.test_export import a_place, exports, replaces, with_exports
 from tests.crash.test_file_systems import acquire_without_links
+from tests.crash.test_framework_folders import links_anew, publishes, saves_by_dcp, with_an_earlier_one, with_two_links
 from tests.crash.test_lease import _acquire, _release, _renew, _run_with
+from tests.crash.test_mirror import (
+    brings_back,
+    damaged,
+    mirrors_everything,
+    refreshes,
+    repairs,
+    stale,
+    tidies,
+    wiped,
+    with_a_ledger,
+    with_an_empty_mirror,
+    with_leavings,
+)
+from tests.crash.test_mirror import two_checkpoints as mirrored_never
 from tests.crash.test_outcome_file import a_machine, tells_its_launcher
 from tests.crash.test_payload import saves_the_second, with_the_first
 from tests.crash.test_plan import a_cache_with_scratch, opens_a_plan
@@ -28,7 +46,7 @@ from tests.crash.test_records import ACTIONS, fresh
 from tests.crash.test_sequence_digests import takes_digests, with_scratch
 from tests.crash.test_shards import with_the_old_one, writes_the_new_one
 from tests.crash.test_tokenize import SCENES as TOKENIZING
-from tests.crash.test_tokenize import drops_the_engine, nothing_yet, trains
+from tests.crash.test_tokenize import discards, drops_the_engine, nothing_yet, trains, with_drafts
 from tests.crash.test_trainer_records import a_run, accepts_a_value, keeps_its_records, with_its_records
 from unbroken.disk import Disk
 from unbroken.files import Files
@@ -98,8 +116,10 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found.append((with_scratch(), takes_digests))
     found += [(fresh(), action) for fresh, action in TOKENIZING.values()]
     found += [(nothing_yet(), action) for action in (drops_the_engine, trains)]
+    found.append((with_drafts(), discards))
     found.append((with_a_leftover(), measures))
     found += [(with_leftovers(), action) for action in (examines, keeps_a_result)]
+    found += [(with_old_ones(), action) for action in (unpacks_and_keeps, makes_a_folder)]
     found.append((a_place(), exports))
     found.append((with_exports(), replaces))
     found.append((with_old_answers(), answers))
@@ -108,6 +128,12 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found.append((a_folder(), writes_a_drill))
     found += [(two_checkpoints(), damages(kind)) for kind in DAMAGES]
     found += [(with_an_older_dump(), action) for action in EMERGENCIES]
+    found += [(with_an_empty_mirror(), mirrors_everything), (mirrored_never(), mirrors_everything)]
+    found += [(with_a_ledger(), mirrors_everything), (wiped(), brings_back), (damaged(), repairs)]
+    found.append((with_leavings(), tidies))
+    found += [(with_an_earlier_one(), publishes), (with_an_earlier_one(), saves_by_dcp), (with_two_links(), links_anew)]
+    found.append((stale(), refreshes))
+    found += [(direct_checkpoint(), saves), (with_two(), keeps_records)]
     return found
 
 

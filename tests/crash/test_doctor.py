@@ -7,14 +7,14 @@ import pytest
 
 from unbroken.disk import Disk
 from unbroken.doctor.file_system import PREFIX, Surroundings, examine
-from unbroken.doctor.self_test_process import Combination, Report, find_kept, keep
+from unbroken.doctor.self_test_process import Combination, SelfTestReport, find_kept, keep
 from unbroken.files import Files
 from unbroken.testing import ERRORS, Kill, MemoryDisk, crash_points, tree
 
 ROOT = Path("/runs")
 CACHE = Path("/home/.cache/unbroken")
 KEPT = ROOT / f"{PREFIX}notes"
-REPORT = Report({"torch": "2.13.0"}, (Combination("sharded", "bfloat16", "exact"),))
+REPORT = SelfTestReport({"torch": "2.13.0"}, (Combination("sharded", "bfloat16", "exact"),))
 _HOUR_NS = 3600 * 10**9
 
 

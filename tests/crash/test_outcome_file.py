@@ -31,7 +31,7 @@ def tells_its_launcher(disk: Disk) -> None:
 def test_the_launcher_reads_a_whole_outcome_or_none() -> None:
     seen = set()
     for trial in crash_points(a_machine, tells_its_launcher, (*KILLS, *ERRORS)):
-        found = job_files.read_outcome(TEMPORARY / "unbroken-token/outcome.json", files=Files(trial.disk))
+        found = job_files.read_job_outcome(TEMPORARY / "unbroken-token/outcome.json", files=Files(trial.disk))
         assert found in (None, RUNNING, ENDED), str(trial)
         assert found == ENDED or not trial.is_finished, str(trial)
         seen.add(found)

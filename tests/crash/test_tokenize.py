@@ -5,6 +5,7 @@ First over a disk in memory, cut short at each of its operations; then as real p
 
 import atexit
 import functools
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,18 @@ from tests.unit.data.texts import DOCUMENTS, lines
 from tests.unit.data.texts import tree as files_below
 from unbroken.data.corpus.folders import UNFINISHED
 from unbroken.data.corpus.listing import LISTING
+from unbroken.data.ingest.claims import Participant
+from unbroken.data.ingest.encoders import ByteEncoder
+from unbroken.data.ingest.planning import change_plan
 from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
 from unbroken.data.ingest.tokenize import tokenize
+from unbroken.data.ingest.tokenize_unit import UnitContext, discard_drafts, tokenize_unit
 from unbroken.data.ingest.train_tokenizer import train_tokenizer
-from unbroken.data.ingest.work_folder import UnitRecord, WorkFolder
+from unbroken.data.ingest.work_folder import TokenizePlan, UnitRecord, WorkFolder
 from unbroken.disk import Disk
 from unbroken.errors import BadDocuments, StorageFailed
 from unbroken.files import Files
+from unbroken.records.lease import Holder
 from unbroken.testing import ERRORS, KILLS, MemoryDisk, crash_points, crash_states, tree
 
 OUTPUT = Path("/data/out")
@@ -57,7 +64,25 @@ def text(kind: str) -> Path:
 
 def run(disk: Disk, kind: str, *, add: bool = False) -> object:
     asked = TokenizeRequest(text(kind), OUTPUT, "bytes", options=OPTIONS, add=add)
-    return tokenize(asked, files=Files(disk))
+    return tokenize(asked, files=Files(disk), who=another_process())
+
+
+_PIDS = itertools.count(1)
+
+
+def another_process() -> Participant:
+    """A process that sees of every other one that it is gone."""
+    pid = next(_PIDS)
+    return Participant(
+        Holder("host", pid, "then", "here"),
+        process_of=lambda holder: "then" if holder.pid == pid else "",
+        new_name=lambda: f"p{pid:07}x{next(_PIDS):07}",
+        wait=_never,
+    )
+
+
+def _never(seconds: float) -> None:
+    raise AssertionError("nobody is left to wait for")
 
 
 def nothing_yet() -> MemoryDisk:
@@ -75,13 +100,13 @@ def stopped_at_a_bad_line() -> MemoryDisk:
     disk = nothing_yet()
     with pytest.raises(BadDocuments):
         run(disk, "bad")
-    # A record of a unit that the repaired text will be cut otherwise than, and a shard of it.
+    # A record of a unit that the repaired text will be cut otherwise than, and a draft of it.
     work = WorkFolder(Files(disk), OUTPUT)
     plan = work.plan()
     assert plan is not None
     work.record(plan, 1, UnitRecord("reference", {}, []))
     Files(disk).make_directory(OUTPUT / "train" / "web")
-    Files(disk).write_new(OUTPUT / "train" / "web" / "00000-007.bin", [b"old"])
+    Files(disk).write_new(OUTPUT / "train" / "web" / ".draft-old-00000-007.bin", [b"old"])
     disk.sync_all()
     return disk
 
@@ -109,7 +134,42 @@ def drops_the_engine(disk: Disk) -> None:
     plan = other.plan()
     assert plan is not None
     work.begin(plan, tokenizer=b"{}", command="unbroken tokenize --help", scratch=".begin")
-    work.drop_engine(plan, "a zebra")
+    work.record(plan, 0, UnitRecord("reference", {}, []))
+    work.forget(plan, 1)
+    change_plan(work, plan, replace(plan, engine_dropped="a zebra"), by="me")
+
+
+def with_drafts() -> MemoryDisk:
+    """A tokenization of which a slow attempt at the first unit was overtaken."""
+    disk = stopped_at_a_bad_line()
+    work, plan = _begun(disk)
+    tokenize_unit(_context(work), plan.units[0], "slow")
+    disk.sync_all()
+    return disk
+
+
+def discards(disk: Disk) -> None:
+    work, plan = _begun(disk)
+    discard_drafts(_context(work), plan.units[0], "slow")
+
+
+def _begun(disk: Disk) -> tuple[WorkFolder, TokenizePlan]:
+    work = WorkFolder(Files(disk), OUTPUT)
+    plan = work.plan()
+    assert plan is not None
+    return work, plan
+
+
+def _context(work: WorkFolder) -> UnitContext:
+    return UnitContext(work.files, text("bad"), OUTPUT, OPTIONS, ByteEncoder(), "unbroken tokenize")
+
+
+def test_drafts_that_are_discarded_leave_no_trace_whenever_that_is_interrupted() -> None:
+    expected = _expected(SCENES["after a repair"])
+    for trial in crash_points(with_drafts, discards, KILLS):
+        for words, disk in (("as it was", trial.disk), *crash_states(trial.disk)):
+            tokenizes(disk)
+            assert tree(disk) == expected, f"{trial}, {words}"
 
 
 def trains(disk: Disk) -> object:

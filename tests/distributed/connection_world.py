@@ -7,12 +7,15 @@ import signal
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Literal
 
+import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
+from unbroken import connection, torch_private
 from unbroken.connection import init_gloo
 from unbroken.errors import NoConnection, PeerLost
 from unbroken.world import World
@@ -91,10 +94,25 @@ def accept_and_close(listening: socket.socket) -> None:
             connection.recv(1)
 
 
+def keep_timeouts() -> None:
+    """Be as torch before 2.13, in which a gloo group keeps the timeout that it was made with."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(torch_private, "can_set_timeout", lambda: False)
+    patch.setattr(torch_private, "set_timeout", lambda group, timeout_s: None)
+
+
 def connect(
-    folder: str, fault: Fault, misled: tuple[int, ...], attempts: int, timeout_s: float, is_default: bool
+    folder: str,
+    fault: Fault,
+    misled: tuple[int, ...],
+    attempts: int,
+    timeout_s: float,
+    is_default: bool,
+    keeps_timeout: bool = False,
 ) -> object:
     """Connect while some ranks are misled in the first attempts; what a world over that connection says then."""
+    if keeps_timeout:
+        keep_timeouts()
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     store = Misleading(FileStore(str(Path(folder) / "store"), size))
@@ -113,3 +131,17 @@ def connect(
     answers = world.all_gather(rank)
     dist.barrier()
     return answers, store.times
+
+
+def exchange_late(folder: str, keeps_timeout: bool) -> str:
+    """Connect within two seconds and exchange after three; the timeout of an exchange is a minute."""
+    if keeps_timeout:
+        keep_timeouts()
+    pytest.MonkeyPatch().setattr(connection, "_INIT_S", 2.0)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    init_gloo(FileStore(str(Path(folder) / "store"), size), rank, size, 60.0)
+    if rank == 1:
+        time.sleep(3)
+    dist.barrier()
+    return "exchanged"

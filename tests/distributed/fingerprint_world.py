@@ -1,15 +1,8 @@
-"""One rank of a world that shards known tensors in many ways and says what their fingerprints are.
+"""What a rank runs that shards known tensors in many ways and says what their fingerprints are."""
 
-python -m tests.distributed.fingerprint_world RANK SIZE RENDEZVOUS ANSWER
-"""
-
-import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -94,7 +87,9 @@ def old_style(world: World) -> dict[str, torch.Tensor]:
     return made
 
 
-def answers(world: World) -> dict[str, dict[str, str]]:
+def answers() -> dict[str, dict[str, str]]:
+    """The fingerprints of each way, the same on every rank."""
+    world = World.current()
     mesh = init_device_mesh("cpu", (world.size,))
     found = {"plain": fingerprints(known(), world)}
     for label, placements in PLACEMENTS.items():
@@ -111,15 +106,3 @@ def answers(world: World) -> dict[str, dict[str, str]]:
     found["own"] = fingerprints({**known(), name: torch.arange(world.rank + 3)}, world, own={name})
     found["flipped"] = fingerprints(flipped(world, mesh), world)
     return found
-
-
-def main() -> None:
-    rank, size, rendezvous, answer = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    answer.write_text(json.dumps(answers(World.current())))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -143,11 +143,11 @@ class _Functional(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        told = func(*args, **(kwargs or {}))
+        results = func(*args, **(kwargs or {}))
         # The wait for a collective hands on what was counted with it.
         if func.namespace in ("_c10d_functional", "_dtensor") and "wait" not in func.name():
-            self._note(func.name(), [told])
-        return told
+            self._note(func.name(), [results])
+        return results
 
 
 @contextlib.contextmanager
@@ -188,7 +188,7 @@ def counted() -> Iterator[list[Moved]]:
 
 def save_counted(root: str, wraps: tuple[str, ...], device: str = "cpu", width: int = WIDTH) -> dict[str, Any]:
     """Train under each wrap and count while the last state is saved."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for wrap in wraps:
         model = built(wrap, device=device, width=width)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -205,15 +205,15 @@ def save_counted(root: str, wraps: tuple[str, ...], device: str = "cpu", width: 
                     if step == STEPS - 1:
                         # From here to the end of the run nothing but its last checkpoint needs the other ranks.
                         moved = counting.enter_context(counted())
-        told[wrap] = {"moved": moved, "weights": weights(model), "moments": moments(model, optimizer)}
+        results[wrap] = {"moved": moved, "weights": weights(model), "moments": moments(model, optimizer)}
         state = Path(directory) / "checkpoints/final/state"
-        told[wrap]["parts"] = [path.stat().st_size for path in sorted(state.glob("*.distcp"))]
-    return told
+        results[wrap]["parts"] = [path.stat().st_size for path in sorted(state.glob("*.distcp"))]
+    return results
 
 
 def load_counted(root: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     """Load each source into fresh objects of the wrap it is paired with, and count meanwhile."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for source, wrap in pairs:
         model = zeroed(built(wrap))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
@@ -224,8 +224,8 @@ def load_counted(root: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, Any
         ):
             step = run.step
         found = {"step": step, "moved": moved, "weights": weights(model), "moments": moments(model, optimizer)}
-        told[f"{source} as {wrap}"] = found
-    return told
+        results[f"{source} as {wrap}"] = found
+    return results
 
 
 def gather_counted() -> list[Moved]:
@@ -249,14 +249,14 @@ def export(directory: str, wraps: tuple[str, ...], device: str = "cpu", width: i
     if is_cuda:
         # All ranks share the one device.
         torch.cuda.set_device(0)
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for wrap in wraps:
         model = cast("FullyShardedDataParallel", zeroed(built(wrap, device=device, width=width)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
         with unbroken.Run(directory, settings=unbroken.Settings(audit="off"), model=model, optimizer=optimizer) as run:
             assert run.step == STEPS
-        told[wrap] = _exported(model, is_cuda=is_cuda)
-    return told
+        results[wrap] = _exported(model, is_cuda=is_cuda)
+    return results
 
 
 def _exported(model: FullyShardedDataParallel, *, is_cuda: bool) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class Loop:
     def run(self, directory: str, save_steps: int | None = None) -> unbroken.Run:
         """A run over it that nobody has entered yet."""
         chosen = unbroken.Settings(audit="off", save_steps=save_steps)
-        things = {"model": self.model, "optimizer": self.optimizer}
-        return unbroken.Run(directory, settings=chosen, process_group=self.group, **things)
+        objects = {"model": self.model, "optimizer": self.optimizer}
+        return unbroken.Run(directory, settings=chosen, process_group=self.group, **objects)
 
     def train(self, run: unbroken.Run, total: int, fails_at: int | None = None) -> list[int]:
         """The steps that one entry makes."""

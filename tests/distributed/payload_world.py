@@ -1,13 +1,9 @@
 """One rank of four, which make up worlds of one to four among them and save, load and reshard in each.
 
-    python -m tests.distributed.payload_world RANK RENDEZVOUS_FILE DIRECTORY
-
-Every check is a function that all four ranks call at the same time; what came of it goes to ``DIRECTORY/RANK.json``.
+Every check is a function that all four ranks call at the same time; what came of it goes to ``RANK.json``.
 """
 
-import datetime
 import json
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +21,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, S
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.patience import PATIENCE_S
 from tests.unit.state.payloads import load, random_bits, same_bits, save
 from unbroken import errors
+from unbroken.state.host_copy import as_bits
 from unbroken.state.pieces import plan_save
-from unbroken.state.stage import as_bits
 from unbroken.store.directory import Store
 from unbroken.world import Link, World
 
@@ -370,15 +365,9 @@ def damage_that_one_rank_meets_stops_all(scene: Scene) -> None:
         assert met.findings[0].startswith("state/__2_0.distcp: bytes 0 to ")
 
 
-def main() -> None:
-    rank, rendezvous, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=RANKS,
-        timeout=datetime.timedelta(seconds=PATIENCE_S),
-    )
+def run_checks(folder: str) -> None:
+    """Go through all checks; to be called by four ranks."""
+    root, rank = Path(folder), dist.get_rank()
     sizes = range(1, RANKS + 1)
     groups = {size: dist.new_group(list(range(size))) for size in sizes}
     worlds = {size: World(rank, size, Link(groups[size]) if size > 1 else None) for size in sizes}
@@ -394,8 +383,3 @@ def main() -> None:
         # Written after every check: a rank that hangs or dies in one has told of those before.
         (root / f"{rank}.json").write_text(json.dumps(found))
         dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -38,7 +38,7 @@ def save_each(root: str, wraps: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 def load_each(root: str, sources: tuple[tuple[str, int], ...], wraps: tuple[str, ...]) -> dict[str, Any]:
     """Load every source into fresh objects of each wrapper, whose optimizer never made a step."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for source, size in sources:
         for wrap in wraps:
             model = wrapped(wrap, has_norm=False)
@@ -48,10 +48,10 @@ def load_each(root: str, sources: tuple[tuple[str, int], ...], wraps: tuple[str,
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
             scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
             assert not optimizer.state
-            things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+            objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
             settings = unbroken.Settings(audit="off")
-            with unbroken.Run(place(root, source, size), settings=settings, **things) as run:
-                told[f"{source} {size} as {wrap}"] = {
+            with unbroken.Run(place(root, source, size), settings=settings, **objects) as run:
+                results[f"{source} {size} as {wrap}"] = {
                     "step": run.step,
                     "weights": weights(model),
                     "moments": moments(model, optimizer),
@@ -59,8 +59,8 @@ def load_each(root: str, sources: tuple[tuple[str, int], ...], wraps: tuple[str,
                     "learning": [group["lr"] for group in optimizer.param_groups],
                 }
                 if wrap == "fsdp1":
-                    told[f"{source} {size} exported"] = export_whole(cast("FullyShardedDataParallel", model))
-    return told
+                    results[f"{source} {size} exported"] = export_whole(cast("FullyShardedDataParallel", model))
+    return results
 
 
 def export_whole(model: FullyShardedDataParallel) -> dict[str, str]:
@@ -80,17 +80,17 @@ def load_stock(directory: str, wrap: str) -> dict[str, Any]:
     state = Path(directory) / "checkpoints/final/state"
     into: dict[str, Any] = {"model": get_model_state_dict(model)}
     load(into, checkpoint_id=state)
-    told: dict[str, Any] = {"loaded": weights(model), "files": len(list(state.glob("*.distcp")))}
+    results: dict[str, Any] = {"loaded": weights(model), "files": len(list(state.glob("*.distcp")))}
     if dist.get_rank() == 0:
         out = Path(directory) / "whole.pt"
         dcp_to_torch_save(state, out)
         saved = torch.load(out, weights_only=True)["model"]
-        told["converted"] = {name: digest(value) for name, value in saved.items()}
+        results["converted"] = {name: digest(value) for name, value in saved.items()}
         convert = ("-m", "torch.distributed.checkpoint.format_utils", "dcp_to_torch", str(state), str(out))
         subprocess.run([sys.executable, *convert], check=True)
         again = torch.load(out, weights_only=True)["model"]
-        told["converted by the command"] = {name: digest(value) for name, value in again.items()}
+        results["converted by the command"] = {name: digest(value) for name, value in again.items()}
         bare = wrapped("bare", has_norm=False)
         bare.load_state_dict(saved, strict=True)
     dist.barrier()
-    return told
+    return results

@@ -13,5 +13,5 @@ def listen_and_train(job: Job, addresses: tuple[str, ...]) -> dict[str, Any]:
     """Train as the first process of a node that listens to the notices of its own machine."""
     os.environ |= {"LOCAL_RANK": "0", "UNBROKEN_SPOT": "aws", "UNBROKEN_SPOT_ADDRESS": addresses[dist.get_rank()]}
     with loopback_only() as went:
-        told = train(job)
-    return told | {"went": went}
+        results = train(job)
+    return results | {"went": went}

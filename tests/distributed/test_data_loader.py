@@ -19,14 +19,14 @@ def test_worlds_that_change_read_every_sample_once_and_agree_on_what_was_served(
     for world, global_batch, lane, steps in ((3, 8, 2, 4), (2, 6, 3, 5), (1, 8, 2, 2), (3, 8, 2, 3)):
         ended = spawn(world, read_steps, str(tmp_path), state, global_batch, lane, steps)
         assert all(each.is_good for each in ended), logs(ended)
-        told = [each.value for each in ended]
-        assert all(each["state"] == told[0]["state"] and each["agrees"] for each in told)
-        for rank, each in enumerate(told):
+        results = [each.value for each in ended]
+        assert all(each["state"] == results[0]["state"] and each["agrees"] for each in results)
+        for rank, each in enumerate(results):
             assert all(lane_number % world == rank for _, lane_number, _, _ in each["read"])
             for _, _, samples, tokens in each["read"]:
                 assert not found.keys() & set(samples)
                 found |= dict(zip(samples, tokens, strict=True))
-        state = told[0]["state"]
+        state = results[0]["state"]
         assert state is not None and state["position"] == len(found) == state["served"]["samples"]
     assert found == dict(enumerate(open_stream(tmp_path, epochs=3).read(range(len(found))).tokens.tolist()))
 

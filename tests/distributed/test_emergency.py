@@ -21,7 +21,7 @@ from unbroken.errors import PeerLost
 from unbroken.loop.emergency import Emergency
 from unbroken.state import payload
 from unbroken.state.stage import Staged
-from unbroken.store.commit import Draft
+from unbroken.store.commit import PartWriter
 from unbroken.store.dumps import read_pointers
 from unbroken.testing.worlds import Ended, logs, spawn, start
 
@@ -61,9 +61,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 def test_a_signal_without_time_for_a_save_dumps_on_every_rank_and_the_next_job_resumes_exactly(
     tmp_path: Path, whole: dict[str, list[dict[str, Any]]], wrap: str
 ) -> None:
-    told = good(spawn(3, train, emergency(tmp_path, wrap=wrap, victims=(1,), at_step=3, what="SIGTERM")))
-    (step,) = {each["step"] for each in told}
-    assert all(each["is_stopped"] for each in told)
+    results = good(spawn(3, train, emergency(tmp_path, wrap=wrap, victims=(1,), at_step=3, what="SIGTERM")))
+    (step,) = {each["step"] for each in results}
+    assert all(each["is_stopped"] for each in results)
     # Nothing was committed: that there is a checkpoint is found out by the next job.
     assert steps_kept(tmp_path / "run") == set()
     assert dumps(tmp_path) == [(rank, step) for rank in ALL]
@@ -82,7 +82,7 @@ def _leave_while_a_save_is_written(job: Job) -> dict[str, Any]:
     """The second rank never gets to the end of its part; the first leaves once that has broken its own save."""
     write, leave = payload.write, Emergency.leave
 
-    def stuck(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> payload.Written:
+    def stuck(staged: Staged, draft: PartWriter, rank: int, *, files: int | None = None) -> payload.Written:
         time.sleep(600)
         return write(staged, draft, rank, files=files)
 
@@ -111,8 +111,8 @@ def test_a_save_given_up_because_the_ranks_leave_is_no_failed_save(tmp_path: Pat
 @pytest.mark.promise("M11")
 def test_dumps_are_resharded_as_a_save_would_be(tmp_path: Path) -> None:
     shape: dict[str, Any] = {"wrap": "fsdp", "has_data": False, "is_alike": True, "is_dropping": False}
-    told = good(spawn(3, train, emergency(tmp_path, **shape, victims=ALL, at_step=3, what="SIGTERM")))
-    step = told[0]["step"]
+    results = good(spawn(3, train, emergency(tmp_path, **shape, victims=ALL, at_step=3, what="SIGTERM")))
+    step = results[0]["step"]
     ordinary = tmp_path / "ordinary"
     good(spawn(3, train, Job(str(ordinary / "run"), save_steps=None, total=step, **shape)))
     went_on = good(spawn(2, train, emergency(tmp_path, **shape)))
@@ -178,8 +178,8 @@ def test_a_deadline_that_is_far_away_lets_no_rank_leave_while_it_waits_for_anoth
     monkeypatch.setenv("UNBROKEN_MAX_RUNTIME", "36000")
     # A window of which the deadline has already taken half: only a request to end would make that a hurry.
     job = emergency(tmp_path, wrap="plain", grace_seconds=80_000.0, victims=(1,), at_step=3, what="slow")
-    told = good(spawn(2, train, job))
-    assert [(each["step"], each["is_stopped"]) for each in told] == [(8, False)] * 2
+    results = good(spawn(2, train, job))
+    assert [(each["step"], each["is_stopped"]) for each in results] == [(8, False)] * 2
     assert dumps(tmp_path) == []
 
 

@@ -18,7 +18,7 @@ from unbroken.records.journal import History, read_history
 from unbroken.records.layout import Layout
 from unbroken.records.outcome import Outcome, read_outcome
 from unbroken.records.stop import request_stop
-from unbroken.state import save
+from unbroken.state import destination
 from unbroken.store import sweep
 from unbroken.store.directory import Store
 from unbroken.store.scan import scan
@@ -82,10 +82,10 @@ def test_a_signal_to_any_rank_stops_all_at_the_same_step(
 ) -> None:
     run = tmp_path / "run"
     job = Job(str(run), save_steps=None, total=40, victims=victims, at_step=3, what=number)
-    told = good(spawn(size, train, job))
-    steps = {each["step"] for each in told}
+    results = good(spawn(size, train, job))
+    steps = {each["step"] for each in results}
     assert len(steps) == 1 and steps <= {4, 5}
-    assert all(each["is_stopped"] for each in told)
+    assert all(each["is_stopped"] for each in results)
     (step,) = steps
     names = scan(Store(Layout(run).checkpoints)).committed
     assert list(names) == [f"checkpoint-{step}-shutdown"]
@@ -114,12 +114,12 @@ def test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step(tmp_pa
             assert not ranks.is_over(), logs(ranks.wait())
             time.sleep(0.01)
         request_stop(Layout(run), job=1, by="a test", scratch=".scratch-stop")
-        told = good(ranks.wait(60))
-    assert len({each["step"] for each in told}) == 1 and told[0]["is_stopped"]
-    assert list(scan(Store(Layout(run).checkpoints)).committed) == [f"checkpoint-{told[0]['step']}-shutdown"]
+        results = good(ranks.wait(60))
+    assert len({each["step"] for each in results}) == 1 and results[0]["is_stopped"]
+    assert list(scan(Store(Layout(run).checkpoints)).committed) == [f"checkpoint-{results[0]['step']}-shutdown"]
     assert not Layout(run).stop_request.exists()
     assert "stop requested" in outcome(run).reason
-    assert told[0]["reads"] > 1 and [each["reads"] for each in told[1:]] == [0, 0]
+    assert results[0]["reads"] > 1 and [each["reads"] for each in results[1:]] == [0, 0]
 
 
 # ---- saves that fail ----
@@ -144,8 +144,8 @@ def test_a_save_that_one_rank_cannot_write_is_reported_and_training_continues(
     tmp_path: Path, undisturbed: list[dict[str, Any]], what: str, victim: int, at: int, kind: str
 ) -> None:
     run = tmp_path / "run"
-    told = good(spawn(2, train, Job(str(run), victims=(victim,), at_step=at, what=what)))
-    assert [exact(each) for each in told] == [exact(each) for each in undisturbed]
+    results = good(spawn(2, train, Job(str(run), victims=(victim,), at_step=at, what=what)))
+    assert [exact(each) for each in results] == [exact(each) for each in undisturbed]
     failed = history(run).of_kind("save-failed")
     assert [fact.values["step"] for fact in failed] == [4]
     # The first rank writes the journal: it tells its own error, or whose it is.
@@ -209,8 +209,8 @@ def test_a_second_world_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
         told_by(spawn(2, train, Job(str(run))), "run-held", rank=0)
         assert not first.is_over()
         first.send(signal.SIGTERM)
-        told = good(first.wait(60))
-    assert told[0]["is_stopped"]
+        results = good(first.wait(60))
+    assert results[0]["is_stopped"]
 
 
 def test_what_one_rank_hands_over_and_cannot_be_saved_ends_all(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_a_part_that_one_rank_needs_and_finds_damaged_is_quarantined_once_by_all
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    told = good(spawn(2, train, Job(str(run), wrap="fsdp", total=6)))
-    assert [each["resumed_from"] for each in told] == [str(store.path("checkpoint-2"))] * 2
-    assert [exact(each) for each in told] == [exact(each) for each in whole]
+    results = good(spawn(2, train, Job(str(run), wrap="fsdp", total=6)))
+    assert [each["resumed_from"] for each in results] == [str(store.path("checkpoint-2"))] * 2
+    assert [exact(each) for each in results] == [exact(each) for each in whole]
     passed = history(run).of_kind("checkpoint-skipped")
     assert [fact.values["name"] for fact in passed] == ["final"]
     assert "state/__1_0.distcp" in passed[0].values["reason"]
@@ -265,8 +265,8 @@ def test_a_record_of_one_rank_that_is_damaged_sets_the_checkpoint_aside_for_all(
     store = Store(Layout(run).checkpoints)
     record = store.path("final") / "ranks/rank-00001.json"
     record.write_text(json.dumps({"schema": "unbroken.rank-state/2", "rank": 1, "values": {}}))
-    told = good(spawn(2, train, Job(str(run), total=6)))
-    assert {each["resumed_from"] for each in told} == {str(store.path("checkpoint-2"))}
+    results = good(spawn(2, train, Job(str(run), total=6)))
+    assert {each["resumed_from"] for each in results} == {str(store.path("checkpoint-2"))}
 
 
 def test_a_run_that_another_job_has_taken_ends_on_all_ranks(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def _lose_a_rank_after_the_commit(job: Job) -> object:
         return settle(*args, **options)  # type: ignore[arg-type]
 
     if dist.get_rank() == 0:
-        setattr(save, "settle", settle_and_kill)  # noqa: B010 - the name in the module that calls it
+        setattr(destination, "settle", settle_and_kill)  # noqa: B010 - the name in the module that calls it
     return train(job)
 
 

@@ -29,14 +29,14 @@ def _resumes(folder: str) -> list[torch.Tensor]:
 
 @pytest.mark.promise("M1")
 def test_a_numbered_optimizer_is_sharded_as_its_parameters_are(tmp_path: Path) -> None:
-    things = tiny()
-    learn(things)
-    torch.save(things["model"].state_dict(), tmp_path / "model_000100.pt")
-    torch.save(things["optimizer"].state_dict(), tmp_path / "optim_000100_rank0.pt")
+    objects = tiny()
+    learn(objects)
+    torch.save(objects["model"].state_dict(), tmp_path / "model_000100.pt")
+    torch.save(objects["optimizer"].state_dict(), tmp_path / "optim_000100_rank0.pt")
     assert call(tmp_path, tmp_path / "run")[0] == 0
     ended = spawn(2, _resumes, str(tmp_path))
     assert all(each.is_good for each in ended), [each.error for each in ended]
-    optimizer = things["optimizer"]
-    kept = [optimizer.state[p]["exp_avg"] for p in things["model"].parameters()]
+    optimizer = objects["optimizer"]
+    kept = [optimizer.state[p]["exp_avg"] for p in objects["model"].parameters()]
     for each in ended:
         assert all(torch.equal(one, other) for one, other in zip(each.value, kept, strict=True))

@@ -11,9 +11,10 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load as load_stock
 
-from tests.distributed.payload_world import CHECKS, RANKS, whole_tensors
+from tests.distributed.payload_world import CHECKS, RANKS, run_checks, whole_tensors
 from tests.patience import PATIENCE_S
 from tests.unit.state.payloads import same_bits
+from unbroken.testing.worlds import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCHED = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -24,24 +25,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SEARCHED}
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which four ranks have gone through all checks."""
     root = tmp_path_factory.mktemp("world")
-    command = [sys.executable, "-m", "tests.distributed.payload_world"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(root / "rendezvous"), str(root)],
-            cwd=ROOT,
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [process.communicate(timeout=PATIENCE_S)[0].decode(errors="replace") for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for rank, text in enumerate(said):
-        (root / f"{rank}.log").write_text(text)
+    for ended in spawn(RANKS, run_checks, str(root)):
+        (root / f"{ended.rank}.log").write_text(ended.log)
     return root
 
 

@@ -1,6 +1,8 @@
 """What one world saves, a world of any other size loads, under any wrapper, bit for bit."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +48,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(root: Path) -> dict[str, dict[str, Any]]:
-    """What each world saved, by wrapper and size, as the first rank tells it."""
-    found = {}
-    for size in SIZES:
+def saved_by(root: Path) -> Callable[[int], dict[str, dict[str, Any]]]:
+    """What a world of a size saved, by wrapper and size, as the first rank tells it."""
+
+    @cache
+    def save(size: int) -> dict[str, dict[str, Any]]:
         ranks = good(spawn(size, save_each, str(root), wraps_at(size)))
         for wrap in wraps_at(size):
             # Whole tensors are the same whoever gathers them.
             assert all(each[wrap]["weights"] == ranks[0][wrap]["weights"] for each in ranks)
-            found[f"{wrap} {size}"] = ranks[0][wrap]
-    return found
+        return {f"{wrap} {size}": ranks[0][wrap] for wrap in wraps_at(size)}
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def saved(saved_by: Callable[[int], dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """What all worlds saved."""
+    return {key: reported for size in SIZES for key, reported in saved_by(size).items()}
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +105,19 @@ def test_the_whole_state_dict_of_fsdp_is_on_the_first_rank_and_nowhere_else(
 
 @pytest.mark.promise("C7")
 @pytest.mark.parametrize("size", [1, 4])
-def test_torchs_own_tools_read_it(root: Path, saved: dict[str, dict[str, Any]], size: int) -> None:
-    told = good(spawn(3, load_stock, place(str(root), "fsdp", size), "fsdp"))
-    expected = saved[f"fsdp {size}"]["weights"]
-    assert all(each["loaded"] == expected for each in told)
-    assert told[0]["converted"] == told[0]["converted by the command"] == expected
-    assert told[0]["files"] == size
+def test_torchs_own_tools_read_it(root: Path, saved_by: Callable[[int], dict[str, dict[str, Any]]], size: int) -> None:
+    expected = saved_by(size)[f"fsdp {size}"]["weights"]
+    results = good(spawn(3, load_stock, place(str(root), "fsdp", size), "fsdp"))
+    assert all(each["loaded"] == expected for each in results)
+    assert results[0]["converted"] == results[0]["converted by the command"] == expected
+    assert results[0]["files"] == size
 
 
 def test_the_journal_says_that_another_world_is_not_exact_and_why(tmp_path: Path) -> None:
     run = tmp_path / "run"
     good(spawn(2, train, Job(str(run), total=2, has_average=False)))
-    told = good(spawn(3, train, Job(str(run), total=4, has_average=False, accept=("data",))))
-    assert {each["step"] for each in told} == {4}
+    results = good(spawn(3, train, Job(str(run), total=4, has_average=False, accept=("data",))))
+    assert {each["step"] for each in results} == {4}
     resumed = read_history(Layout(run)).of_kind("resume")[-1]
     assert resumed.values["step"] == 2
     notes = resumed.values["notes"]
@@ -122,8 +132,8 @@ def test_data_that_differs_by_rank_goes_to_another_world_only_if_that_is_accepte
     run = tmp_path / "run"
     good(spawn(2, train, Job(str(run), total=2)))
     require_refused(spawn(3, train, Job(str(run), total=4)))
-    told = good(spawn(3, train, Job(str(run), total=4, accept=("data", "average"))))
-    assert {each["step"] for each in told} == {4}
+    results = good(spawn(3, train, Job(str(run), total=4, accept=("data", "average"))))
+    assert {each["step"] for each in results} == {4}
     resumed = read_history(Layout(run)).of_kind("resume")[-1]
     assert any(note.startswith("accepted: data") for note in resumed.values["notes"])
     assert read_history(Layout(run)).of_kind("accept")[-1].values["names"] == ["data", "average"]

@@ -35,13 +35,13 @@ def unbroken_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[d
 def test_the_ranks_of_one_run_end_alike_where_they_should(
     unbroken_run: tuple[Path, list[dict[str, Any]]],
 ) -> None:
-    _, told = unbroken_run
-    parameters = [{k: v for k, v in each["weights"].items() if "running" not in k} for each in told]
+    _, results = unbroken_run
+    parameters = [{k: v for k, v in each["weights"].items() if "running" not in k} for each in results]
     assert parameters[0] == parameters[1] == parameters[2]
     # Else the tests below would prove nothing about what differs by rank.
-    assert told[0]["weights"] != told[1]["weights"]
-    assert told[0]["generators"] != told[1]["generators"]
-    assert told[0]["losses"] != told[1]["losses"]
+    assert results[0]["weights"] != results[1]["weights"]
+    assert results[0]["generators"] != results[1]["generators"]
+    assert results[0]["losses"] != results[1]["losses"]
 
 
 KILLS = [
@@ -87,8 +87,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
         assert not any(
             e.is_good for e in spawn(3, train, Job(str(run), victims=victims, at_step=step, what="kill-saved"))
         )
-    told = good(spawn(3, train, Job(str(run))))
-    assert [exact(each) for each in told] == [exact(each) for each in expected]
+    results = good(spawn(3, train, Job(str(run))))
+    assert [exact(each) for each in results] == [exact(each) for each in expected]
     assert losses(run) == losses(whole)
     facts = read_history(Layout(run)).of_kind("recomputed")
     assert facts and all(fact.values.get("compared") == fact.values.get("agreeing") for fact in facts)
@@ -102,9 +102,9 @@ def test_a_sharded_run_that_is_killed_ends_with_the_same_bits(tmp_path: Path, wr
         str(tmp_path / "run"), wrap=wrap, total=6, is_alike=is_alike, victims=(0, 1), at_step=3, what="kill-saved"
     )
     assert [each.exit_code for each in spawn(2, train, job)] == [-9, -9]
-    told = good(spawn(2, train, Job(str(tmp_path / "run"), wrap=wrap, total=6, is_alike=is_alike)))
-    assert told[0]["resumed_from"].endswith("checkpoint-2")
-    assert [exact(each) for each in told] == [exact(each) for each in whole]
+    results = good(spawn(2, train, Job(str(tmp_path / "run"), wrap=wrap, total=6, is_alike=is_alike)))
+    assert results[0]["resumed_from"].endswith("checkpoint-2")
+    assert [exact(each) for each in results] == [exact(each) for each in whole]
     assert losses(tmp_path / "run") == losses(tmp_path / "one")
 
 
@@ -113,8 +113,8 @@ def test_copies_that_drift_apart_are_kept_apart(tmp_path: Path) -> None:
     whole = good(spawn(2, train, Job(str(tmp_path / "one"), wrap="tp", total=4)))
     assert whole[0]["weights"]["module.weight"] != whole[1]["weights"]["module.weight"]
     good(spawn(2, train, Job(str(tmp_path / "run"), wrap="tp", total=2)))
-    told = good(spawn(2, train, Job(str(tmp_path / "run"), wrap="tp", total=4)))
-    assert [exact(each) for each in told] == [exact(each) for each in whole]
+    results = good(spawn(2, train, Job(str(tmp_path / "run"), wrap="tp", total=4)))
+    assert [exact(each) for each in results] == [exact(each) for each in whole]
 
 
 def test_buckets_that_change_after_the_first_step_are_reported_as_not_exact(tmp_path: Path) -> None:
@@ -130,15 +130,15 @@ def test_two_ranks_under_ddp_as_it_comes_are_exact(tmp_path: Path) -> None:
     whole = good(spawn(2, train, Job(str(tmp_path / "one"), wrap="ddp-rebucketed")))
     job = Job(str(tmp_path / "run"), wrap="ddp-rebucketed", victims=(0, 1), at_step=5, what="kill-saved")
     assert [each.exit_code for each in spawn(2, train, job)] == [-9, -9]
-    told = good(spawn(2, train, Job(str(tmp_path / "run"), wrap="ddp-rebucketed")))
-    assert [exact(each) for each in told] == [exact(each) for each in whole]
+    results = good(spawn(2, train, Job(str(tmp_path / "run"), wrap="ddp-rebucketed")))
+    assert [exact(each) for each in results] == [exact(each) for each in whole]
     assert losses(tmp_path / "run") == losses(tmp_path / "one")
     assert read_history(Layout(tmp_path / "run")).of_kind("resume")[-1].values["notes"] == []
 
 
 def test_the_outcome_of_a_run_of_many_ranks_is_reported_once(unbroken_run: tuple[Path, list[dict[str, Any]]]) -> None:
-    directory, told = unbroken_run
-    assert [each["step"] for each in told] == [8, 8, 8]
+    directory, results = unbroken_run
+    assert [each["step"] for each in results] == [8, 8, 8]
     history = read_history(Layout(directory))
     assert len(history.of_kind("job-start")) == len(history.of_kind("job-end")) == 1
     outcome = read_outcome(Layout(directory), now_s=time.time())

@@ -68,11 +68,11 @@ def test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exh
         ended = spawn(world, serve, leg)
         assert all(isinstance(each.error, Halted) for each in ended), logs(ended)
         assert {each.error.step for each in ended if isinstance(each.error, Halted)} == {last}
-        told = summary(run)
-        assert told.status == "halted" and told.newest_usable is not None and told.newest_usable.step == last
-        assert told.outcome is not None and (told.outcome.exit_code, told.outcome.verdict) == (4, "look")
+        results = summary(run)
+        assert results.status == "halted" and results.newest_usable is not None and results.newest_usable.step == last
+        assert results.outcome is not None and (results.outcome.exit_code, results.outcome.verdict) == (4, "look")
         assert "bucket web exhausted" in str(ended[0].error)
-        assert told.newest_usable_name == f"checkpoint-{last}-shutdown"
+        assert results.newest_usable_name == f"checkpoint-{last}-shutdown"
     onwards = Leg(str(run), str(data), total=last + 5, stream={"phases": [MIX], "on_exhausted": "renormalise"})
     seen = good(spawn(world, serve, onwards))
     assert samples(seen, 2) == list(range(last * 6, (last + 5) * 6))

@@ -87,8 +87,8 @@ def test_a_stop_signal_ends_in_one_shutdown_checkpoint(
     tmp_path: Path, size: int, receivers: str, number: signal.Signals, scene: Scene
 ) -> None:
     run = tmp_path / "run"
-    told = Scene(**{**vars(scene), "directory": str(run)})
-    ended = stopped(told, size, receivers, number)
+    results = Scene(**{**vars(scene), "directory": str(run)})
+    ended = stopped(results, size, receivers, number)
     require_one_checkpoint(run, ended)
     # None had to be replaced.
     assert not any("loader worker was killed" in each.log for each in ended), logs(ended)

@@ -29,13 +29,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import unbroken
 from unbroken.errors import LeaseLost, NoRoom
 from unbroken.loop import emergency
+from unbroken.state import destination as saving
 from unbroken.state import payload
-from unbroken.state import save as saving
 from unbroken.state.items import make_items
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.stage import Buffers, Staged
 from unbroken.store import capacity
-from unbroken.store.commit import Draft
+from unbroken.store.commit import Draft, PartWriter
 from unbroken.store.directory import Store
 
 WIDTH = 13
@@ -221,7 +221,8 @@ def prepare(job: Job) -> None:
         refuse_memory(job.at_step // (job.save_steps or 1))
     write = payload.write
 
-    def befallen(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> payload.Written:
+    def failing(staged: Staged, draft: PartWriter, rank: int, *, files: int | None = None) -> payload.Written:
+        assert isinstance(draft, Draft)
         if draft.name.step != job.at_step:
             return write(staged, draft, rank, files=files)
         if job.what == "kill-in-save":
@@ -236,20 +237,20 @@ def prepare(job: Job) -> None:
             raise ZeroDivisionError("not an error of ours")
         return write(staged, draft, rank, files=files)
 
-    payload.write = befallen
+    payload.write = failing
 
 
-def befall_one(job: Job, things: dict[str, object]) -> None:
+def befall_one(job: Job, objects: dict[str, object]) -> None:
     """Make one rank hand over something else than the others."""
     if job.what == "no item":
-        things["extra"] = 3
+        objects["extra"] = 3
     if job.what == "one more":
-        things["extra"] = Unwilling()
+        objects["extra"] = Unwilling()
     if job.what == "other model":
         other = nn.Linear(3, 3)
-        things["model"], things["optimizer"] = other, torch.optim.AdamW(other.parameters())
+        objects["model"], objects["optimizer"] = other, torch.optim.AdamW(other.parameters())
     if job.what == "broken object":
-        things["average"] = Unwilling()
+        objects["average"] = Unwilling()
 
 
 class Unwilling:
@@ -340,19 +341,19 @@ def train(job: Job) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     average = Average(model)
-    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if job.has_average:
-        things["average"] = average
+        objects["average"] = average
     if rank == job.odd_rank:
-        befall_one(job, things)
+        befall_one(job, objects)
     if job.has_data:
         share = (1, 0) if job.is_alike else (size, rank)
         sampler: DistributedSampler[torch.Tensor] = DistributedSampler(Numbered(), *share, shuffle=True, seed=3)
-        things["data"] = DataLoader(Numbered(), batch_size=4, sampler=sampler)
+        objects["data"] = DataLoader(Numbered(), batch_size=4, sampler=sampler)
     seed(0 if job.is_alike else rank)
     settings = settings_of(job)
     losses: dict[int, str] = {}
-    with unbroken.Run(job.directory, settings=settings, **things) as run:
+    with unbroken.Run(job.directory, settings=settings, **objects) as run:
         for step in run.steps(job.total):
             happen(job, step)
             spoil(job, run, average, step)
@@ -377,10 +378,10 @@ def train(job: Job) -> dict[str, Any]:
             if job.what == "nan" and step == job.at_step and rank in job.victims:
                 value = float("nan")
             run.log(loss=value)
-        told: dict[str, Any] = {"resumed_from": run.resumed_from, "step": run.step, "is_stopped": run.is_stopped}
+        results: dict[str, Any] = {"resumed_from": run.resumed_from, "step": run.step, "is_stopped": run.is_stopped}
         if job.has_data:
-            told["served"] = (run.data.epoch, run.data.served)
-    told |= {
+            results["served"] = (run.data.epoch, run.data.served)
+    results |= {
         "losses": losses,
         "weights": weights(model),
         "moments": moments(model, optimizer),
@@ -388,7 +389,7 @@ def train(job: Job) -> dict[str, Any]:
         "rates": scheduler.get_last_lr(),
         "generators": [random.random(), float(np.random.rand()), torch.rand(2).tolist()],
     }
-    return told
+    return results
 
 
 def in_different_directories(root: str) -> None:
@@ -398,7 +399,7 @@ def in_different_directories(root: str) -> None:
         raise AssertionError("it was let in")
 
 
-def exact(told: Mapping[str, Any]) -> dict[str, Any]:
+def exact(results: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same however often a training was interrupted."""
     keys = ("weights", "moments", "average", "rates", "generators", "served", "step")
-    return {key: told[key] for key in keys if key in told}
+    return {key: results[key] for key in keys if key in results}

@@ -70,9 +70,9 @@ def train(scene: Scene) -> dict[str, Any]:
         multiprocessing_context=scene.context,
     )
     early = [next(iter(loader))] if scene.is_early else []
-    things = {} if scene.is_by_hand else {"data": loader}
+    objects = {} if scene.is_by_hand else {"data": loader}
     settings = unbroken.Settings(audit="off", save_steps=None)
-    with unbroken.Run(scene.directory, settings=settings, model=model, optimizer=optimizer, **things) as run:
+    with unbroken.Run(scene.directory, settings=settings, model=model, optimizer=optimizer, **objects) as run:
         batches = iter(DataLoader(Rows(), batch_size=2, num_workers=2)) if scene.is_by_hand else run.data
         for step in run.steps(scene.total):
             if step == READY_AT + 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from unbroken.errors import Bug, NoProcessGroup, NotAnItem, RankFailed, UnbrokenError
+from unbroken.errors import Bug, NotAnItem, RankFailed, UnbrokenError
 from unbroken.world import World
 
 
@@ -43,7 +43,7 @@ def speak() -> dict[str, object]:
     def all_fail() -> None:
         raise NotAnItem(name=str(rank), type_name="T", lacks="x") if rank else Bug(cause="first")
 
-    told: dict[str, object] = {
+    results: dict[str, object] = {
         "who": (rank, world.size, world.is_first),
         "gathered": world.all_gather({"rank": rank}),
         "heard": world.broadcast(f"rank {rank}"),
@@ -63,10 +63,10 @@ def speak() -> dict[str, object]:
         "others do not decide": world.from_first(lambda: refuse(1)),
         "all fail": met(lambda: world.all_or_none(all_fail)),
     }
-    told |= votes(world) | beside(world)
+    results |= votes(world) | beside(world)
     # After every failure the ranks are still in step.
-    told["still"] = world.all_gather(rank)
-    return told
+    results["still"] = world.all_gather(rank)
+    return results
 
 
 def votes(world: World) -> dict[str, object]:
@@ -105,13 +105,3 @@ def alone() -> dict[str, object]:
         "beside": world.beside() is world,
         "fails": met(lambda: world.all_or_none(lambda: refuse(0))),
     }
-
-
-def without_group() -> str:
-    """The launcher says three ranks, and nobody made a group."""
-    dist.destroy_process_group()
-    try:
-        World.current()
-    except NoProcessGroup as refused:
-        return str(refused.world_size)
-    return "it was let in"

@@ -11,10 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.records.layout import Layout
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Each with its steps, and the checkpoint after which it is killed.
-LOOPS = [("gpt_loop", 120, 40), ("prefetch_loop", 100, 40), ("classifier", 60, 20)]
+LOOPS = [
+    ("gpt_loop", 120, 40),
+    ("prefetch_loop", 100, 40),
+    ("classifier", 60, 20),
+    ("transformers_trainer", 20, 8),
+    ("accelerate_loop", 70, 8),
+    ("streaming_dataset", 60, 30),
+    ("lightning_trainer", 20, 8),
+    ("fabric_loop", 20, 8),
+    ("dcp_loop", 200, 40),
+    ("deepspeed_loop", 80, 8),
+]
 
 
 def code_of(name: str) -> list[str]:
@@ -42,15 +55,17 @@ def last_line(*command: str) -> str:
 def test_killed_and_resumed_it_ends_with_the_bits_of_the_plain_loop(
     tmp_path: Path, name: str, steps: int, killed_after: int
 ) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(steps), str(tmp_path / "run")]
+    layout = Layout(tmp_path / "run")
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(steps), str(layout.run)]
     first = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    while not (tmp_path / "run" / "checkpoints" / f"checkpoint-{killed_after}").exists():
+    while not (layout.checkpoints / f"checkpoint-{killed_after}").exists():
         assert first.poll() is None
         time.sleep(0.02)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert not (tmp_path / "run" / "checkpoints" / "final").exists()
+    assert not (layout.checkpoints / "final").exists() and not (layout.checkpoints / f"checkpoint-{steps}").exists()
     resumed = last_line(*command)
     assert resumed.startswith("weights ")
-    assert resumed == last_line(sys.executable, str(EXAMPLES / f"{name}_plain.py"), str(steps))
-    assert len(list((tmp_path / "run" / "journal").iterdir())) == 2
+    plain = [sys.executable, str(EXAMPLES / f"{name}_plain.py"), str(steps), str(tmp_path / "plain")]
+    assert resumed == last_line(*plain)
+    assert len(list(layout.journal.iterdir())) == 2

@@ -86,6 +86,12 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "pin": (["pin", "store@50"], ["pin", "store@50"]),
     "unpin": (["unpin", "store@50"],),
     "seal": (["seal", "foreign/step-5"], ["seal", "foreign/step-5"], ["seal", "foreign"]),
+    "mirror": (
+        ["mirror", "store", "--to", "file:///shared/mirror", "--dry-run"],
+        ["mirror", "store"],
+        ["mirror", "store", "--to", "ftp://host/a"],
+    ),
+    "fetch": (["fetch", "store"], ["fetch", "s3://bucket/a"]),
     "import": (
         ["import", "theirs", "runs/imported"],
         ["import", "theirs/model_000007.pt", "runs/b", "--require-kind", "dcp"],
@@ -115,6 +121,7 @@ _VOLATILE: Final = (
     (r"\b(?:no problems, )?\d notes?$", "no problems"),
     (r"\btook +[\d.]+ m?s, [\d,-]+ tokens/s", "took  TIME, N tokens/s"),
     (r"\bin [\d.]+ m?s\b", "in TIME"),
+    (r"(first step of job \d+ done after) .*", r"\1 TIME (LONGEST PARTS)"),
     (r"(?m)^(val_loss|perplexity) .*$", r"\1  NUMBER"),
     (r"\bloss [\d.]+", "loss NUMBER"),
     (r"\bprocess \d+", "process PID"),

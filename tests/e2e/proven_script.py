@@ -27,8 +27,8 @@ def main(directory: str, total: int) -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 0.5 * (1 + math.cos(math.pi * at / total)))
     rows = TensorDataset(torch.randn(56, 8), torch.randn(56, 1))
     loader = DataLoader(rows, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(4))
-    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
-    with unbroken.Run(directory, settings=unbroken.Settings(save_steps=None), **things) as run:
+    objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
+    with unbroken.Run(directory, settings=unbroken.Settings(save_steps=None), **objects) as run:
         for _ in run.steps(total):
             features, target = next(run.data)
             features = features + torch.from_numpy(np.random.randn(*features.shape)).float() * 0.05

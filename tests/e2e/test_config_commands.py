@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import Tool
 from unbroken.config import PRESETS, load, preset
@@ -27,7 +28,7 @@ def test_init_writes_a_file_that_validate_finds_sound(name: str, unbroken: Tool,
 def test_init_prints_to_standard_output_by_default_and_leaves_no_file(unbroken: Tool, tmp_path: Path) -> None:
     ended = unbroken("init", "--preset", "tiny")
     assert ended.returncode == 0
-    assert "learning_rate: 0.001" in ended.stdout
+    assert yaml.safe_load(ended.stdout)["optimizer"]["learning_rate"] == 0.001
     assert ended.stdout == unbroken("init", "--preset", "tiny", "-o", "-").stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -36,7 +37,7 @@ def test_init_replaces_a_file_only_by_force_and_leaves_nothing_beside_it(unbroke
     (tmp_path / "run.yaml").write_text("mine")
     ended = unbroken("init", "-o", "run.yaml")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error[would-overwrite]") and "--force overwrites it" in ended.stderr
+    assert ended.stderr.startswith("error[would-overwrite]")
     assert (tmp_path / "run.yaml").read_text() == "mine"
     assert unbroken("init", "-o", "run.yaml", "--force").returncode == 0
     assert (tmp_path / "run.yaml").read_text() == unbroken("init").stdout

@@ -68,7 +68,6 @@ def test_inspect_lists_every_bucket_of_every_split(unbroken: Tool, folder: Path)
     assert (ended.returncode, ended.stderr) == (0, "")
     rows = [line.split()[:4] for line in ended.stdout.splitlines() if line.startswith(("train", "val"))]
     assert rows == [["train", "code", "1", "21"], ["train", "web", "2", "71"], ["val", "web", "1", "9"]]
-    assert "bytes, 257 tokens, end of document: 256" in ended.stdout
     found = document(unbroken, "data", "inspect", "data")
     assert [split["split"] for split in found["splits"]] == ["train", "val"]
     assert found["splits"][0]["buckets"][1]["tokens"] == found["splits"][0]["buckets"][1]["size_bytes"] // 2
@@ -197,7 +196,6 @@ def test_looking_at_data_never_loads_torch(folder: Path, command: str) -> None:
 def test_validate_says_how_far_the_data_reaches(unbroken: Tool, folder: Path) -> None:
     ended = unbroken("validate", "run.yaml")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "not checked: data checksums, GPUs, disk space" in ended.stdout
     data = document(unbroken, "validate", "run.yaml", "--world-size", "2")["data"]
     assert data["sequences_per_step"] == 8
     assert data["steps_available"] == sum(bucket["sequences"] for bucket in data["buckets"]) // 8

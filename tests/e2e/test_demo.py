@@ -24,10 +24,10 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
     command = [*TOOL, "demo", "--dir", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = ended.stdout.splitlines()
+    results = ended.stdout.splitlines()
 
-    heading = next(at for at, line in enumerate(told) if line.startswith("job  ranks"))
-    rows = [line.split(maxsplit=5) for line in told[heading + 1 : heading + 5]]
+    heading = next(at for at, line in enumerate(results) if line.startswith("job  ranks"))
+    rows = [line.split(maxsplit=5) for line in results[heading + 1 : heading + 5]]
     assert [(row[0], row[1]) for row in rows] == [("1", "2"), ("2", "1"), ("3", "3"), ("4", "2")]
     assert [row[5].partition(",")[0] for row in rows] == [
         "SIGKILL in mid-step",
@@ -37,8 +37,8 @@ def test_the_demo_is_killed_stopped_resized_and_damaged_and_ends_with_the_bits_o
     ]
     assert rows[3][2] != rows[0][2], "another number of workers"
 
-    assert any(line.endswith("are equal, bit for bit") for line in told)
-    assert any("120 of 120 steps agree bit for bit" in line and "val_loss" in line for line in told)
+    assert any(line.endswith("are equal, bit for bit") for line in results)
+    assert any("120 of 120 steps agree bit for bit" in line and "val_loss" in line for line in results)
     assert "were computed twice" in ended.stdout
     assert "$ unbroken status runs/chained" in ended.stdout and "each exactly once" in ended.stdout
     assert "torn       step " in ended.stderr, "the draft that was left by the kill during a save"
@@ -80,8 +80,8 @@ def test_a_command_that_fails_is_shown_with_the_end_of_its_log_and_no_traceback(
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [*TOOL, "demo", "--dir", str(tmp_path / "demo"), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    told = json.loads(ended.stdout)
-    assert (ended.returncode, told["kind"]) == (1, "demo-failed")
-    assert "was expected to learn a tokenizer, but it exited with code" in told["message"]
-    assert any("the tokenizers are broken here" in line for line in told["details"])
-    assert Path(told["at"]).is_file() and "Traceback" not in ended.stderr
+    results = json.loads(ended.stdout)
+    assert (ended.returncode, results["kind"]) == (1, "demo-failed")
+    assert "was expected to learn a tokenizer, but it exited with code" in results["message"]
+    assert any("the tokenizers are broken here" in line for line in results["details"])
+    assert Path(results["at"]).is_file() and "Traceback" not in ended.stderr

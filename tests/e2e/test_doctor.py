@@ -21,7 +21,7 @@ from unbroken.prove.small_disk import fill
 FILES_ONLY = "--no-torch"
 
 
-def told(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, dict[str, Any]]:
+def parsed(ended: "subprocess.CompletedProcess[str]", code: int = 0) -> dict[str, dict[str, Any]]:
     """The findings of a call with ``--json``, by subject."""
     assert ended.returncode == code, ended.stdout + ended.stderr
     document = json.loads(ended.stdout)
@@ -36,7 +36,7 @@ def test_this_machine_is_exact_and_the_result_is_kept(unbroken: Tool, tmp_path: 
     (tmp_path / "runs").mkdir()
     cache = tmp_path / "cache"
     ended = unbroken("doctor", "runs", "--json", env={"XDG_CACHE_HOME": str(cache), "GLOO_SOCKET_IFNAME": "lo"})
-    found = told(ended)
+    found = parsed(ended)
     assert not ended.stderr and not list((tmp_path / "runs").iterdir())
     combinations = found["exact"]["values"]["combinations"]
     assert {(each["layout"], each["dtype"], each["verdict"]) for each in combinations} == {
@@ -48,7 +48,7 @@ def test_this_machine_is_exact_and_the_result_is_kept(unbroken: Tool, tmp_path: 
 
 def test_gloo_without_its_interface_is_one_problem_beside_the_rest(unbroken: Tool, tmp_path: Path) -> None:
     env = {"XDG_CACHE_HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "nosuch0"}
-    found = told(unbroken("doctor", "--json", env=env), 3)
+    found = parsed(unbroken("doctor", "--json", env=env), 3)
     assert {subject for subject, each in found.items() if each["level"] == "problem"} == {"gloo"}
     assert found["gloo"]["kind"] == "gloo-unreachable" and found["exact"]["level"] == "ok"
 
@@ -58,7 +58,7 @@ def test_a_torch_that_does_not_import_is_one_problem_beside_the_rest(unbroken: T
     (tmp_path / "broken" / "torch.py").write_text(
         "raise ImportError('libtorch_cpu.so: cannot open shared object file')\n"
     )
-    found = told(unbroken("doctor", "--json", env={"PYTHONPATH": str(tmp_path / "broken")}), 3)
+    found = parsed(unbroken("doctor", "--json", env={"PYTHONPATH": str(tmp_path / "broken")}), 3)
     assert found["torch"]["kind"] == "torch-broken" and "libtorch_cpu.so" in found["torch"]["text"]
     assert found["rename"]["level"] == "ok"
 
@@ -126,14 +126,14 @@ def small(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.promise("U16")
 def test_a_small_full_and_read_only_tmpfs_are_clear_findings(unbroken: Tool, small: Path) -> None:
     (small / "mine").write_text("mine")
-    found = told(unbroken("doctor", small, FILES_ONLY, "--json"), 3)
+    found = parsed(unbroken("doctor", small, FILES_ONLY, "--json"), 3)
     assert found["file system"]["kind"] == "in-memory" and found["free space"]["kind"] == "no-room"
     assert found["disk speed"]["kind"] == "not-measured" and found["rename"]["level"] == "ok"
     assert fill(small) > 0
-    found = told(unbroken("doctor", small, FILES_ONLY, "--json"), 3)
+    found = parsed(unbroken("doctor", small, FILES_ONLY, "--json"), 3)
     assert found["rename"]["kind"] == "no-room"
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-    found = told(unbroken("doctor", small, FILES_ONLY, "--json"), 3)
+    found = parsed(unbroken("doctor", small, FILES_ONLY, "--json"), 3)
     assert found["writing"]["kind"] == "not-writable"
     assert {path.name for path in small.iterdir()} == {"mine", ".ballast"} and (small / "mine").read_text() == "mine"
 
@@ -141,7 +141,7 @@ def test_a_small_full_and_read_only_tmpfs_are_clear_findings(unbroken: Tool, sma
 @pytest.mark.needs("root", "loop", "exfat")
 @pytest.mark.promise("U16")
 def test_exfat_has_neither_hard_links_nor_symlinks(unbroken: Tool, exfat: Path) -> None:
-    found = told(unbroken("doctor", exfat, FILES_ONLY, "--json"))
+    found = parsed(unbroken("doctor", exfat, FILES_ONLY, "--json"))
     notes = {each["kind"] for each in found.values() if each["level"] == "note"}
     assert {"no-hard-links", "no-symlinks"} <= notes <= {"no-hard-links", "no-symlinks", "not-measured"}
     assert not list(exfat.iterdir())

@@ -12,7 +12,7 @@ from tests.conftest import Tool
 from tests.unit.gpt.runs import damage, save_run, train_bpe
 from unbroken.config import ModelConfig
 from unbroken.gpt.checkpoint import find_model
-from unbroken.gpt.text import TextSource
+from unbroken.gpt.text import TextFinder
 
 READ_PT = """
 import json, sys, torch
@@ -35,12 +35,14 @@ def test_a_pt_file_loads_in_a_process_that_knows_nothing_of_us(unbroken: Tool, t
 
 @pytest.mark.promise("G22")
 def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_requested(
-    unbroken: Tool, tmp_path: Path
+    forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file
 
     model = save_run(tmp_path / "run")
-    found = json.loads(unbroken("export", "run@1", "--output", "w.safetensors", "--dtype", "bf16", "--json").stdout)
+    found = json.loads(
+        forked_unbroken("export", "run@1", "--output", "w.safetensors", "--dtype", "bf16", "--json").stdout
+    )
     assert (found["schema"], found["step"], found["format"]) == ("unbroken.export/2", 1, "safetensors")
     state = load_file(tmp_path / "w.safetensors")
     assert set(state) == set(model.state_dict())
@@ -50,15 +52,15 @@ def test_safetensors_hold_the_step_that_was_named_in_the_type_that_was_requested
 @pytest.mark.promise("G22")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_transformers_loads_the_folder_with_its_tokenizer_and_gives_equal_logits(
-    unbroken: Tool, tmp_path: Path
+    forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
     model = save_run(tmp_path / "run", tokenizer=str(train_bpe(tmp_path / "bpe")))
-    ended = unbroken("export", "run", "--output", "llama", "--format", "huggingface")
+    ended = forked_unbroken("export", "run", "--output", "llama", "--format", "huggingface")
     assert ended.returncode == 0, ended.stderr
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "llama")
-    vocabulary = TextSource.find(str(tmp_path / "run")).vocabulary
+    vocabulary = TextFinder.find(str(tmp_path / "run")).vocabulary
     text = "def first(numbers):\n    return  ünïcode"
     assert tokenizer(text)["input_ids"] == vocabulary.encode(text)
     assert tokenizer.decode(vocabulary.encode(text)) == text
@@ -68,9 +70,9 @@ def test_transformers_loads_the_folder_with_its_tokenizer_and_gives_equal_logits
         assert torch.equal(theirs(ids).logits, model(ids))
 
 
-def test_an_export_of_byte_ids_says_that_no_tokenizer_is_written(unbroken: Tool, tmp_path: Path) -> None:
+def test_an_export_of_byte_ids_says_that_no_tokenizer_is_written(forked_unbroken: Tool, tmp_path: Path) -> None:
     save_run(tmp_path / "run")
-    ended = unbroken("export", "run", "--output", "llama")
+    ended = forked_unbroken("export", "run", "--output", "llama")
     assert ended.returncode == 0
     assert "note      no tokenizer written: token ids are bytes" in ended.stdout
     assert not (tmp_path / "llama" / "tokenizer.json").exists()
@@ -78,15 +80,15 @@ def test_an_export_of_byte_ids_says_that_no_tokenizer_is_written(unbroken: Tool,
 
 
 def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote_it(
-    unbroken: Tool, tmp_path: Path
+    forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     save_run(tmp_path / "run")
     for target in ("w.pt", "llama"):
-        assert unbroken("export", "run@1", "--output", target).returncode == 0
-        refused = unbroken("export", "run", "--output", target)
+        assert forked_unbroken("export", "run@1", "--output", target).returncode == 0
+        refused = forked_unbroken("export", "run", "--output", target)
         assert refused.returncode == 2 and refused.stderr.startswith("error[would-overwrite]: "), refused.stderr
         assert f"unbroken export run --output {target} --force" in refused.stderr
-        assert unbroken("export", "run", "--output", target, "--force").returncode == 0
+        assert forked_unbroken("export", "run", "--output", target, "--force").returncode == 0
     state = torch.load(tmp_path / "w.pt", weights_only=True)
     assert torch.equal(
         state["norm.weight"], find_model(str(tmp_path / "run")).load(torch.device("cpu")).model.norm.weight
@@ -94,7 +96,7 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     for words in (("--output", "thesis"), ("-o", "thesis", "--force")):
-        refused = unbroken("export", "run", *words)
+        refused = forked_unbroken("export", "run", *words)
         assert refused.returncode == 2 and refused.stderr.splitlines() == [
             "error[would-overwrite]: a directory not written by an export (it contains chapter.txt) already exists",
             "  at   thesis",
@@ -105,22 +107,23 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
     # A folder and a file do not take each other's place, and what would be refused is refused before a model is read.
     (tmp_path / "empty.pt").mkdir()
     (tmp_path / "export-empty.pt").touch()
-    refused = unbroken("export", "nothing", "--output", "empty.pt", "--force")
+    refused = forked_unbroken("export", "nothing", "--output", "empty.pt", "--force")
     assert "an empty directory, but the export is a file, already exists" in refused.stderr
     assert "unbroken export nothing --output export-empty-2.pt" in refused.stderr
     (tmp_path / "notes").write_text("mine")
-    refused = unbroken("export", "run", "--output", "notes", "--force")
+    refused = forked_unbroken("export", "run", "--output", "notes", "--force")
     assert "a file of this name, but the export is a directory, already exists" in refused.stderr
     assert (tmp_path / "notes").read_text() == "mine"
     (tmp_path / "empty").mkdir()
     assert (
-        "error[would-overwrite]: an empty directory already exists" in unbroken("export", "run", "-o", "empty").stderr
+        "error[would-overwrite]: an empty directory already exists"
+        in forked_unbroken("export", "run", "-o", "empty").stderr
     )
-    assert unbroken("export", "run", "-o", "empty", "--force").returncode == 0
+    assert forked_unbroken("export", "run", "-o", "empty", "--force").returncode == 0
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_what_cannot_be_exported_is_reported_in_a_few_lines(unbroken: Tool, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_reported_in_a_few_lines(forked_unbroken: Tool, tmp_path: Path) -> None:
     save_run(tmp_path / "run", steps=1)
     save_run(
         tmp_path / "other",
@@ -138,10 +141,10 @@ def test_what_cannot_be_exported_is_reported_in_a_few_lines(unbroken: Tool, tmp_
         (["run", "--output", "llama", "--tokenizer", "no/tokenizer.json"], 2, "tokenizer-unknown"),
     ]
     for words, code, kind in cases:
-        ended = unbroken("export", *words)
+        ended = forked_unbroken("export", *words)
         assert ended.returncode == code, f"{words}: {ended.stderr}"
         assert ended.stderr.startswith(f"error[{kind}]: "), f"{words}: {ended.stderr}"
     damage(find_model(str(tmp_path / "run")).path)
-    ended = unbroken("export", "run", "--output", "w.pt")
+    ended = forked_unbroken("export", "run", "--output", "w.pt")
     assert ended.returncode == 5 and ended.stderr.startswith("error[no-usable-checkpoint]: ")
     assert not [path.name for path in tmp_path.iterdir() if path.name in ("w.pt", "llama")]

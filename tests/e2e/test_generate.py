@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("G22")
-def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Tool) -> None:
+def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Tool, forked_unbroken: Tool) -> None:
     words = ("generate", "run", "--prompt", "def ", "--max-new-tokens", "8", "--seed", "3")
     ended = unbroken(*words, "--json")
     assert ended.returncode == 0, ended.stderr
@@ -31,23 +31,25 @@ def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Too
     assert found["schema"] == "unbroken.generate/2" and found["step"] == 2
     (said,) = found["texts"]
     assert (said["prompt"], said["prompt_tokens"]) == ("def ", 4)
-    plain = unbroken(*words, "--return-full-text")
+    plain = forked_unbroken(*words, "--return-full-text")
     # A terminal gets controls spelled out; --json has them exactly.
     assert plain.stdout.split() == ("def " + said["text"]).split()
-    again = unbroken("generate", "--output-dir", "run", *words[2:], "--device", "cpu", "--dtype", "fp32", "--json")
+    again = forked_unbroken(
+        "generate", "--output-dir", "run", *words[2:], "--device", "cpu", "--dtype", "fp32", "--json"
+    )
     assert json.loads(again.stdout)["texts"] == [said]
-    by_path = unbroken("generate", "--checkpoint", "run/checkpoints/checkpoint-1", *words[2:], "--json")
+    by_path = forked_unbroken("generate", "--checkpoint", "run/checkpoints/checkpoint-1", *words[2:], "--json")
     assert json.loads(by_path.stdout)["step"] == 1
 
 
-def test_every_line_of_a_file_is_a_prompt_of_its_own(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+def test_every_line_of_a_file_is_a_prompt_of_its_own(run: Path, forked_unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
-    ended = unbroken("generate", "run", "--prompts-file", "prompts.txt", "--output", "texts.jsonl", "--greedy")
+    ended = forked_unbroken("generate", "run", "--prompts-file", "prompts.txt", "--output", "texts.jsonl", "--greedy")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "wrote  texts.jsonl  2 texts\n"
     records = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     assert [record["prompt"] for record in records] == ["one", "two"]
-    alone = json.loads(unbroken("generate", "run", "--prompt", "two", "--greedy", "--json").stdout)
+    alone = json.loads(forked_unbroken("generate", "run", "--prompt", "two", "--greedy", "--json").stdout)
     assert alone["texts"] == records[1:]
 
 
@@ -74,63 +76,63 @@ BAD: dict[str, tuple[list[str], int, str]] = {
 }
 
 
-def test_what_cannot_be_generated_is_reported_in_a_few_lines(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+def test_what_cannot_be_generated_is_reported_in_a_few_lines(run: Path, forked_unbroken: Tool, tmp_path: Path) -> None:
     train_bpe(tmp_path / "bpe")
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     (tmp_path / "prompts.txt").write_text("x\n")
     for name, (words, code, kind) in BAD.items():
-        ended = unbroken("generate", *words)
+        ended = forked_unbroken("generate", *words)
         assert ended.returncode == code, f"{name}: {ended.stderr}"
         assert ended.stderr.startswith(f"error[{kind}]: "), f"{name}: {ended.stderr}"
         assert len(ended.stderr.splitlines()) <= 8 and "Traceback" not in ended.stderr
 
 
-def test_every_prompt_that_is_too_long_is_named_with_its_line(run: Path, unbroken: Tool, tmp_path: Path) -> None:
+def test_every_prompt_that_is_too_long_is_named_with_its_line(run: Path, forked_unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text(f"x\n\n{'y' * 60}\nz\n{'x' * 70}\n")
-    ended = unbroken("generate", "run", "--prompts-file", "prompts.txt")
+    ended = forked_unbroken("generate", "run", "--prompts-file", "prompts.txt")
     assert ended.returncode == 2 and ended.stderr.startswith("error[batch-invalid]: "), ended.stderr
     assert "prompts.txt:3  a sequence of" in ended.stderr and "prompts.txt:5  a sequence of" in ended.stderr
     assert ended.stdout == ""
 
 
 def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older_one_is(
-    run: Path, unbroken: Tool, tmp_path: Path
+    run: Path, forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     damage(find_model(str(run)).path)
-    ended = unbroken("generate", "run@2", "--prompt", "x")
+    ended = forked_unbroken("generate", "run@2", "--prompt", "x")
     assert ended.returncode == 3 and ended.stderr.startswith("error[damaged-checkpoint]: "), ended.stderr
     assert ended.stdout == ""
     words = (["generate", "--prompt", "x"], ["export", "--output", "x.pt"], ["batch-generate", "--input", "in.jsonl"])
     write(tmp_path / "in.jsonl", {"prompt": "x"})
     for command, *rest in words:
-        ended = unbroken(command, "run", *rest)
+        ended = forked_unbroken(command, "run", *rest)
         assert ended.returncode == 0, ended.stderr
         first, second = ended.stderr.splitlines()
         assert first.startswith("skipped final: state/") and second == "using checkpoint-1 instead of final"
-    told = json.loads(unbroken("generate", "run", "--prompt", "x", "--json").stdout)
-    [over] = told.pop("skipped_checkpoints")
+    results = json.loads(forked_unbroken("generate", "run", "--prompt", "x", "--json").stdout)
+    [over] = results.pop("skipped_checkpoints")
     assert over["name"] == "final" and over["reason"]
-    older = json.loads(unbroken("generate", "run@1", "--prompt", "x", "--json").stdout)
-    assert older == {**told, "skipped_checkpoints": []}
+    older = json.loads(forked_unbroken("generate", "run@1", "--prompt", "x", "--json").stdout)
+    assert older == {**results, "skipped_checkpoints": []}
 
 
-def test_the_average_of_the_weights_answers_where_it_is_requested(unbroken: Tool, tmp_path: Path) -> None:
+def test_the_average_of_the_weights_answers_where_it_is_requested(forked_unbroken: Tool, tmp_path: Path) -> None:
     average = save_averaged(tmp_path / "run")
-    ended = unbroken("generate", "run", "--prompt", "def ", "--ema", "--greedy", "--json")
+    ended = forked_unbroken("generate", "run", "--prompt", "def ", "--ema", "--greedy", "--json")
     assert ended.returncode == 0, ended.stderr
-    ended = unbroken("export", "run", "--output", "average.pt", "--ema", "--json")
+    ended = forked_unbroken("export", "run", "--output", "average.pt", "--ema", "--json")
     assert ended.returncode == 0 and json.loads(ended.stdout)["is_averaged"], ended.stderr
     written = torch.load(tmp_path / "average.pt", weights_only=True)
     assert all(torch.equal(written[name], average[name]) for name in average)
-    ended = unbroken("export", "run@1", "--output", "none.pt", "--ema")
+    ended = forked_unbroken("export", "run@1", "--output", "none.pt", "--ema")
     assert ended.returncode == 2 and ended.stderr.startswith("error[no-average]: "), ended.stderr
     assert not (tmp_path / "none.pt").exists()
 
 
-def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, unbroken: Tool) -> None:
+def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, forked_unbroken: Tool) -> None:
     newest = find_model(str(run)).path
     next((newest / "state").glob("*.distcp")).unlink()
-    ended = unbroken("generate", "run", "--prompt", "x", "--greedy")
+    ended = forked_unbroken("generate", "run", "--prompt", "x", "--greedy")
     assert ended.returncode == 0
     assert ended.stderr.startswith(f"skipped {newest.name}: ")
 
@@ -141,47 +143,47 @@ def write(path: Path, *records: object) -> None:
 
 @pytest.mark.promise("G22")
 def test_a_batch_asks_two_models_and_answers_in_the_order_of_the_prompts(
-    run: Path, unbroken: Tool, tmp_path: Path
+    run: Path, forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     save_run(tmp_path / "other", tokenizer=str(train_bpe(tmp_path / "bpe")), steps=1)
     own = {"model": {"output_dir": "other", "dtype": "bf16"}, "generation": {"greedy": True, "max_new_tokens": 3}}
     write(tmp_path / "in.jsonl", {"prompt": "a", "id": "first"}, {"prompt": "def", **own}, {"prompt": "b"})
     words = ("batch-generate", "run", "--input", "in.jsonl", "--max-new-tokens", "5")
-    dry = unbroken(*words, "--output", "out.jsonl", "--dry-run")
+    dry = forked_unbroken(*words, "--output", "out.jsonl", "--dry-run")
     assert dry.stdout == "ok  in.jsonl  3 prompts for 2 models; no model loaded\n", dry.stderr
     assert not (tmp_path / "out.jsonl").exists()
-    ended = unbroken(*words, "--output", "out.jsonl")
+    ended = forked_unbroken(*words, "--output", "out.jsonl")
     assert ended.returncode == 0, ended.stderr
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["prompt"] for record in records] == ["a", "def", "b"]
     assert records[0]["id"] == "first" and records[1]["checkpoint"].startswith("other/")
-    printed = unbroken(*words)
+    printed = forked_unbroken(*words)
     assert [json.loads(line) for line in printed.stdout.splitlines()] == records
-    assert json.loads(unbroken(*words, "--json").stdout)["records"] == records
+    assert json.loads(forked_unbroken(*words, "--json").stdout)["records"] == records
 
 
 def test_a_bad_record_is_named_with_its_line_and_the_old_output_stays(
-    run: Path, unbroken: Tool, tmp_path: Path
+    run: Path, forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "generation": {"gredy": True}}, {"promt": "c"})
     (tmp_path / "out.jsonl").write_text("old\n")
     for flag in ("--dry-run", "--quiet"):
-        ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl", flag)
+        ended = forked_unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl", flag)
         assert ended.returncode == 2
         assert "in.jsonl:2  generation.gredy: unknown key; did you mean generation.greedy?" in ended.stderr
         assert "in.jsonl:3  promt: unknown key; did you mean prompt?" in ended.stderr
     assert (tmp_path / "out.jsonl").read_text() == "old\n"
-    same = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "in.jsonl")
+    same = forked_unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "in.jsonl")
     assert same.returncode == 2 and "--output and the input are the same file" in same.stderr
 
 
 def test_a_record_whose_model_has_no_whole_checkpoint_has_the_error_and_the_exit_code(
-    run: Path, unbroken: Tool, tmp_path: Path
+    run: Path, forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     save_run(tmp_path / "other", steps=1)
     damage(find_model(str(tmp_path / "other")).path)
     write(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "model": {"output_dir": "other"}})
-    ended = unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl")
+    ended = forked_unbroken("batch-generate", "run", "--input", "in.jsonl", "--output", "out.jsonl")
     assert ended.returncode == 5
     assert "line 2  no-usable-checkpoint: " in ended.stdout
     good, bad = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())

@@ -22,19 +22,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_planned_from_what_it_has_measured(unbroken: Tool, run: Path) -> None:
-    told = json.loads(unbroken("plan", str(run), "--max-runtime", "3600", "--json").stdout)
-    assert told["schema"] == "unbroken.plan/2"
-    assert told["given"]["steps"] == 6
-    assert told["given"]["step_s"] > 0
-    assert told["given"]["save_s"] > 0
-    assert told["plan"]["jobs"] == 1
-    assert told["plan"]["training_s"] == 6 * told["given"]["step_s"]
-    assert any("one failure a day" in each for each in told["assumptions"])
+    results = json.loads(unbroken("plan", str(run), "--max-runtime", "3600", "--json").stdout)
+    assert results["schema"] == "unbroken.plan/2"
+    assert results["given"]["steps"] == 6
+    assert results["given"]["step_s"] > 0
+    assert results["given"]["save_s"] > 0
+    assert results["plan"]["jobs"] == 1
+    assert results["plan"]["training_s"] == 6 * results["given"]["step_s"]
+    assert any("one failure a day" in each for each in results["assumptions"])
 
 
 def test_an_option_wins_over_what_was_measured(unbroken: Tool, run: Path) -> None:
-    told = json.loads(unbroken("plan", str(run), "--steps", "1000", "--step-time", "2", "--json").stdout)
-    assert told["plan"]["training_s"] == 2_000
+    results = json.loads(unbroken("plan", str(run), "--steps", "1000", "--step-time", "2", "--json").stdout)
+    assert results["plan"]["training_s"] == 2_000
 
 
 def test_a_config_adds_target_wall_time_and_what_its_own_cadence_would_cost(unbroken: Tool, tmp_path: Path) -> None:
@@ -44,12 +44,12 @@ def test_a_config_adds_target_wall_time_and_what_its_own_cadence_would_cost(unbr
         f"training: {{output_dir: {tmp_path / 'none'}, max_steps: 5000, max_runtime_seconds: 7200, save_steps: 10}}\n"
     )
     options = ("--step-time", "3", "--save-time", "20", "--mtbf", "40000")
-    told = json.loads(unbroken("plan", str(config), *options, "--json").stdout)
-    assert told["given"]["steps"] == 5_000
-    assert told["given"]["walltime_s"] == 7_200
-    assert told["plan"]["jobs"] == 3
-    assert told["as_configured"]["interval_steps"] == 10
-    assert told["as_configured"]["total_s"] > told["plan"]["total_s"]
+    results = json.loads(unbroken("plan", str(config), *options, "--json").stdout)
+    assert results["given"]["steps"] == 5_000
+    assert results["given"]["walltime_s"] == 7_200
+    assert results["plan"]["jobs"] == 3
+    assert results["as_configured"]["interval_steps"] == 10
+    assert results["as_configured"]["total_s"] > results["plan"]["total_s"]
     assert "every 10 steps: " in unbroken("plan", str(config), *options).stdout
 
 
@@ -60,12 +60,14 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
         "data: {path: data, tokenizer: bytes, max_length: 64, overlap_size: 8}\n"
         f"training: {{output_dir: {tmp_path / 'runs' / 'none'}, max_steps: 500}}\n"
     )
-    told = json.loads(unbroken("plan", str(config), "--max-runtime", "04:00:00", "--mtbf", "2d", "--json").stdout)
+    results = json.loads(unbroken("plan", str(config), "--max-runtime", "04:00:00", "--mtbf", "2d", "--json").stdout)
     assert (
-        told["given"]["steps"] == 500 and told["given"]["walltime_s"] == 14_400 and told["given"]["mtbf_s"] == 172_800
+        results["given"]["steps"] == 500
+        and results["given"]["walltime_s"] == 14_400
+        and results["given"]["mtbf_s"] == 172_800
     )
-    assert told["given"]["step_s"] > 0 and told["given"]["save_s"] >= told["given"]["paused_s"] > 0
-    said = " ".join(told["assumptions"])
+    assert results["given"]["step_s"] > 0 and results["given"]["save_s"] >= results["given"]["paused_s"] > 0
+    said = " ".join(results["assumptions"])
     assert "step time" in said and f"measured in {tmp_path}" in said and "vocabulary of 384 tokens" in said
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.yaml"], "nothing is left of the measurement"
     bad = unbroken("plan", str(config), "--max-runtime", "4x")

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = [sys.executable, "-m", "unbroken", "prove"]
+# A chain is seven jobs, one after the other: no hang before that, even in a test of a mutation, which waits for less.
+LIMIT_S = max(PATIENCE_S, 240.0)
 SCRIPT = [sys.executable, str(Path(__file__).with_name("proven_script.py"))]
 
 
@@ -24,7 +27,7 @@ def prove(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     temporary.mkdir(exist_ok=True)
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     return subprocess.run(
-        [*PROVE, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*PROVE, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 
@@ -33,7 +36,7 @@ def left_behind(folder: Path) -> list[str]:
     return [path.name for path in folder.with_name(f"{folder.name}-temporary").glob("unbroken-*")]
 
 
-def told(ended: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+def parsed(ended: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(ended.stdout)
     return facts
 
@@ -49,19 +52,19 @@ def test_a_script_survives_a_chain_of_faults_bit_for_bit_and_its_real_run_is_not
     (tmp_path / "runs" / "a" / "mine").write_text("not yours")
     # It is given the place of the proof and does not use it: it is sent there all the same.
     command = [*SCRIPT, "runs/a", "40", "{run}"]
-    ended = prove(tmp_path, "--json", "--minutes", "0.4", "--seed", "7", "--", *command)
-    facts = told(ended)
+    ended = prove(tmp_path, "--json", "--chain", "1", "--seed", "7", "--", *command)
+    facts = parsed(ended)
     assert ended.returncode == 0, ended.stdout
     assert ended.stderr == ""
     assert facts["is_proven"]
-    for chain in facts["chains"]:
-        assert chain["comparison"]["agreeing"] == chain["comparison"]["steps"] == 40
-        assert chain["comparison"]["state"]["tensors_differing"] == []
-        assert len(chain["jobs"]) >= 3
-        assert chain["jobs"][-1]["ended"] == "completed"
+    [chain] = facts["chains"]
+    assert chain["comparison"]["agreeing"] == chain["comparison"]["steps"] == 40
+    assert chain["comparison"]["state"]["tensors_differing"] == []
+    assert len(chain["jobs"]) >= 3
+    assert chain["jobs"][-1]["ended"] == "completed"
     assert facts["injected"] >= 4
     # Each job went on from a checkpoint of another, but for those before the first commit.
-    assert any(job["went_on_from"] for chain in facts["chains"] for job in chain["jobs"])
+    assert any(job["went_on_from"] for job in chain["jobs"])
     assert [path.name for path in (tmp_path / "runs" / "a").iterdir()] == ["mine"]
     # What worked leaves nothing behind.
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
@@ -77,7 +80,7 @@ def test_the_trainer_survives_on_changing_numbers_of_ranks(tmp_path: Path) -> No
     short = ("training.max_eval_batches=2", "training.max_steps=24", "optimizer.warmup_steps=2")
     options = ("--faults", "kill,save,resize,flip", "--seed", "5", "--chain", "1", "--json")
     ended = prove(tmp_path, *options, "--", "unbroken", "train", "run.yaml", *small, *short)
-    facts = told(ended)
+    facts = parsed(ended)
     assert ended.returncode == 0, ended.stdout
     [chain] = facts["chains"]
     assert {job["ranks"] for job in chain["jobs"]} == {1, 2}
@@ -103,24 +106,20 @@ with unbroken.Run(sys.argv[2] if len(sys.argv) > 2 else "runs/a", settings=setti
 """
 
 
-def test_a_script_that_forgets_its_optimizer_is_found_out_and_can_be_made_again(tmp_path: Path) -> None:
+def test_a_script_that_forgets_its_optimizer_is_found_out_and_the_evidence_stays(tmp_path: Path) -> None:
     command = [*write(tmp_path, "train.py", FORGETFUL), "forgets", "{run}"]
-    ended = prove(tmp_path, "--faults", "save", "--seed", "2", "--dir", "proof", "--", *command)
+    ended = prove(tmp_path, "--json", "--faults", "save", "--seed", "2", "--dir", "proof", "--", *command)
     assert ended.returncode == 3, ended.stdout + ended.stderr
-    assert "not proven: chain 1 has other bits" in ended.stdout
-    assert "is the first that differs" in ended.stdout
-    [again] = [line for line in ended.stdout.splitlines() if line.startswith("  help ")]
-    words = shlex.split(again.removeprefix("  help ").removesuffix("repeat it"))
-    assert words[:2] == ["unbroken", "prove"]
+    [chain] = parsed(ended)["chains"]
+    assert not chain["is_proven"]
+    assert chain["comparison"]["first"]["metric"] == "loss"
+    # The same seed and chain have the same faults; the unit tests of the schedule show it.
+    words = shlex.split(chain["rerun"])
+    assert words[:2] == ["unbroken", "prove"] and words[words.index("--") :] == ["--", *command]
+    assert {("--seed", "2"), ("--chain", "1"), ("--faults", "save")} <= set(pairwise(words))
     # The evidence stays, and can be looked at; the words that stand for the run led there and nowhere else.
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "proof"}
     assert (tmp_path / "proof" / "prove-2" / "chain-0001" / "journal").is_dir()
-    repeated = prove(tmp_path, "--json", *words[2:])
-    assert repeated.returncode == 3
-    [chain] = told(repeated)["chains"]
-    assert not chain["is_proven"]
-    assert chain["comparison"]["first"]["metric"] == "loss"
-    assert shlex.join(words) == chain["rerun"]
 
 
 def test_a_script_that_starts_over_reaches_the_same_bits_and_is_no_proof(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_a_script_that_starts_over_reaches_the_same_bits_and_is_no_proof(tmp_pat
     command = [*write(tmp_path, "train.py", anew), "remembers", "{run}"]
     ended = prove(tmp_path, "--json", "--faults", "save", "--seed", "2", "--chain", "1", "--", *command)
     assert ended.returncode == 3, ended.stdout
-    [chain] = told(ended)["chains"]
+    [chain] = parsed(ended)["chains"]
     assert "resumed from step 0, though" in chain["problem"]
 
 

@@ -157,8 +157,8 @@ def test_a_folder_is_sealed_verified_and_still_loads(unbroken: Tool, written: Pa
     assert inside(folder) == before
     assert same(read(folder))
     assert unbroken("verify", "outputs", "--full").returncode == 0
-    again = unbroken("seal", folder)
-    assert again.returncode == 0 and "already sealed, all checksums verified" in again.stdout
+    again = unbroken("seal", folder, "--json")
+    assert again.returncode == 0 and [each["is_new"] for each in json.loads(again.stdout)["sealed"]] == [False]
 
 
 @pytest.mark.promise("X6", "M16")

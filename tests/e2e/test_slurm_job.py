@@ -193,9 +193,9 @@ def test_jobs_that_never_take_their_run_in_time_are_counted_from_follower_to_fol
     site.command("scontrol", "exit 1")
     script = site.path / "a.sbatch"
     script.write_text("#!/bin/bash\n")
-    for told, code in (("1", 0), ("2", 138)):
+    for results, code in (("1", 0), ("2", 138)):
         (site.path / "ready").unlink(missing_ok=True)
-        job = site.start("hang", "--script", str(script), "--in-vain", told)
+        job = site.start("hang", "--script", str(script), "--in-vain", results)
         site.wait_for_step()
         job.send_signal(signal.SIGUSR1)
         assert site.end()[0] == code
@@ -271,12 +271,12 @@ def test_init_writes_a_script_once_and_every_mistake_is_reported(tmp_path: Path,
         (("--run-dir", "r", "--name", "a/b", "--", "train.py"), "the job name 'a/b' contains a slash"),
         (("--run-dir", "r" * 201, "--", "train.py"), "the job name has 201 characters, more than 200"),
     ):
-        told = unbroken("slurm", "init", *mistake)
-        assert told.returncode == 2 and complaint in " ".join(told.stderr.split()), (mistake, told.stderr)
+        results = unbroken("slurm", "init", *mistake)
+        assert results.returncode == 2 and complaint in " ".join(results.stderr.split()), (mistake, results.stderr)
     assert not list(tmp_path.glob("r*.sbatch"))
     for verb in (("submit", "."), ("chain", ".", "--links", "2")):
-        told = unbroken("slurm", *verb)
-        assert told.returncode == 2 and "SCRIPT is a directory, not a batch script" in told.stderr
+        results = unbroken("slurm", *verb)
+        assert results.returncode == 2 and "SCRIPT is a directory, not a batch script" in results.stderr
 
 
 def test_resume_is_an_option_of_init_as_of_train(tmp_path: Path, unbroken: Tool) -> None:
@@ -293,15 +293,15 @@ def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) ->
     assert same.returncode == 2 and "the same training.output_dir" in same.stderr
     text = (tmp_path / "b.yaml").read_text()
     (tmp_path / "b.yaml").write_text(text.replace("runs/tiny", "runs/other"))
-    told = json.loads(unbroken("slurm", "init", "a.yaml", "b.yaml", "training.max_steps=900", "--json").stdout)
-    assert told["runs"] == ["runs/tiny", "runs/other"]
-    assert "#SBATCH --array=0-1" in told["text"] and "training.max_steps=900" in told["text"]
+    results = json.loads(unbroken("slurm", "init", "a.yaml", "b.yaml", "training.max_steps=900", "--json").stdout)
+    assert results["runs"] == ["runs/tiny", "runs/other"]
+    assert "#SBATCH --array=0-1" in results["text"] and "training.max_steps=900" in results["text"]
 
 
 def test_without_slurm_nothing_is_submitted_and_what_helps_is_reported(tmp_path: Path, unbroken: Tool) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n")
-    told = unbroken("slurm", "submit", "a.sbatch", env={"PATH": str(tmp_path)})
-    assert told.returncode == 2 and "error[slurm-missing]: SLURM is not installed here" in told.stderr
+    results = unbroken("slurm", "submit", "a.sbatch", env={"PATH": str(tmp_path)})
+    assert results.returncode == 2 and "error[slurm-missing]: SLURM is not installed here" in results.stderr
     assert unbroken("slurm", "chain", "no.sbatch", "--links", "2").returncode == 2
     outside = unbroken("slurm", "job", "r", "--", "true", env={"SLURM_JOB_ID": ""})
     assert outside.returncode == 2 and "SLURM_JOB_ID is not set" in outside.stderr
@@ -343,9 +343,9 @@ def test_a_chain_that_breaks_names_the_links_that_stand(site: Site, unbroken: To
     site.command(
         "sbatch", f'test "$(grep -c sbatch {site.path}/calls)" = 3 && {{ echo "{limit}" >&2; exit 1; }}; echo 99'
     )
-    told = unbroken("slurm", "chain", "a.sbatch", "--links", "5", env=site.environ())
-    assert told.returncode == 2 and limit in told.stderr
-    assert "the chain ends after the jobs submitted so far: 99, 99" in told.stderr
+    results = unbroken("slurm", "chain", "a.sbatch", "--links", "5", env=site.environ())
+    assert results.returncode == 2 and limit in results.stderr
+    assert "the chain ends after the jobs submitted so far: 99, 99" in results.stderr
     script = site.path / "a.sbatch"
     assert site.calls[0] == f"sbatch --parsable --no-requeue {script} --chained"
     assert site.calls[1] == f"sbatch --parsable --dependency=afterany:99 --no-requeue {script} --link --chained"

@@ -83,18 +83,17 @@ def test_show_finds_a_checkpoint_by_every_kind_of_name(unbroken: Tool, run: Path
     assert document(unbroken, "show", "run@latest")["name"] == "final"
     text = unbroken("show", "run@10", "--tensors").stdout
     assert "embed.weight  bfloat16  4x8" in text
-    assert "no tensors in the manifest" in unbroken("show", "run@20", "--tensors").stdout
+    assert document(unbroken, "show", "run@20", "--tensors")["tensors"] == {}
 
 
 def test_verify_proves_a_run_and_names_what_is_damaged(unbroken: Tool, run: Path) -> None:
     ended = unbroken("verify", "run", "--full")
-    assert ended.returncode == 0 and ended.stdout.count("all checksums verified") == 7
+    assert ended.returncode == 0 and len(ended.stdout.splitlines()) == 7
     damage(run)
     assert unbroken("verify", "run").returncode == 0
     ended = unbroken("verify", "run", "--full")
     assert ended.returncode == 3 and "Traceback" not in ended.stderr
-    assert "damaged  checkpoint-50  (1 finding)" in ended.stdout
-    assert "state/__0_0.distcp: bytes 0 to 162 are not the bytes that were written" in ended.stdout
+    assert "checkpoint-50" in ended.stdout and "state/__0_0.distcp: bytes 0 to 162" in ended.stdout
     said = document(unbroken, "verify", "run@50", "--full", code=3)
     assert said["schema"] == "unbroken.verify/1" and said["is_sound"] is False
     assert said["checkpoints"][0]["findings"][0]["cause"] == "damaged"
@@ -130,11 +129,11 @@ def test_diff_exits_by_what_it_finds(unbroken: Tool, run: Path) -> None:
 @pytest.mark.promise("C17")
 def test_a_dry_run_of_prune_changes_nothing_and_shows_what_prune_then_does(unbroken: Tool, run: Path) -> None:
     before = stamped(run)
-    told = document(unbroken, "prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40", "--dry-run")
+    results = document(unbroken, "prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40", "--dry-run")
     assert stamped(run) == before
-    assert told["schema"] == "unbroken.prune/2" and told["dry_run"] is True
+    assert results["schema"] == "unbroken.prune/2" and results["dry_run"] is True
     done = document(unbroken, "prune", "run", "--keep-last-k", "1", "--keep-milestone-every", "40")
-    assert done["removed"] == told["removed"]
+    assert done["removed"] == results["removed"]
     assert done["removed"] == ["checkpoint-10", "checkpoint-20.2", "checkpoint-30-shutdown", "checkpoint-50"]
     left = {path.name for path in (run / "checkpoints").iterdir()}
     assert {"final", "checkpoint-40", "checkpoint-20", "mine", "quarantine", "abandoned", "latest"} <= left
@@ -160,6 +159,15 @@ def test_prune_does_not_count_a_newest_checkpoint_that_only_looks_whole(unbroken
     assert "checkpoint-50 is damaged, keeping an older one" in ended.stderr
     assert (run / "checkpoints/checkpoint-40").exists(), "the last good one"
     assert (run / "checkpoints/checkpoint-50").exists(), "damaged ones are for the quarantine"
+
+
+@pytest.mark.promise("C11")
+def test_prune_keeps_what_a_link_beside_the_checkpoints_leads_to(unbroken: Tool, run: Path) -> None:
+    (run / "checkpoints/mine/best.ckpt").symlink_to("../checkpoint-40/manifest.json")
+    said = document(unbroken, "prune", "run", "--keep-last-k", "1")
+    assert {"name": "checkpoint-40", "reason": "mine/best.ckpt is a link to it"} in said["not_removed"]
+    assert (run / "checkpoints/mine/best.ckpt").exists()
+    assert not (run / "checkpoints/checkpoint-50").exists()
 
 
 def test_prune_keeps_the_best(unbroken: Tool, run: Path) -> None:
@@ -375,9 +383,9 @@ def test_verify_names_a_checkpoint_of_ours_that_lost_its_manifest(unbroken: Tool
     lost = run / "checkpoints/checkpoint-50"
     (lost / "state/index.json").write_text("{}")
     (lost / "manifest.json").unlink()
-    ended = unbroken("verify", "run")
-    assert ended.returncode == 3
-    assert "damaged  checkpoint-50" in ended.stdout and "manifest.json: cannot be read" in ended.stdout
+    verified = document(unbroken, "verify", "run", code=3)["checkpoints"]
+    [found] = [each for each in verified if each["name"] == "checkpoint-50"]
+    assert [each["part"] for each in found["findings"]] == ["manifest.json"]
     [entry] = [each for each in document(unbroken, "ls", "run")["entries"] if each["name"] == "checkpoint-50"]
     assert (entry["state"], entry["note"]) == ("damaged", "manifest.json: is missing")
 

@@ -24,7 +24,7 @@ from tests.e2e.launching import (
     wait_until_gone,
     write_script,
 )
-from unbroken.launch.processes import below, living, workers_of
+from unbroken.launch.processes import below, child_ranks, living
 
 # Counts its starts, then does what the test adds.
 COUNTING = f"""{TELL}
@@ -177,7 +177,7 @@ def test_ranks_stop_cleanly_whoever_gets_the_signal(start: Start, to: str) -> No
     assert {threads for _, _, threads in lines} == {"1"}
     everybody = [launch.process.pid, *below(launch.process.pid, living())]
     torchrun = living()[ranks[0]].parent
-    assert sorted(workers_of(torchrun, living())) == sorted(ranks)
+    assert sorted(child_ranks(torchrun, living())) == sorted(ranks)
     receivers = {"the launcher": everybody[:1], "everybody": everybody, "one rank": ranks[1:], "torchrun": [torchrun]}
     for pid in receivers[to]:
         os.kill(pid, signal.SIGUSR1 if to == "the launcher" else signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ class Folder:
         said, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, said
 
-    def told(self, *arguments: str) -> dict[str, Any]:
+    def query(self, *arguments: str) -> dict[str, Any]:
         said = subprocess.run(
             [*TOOL, *arguments, "--json"], capture_output=True, text=True, cwd=self.path, env=ENVIRONMENT, check=False
         )
@@ -103,9 +104,9 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     assert "starting at step 0" in said and "exact: the same bits" in said and "step 8/8  100.0 %" in said
     assert "completed" in said
     assert here.layout() >= RECORDS | {"checkpoints/final", "checkpoints/latest"}
-    assert here.told("outcome", "runs/tiny")["class"] == "done"
-    assert here.told("status", "runs/tiny")["status"] == "completed"
-    evaluated = here.told("evaluate", "runs/tiny", "--max-eval-batches", "2")
+    assert here.query("outcome", "runs/tiny")["class"] == "done"
+    assert here.query("status", "runs/tiny")["status"] == "completed"
+    evaluated = here.query("evaluate", "runs/tiny", "--max-eval-batches", "2")
     rows = [json.loads(line) for line in (here.run / "metrics" / "job-0001.jsonl").read_text().splitlines()]
     assert evaluated["val_loss"] == rows[-1]["val_loss"], "the checkpoint computes what the training logged"
     code, said = here.call("evaluate", "runs/tiny", "--device", "tpu")
@@ -138,7 +139,7 @@ def test_json_is_one_object_a_line_and_status_shows_which_step_its_loss_is_of(fo
     saved = [(each["step"], each["name"]) for each in events if each["event"] == "checkpoint"]
     assert (3, "checkpoint-3") in saved and (8, "final") in saved
     assert events[-1]["class"] == "done" and events[-1]["exit_code"] == 0
-    status = folder.told("status", "runs/tiny")
+    status = folder.query("status", "runs/tiny")
     assert (status["step"], status["loss_step"]) == (8, 8)
     assert status["loss"] == next(each["loss"] for each in reversed(events) if each["event"] == "step")
     code, events, said = lines("training.seed=7")
@@ -167,7 +168,7 @@ def test_a_reader_that_goes_away_is_reported_once_and_quiet_is_an_option_or_a_va
     )
     assert (quiet.stdout, quiet.stderr) == ("", "")
     code, said = folder.call("train", "run.yaml", *SHORT, "--force")
-    assert code == 2 and "--force needs --resume scratch" in said, said
+    assert code == 2 and "error[bad-usage]" in said and "--force" in said, said
 
 
 def test_a_model_that_fits_into_no_memory_is_reported_in_a_few_lines(folder: Folder) -> None:
@@ -188,7 +189,7 @@ def test_a_signal_stops_it_cleanly_and_the_same_command_resumes_with_another_num
     shutdowns = [each for each in folder.layout() if each.endswith("-shutdown")]
     assert len(shutdowns) == 1
     assert folder.layout() >= RECORDS
-    assert folder.told("outcome", "runs/tiny")["status"] == "stopped"
+    assert folder.query("outcome", "runs/tiny")["status"] == "stopped"
     recorded = (folder.run / "config.json").read_bytes()
     process = folder.start(*command)
     said = wait_for(process, "saved checkpoint")
@@ -211,7 +212,7 @@ def test_killed_it_leaves_a_run_that_reads_as_crashed_and_another_job_meanwhile_
     assert process.returncode == 128 + signal.SIGKILL
     assert folder.layout() >= RECORDS
     assert any(each.startswith("checkpoints/checkpoint-") for each in folder.layout())
-    assert folder.told("outcome", "runs/tiny")["status"] == "crashed"
+    assert folder.query("outcome", "runs/tiny")["status"] == "crashed"
 
 
 @pytest.mark.promise("G18", "G2")
@@ -225,13 +226,13 @@ def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_wher
     large = ("training.per_device_batch_size=50", "training.global_batch_size=400", "training.eval_steps=null")
     code, said = folder.call("train", "run.yaml", *few, *large, "--allow-bucket-exhaustion")
     assert code == 4 and "error[halted]" in said, said
-    assert folder.told("outcome", "runs/tiny")["status"] == "halted"
+    assert folder.query("outcome", "runs/tiny")["status"] == "halted"
     assert any(each.endswith("-shutdown") for each in folder.layout())
-    dry_at = folder.told("status", "runs/tiny")["step"]
+    dry_at = folder.query("status", "runs/tiny")["step"]
     again = ("data.epochs=2", "--accept", "data.epochs", "--allow-bucket-exhaustion")
     code, said = folder.call("train", "run.yaml", *few, *large, *again)
     assert code == 4 and f"resuming from step {dry_at}" in said, said
-    assert folder.told("status", "runs/tiny")["step"] >= 2 * dry_at, "past the halt, to the end of the second pass"
+    assert folder.query("status", "runs/tiny")["step"] >= 2 * dry_at, "past the halt, to the end of the second pass"
 
 
 def test_an_accepted_name_that_means_nothing_is_refused_with_the_nearest_ones(folder: Folder) -> None:
@@ -257,7 +258,7 @@ def test_another_config_is_refused_before_any_process_and_an_accepted_one_contin
     code, said = folder.call("train", "run.yaml", *SHORT)
     assert code == 0 and "training.max_steps is 8 in the config, but 10 was accepted by job 2 at step 8" in said, said
     assert "nothing to do: step 10 of 10 is already reached" in said, said
-    assert folder.told("show", "runs/tiny@final")["step"] == 10
+    assert folder.query("show", "runs/tiny@final")["step"] == 10
 
 
 def test_all_problems_of_a_config_are_reported_at_once_and_nothing_is_started(folder: Folder) -> None:
@@ -274,3 +275,18 @@ def test_all_problems_of_a_config_are_reported_at_once_and_nothing_is_started(fo
     folder.path.joinpath("data").rename(folder.path / "elsewhere")
     code, said = folder.call("train", "run.yaml", *SHORT)
     assert code == 4 and "error[data-missing]" in said, said
+
+
+def test_checkpoints_go_to_an_object_store_and_a_wiped_run_directory_is_resumed(folder: Folder) -> None:
+    words = ("train", "run.yaml", *SHORT, f"training.checkpoints=file://{folder.path}/store/tiny")
+    code, said = folder.call(*words, "training.max_steps=4")
+    assert code == 0 and "checkpoints are saved to file://" in said, said
+    assert not [name for name in folder.layout() if name.startswith("checkpoints/")]
+    # The history is in the store: a changed model is refused as ever.
+    code, said = folder.call(*words, "model.n_layer=2")
+    assert code == 6 and "error[config-differs]" in said, said
+    assert folder.query("status", "runs/tiny")["resumable_step"] == 4
+    shutil.rmtree(folder.run)
+    code, said = folder.call(*words)
+    assert code == 0 and "resuming from step 4" in said and "step 8/8" in said, said
+    assert {row["name"] for row in folder.query("ls", "runs/tiny")["entries"]} >= {"final", "final.2"}

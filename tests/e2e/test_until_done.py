@@ -11,7 +11,8 @@ import pytest
 from tests.conftest import Tool
 from tests.e2e.launching import OUTCOMES, Launch, Start, launching, write_script
 from tests.e2e.test_supervise_restarts import COUNTING, starts_of
-from tests.e2e.test_train import SHORT, Folder, folder
+from tests.e2e.test_train import SHORT, SMALL, Folder, folder, wait_for
+from tests.patience import PATIENCE_S
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 
@@ -114,6 +115,23 @@ def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, wa
     else:
         launch.process.send_signal(signal.SIGTERM)
     assert (launch.end(), starts_of(tmp_path)) == (75, 1), launch.said
+
+
+@pytest.mark.promise("G23")
+def test_a_config_file_that_is_edited_while_a_job_runs_does_not_change_its_restart(folder: Folder) -> None:
+    options = ("training.max_steps=300", "data.epochs=null", "training.save_steps=50", "training.eval_steps=300")
+    process = folder.start("train", "run.yaml", *SMALL, *options, "--max-restarts", "1", "--restart-delay", "0")
+    said = wait_for(process, "saved checkpoint-50 ")
+    # The next experiment is prepared in the same file.
+    config = (folder.path / "run.yaml").read_text()
+    edited = config.replace("runs/tiny", "runs/next").replace("seed: 1234", "seed: 99")
+    assert edited != config
+    (folder.path / "run.yaml").write_text(edited)
+    os.kill(json.loads((folder.run / ".run_state.json").read_text())["pid"], signal.SIGKILL)
+    rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and "resuming from step " in rest, said + rest
+    assert folder.query("outcome", "runs/tiny")["status"] == "completed"
+    assert not (folder.path / "runs/next").exists()
 
 
 @pytest.mark.promise("G23", "U9")

@@ -22,9 +22,9 @@ def job(directory: str, case: Case, end_at: int) -> dict[str, Any]:
     numerics = exact.pin(case.device)
     model, optimizer, reducer = build(case)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL)
-    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     settings = unbroken.Settings(save_steps=2, logging_steps=1, audit="error")
-    with unbroken.Run(directory, settings=settings, reducer=reducer, numerics=numerics, **things) as run:
+    with unbroken.Run(directory, settings=settings, reducer=reducer, numerics=numerics, **objects) as run:
         began = run.step
         for step in run.steps(TOTAL):
             for lane in reducer.lanes(step):

@@ -3,22 +3,21 @@
 What a trial does to itself is real: SIGKILL ends the child alone, and a fresh child resumes what it left.
 """
 
-import multiprocessing
+import contextlib
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tests.patience import PATIENCE_S
+from unbroken.testing.worlds import preload, warm_context
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.training", "tests.exact.orders"])
+preload("tests.exact.training", "tests.exact.orders")
 _AT_ONCE = 2
 # To start one child, multiprocessing looks at all others; what it reads of their ends can be read only once.
 _LOCK = threading.Lock()
@@ -43,20 +42,9 @@ class Ended:
         return self.value
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
 def _child(answer: Connection, action: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    # A group of its own: loader workers that outlive a killed child are ended with it.
+    os.setpgid(0, 0)
     try:
         answer.send((action(*arguments), ""))
     except BaseException:  # noqa: BLE001 - the top of a process: whatever it is, the test is to see it
@@ -66,9 +54,10 @@ def _child(answer: Connection, action: Callable[..., Any], arguments: Sequence[A
 
 def forked(action: Callable[..., Any], *arguments: object) -> Ended:
     """Run an action in a child and wait for its end."""
-    with _LOCK, _one_thread():
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
-        child = _CONTEXT.Process(target=_child, args=(theirs, action, arguments))
+    with _LOCK:
+        context = warm_context()
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_child, args=(theirs, action, arguments))
         child.start()
     theirs.close()
     value, error = None, ""
@@ -84,6 +73,9 @@ def forked(action: Callable[..., Any], *arguments: object) -> Ended:
         if not has_ended:
             child.kill()
         child.join()
+    assert child.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
     assert has_ended, f"{action.__name__}{arguments} did not end"
     assert child.exitcode is not None
     return Ended(child.exitcode, value, error)

@@ -28,17 +28,17 @@ def nothing(where: str) -> None:
 
 def job(directory: str, total: int, body: Body, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
     """A job that does something at each step; returns how it ended."""
-    things = build()
-    with unbroken.Run(directory, settings=unbroken.Settings(logging_steps=1, **settings), **things) as run:
+    objects = build()
+    with unbroken.Run(directory, settings=unbroken.Settings(logging_steps=1, **settings), **objects) as run:
         for step in run.steps(total):
-            loss = one_step(things, next(run.data), nothing)
+            loss = one_step(objects, next(run.data), nothing)
             run.log(loss=loss)
-            body(run, step + 1, things)
-    return {"step": run.step, "is_stopped": run.is_stopped, "digest": digest(things, run)}
+            body(run, step + 1, objects)
+    return {"step": run.step, "is_stopped": run.is_stopped, "digest": digest(objects, run)}
 
 
 def signalled(directory: str, number: int) -> dict[str, Any]:
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 4:
             os.kill(os.getpid(), number)
 
@@ -48,7 +48,7 @@ def signalled(directory: str, number: int) -> dict[str, Any]:
 def signalled_when_due(directory: str) -> dict[str, Any]:
     """The signal comes in the very step whose edge is due for a save."""
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -58,7 +58,7 @@ def signalled_when_due(directory: str) -> dict[str, Any]:
 def interrupted_twice(directory: str) -> bool:
     """The second Ctrl-C comes while a save hangs on a slow disk; returns whether it still hung when the job left."""
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 3:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1.2)
@@ -76,7 +76,7 @@ def flagged(directory: str, job_number: int | None) -> dict[str, Any]:
     """The flag file appears while it trains: from `stop`, or made by hand."""
     layout = Layout(Path(directory))
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 3 and job_number is None:
             layout.stop_request.touch()
         elif step == 3:
@@ -87,7 +87,7 @@ def flagged(directory: str, job_number: int | None) -> dict[str, Any]:
 
 
 def until_stopped(directory: str) -> dict[str, Any]:
-    return job(directory, 1_000, lambda run, step, things: time.sleep(0.05), save_steps=None)
+    return job(directory, 1_000, lambda run, step, objects: time.sleep(0.05), save_steps=None)
 
 
 class SlowDisk(FaultyDisk):
@@ -108,7 +108,7 @@ def until_walltime(directory: str, max_runtime_s: float, delay_s: float) -> dict
     began = time.time()
     set_disk(SlowDisk(Path(directory) / "checkpoints", delay_s))
     ended = job(
-        directory, 10_000, lambda run, step, things: time.sleep(0.02), save_steps=10, max_runtime_seconds=max_runtime_s
+        directory, 10_000, lambda run, step, objects: time.sleep(0.02), save_steps=10, max_runtime_seconds=max_runtime_s
     )
     return {**ended, "remaining_s": max_runtime_s - (time.time() - began)}
 
@@ -119,7 +119,7 @@ def in_a_window(directory: str, grace_s: float, delay_s: float, scratch: str | N
     The kill is real: what is not done by then is not done.
     """
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 3:
             run._open.opened.saver.wait()
         if step == 4:
@@ -136,7 +136,7 @@ def in_a_window(directory: str, grace_s: float, delay_s: float, scratch: str | N
 
 def left_to_go_on(directory: str, scratch: str | None) -> dict[str, Any]:
     """The job after it, on storage that is as it should be."""
-    return job(directory, 12, lambda run, step, things: None, save_steps=None, emergency_dir=scratch)
+    return job(directory, 12, lambda run, step, objects: None, save_steps=None, emergency_dir=scratch)
 
 
 def stopped_while_it_saves(directory: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def stopped_while_it_saves(directory: str) -> dict[str, Any]:
     set_disk(SlowDisk(Path(directory) / "checkpoints", 0.15))
     in_flight: list[bool] = []
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 3:
             in_flight.append(is_saving())
             os.kill(os.getpid(), signal.SIGTERM)
@@ -163,7 +163,7 @@ def with_a_full_disk(directory: str, first: int, last: int) -> dict[str, Any]:
     set_disk(FaultyDisk(LocalDisk(), plan))
     links = []
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         at[0] = step
         # A save is looked at when it has ended: let it end inside the step that it was begun before.
         while is_saving():
@@ -177,7 +177,7 @@ def with_a_full_disk(directory: str, first: int, last: int) -> dict[str, Any]:
 
 
 def with_a_bad_loss(directory: str) -> dict[str, Any]:
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == 5:
             run.log(loss=torch.tensor(float("nan")))
 
@@ -191,10 +191,10 @@ def with_a_bad_loss(directory: str) -> dict[str, Any]:
 def poisoned(directory: str, step_of_poison: int) -> dict[str, Any]:
     """One bit of one gradient's effect is wrong in one step that was computed before."""
 
-    def body(run: unbroken.Run, step: int, things: dict[str, Any]) -> None:
+    def body(run: unbroken.Run, step: int, objects: dict[str, Any]) -> None:
         if step == step_of_poison:
             with torch.no_grad():
-                things["model"][0].weight[0, 0] += 2.0**-10
+                objects["model"][0].weight[0, 0] += 2.0**-10
 
     return job(directory, 12, body, save_steps=6)
 
@@ -209,8 +209,8 @@ def second_job(directory: str) -> str:
 
 def hold(directory: str, ready: str) -> None:
     """Hold the run and die without a word."""
-    things = build()
-    with unbroken.Run(directory, **things) as run:
+    objects = build()
+    with unbroken.Run(directory, **objects) as run:
         for _ in run.steps(5):
             Path(ready).touch()
             while Path(ready).exists():

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from tests.exact.small_gpt import Shape, SmallGpt, batch, make
 from unbroken import exact
 from unbroken.errors import CannotFold
-from unbroken.exact.staged import StagedAllGather
+from unbroken.exact.exchange import StagedAllGather
 from unbroken.state.fingerprint import combine, fingerprints
 from unbroken.state.flatten import flatten
 from unbroken.state.items import make_items
@@ -99,12 +99,12 @@ def train_each(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
     """Train every case in this world; returns losses and fingerprints, the same on every rank."""
     numerics = exact.pin(cases[0].device)
     assert numerics.record()["deterministic"] is True
-    told = []
+    results = []
     for case in cases:
         model, optimizer, reducer = build(case)
         steps = [one_step(case, step, model, optimizer, reducer) for step in range(case.steps)]
-        told.append({"steps": steps, "fingerprint": fingerprint(model, optimizer)})
-    return told
+        results.append({"steps": steps, "fingerprint": fingerprint(model, optimizer)})
+    return results
 
 
 def refused_each() -> dict[str, str]:
@@ -118,7 +118,7 @@ def refused_each() -> dict[str, str]:
     fully_shard(hybrid, mesh=square)
     fully_shard(half[0], mesh=flat)
     fully_shard(whole, mesh=flat)
-    told = {}
+    results = {}
     for name, refused, dtype in (
         ("two dimensions", hybrid, None),
         ("half sharded", half, None),
@@ -129,8 +129,8 @@ def refused_each() -> dict[str, str]:
         try:
             exact.Reducer(refused, lanes=2, seed=0, compute_dtype=dtype)
         except CannotFold as error:
-            told[name] = str(error)
-    return told
+            results[name] = str(error)
+    return results
 
 
 def gradients_after_closing(is_stock: bool) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -20,13 +19,13 @@ from tests.unit.data.streams import open_stream
 from unbroken.data.ingest.text_corpus import open_text_corpus
 from unbroken.data.loader import Batch, Loader
 from unbroken.data.stream import Stream
+from unbroken.testing.worlds import preload, warm_context
 
 GLOBAL_BATCH, LANE, LANES = 16, 2, 8
 STEPS = 1_250  # of eight lanes: 10,000 batches
 _SAVE_EVERY = 20
 _LIMIT_S = PATIENCE_S
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "numpy", "unbroken.loop.run", "tests.exact.lanes"])
+preload("tests.exact.lanes")
 
 
 @dataclass(frozen=True)
@@ -50,31 +49,31 @@ def digest(batch: Batch) -> str:
     return found.hexdigest()
 
 
-def read(told: Rank) -> None:
+def read(results: Rank) -> None:
     """Read to the end, or to the batch at which this rank kills itself; each batch is noted before the next one."""
     torch.set_num_threads(1)
-    stream = _stream(Path(told.data))
+    stream = _stream(Path(results.data))
     # A child of a fork server would start its workers with a server of its own, which outlives it.
-    context = "fork" if told.workers else None
+    context = "fork" if results.workers else None
     loader = Loader(
         stream,
         global_batch=GLOBAL_BATCH,
         lane=LANE,
-        rank=told.rank,
-        world=told.world,
-        workers=told.workers,
+        rank=results.rank,
+        world=results.world,
+        workers=results.workers,
         context=context,
     )
-    if told.state is not None:
-        loader.load_state_dict(json.loads(Path(told.state).read_text()))
-    notes = Path(told.notes)
+    if results.state is not None:
+        loader.load_state_dict(json.loads(Path(results.state).read_text()))
+    notes = Path(results.notes)
     with (notes / f"{os.getpid()}.batches").open("a") as lines:
         for number, batch in enumerate(loader):
             lines.write(f"{batch.step} {batch.lane} {digest(batch)}\n")
             lines.flush()
             if loader.steps % _SAVE_EVERY == 0 and loader.steps > batch.step:
-                _save(loader, notes / f"state-{loader.steps}-{told.rank}")
-            if told.die_after is not None and number + 1 == told.die_after:
+                _save(loader, notes / f"state-{loader.steps}-{results.rank}")
+            if results.die_after is not None and number + 1 == results.die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
             if loader.steps == STEPS:
                 return
@@ -94,9 +93,10 @@ def _save(loader: Loader, path: Path) -> None:
     scratch.replace(path)
 
 
-def run_job(told: list[Rank]) -> list[int]:
+def run_job(results: list[Rank]) -> list[int]:
     """All ranks of one job; where one dies, the others are killed too. Tells how each ended."""
-    processes: list[BaseProcess] = [_CONTEXT.Process(target=read, args=(each,)) for each in told]
+    context = warm_context()
+    processes: list[BaseProcess] = [context.Process(target=read, args=(each,)) for each in results]
     for process in processes:
         process.start()
     running, ends_at = list(processes), time.monotonic() + _LIMIT_S
@@ -113,14 +113,14 @@ def run_job(told: list[Rank]) -> list[int]:
     return [process.exitcode or 0 for process in processes]
 
 
-def _read_in_group(told: Rank) -> None:
+def _read_in_group(results: Rank) -> None:
     os.setpgid(0, 0)
-    read(told)
+    read(results)
 
 
-def run_in_group(told: Rank) -> tuple[int, int]:
+def run_in_group(results: Rank) -> tuple[int, int]:
     """One rank in a process group of its own: the group, and how the rank ended."""
-    process = _CONTEXT.Process(target=_read_in_group, args=(told,))
+    process = warm_context().Process(target=_read_in_group, args=(results,))
     process.start()
     process.join(_LIMIT_S)
     assert process.pid is not None and process.exitcode is not None

@@ -136,7 +136,7 @@ def _branches(*, is_sharded: bool) -> Branches:
 
 def complaints() -> dict[str, str]:
     """What is said where lanes of a sharded model use different parameters, or two reducers the same model."""
-    told = {}
+    results = {}
     second = dist.get_world_size()  # the first lane of the second round
     uses: dict[str, Callable[[int], tuple[str, bool]]] = {
         "another branch": lambda lane: ("left" if lane < second else "right", True),
@@ -151,7 +151,7 @@ def complaints() -> dict[str, str]:
             for lane in reducer.lanes(0):
                 lane.backward(model(*used(lane.number)))
         except LaneBroken as error:
-            told[name] = str(error)
+            results[name] = str(error)
     for is_stock in (False, True):
         model = _branches(is_sharded=True)
         old = exact.Reducer(model, lanes=second, seed=0, stock=is_stock)
@@ -160,8 +160,8 @@ def complaints() -> dict[str, str]:
             for lane in old.lanes(0):
                 lane.backward(model("left"))
         except LaneBroken as error:
-            told[f"two reducers, stock={is_stock}"] = str(error)
-    return told
+            results[f"two reducers, stock={is_stock}"] = str(error)
+    return results
 
 
 def branch_gradients() -> list[list[list[float]]]:

@@ -25,7 +25,7 @@ def _after_restore(change: Callable[[Sequence[Item], Restored], Restored]) -> No
 def drop_item(name: str) -> Mutation:
     """The item is as if it had never been handed over: fresh after the resume."""
 
-    def mutate(things: dict[str, Any]) -> None:
+    def mutate(objects: dict[str, Any]) -> None:
         def restore(source: Any, items: Sequence[Item], *rest: Any, **named: Any) -> Restored:  # noqa: ANN401
             [item] = [each for each in items if each.name == name]
             fresh = copy.deepcopy(item.take())
@@ -41,19 +41,19 @@ def drop_item(name: str) -> Mutation:
 def drop_generator(name: str) -> Mutation:
     """One generator goes on from where the fresh process has it."""
 
-    def mutate(things: dict[str, Any]) -> None:
+    def mutate(objects: dict[str, Any]) -> None:
         fresh = capture_rng()[name]
         setattr(opening, "restore_rng", lambda state: restore_rng({**state, name: fresh}))  # noqa: B010
 
     return mutate
 
 
-def generators_too_early(things: dict[str, Any]) -> None:
+def generators_too_early(objects: dict[str, Any]) -> None:
     """The generators are set, and only then the loader's iterator is made, which draws from them."""
     cursors: list[Cursor[Any]] = []
 
     def remember(items: Sequence[Item], restored: Restored) -> Restored:
-        cursors.extend(item.thing for item in items if item.name == "data")  # type: ignore[union-attr, misc]
+        cursors.extend(item.stateful for item in items if item.name == "data")  # type: ignore[union-attr, misc]
         return restored
 
     def restore(state: object) -> None:
@@ -65,11 +65,11 @@ def generators_too_early(things: dict[str, Any]) -> None:
     setattr(opening, "restore_rng", restore)  # noqa: B010
 
 
-def forget_step(things: dict[str, Any]) -> None:
+def forget_step(objects: dict[str, Any]) -> None:
     _after_restore(lambda items, restored: dataclasses.replace(restored, step=restored.step - 1))
 
 
-def forget_counters(things: dict[str, Any]) -> None:
+def forget_counters(objects: dict[str, Any]) -> None:
     _after_restore(lambda items, restored: dataclasses.replace(restored, counters={}))
 
 

@@ -35,6 +35,7 @@ class Order:
     loader: str
     workers: int = 0
     die_at: int | None = None
+    total: int = TOTAL
 
 
 def _generator() -> torch.Generator:
@@ -66,27 +67,33 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 def serve(order: Order) -> int:
+    """Train with one of the loaders, to the end or to the batch at which the job dies; returns the step it began at."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    # A child of a fork server would start its workers with a server of its own, which outlives it.
+    more = {"num_workers": order.workers, "prefetch_factor": 2, "multiprocessing_context": "fork"}
+    loader = LOADERS[order.loader](**(more if order.workers else {}))
+    return train(order, loader, lambda batch: batch[0].tolist())
+
+
+def train(order: Order, loader: object, ids_of: Callable[[Any], list[int]]) -> int:
     """Train to the end, or to the batch at which it dies; returns the step it began at.
 
     Dying comes after the batch is drawn and after the save of the step before is committed, so that what is saved is
     the very position in front of that batch, while workers have fetched further.
     """
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    # A child of a fork server would start its workers with a server of its own, which outlives it.
-    more = {"num_workers": order.workers, "prefetch_factor": 2, "multiprocessing_context": "fork"}
     model = nn.Linear(1, 1)
-    things = {"model": model, "data": LOADERS[order.loader](**(more if order.workers else {}))}
+    objects: dict[str, object] = {"model": model, "data": loader}
     served = Path(f"{order.directory}.served")
     settings = unbroken.Settings(save_steps=None, audit="off")
-    with unbroken.Run(order.directory, settings=settings, **things) as run, served.open("a") as notes:
+    with unbroken.Run(order.directory, settings=settings, **objects) as run, served.open("a") as notes:
         began = run.step
-        for step in run.steps(TOTAL):
-            (ids,) = next(run.data)
-            notes.write(json.dumps([step + 1, ids.tolist()]) + "\n")
+        for step in run.steps(order.total):
+            ids = ids_of(next(run.data))
+            notes.write(json.dumps([step + 1, ids, run.data.epoch]) + "\n")
             notes.flush()
             # A model draws too, from the generator that a shuffle without its own is drawn from.
-            run.log(loss=model(ids[:, None] * torch.rand(())).mean())
+            run.log(loss=model(torch.tensor(ids)[:, None] * torch.rand(())).mean())
             if order.die_at == step + 2:
                 run.save()
             if order.die_at == step + 1:
@@ -99,4 +106,9 @@ def serve(order: Order) -> int:
 def served_in(directory: str) -> list[tuple[int, tuple[int, ...]]]:
     """Every batch that any job of a run was served, as step and ids, in the order of serving."""
     lines = Path(f"{directory}.served").read_text().splitlines()
-    return [(step, tuple(ids)) for step, ids in map(json.loads, lines)]
+    return [(step, tuple(ids)) for step, ids, _ in map(json.loads, lines)]
+
+
+def epochs_in(directory: str) -> list[int]:
+    """The epoch of every batch that any job of a run was served."""
+    return [epoch for _, _, epoch in map(json.loads, Path(f"{directory}.served").read_text().splitlines())]

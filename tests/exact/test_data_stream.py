@@ -56,7 +56,7 @@ def _job(
     data: Path, notes: Path, world: int, workers: int, state: Path | None, dies: tuple[int, int] | None
 ) -> list[int]:
     notes.mkdir()
-    told = [
+    results = [
         Rank(
             str(data),
             str(notes),
@@ -68,11 +68,11 @@ def _job(
         )
         for rank in range(world)
     ]
-    return run_job(told)
+    return run_job(results)
 
 
 @pytest.mark.promise("G20", "C13")
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 3), (3, 1), (8, 2)])
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (3, 2), (8, 1)])
 def test_killed_at_random_batches_and_resumed_ten_thousand_batches_have_the_bits_of_one_run(
     world: int, workers: int, data: Path, undisturbed: str, tmp_path: Path
 ) -> None:

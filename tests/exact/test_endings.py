@@ -87,8 +87,8 @@ def test_the_stop_command_waits_until_the_job_has_saved(tmp_path: Path, unbroken
     thread.start()
     while not Path(directory, ".run_state.json").exists():
         time.sleep(0.05)
-    told = unbroken("stop", directory, "--wait", "60")
-    assert told.returncode == 0, told.stdout + told.stderr
+    reported = unbroken("stop", directory, "--wait", "60")
+    assert reported.returncode == 0, reported.stdout + reported.stderr
     # When the command returns, the job has ended and its checkpoint stands.
     [name] = checkpoints(directory)
     thread.join()
@@ -166,9 +166,9 @@ def test_steps_computed_twice_agree_and_one_poisoned_gradient_is_reported_loudly
     [proof] = facts(clean, "recomputed")
     assert (proof["compared"], proof["agreeing"]) == (4, 4)
     forked(jobs.poisoned, bad, 8).required()
-    told = facts(bad, "mismatch")
-    assert told[0]["step"] == 9
-    assert {fact["metric"] for fact in told} == {"loss"}
+    reported = facts(bad, "mismatch")
+    assert reported[0]["step"] == 9
+    assert {fact["metric"] for fact in reported} == {"loss"}
     [proof] = facts(bad, "recomputed")
     assert (proof["compared"], proof["agreeing"]) == (4, 2)
     # Whoever compares two runs hears of it too, whatever else is equal.

@@ -40,15 +40,15 @@ def fingerprint(run: Path) -> str:
 
 
 def run_jobs(config: Config, jobs: Sequence[Job]) -> list[Any]:
-    told = []
+    results = []
     for job in jobs:
         ended = spawn(job.ranks, gpt_world.train, config, job)
         if job.kill_in is not None:
             assert any(each.exit_code == -signal.SIGKILL for each in ended), logs(ended)
         else:
             assert all(each.is_good for each in ended), logs(ended)
-        told.append(ended[0].value)
-    return told
+        results.append(ended[0].value)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def directory(config: Config) -> Path:
 @pytest.mark.promise("G1", "X1", "C14")
 def test_a_chain_of_jobs_on_two_one_three_and_four_ranks_has_the_bits_of_one_job(alone: Config, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    told = run_jobs(at(alone, run), CHAIN)
-    assert [each and each.is_completed for each in told] == [None, False, None, True]
+    results = run_jobs(at(alone, run), CHAIN)
+    assert [each and each.is_completed for each in results] == [None, False, None, True]
     reference = bits(directory(alone))
     assert len(reference) == STEPS
     assert {name for row in reference.values() for name in row} == {"loss", "lr", "grad_norm", "val_loss"}
@@ -97,6 +97,17 @@ def test_a_chain_of_jobs_on_two_one_three_and_four_ranks_has_the_bits_of_one_job
         "steps were computed twice and compared"
     )
     assert all(fact.values["data"]["agrees"] for fact in history.of_kind("commit")), "each sample once"
+
+
+@pytest.mark.promise("G1")
+def test_a_residual_stream_in_fp32_has_the_same_bits_resumed_and_sharded(data: Path, tmp_path: Path) -> None:
+    config = tiny(data, tmp_path / "alone", max_steps=4, mixed_precision="bf16")
+    config = replace(config, model=replace(config.model, residual_dtype="fp32"))
+    run_jobs(config, [Job()])
+    run_jobs(at(config, tmp_path / "run"), (Job(stop_at=2), Job(ranks=2, sharding="fsdp2")))
+    assert len(bits(tmp_path / "alone")) == 4
+    assert bits(tmp_path / "run") == bits(tmp_path / "alone")
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "alone")
 
 
 @pytest.mark.promise("G19", "G1")

@@ -33,26 +33,28 @@ def test_each_window_is_used_for_what_fits_before_the_kill_and_the_next_job_ends
         "let go": (3.0, None),
         "save": (30.0, scratch),
     }
-    runs = {told: str(tmp_path / told.replace(" ", "-")) for told in windows}
+    runs = {results: str(tmp_path / results.replace(" ", "-")) for results in windows}
     ended = dict(
         zip(
             windows,
-            forked_each(jobs.in_a_window, [(runs[told], g, DELAY_S, where) for told, (g, where) in windows.items()]),
+            forked_each(
+                jobs.in_a_window, [(runs[results], g, DELAY_S, where) for results, (g, where) in windows.items()]
+            ),
             strict=True,
         )
     )
     assert ended["nothing"].is_killed
-    for told in ("dump", "let go", "save"):
-        assert ended[told].required()["is_stopped"], told
-        (end,) = facts(runs[told], "job-end")
+    for results in ("dump", "let go", "save"):
+        assert ended[results].required()["is_stopped"], results
+        (end,) = facts(runs[results], "job-end")
         assert (end["status"], end["class"]) == ("stopped", "again")
     assert all(commit["seconds"] > 6 * DELAY_S for run in runs.values() for commit in facts(run, "commit"))
     assert checkpoints(runs["save"]) == {"checkpoint-2", "checkpoint-4-shutdown"}
-    for told in ("nothing", "dump", "let go"):
-        assert checkpoints(runs[told]) == {"checkpoint-2"}, told
+    for results in ("nothing", "dump", "let go"):
+        assert checkpoints(runs[results]) == {"checkpoint-2"}, results
     assert [fact["step"] for fact in facts(runs["dump"], "emergency-save")] == [4]
     assert [fact["step"] for fact in facts(runs["let go"], "grace-too-short")] == [4]
     again = forked_each(jobs.left_to_go_on, [(run, scratch) for run in runs.values()])
     assert {each.required()["digest"] for each in again} == {whole["digest"]}
-    resumed = {told: facts(run, "resume")[-1]["step"] for told, run in runs.items()}
+    resumed = {results: facts(run, "resume")[-1]["step"] for results, run in runs.items()}
     assert resumed == {"nothing": 2, "dump": 4, "let go": 2, "save": 4}

@@ -44,10 +44,15 @@ def test_a_loader_with_random_augmentation_is_exact_or_reported_as_not(tmp_path:
         is_restarted = case.persistent and how == "replayed"
         assert any("restarted at each epoch" in line for line in said) == is_restarted, case
         rows.append(row(case, count, how))
+    require_table(BEGIN, HEAD + "".join(rows), END)
+
+
+def require_table(begin: str, table: str, end: str) -> None:
+    """That the page has this table between these lines."""
     page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    made = before + BEGIN + HEAD + "".join(rows) + END + after
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    made = before + begin + table + end + after
     if os.environ.get("UNBROKEN_WRITE_DOCS"):
         PAGE.write_text(made)
     assert page == made or os.environ.get("UNBROKEN_WRITE_DOCS"), (

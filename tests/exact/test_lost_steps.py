@@ -22,15 +22,15 @@ def test_after_an_error_in_any_lane_the_next_step_is_as_if_there_had_been_none(
 def test_lanes_that_use_different_parameters_of_a_sharded_model_are_refused_by_name(size: int) -> None:
     ended = spawn(size, complaints)
     assert all(each.is_good for each in ended), logs(ended)
-    for told in (each.value for each in ended):
+    for results in (each.value for each in ended):
         # Alone, FSDP2 keeps the gradients of lanes before: only one that is new stands out, and none is lost.
         branch = "left" if size > 1 else "right"
-        assert f"some lanes use '{branch}.weight' and others do not" in told["another branch"]
-        assert "some lanes use 'trunk.weight'" in told["a trunk at last"]
-        assert ("no trunk" in told) == (size > 1)
-        assert ("lanes of different ranks use different parameters" in told.get("a branch a rank", "")) == (size > 1)
+        assert f"some lanes use '{branch}.weight' and others do not" in results["another branch"]
+        assert "some lanes use 'trunk.weight'" in results["a trunk at last"]
+        assert ("no trunk" in results) == (size > 1)
+        assert ("lanes of different ranks use different parameters" in results.get("a branch a rank", "")) == (size > 1)
         for is_stock in (False, True):
-            assert "belongs to another reducer" in told[f"two reducers, stock={is_stock}"]
+            assert "belongs to another reducer" in results[f"two reducers, stock={is_stock}"]
 
 
 def test_a_parameter_that_no_lane_uses_has_a_gradient_of_zero_however_the_model_is_held() -> None:

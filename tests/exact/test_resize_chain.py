@@ -35,7 +35,7 @@ def bits(run: Path) -> dict[int, dict[str, str]]:
 
 def run_chain(run: Path, case: Case, links: Sequence[tuple[int, bool, int]]) -> dict[str, Any]:
     """Run the jobs of a chain one after the other; returns what the last one tells."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for size, is_sharded, end_at in links:
         ended = spawn(size, job, str(run), replace(case, is_sharded=is_sharded), end_at)
         if end_at > 0:
@@ -44,8 +44,8 @@ def run_chain(run: Path, case: Case, links: Sequence[tuple[int, bool, int]]) -> 
             assert not any(each.is_good for each in ended), logs(ended)
         else:
             assert all(each.is_good for each in ended), logs(ended)
-            told = ended[0].value
-    return told
+            results = ended[0].value
+    return results
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -53,8 +53,8 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """One job on one rank, left alone."""
     run = tmp_path_factory.mktemp("alone") / "run"
     case = KINDS[request.param]
-    told = run_chain(run, case, [(1, False, 0)])
-    return case, run, told["fingerprint"]
+    results = run_chain(run, case, [(1, False, 0)])
+    return case, run, results["fingerprint"]
 
 
 @pytest.mark.promise("G1")

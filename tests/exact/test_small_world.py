@@ -32,11 +32,11 @@ def test_more_ranks_than_lanes_is_refused_on_every_rank(is_sharded: bool) -> Non
 def test_a_model_that_is_held_otherwise_is_refused_by_the_name_of_its_parameter() -> None:
     ended = spawn(2, refused_each)
     assert all(each.is_good for each in ended), logs(ended)
-    for told in (each.value for each in ended):
-        assert told["two dimensions"].startswith("'0.weight' does not support exact gradient sums: its placement is")
-        assert "'1.weight'" in told["half sharded"] and "it is not sharded" in told["half sharded"]
-        assert "'0.weight'" in told["tensor parallel"] and "it is a DTensor" in told["tensor parallel"]
-        assert "'DistributedDataParallel'" in told["ddp"] and "MixedPrecisionPolicy" in told["type said twice"]
+    for results in (each.value for each in ended):
+        assert results["two dimensions"].startswith("'0.weight' does not support exact gradient sums: its placement is")
+        assert "'1.weight'" in results["half sharded"] and "it is not sharded" in results["half sharded"]
+        assert "'0.weight'" in results["tensor parallel"] and "it is a DTensor" in results["tensor parallel"]
+        assert "'DistributedDataParallel'" in results["ddp"] and "MixedPrecisionPolicy" in results["type said twice"]
 
 
 @pytest.mark.parametrize("is_stock", [False, True])

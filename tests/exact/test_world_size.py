@@ -47,7 +47,7 @@ Told = dict[int, dict[Case, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def told() -> Told:
+def results() -> Told:
     """What every world says of every case."""
     found: Told = {}
     for size in SIZES:
@@ -75,29 +75,29 @@ def shown(cases: list[Case]) -> str:
 
 @pytest.mark.promise("G1", "X1")
 @pytest.mark.parametrize("cases", families().values(), ids=shown)
-def test_every_loss_bit_and_the_final_state_are_equal_in_every_world(told: Told, cases: list[Case]) -> None:
+def test_every_loss_bit_and_the_final_state_are_equal_in_every_world(results: Told, cases: list[Case]) -> None:
     assert tuple(case.is_sharded for case in cases) == HELD
-    expected = told[1][cases[0]]
+    expected = results[1][cases[0]]
     for size in SIZES:
         for case in cases:
-            assert told[size][case] == expected, (size, case)
+            assert results[size][case] == expected, (size, case)
 
 
-def test_each_family_of_cases_is_another_training(told: Told) -> None:
-    prints = {told[1][cases[0]]["fingerprint"] for cases in families().values()}
+def test_each_family_of_cases_is_another_training(results: Told) -> None:
+    prints = {results[1][cases[0]]["fingerprint"] for cases in families().values()}
     # Checkpointing changes when activations are computed, not what.
     assert len(prints) == len(families()) - 2
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda case: f"{case.broken} sharded={case.is_sharded}")
-def test_without_any_one_of_its_parts_the_bits_depend_on_the_world(told: Told, control: Case) -> None:
-    prints = [told[size][control]["fingerprint"] for size in SIZES]
+def test_without_any_one_of_its_parts_the_bits_depend_on_the_world(results: Told, control: Case) -> None:
+    prints = [results[size][control]["fingerprint"] for size in SIZES]
     assert all(each != prints[0] for each in prints[1:]), prints
 
 
-def test_a_rank_that_idles_in_the_last_round_takes_part_and_counts_for_nothing(told: Told) -> None:
+def test_a_rank_that_idles_in_the_last_round_takes_part_and_counts_for_nothing(results: Told) -> None:
     # 7 lanes on 2, 3 and 4 ranks leave the last round unfilled; each loss is there once, in lane order.
     for size in SIZES:
         for case in (case for case in CASES if case.lanes == 7):
-            assert all(len(step) == 7 + 2 for step in told[size][case]["steps"])
-            assert len(set(told[size][case]["steps"][0][:7])) == 7
+            assert all(len(step) == 7 + 2 for step in results[size][case]["steps"])
+            assert len(set(results[size][case]["steps"][0][:7])) == 7

@@ -37,7 +37,7 @@ ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[int, dict[Case, dict[str, Any]]]:
+def results() -> dict[int, dict[Case, dict[str, Any]]]:
     found = {}
     for size in SIZES:
         ended = spawn(size, train_each, CASES + CONTROLS, timeout_s=400, env=ENVIRONMENT)
@@ -48,12 +48,12 @@ def told() -> dict[int, dict[Case, dict[str, Any]]]:
 
 
 def test_on_cuda_every_loss_bit_and_the_final_state_are_equal_in_every_world(
-    told: dict[int, dict[Case, dict[str, Any]]],
+    results: dict[int, dict[Case, dict[str, Any]]],
 ) -> None:
     families: dict[tuple[object, ...], list[Any]] = defaultdict(list)
     for size in SIZES:
         for case in CASES:
-            families[case.family].append(told[size][case])
+            families[case.family].append(results[size][case])
     assert all(len(same) == 2 * len(SIZES) for same in families.values())
     differing = [family for family, same in families.items() if any(each != same[0] for each in same)]
     assert not differing
@@ -61,9 +61,9 @@ def test_on_cuda_every_loss_bit_and_the_final_state_are_equal_in_every_world(
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda case: case.broken)
 def test_on_cuda_without_any_one_of_its_parts_the_bits_depend_on_the_world(
-    told: dict[int, dict[Case, dict[str, Any]]], control: Case
+    results: dict[int, dict[Case, dict[str, Any]]], control: Case
 ) -> None:
-    prints = [told[size][control]["fingerprint"] for size in SIZES]
+    prints = [results[size][control]["fingerprint"] for size in SIZES]
     assert all(each != prints[0] for each in prints[1:]), prints
 
 

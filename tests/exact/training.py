@@ -103,47 +103,47 @@ def build(seed: int = 1) -> Things:
     }
 
 
-def one_step(things: Things, batch: tuple[torch.Tensor, torch.Tensor], pause: Callable[[str], None]) -> torch.Tensor:
+def one_step(objects: Things, batch: tuple[torch.Tensor, torch.Tensor], pause: Callable[[str], None]) -> torch.Tensor:
     features, target = batch
     features = features + torch.from_numpy(np.random.randn(*features.shape)).float() * 0.05
     if random.random() < 0.5:
         features = -features
-    scaler, optimizer = things["scaler"], things["optimizer"]
+    scaler, optimizer = objects["scaler"], objects["optimizer"]
     with torch.autocast("cpu", dtype=torch.float16):
-        loss: torch.Tensor = ((things["model"](features) - target) ** 2).float().mean()
+        loss: torch.Tensor = ((objects["model"](features) - target) ** 2).float().mean()
     pause("forward")
     optimizer.zero_grad()
     scaler.scale(loss).backward()
     pause("backward")
     scaler.step(optimizer)
     scaler.update()
-    things["scheduler"].step()
-    things["ema"].update_parameters(things["model"])
-    things["counter"].seen += len(target)
-    things["counter"].losses.append(loss.item())
+    objects["scheduler"].step()
+    objects["ema"].update_parameters(objects["model"])
+    objects["counter"].seen += len(target)
+    objects["counter"].losses.append(loss.item())
     pause("end")
     return loss
 
 
 def train(case: Case) -> dict[str, Any]:
     """One job of a run; returns how it stands at its end."""
-    things = build()
+    objects = build()
     if case.die_in_save is not None:
         _die_in_save(case.die_in_save, Path(case.directory) / "checkpoints")
     if case.mutation is not None:
         from tests.exact.mutations import MUTATIONS
 
-        MUTATIONS[case.mutation](things)
+        MUTATIONS[case.mutation](objects)
     settings = unbroken.Settings(save_steps=case.save_steps, logging_steps=1, **case.settings)
-    with unbroken.Run(case.directory, settings=settings, **things) as run:
+    with unbroken.Run(case.directory, settings=settings, **objects) as run:
         began = run.step
         for step in run.steps(case.total):
-            lr = things["optimizer"].param_groups[0]["lr"]
-            loss = one_step(things, next(run.data), functools.partial(_pause, case, step + 1))
+            lr = objects["optimizer"].param_groups[0]["lr"]
+            loss = one_step(objects, next(run.data), functools.partial(_pause, case, step + 1))
             run.counters["best"] = min(run.counters.get("best", math.inf), loss.item())
             run.counters["samples"] = run.counters.get("samples", 0) + 8
-            run.log(loss=loss, lr=lr, scale=things["scaler"].get_scale())
-    return {"began": began, "step": run.step, "digest": digest(things, run), "is_stopped": run.is_stopped}
+            run.log(loss=loss, lr=lr, scale=objects["scaler"].get_scale())
+    return {"began": began, "step": run.step, "digest": digest(objects, run), "is_stopped": run.is_stopped}
 
 
 def _pause(case: Case, step: int, where: str) -> None:
@@ -189,10 +189,10 @@ def count_changes(case: Case) -> list[str]:
 # ---- what is compared ----
 
 
-def digest(things: Things, run: unbroken.Run) -> str:
+def digest(objects: Things, run: unbroken.Run) -> str:
     """Everything: tensors, values, generators, counters, the position in the data."""
     said = hashlib.sha256()
-    for name, thing in sorted(things.items()):
+    for name, thing in sorted(objects.items()):
         state = Cursor.state_dict(run.data) if name == "data" else thing.state_dict()
         said.update(f"{name} {spelled(state)}".encode())
     said.update(spelled(capture_rng()).encode())

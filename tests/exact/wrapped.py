@@ -31,33 +31,33 @@ def _plain(seed: int) -> dict[str, Any]:
     }
 
 
-def _accelerate(things: dict[str, Any]) -> dict[str, Any]:
+def _accelerate(objects: dict[str, Any]) -> dict[str, Any]:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
     accelerator = Accelerator(cpu=True)
-    prepared = accelerator.prepare(*things.values())
-    return dict(zip(things, prepared, strict=True))
+    prepared = accelerator.prepare(*objects.values())
+    return dict(zip(objects, prepared, strict=True))
 
 
-def _fabric(things: dict[str, Any]) -> dict[str, Any]:
+def _fabric(objects: dict[str, Any]) -> dict[str, Any]:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
-    model, optimizer = fabric.setup(things["model"], things["optimizer"])
-    return {**things, "model": model, "optimizer": optimizer, "data": fabric.setup_dataloaders(things["data"])}
+    model, optimizer = fabric.setup(objects["model"], objects["optimizer"])
+    return {**objects, "model": model, "optimizer": optimizer, "data": fabric.setup_dataloaders(objects["data"])}
 
 
-def _compiled(things: dict[str, Any]) -> dict[str, Any]:
-    return {**things, "model": torch.compile(things["model"], backend="eager")}
+def _compiled(objects: dict[str, Any]) -> dict[str, Any]:
+    return {**objects, "model": torch.compile(objects["model"], backend="eager")}
 
 
-def _averaged(things: dict[str, Any]) -> dict[str, Any]:
-    return {**things, "ema": AveragedModel(things["model"])}
+def _averaged(objects: dict[str, Any]) -> dict[str, Any]:
+    return {**objects, "ema": AveragedModel(objects["model"])}
 
 
-def _with_rngs(things: dict[str, Any]) -> dict[str, Any]:
+def _with_rngs(objects: dict[str, Any]) -> dict[str, Any]:
     return {
-        **things,
+        **objects,
         "of_torch": torch.Generator().manual_seed(5),
         "of_numpy": numpy.random.default_rng(5),
         "old": numpy.random.RandomState(5),
@@ -75,28 +75,30 @@ WRAP = {
 }
 
 
-def _drawn(things: dict[str, Any]) -> float:
-    if "of_torch" not in things:
+def _drawn(objects: dict[str, Any]) -> float:
+    if "of_torch" not in objects:
         return 0.0
-    made = torch.rand(1, generator=things["of_torch"]).item() + things["of_numpy"].standard_normal()
-    return float(made + things["old"].randn() + things["bits"].random_raw() / 2**64 + things["of_python"].gauss(0, 1))
+    made = torch.rand(1, generator=objects["of_torch"]).item() + objects["of_numpy"].standard_normal()
+    return float(
+        made + objects["old"].randn() + objects["bits"].random_raw() / 2**64 + objects["of_python"].gauss(0, 1)
+    )
 
 
-def _job(directory: str, things: dict[str, Any], stop_at: int) -> list[str]:
+def _job(directory: str, objects: dict[str, Any], stop_at: int) -> list[str]:
     # The user's names for what he made, as a script has them.
-    model, optimizer, scheduler = things["model"], things["optimizer"], things["scheduler"]
+    model, optimizer, scheduler = objects["model"], objects["optimizer"], objects["scheduler"]
     settings = unbroken.Settings(audit="error", save_steps=3, catch_signals=False)
     losses = []
-    with unbroken.Run(directory, settings=settings, **things) as run:
+    with unbroken.Run(directory, settings=settings, **objects) as run:
         for step in run.steps(TOTAL):
             (batch,) = next(run.data)
-            loss = model(batch + _drawn(things)).square().mean()
+            loss = model(batch + _drawn(objects)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
-            if "ema" in things:
-                things["ema"].update_parameters(model)
+            if "ema" in objects:
+                objects["ema"].update_parameters(model)
             losses.append(loss.item().hex())
             if step + 1 == stop_at:
                 run.stop("enough")
@@ -137,13 +139,13 @@ class Mute:
 
 def refused(kind: str, directory: str) -> str:
     """What is said of something that would fail at the first save."""
-    things = _plain(0)
+    objects = _plain(0)
     if kind == "hollow":
-        things["optimizer"] = Hollow(things["optimizer"])
+        objects["optimizer"] = Hollow(objects["optimizer"])
     else:
-        things["note"] = Mute()
+        objects["note"] = Mute()
     try:
-        _job(directory, things, 0)
+        _job(directory, objects, 0)
     except NotAnItem as said:
         return said.headline()
     return ""

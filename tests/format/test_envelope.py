@@ -6,7 +6,7 @@ from unbroken.data.corpus.listing import BakedWindows, Listing, SourceRecord, To
 from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.request import TokenizeOptions
-from unbroken.data.ingest.sources import Source
+from unbroken.data.ingest.sources import TextSource
 from unbroken.data.ingest.units import Unit
 from unbroken.data.ingest.work_folder import (
     Finished,
@@ -61,12 +61,13 @@ def test_a_list_of_shards_is_these_bytes() -> None:
 def test_the_records_of_a_tokenization_are_these_bytes(tmp_path: Path) -> None:
     bench = WorkFolder(LOCAL, tmp_path)
     stretch = Stretch("Zürich.jsonl", 0, 12)
-    plan = TokenizePlan(TokenizeOptions(), TOKENIZER, None, (Source("Zürich.jsonl", 12),), (Unit("", 0, (stretch,)),))
+    plan = TokenizePlan(
+        TokenizeOptions(), TOKENIZER, None, (TextSource("Zürich.jsonl", 12),), (Unit("", 0, (stretch,)),)
+    )
     bench.begin(plan, tokenizer=None, command="unbroken tokenize", scratch=".writing")
-    bench.record(plan, 0, UnitRecord("bytes", {"": [SHARD]}, [SourceShare(stretch, ("cd" * 16,), {"": 3}, {"": 9})]))
-    bench.drop_engine(plan, "other ids for “ß”")
+    share = SourceShare(stretch, ("cd" * 16,), {"": 3}, {"": 9})
+    assert bench.record(plan, 0, UnitRecord("bytes", {"": [SHARD]}, [share]))
     begun, unit = bench.plan_path.read_bytes(), bench.units_path(plan) / "000000.json"
-    dropped = bench.units_path(plan) / "reference-only.json"
     assert bench.units_path(plan).name == "units-64b0af937cccf190"
     assert begun == (
         b'{"body":{"eod_token":null,"options":{"max_length":null,"min_text_length":0,"overlap_size":null,'
@@ -82,12 +83,9 @@ def test_the_records_of_a_tokenization_are_these_bytes(tmp_path: Path) -> None:
         b'"stretch":{"first":0,"last":12,"name":"Z\\u00fcrich.jsonl"},"tokens":{"":9}}]},'
         b'"digest":"78e9dd744da252cab5ec9ada3e1a4e02"}\n'
     )
-    assert (
-        dropped.read_bytes()
-        == b'{"body":{"reason":"other ids for \\u201c\\u00df\\u201d"},"digest":"165b85290f73ae379336ab0032d14735"}\n'
-    )
     assert bench.plan() == plan
-    bench.finish(Finished(TokenizeOptions(), TOKENIZER, {"Zürich.jsonl": (12, "cd" * 16)}, {"": 1}, Totals(3, 9, 1)))
+    finished = Finished(TokenizeOptions(), TOKENIZER, {"Zürich.jsonl": (12, "cd" * 16)}, {"": 1}, Totals(3, 9, 1))
+    bench.finish(finished, by="me")
     assert bench.finished_path.read_bytes() == (
         b'{"body":{"options":{"max_length":null,"min_text_length":0,"overlap_size":null,"shard_tokens":33554432,'
         b'"text_field":"text","val_fraction":null},"sources":[["Z\\u00fcrich.jsonl",12,'

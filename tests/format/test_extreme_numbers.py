@@ -229,7 +229,7 @@ def test_a_config_with_an_extreme_number_is_refused_by_name_or_planned(run: Path
 def test_a_drill_and_an_outcome_file_with_extreme_numbers_are_refused_by_name(run: Path) -> None:
     readers: dict[str, Callable[[Path], object]] = {
         "drill.json": lambda path: read_drill({ENVIRONMENT: str(path)}),
-        "outcome.json": job_files.read_outcome,
+        "outcome.json": job_files.read_job_outcome,
     }
     for name, read in readers.items():
         with _changed(run / name) as change:

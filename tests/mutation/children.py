@@ -16,10 +16,13 @@ from types import TracebackType
 from typing import Any
 
 import unbroken
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 # Less than pytest's own limit for the test that waits here, so that the log of a child that hangs is shown.
-_LIMIT_S = 480.0
+_LIMIT_S = 1500.0
+# A mutation that causes a hang is found by waiting for its end.
+HANG_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,6 @@ class Server:
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "UNBROKEN_MUTATED": "1"}
         # No thread may be there before a fork, and the ranks of a world share these few cores.
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        # A mutation that causes a hang is found by waiting for its end.
-        environment["UNBROKEN_TEST_TIMEOUT_S"] = "60"
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("server.py"))],
             cwd=REPOSITORY,
@@ -80,12 +81,12 @@ class Server:
         ready = self._answer()
         assert ready == "ready", ready
 
-    def run(self, source: Path, nodes: Sequence[str]) -> Ended:
-        """Run tests against the package in a folder."""
+    def run(self, source: Path, nodes: Sequence[str], *, patience_s: float = PATIENCE_S) -> Ended:
+        """Run tests against the package in a folder; ``patience_s`` is how long they wait for something."""
         log = source / "log"
-        told = {"source": str(source), "log": str(log), "temporary": str(source / "t"), "nodes": list(nodes)}
+        request = {"source": str(source), "log": str(log), "temporary": str(source / "t"), "nodes": list(nodes)}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**told, "timeout_s": _LIMIT_S}) + "\n")
+        self._process.stdin.write(json.dumps({**request, "timeout_s": _LIMIT_S, "patience_s": patience_s}) + "\n")
         self._process.stdin.flush()
         return Ended(self._answer(), log.read_text(errors="replace"))
 

@@ -3,6 +3,7 @@
 from tests.mutation.table import one
 
 _TOKENIZE = "tests/unit/data/test_tokenize.py::"
+_TOGETHER = "tests/crash/test_tokenize_together.py::"
 _SCHEDULE = "tests/unit/data/test_schedule.py::"
 _GROWTH = "tests/property/test_growth.py::"
 _LOADER = "tests/unit/data/test_loader.py::"
@@ -120,10 +121,10 @@ DATA = (
          "        if lookup.digests is not None:\n", "        if False:\n",
          "tests/unit/data/test_stream.py::"
          "test_a_bit_that_flips_after_the_plan_was_made_is_caught_at_the_read_and_named"),
-    one("growth that nobody accepted", "data/resume.py",
+    one("growth that nobody accepted", "data/stream_record.py",
          "not (changes.is_growth and GROW in accepted)", "not changes.is_growth",
          f"{_LOADER}test_new_shards_are_refused_by_name_until_they_are_accepted"),
-    one("recorded settings not compared", "data/resume.py",
+    one("recorded settings not compared", "data/stream_record.py",
          "    _require_same_settings(record, stream)\n    changes", "    changes",
          f"{_LOADER}test_all_differences_are_named_at_once"),
     one("a sample's number not in its identity", "data/exactly_once.py",
@@ -137,14 +138,37 @@ DATA = (
     one("faster engine not compared", "data/ingest/tokenize_unit.py",
          "            encoder.check(batch, encoded, firsts)\n", "            pass\n",
          f"{_TOKENIZE}test_an_engine_that_differs_once_is_dropped_for_everything"),
-    one("what a dropped engine made is kept", "data/ingest/tokenize.py",
-         "untrusted = (ENGINE,) if work.dropped_engine(plan) is not None else ()", "untrusted: tuple[str, ...] = ()",
+    one("what a dropped engine made is kept", "data/ingest/planning.py",
+         "untrusted = (ENGINE,) if new.engine_dropped is not None else ()", "untrusted: tuple[str, ...] = ()",
          f"{_TOKENIZE}test_what_a_dropped_engine_made_before_is_made_again"),
     one("plan taken away before the shards are listed", "data/ingest/publish.py",
          "    shares = _by_source(records)\n    digests",
          "    work.clear()\n    shares = _by_source(records)\n    digests",
          "tests/crash/test_tokenize.py::"
          "test_after_a_kill_at_any_operation_the_same_command_makes_the_same_files[from nothing]"),
+    one("a unit recorded twice, the last one counts", "data/ingest/work_folder.py",
+         "return self.files.create_once(self._unit_path(plan, number), content,",
+         "return self.files.replace(self._unit_path(plan, number), content,",
+         "tests/unit/data/test_tokenize_shared.py::"
+         "test_of_two_attempts_at_a_unit_the_first_record_counts_and_the_other_leaves_its_shards_alone"),
+    one("attempts at a unit under the same names", "data/ingest/tokenize_unit.py",
+         'return f"{DRAFT_PREFIX}{attempt}-{name}"', 'return f"{DRAFT_PREFIX}{name}"',
+         "tests/unit/data/test_tokenize_shared.py::"
+         "test_of_two_attempts_at_a_unit_the_first_record_counts_and_the_other_leaves_its_shards_alone"),
+    one("end of the work not fenced", "data/ingest/claims.py",
+         "if not self.is_current or (self._finish_claim and self._work.files.find(later) is not None):",
+         "if False:",
+         f"{_TOGETHER}test_a_process_that_is_stopped_anywhere_and_taken_for_dead_does_no_damage[from nothing]"),
+    one("a claim of a living process taken", "data/ingest/claims.py",
+         "is_gone = name != self.name and self._watch(name).look() is Standing.GONE", "is_gone = name != self.name",
+         "tests/unit/data/test_tokenize_shared.py::test_a_unit_of_a_living_process_is_not_taken"),
+    one("a claim of a dead process never free", "data/ingest/claims.py",
+         "is_gone = name != self.name and self._watch(name).look() is Standing.GONE", "is_gone = False",
+         f"{_TOGETHER}test_a_process_that_is_killed_leaves_its_unit_to_another_machine_only_after_its_lease_has_expired"),
+    one("a task that runs twice shares its drafts", "data/ingest/engine.py",
+         "record = bench.work.unit(bench.plan, number)\n", "record = None\n",
+         "tests/unit/data/test_tokenize_shared.py::"
+         "test_the_tasks_of_an_engine_make_the_files_of_one_process[twice]"),
     one("line read in both stretches it lies in", "data/ingest/documents.py",
          'is_at_line_start = file.read(1) == b"\\n"', "is_at_line_start = True",
          "tests/unit/data/test_sources.py::test_wherever_a_file_is_cut_every_line_is_read_once_and_in_order"),

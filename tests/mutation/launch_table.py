@@ -68,6 +68,12 @@ HERE = (
     one("a rank that died while it connected not named", "connection.py",
          "        raise PeerLost(rank=rank, said=said) from late\n", "        raise late\n",
          f"{_CONNECTION}test_a_rank_that_dies_while_it_connects_is_a_lost_peer"),
+    one("the timeout of connecting kept for later exchanges", "connection.py",
+         "        torch_private.set_timeout(group, timeout_s)\n", "        pass\n",
+         f"{_CONNECTION}test_the_short_timeout_of_connecting_does_not_end_a_later_exchange[this torch]"),
+    one("a short timeout given to a torch that keeps it", "connection.py",
+         "seconds=seconds if torch_private.can_set_timeout() else timeout_s)", "seconds=seconds)",
+         f"{_CONNECTION}test_the_short_timeout_of_connecting_does_not_end_a_later_exchange[torch before 2.13]"),
 )  # fmt: skip
 
 CLUSTERS = (
@@ -155,9 +161,12 @@ EMERGENCY = (
     one("a copy called one before it is proven", "store/dump_copies.py",
          "        _require_same(draft, manifest)\n", "",
          f"{_DUMP_CRASHES}test_a_copy_that_is_not_what_was_written_is_never_called_one"),
+    one("a restart reads the config file anew", "gpt/__main__.py",
+         "taken_over(os.environ) if options.launched else load(", "load(",
+         "tests/unit/gpt/test_rank.py::test_a_rank_trains_with_the_config_that_its_launcher_has_read"),
     one("a refused copy called one", "loop/emergency.py",
-         'what="copy", error=refused.kind, reason=str(refused))\n            return None\n',
-         'what="copy", error=refused.kind, reason=str(refused))\n            return str(shared)\n',
+         'what="copy", error=refused.kind, reason=refused.message)\n            return None\n',
+         'what="copy", error=refused.kind, reason=refused.message)\n            return str(shared)\n',
          f"{_EMERGENCY}test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the_same[a file]"),
     one("a pointer that a power cut takes back", "store/dumps.py",
          "scratch=scratch(pointer.job, path.stem))\n", "scratch=scratch(pointer.job, path.stem), durable=False)\n",

@@ -32,7 +32,7 @@ PROOF: tuple[Mutation, ...] = (
          "        world.all_or_none(lambda: _restore_rng(restored, settings))\n"
          "        for item in leased.items:\n"
          "            if item.name == 'data':\n"
-         "                item.thing.load_state_dict(item.thing.state_dict())\n",
+         "                item.stateful.load_state_dict(item.stateful.state_dict())\n",
          _KILLED),
     one("cursor off by one", "state/cursor.py",
          "        for done in range(self.served):\n", "        for done in range(self.served - 1):\n", _KILLED),
@@ -58,7 +58,7 @@ PROOF: tuple[Mutation, ...] = (
          'if found is None or drawn is None or found["name"] in drawn:', "if found is None:",
          f"{_CHECKER}test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_did_counts"),
     # ---- drills, and the prover ----
-    one("drill writes into the real run", "loop/open_run.py",
+    one("drill writes into the real run", "loop/opened_run.py",
          "        return self.drill.directory or directory, changed\n", "        return directory, changed\n",
          f"{_DRILLED}test_a_directory_that_is_requested_under_a_drill_is_not_even_made"),
     one("fault told as done that never struck", "records/drill.py",
@@ -96,7 +96,7 @@ PROOF: tuple[Mutation, ...] = (
     one("a resume at the very end taken for a proof", "testing/interrupted.py",
          "any(0 < step < last for", "any(0 < step <= last for",
          "tests/unit/testing/test_interrupted.py::test_a_chain_that_resumed_only_at_its_end_proves_nothing"),
-    one("a recomputed checkpoint called a shutdown", "loop/open_run.py",
+    one("a recomputed checkpoint called a shutdown", "loop/opened_run.py",
          " else drill.stops_as\n", " else SHUTDOWN\n",
          "tests/unit/loop/test_drilled_run.py::"
          "test_a_drill_that_ends_where_the_script_continues_calls_its_last_save_as_the_script_would"),

@@ -51,7 +51,8 @@ HEAVY = (
 )
 _UNUSED_PLUGINS = ("anyio", "cacheprovider", "xdist")
 OPTIONS = (
-    *("-x", "-q", "--tb=short"),
+    # Plain asserts: with CI set, pytest shows how two values differ in full, which takes minutes for megabytes.
+    *("-x", "-q", "--tb=short", "--assert=plain"),
     *(option for name in _UNUSED_PLUGINS for option in ("-p", f"no:{name}")),
     # Hypothesis is a plugin, and is imported already.
     *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
@@ -59,10 +60,11 @@ OPTIONS = (
 _FORK_SERVER = "from multiprocessing.forkserver import main"
 
 
-def run(source: str, log: str, temporary: str, nodes: Sequence[str], timeout_s: float) -> int | None:
+def run(source: str, log: str, temporary: str, nodes: Sequence[str], timeout_s: float, patience_s: float) -> int | None:
     """Run tests against the package below `source` in a child; its exit code, or None if it took too long."""
     pid = os.fork()
     if pid == 0:
+        os.environ["UNBROKEN_TEST_TIMEOUT_S"] = str(patience_s)
         _run_child(source, log, temporary, nodes)
     watched = os.pidfd_open(pid)
     has_ended = bool(select.select([watched], [], [], timeout_s)[0])
@@ -125,9 +127,9 @@ def _lend_fork_server() -> None:
         if not (waiting and isinstance(code, str) and code.startswith(_FORK_SERVER)):
             return usual(path, args, passfds)
         numbers = list(passfds)
-        told = {"code": code, "fds": numbers, "env": dict(os.environ), "cwd": os.getcwd()}
+        results = {"code": code, "fds": numbers, "env": dict(os.environ), "cwd": os.getcwd()}
         ours.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))])
-        ours.sendall(json.dumps(told).encode() + b"\n")
+        ours.sendall(json.dumps(results).encode() + b"\n")
         ours.close()
         return waiting.pop()
 
@@ -140,14 +142,14 @@ def _become_fork_server(asked: socket.socket) -> NoReturn:
         begun, fds, _, _ = socket.recv_fds(asked, 1, 16)
         if begun:
             with asked, asked.makefile("rb") as lines:
-                told = json.loads(lines.readline())
-            _place(fds, told["fds"])
+                results = json.loads(lines.readline())
+            _place(fds, results["fds"])
             os.environ.clear()
-            os.environ.update(told["env"])
-            os.chdir(told["cwd"])
+            os.environ.update(results["env"])
+            os.chdir(results["cwd"])
             sys.path.insert(0, "")
             sys.argv = ["-c"]
-            exec(told["code"], {"__name__": "__main__"})  # what a new interpreter would have been given
+            exec(results["code"], {"__name__": "__main__"})  # what a new interpreter would have been given
         code = 0
     except SystemExit:
         code = 0  # the way in which a fork server ends when nobody needs it any more

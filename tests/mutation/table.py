@@ -25,8 +25,8 @@ _FAILED = "tests/unit/loop/test_failed_saves.py::"
 _GIVEN_UP = "tests/distributed/test_failed_saves.py::test_a_first_save_that_one_rank_cannot_copy_is_given_up_by_all"
 _LATE_MANIFEST = """\
     name = _publish(store, draft, stem)
-    files.write_new(store.path(name) / MANIFEST, [encoded])
-    files.sync_directory(store.path(name))
+    store.files.write_new(store.path(name) / MANIFEST, [encoded])
+    store.files.sync_directory(store.path(name))
     return name
 """
 _MACHINE = "tests/property/test_store_machine.py"
@@ -82,9 +82,9 @@ STORE = (
     ), (_kill("save"),)),
     one("old ones deleted before the commit", "store/commit.py",
          "    return _publish(store, draft, stem)\n",
-         "    for node in files.list_directory(store.root):\n"
+         "    for node in store.files.list_directory(store.root):\n"
          "        if (store.path(node.name) / MANIFEST) and node.name.startswith('checkpoint-2'):\n"
-         "            files.remove_tree(store.path(node.name))\n"
+         "            store.files.remove_tree(store.path(node.name))\n"
          "    return _publish(store, draft, stem)\n",
          _kill("save")),
     one("sweep before the hint", "store/sweep.py",
@@ -151,8 +151,8 @@ STORE = (
     one("users' files swept", "store/sweep.py", "    if foreign:\n", "    if foreign and False:\n",
          f"{_EVIDENCE}test_a_checkpoint_with_a_users_file_in_it_is_left_whole"),
     one("folder without a manifest swept", "store/sweep.py",
-         "if name not in inventory.committed:\n        return \"it is not a committed checkpoint\", 0\n    if holds",
-         "if name in inventory.foreign:\n        return None, 0\n    if holds",
+         "if name not in committed:\n        return \"it is not a committed checkpoint\", 0\n    if holds",
+         "if name not in committed:\n        return None, 0\n    if holds",
          f"{_EVIDENCE}test_a_sweep_asked_to_remove_a_users_folder_refuses"),
     one("run swept like a checkpoint", "store/sweep.py",
          "    if holds_store(store.files, store.path(name)):\n", "    if False:\n",
@@ -174,6 +174,10 @@ STORE = (
     one("steps computed twice not compared", "records/metrics.py",
          "bits[name] != before.bits[name]", "bits[name] != bits[name]",
          "tests/unit/records/test_metrics.py::test_one_wrong_bit_is_reported_with_its_step"),
+    one("lost steps before the last lines of a file forgotten", "records/jsonl.py",
+         "    while tail_bytes < size_bytes and not _begins_early(path, size_bytes - tail_bytes, is_early, files):\n",
+         "    while False:\n",
+         "tests/unit/records/test_metrics.py::test_the_end_of_the_files_is_enough_to_know_what_was_lost"),
     one("outcome of an earlier job taken for this one's", "records/outcome.py",
          'history.last("job-end", job=job)', 'history.last("job-end")',
          "tests/unit/records/test_outcome.py::test_the_outcome_is_derived_from_lease_journal_and_snapshot"),
@@ -220,9 +224,24 @@ STORE = (
          'is_one = twin.way is mine.way and mine.same_as == [other if same_as else "" for same_as in twin.same_as]',
          "is_one = twin.way is mine.way",
          "tests/property/test_save_plan.py::test_the_plan_is_the_one_made_piece_by_piece"),
+    one("a description is reused although the pieces lie elsewhere", "state/description.py",
+         "plan is not self._plan or places != self._places", "plan is not self._plan",
+         "tests/unit/state/test_description.py::test_a_save_whose_pieces_lie_elsewhere_is_described_again"),
+    one("a description is reused although the plan is another", "state/description.py",
+         "plan is not self._plan or places != self._places", "places != self._places",
+         "tests/unit/state/test_description.py::test_a_save_with_another_plan_is_described_again"),
     # ---- names ----
     one("climbing names accepted", "store/names.py", ' or ".." in pieces', "",
          f"{_EVIDENCE}test_a_part_cannot_be_written_outside_its_draft"),
+    one("the tail of a direct write left out", "files.py",
+         "written += done + self._write_all(handle, data[done:])", "written += done or self._write_all(handle, data)",
+         "tests/unit/test_files.py::test_a_file_written_past_the_page_cache_has_all_bytes"),
+    one("one buffer for the block on its way and the next", "store/parts.py",
+         "                block, other, filled = other, block, 0\n", "                filled = 0\n",
+         "tests/unit/store/test_parts.py::test_a_large_part_is_what_a_small_one_would_be"),
+    one("memory made ready and not used", "state/stage.py",
+         "        if self._preparing is not None or self._arenas:\n            return\n", "        return\n",
+         "tests/unit/state/test_stage.py::test_memory_that_was_made_ready_is_that_of_the_first_save"),
     one("part written into a draft of its own", "store/commit.py",
          "        if files.find(self.path) is None:\n", "        if False:\n",
          f"{_EVIDENCE}test_a_part_is_not_written_where_the_draft_is_not_seen"),

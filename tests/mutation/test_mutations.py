@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.children import Server, compiled_copy, linked_copy, replace
+from tests.mutation.children import HANG_S, Server, compiled_copy, linked_copy, replace
 from tests.mutation.data_table import DATA
+from tests.mutation.frameworks_table import FRAMEWORKS
 from tests.mutation.habits_table import HABITS
 from tests.mutation.import_table import IMPORTS
 from tests.mutation.launch_table import LAUNCH
+from tests.mutation.mirror_table import MIRROR
 from tests.mutation.proof_table import PROOF
 from tests.mutation.table import STORE, Mutation
+from tests.mutation.trackers_table import TRACKERS
 from tests.mutation.training_table import TRAINING
 
-MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF, *HABITS, *IMPORTS)
+MUTATIONS = (*STORE, *DATA, *TRAINING, *LAUNCH, *PROOF, *HABITS, *IMPORTS, *MIRROR, *FRAMEWORKS, *TRACKERS)
 
 
 def _nodes_by_file() -> dict[str, list[str]]:
@@ -98,5 +101,5 @@ def test_a_broken_guarantee_turns_a_test_red(mutation: Mutation, original: Path,
     with linked_copy(original) as source:
         for file, old, new in mutation.replacements:
             replace(source, file, old, new)
-        ended = server.run(source, mutation.caught_by)
+        ended = server.run(source, mutation.caught_by, patience_s=HANG_S)
     assert ended.exit_code == 1, f"{mutation} survived (exit {ended.exit_code}):\n{ended.log[-4000:]}"

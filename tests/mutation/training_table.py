@@ -7,6 +7,7 @@ _FOLD = "tests/unit/exact/test_reduction.py::"
 _MISUSE = "tests/unit/exact/test_misuse.py::"
 _LOST = "tests/exact/test_lost_steps.py::"
 _FP16 = "tests/unit/gpt/test_fp16.py::"
+_COMPILED = "tests/unit/gpt/test_compiled_code.py::"
 _SELF_TEST = "tests/unit/exact/test_self_test.py::"
 _AVERAGE = "tests/unit/gpt/test_average.py::"
 _SMALL_WORLD = "tests/exact/test_small_world.py::test_three_ranks_give_the_bits_of_one"
@@ -103,6 +104,26 @@ TRAINING = (
     one("another arithmetic accepted", "exact/numerics.py",
          "    if refused:\n", "    if False:\n",
          "tests/unit/exact/test_numerics.py::test_each_difference_is_named_with_both_values"),
+    one("inductor not bound by pinning", "exact/numerics.py",
+         "    set_backends(allow_tf32=allow_tf32)\n    _use_deterministic_algorithms()\n",
+         "    torch.set_deterministic_debug_mode(\"error\")\n    set_backends(allow_tf32=allow_tf32)\n"
+         "    del os.environ[_INDUCTOR]\n",
+         "tests/unit/exact/test_numerics.py::"
+         "test_pinning_does_not_load_the_compiler_and_binds_it_all_the_same"),
+    one("the residual stream rounded though the config says fp32", "gpt/model.py",
+         "            hidden = hidden.float()\n", "            pass\n",
+         "tests/unit/gpt/test_model.py::"
+         "test_a_stream_in_fp32_adds_up_without_rounding_and_products_stay_narrow[rmsnorm]"),
+    # ---- compiled code ----
+    one("compiled code of a folder that others write into is run", "gpt/compiled_code.py",
+         " and not found.st_mode & others\n", "\n",
+         f"{_COMPILED}test_a_folder_that_others_write_into_is_not_used"),
+    one("compiled code for another processor is run", "gpt/compiled_code.py",
+         '{**make_key(device), "compiled": compiled}', '{"compiled": compiled}',
+         f"{_COMPILED}test_code_of_another_shape_processor_or_torch_is_another_file"),
+    one("damaged compiled code is run", "gpt/compiled_code.py",
+         "        if hashlib.sha256(body).digest() != digest:\n", "        if False:\n",
+         f"{_COMPILED}test_a_damaged_file_is_as_none[other content]"),
     # ---- the self-test ----
     one("other bits of a training not seen by the self-test", "exact/self_test.py",
          'elif case["bits"] != reference["bits"]:', "elif False:",
@@ -211,7 +232,7 @@ TRAINING = (
     one("only the first long prompt told, and no line", "cli/generate.py",
          "            if file is None:\n                raise\n", "            raise\n",
          "tests/e2e/test_generate.py::test_every_prompt_that_is_too_long_is_named_with_its_line"),
-    one("a run without a checkpoint taken for a foreign folder", "records/references.py",
+    one("a run without a checkpoint taken for a foreign folder", "records/run_references.py",
          "        if not is_run(layout):\n", "        if True:\n",
          "tests/e2e/test_dumps_shown.py::test_a_reference_to_a_run_without_a_checkpoint_is_an_error"),
     one("float16 without a loss scale", "exact/reducer.py",

@@ -8,7 +8,7 @@ import numpy as np
 
 from unbroken.data.order.keyed import subkey
 from unbroken.data.order.mixture import Interleave, apportion
-from unbroken.data.order.schedule import Exhausted, Generation, Phase
+from unbroken.data.order.schedule import DataGeneration, Exhausted, Phase
 
 Drawn = list[tuple[str, int]]
 
@@ -75,7 +75,7 @@ class ByHand:
         """What was laid out does not hold any more."""
         self.queue, self.again = [], []
 
-    def run(self, generation: Generation, until: int) -> None:
+    def run(self, generation: DataGeneration, until: int) -> None:
         for name, size in generation.sequences.items():
             self.piles[name].grow(size)
         back = {name for name in self.gone if self.piles[name].has_more(generation.epochs)}
@@ -87,7 +87,7 @@ class ByHand:
         while len(self.out) < until and not self.is_over:
             self.step(generation)
 
-    def step(self, generation: Generation) -> None:
+    def step(self, generation: DataGeneration) -> None:
         if not self.queue:
             if self.within == self.phases[self.phase].samples:
                 self.within = 0

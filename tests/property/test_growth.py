@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.property.by_hand import ByHand
 from tests.unit.data.making import make_bucket
 from unbroken.data.corpus.catalogue import Corpus, open_corpus
-from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase
-from unbroken.data.resume import GROW, Record, read_record, resume_stream, stream_record
+from unbroken.data.order.schedule import DataGeneration, Exhausted, OnExhausted, Phase
 from unbroken.data.stream import Stream
+from unbroken.data.stream_record import GROW, StreamRecord, read_stream_record, resume_stream, stream_record
 
 EOD = 256
 SEED = 5
@@ -134,13 +134,13 @@ class Told:
     at: list[int] = field(default_factory=list)
 
 
-def recorded(stream: Stream) -> Record:
-    return read_record(json.loads(json.dumps(stream_record(stream))))
+def recorded(stream: Stream) -> StreamRecord:
+    return read_stream_record(json.loads(json.dumps(stream_record(stream))))
 
 
 def live(corpus: Corpus, history: History) -> Told:
     """Let a run go through its history as a loader does: record, come back to more data, accept it, go on."""
-    told, here = Told(), frozenset[tuple[str, int]]()
+    results, here = Told(), frozenset[tuple[str, int]]()
     for event in history.events:
         here |= event.joining
         fresh = Stream(
@@ -151,22 +151,22 @@ def live(corpus: Corpus, history: History) -> Told:
             epochs=event.epochs,
             on_exhausted=event.on_exhausted,
         )
-        if not told.streams:
-            told.streams, told.at = [fresh], [0]
+        if not results.streams:
+            results.streams, results.at = [fresh], [0]
             continue
-        before = told.streams[-1]
+        before = results.streams[-1]
         last = HORIZON if before.end is None else min(before.end, HORIZON)
-        at = last if event.at == -1 else told.at[-1] + event.at % (last - told.at[-1] + 1)
-        told.at.append(at)
-        told.streams.append(resume_stream(recorded(before), fresh, at, {GROW}).stream)
-    return told
+        at = last if event.at == -1 else results.at[-1] + event.at % (last - results.at[-1] + 1)
+        results.at.append(at)
+        results.streams.append(resume_stream(recorded(before), fresh, at, {GROW}).stream)
+    return results
 
 
-def read_through(told: Told, history: History) -> None:
+def read_through(results: Told, history: History) -> None:
     """Read the stream to its end, with every event at its sample, and tick off what comes."""
-    stream, reader = told.streams[-1], Reader(together=history.phases is None)
+    stream, reader = results.streams[-1], Reader(together=history.phases is None)
     rows = drawn(stream)
-    for event, at, until in zip(history.events, told.at, [*told.at[1:], len(rows)], strict=True):
+    for event, at, until in zip(history.events, results.at, [*results.at[1:], len(rows)], strict=True):
         reader.join(event.joining)
         for sequence in rows[at:until]:
             assert reader.has_more(list(SIZES)[sequence[0]], event.epochs)
@@ -180,8 +180,8 @@ def read_through(told: Told, history: History) -> None:
 @given(histories())
 @settings(deadline=None, max_examples=60)
 def test_growth_changes_nothing_that_was_served(corpus: Corpus, history: History) -> None:
-    told = live(corpus, history)
-    for before, after, at in zip(told.streams, told.streams[1:], told.at[1:], strict=False):
+    results = live(corpus, history)
+    for before, after, at in zip(results.streams, results.streams[1:], results.at[1:], strict=False):
         assert drawn(after, at) == drawn(before, at)
 
 
@@ -196,10 +196,10 @@ def test_every_pass_has_every_sequence_once_however_often_the_data_grows(corpus:
 @pytest.mark.parametrize("at", range(16))
 def test_data_joins_the_epoch_that_is_being_served_at_every_sample_of_three(corpus: Corpus, at: int) -> None:
     first, more = frozenset({("a", 0), ("b", 0)}), frozenset({("a", 2), ("b", 1), ("c", 0)})
-    told = live(corpus, history := History(None, (Event(0, first, 3, "halt"), Event(at, more, 3, "halt"))))
-    read_through(told, history)
+    results = live(corpus, history := History(None, (Event(0, first, 3, "halt"), Event(at, more, 3, "halt"))))
+    read_through(results, history)
     # 5 sequences an epoch, 10 from the one on in which the others joined: at its end they still join it.
-    assert told.streams[-1].end == 30 - 5 * (max(at - 1, 0) // 5)
+    assert results.streams[-1].end == 30 - 5 * (max(at - 1, 0) // 5)
 
 
 @pytest.mark.promise("G18")
@@ -207,13 +207,13 @@ def test_data_joins_the_epoch_that_is_being_served_at_every_sample_of_three(corp
 @settings(deadline=None, max_examples=80)
 def test_where_a_curriculum_that_grew_ends_is_what_drawing_by_hand_gives(corpus: Corpus, history: History) -> None:
     assert history.phases is not None
-    told = live(corpus, history)
-    stream, hand = told.streams[-1], ByHand(history.phases, SEED)
+    results = live(corpus, history)
+    stream, hand = results.streams[-1], ByHand(history.phases, SEED)
     here = frozenset[tuple[str, int]]()
-    for event, until in zip(history.events, [*told.at[1:], HORIZON], strict=True):
+    for event, until in zip(history.events, [*results.at[1:], HORIZON], strict=True):
         here |= event.joining
         held = {name: sum(SIZES[name][shard] for each, shard in here if each == name) for name in SIZES}
-        hand.run(Generation(0, held, event.epochs, event.on_exhausted), until)
+        hand.run(DataGeneration(0, held, event.epochs, event.on_exhausted), until)
     assert [list(SIZES)[bucket] for bucket, _, _ in drawn(stream)] == [name for name, _ in hand.out]
     if hand.is_over:
         assert (stream.end, list(stream.exhausted)) == (len(hand.out), hand.exhausted)
@@ -223,8 +223,8 @@ def test_where_a_curriculum_that_grew_ends_is_what_drawing_by_hand_gives(corpus:
 @given(histories(), st.integers(0, HORIZON))
 @settings(deadline=None, max_examples=40)
 def test_a_run_that_grew_resumes_from_its_record(corpus: Corpus, history: History, position: int) -> None:
-    told = live(corpus, history)
-    stream, last = told.streams[-1], history.events[-1]
+    results = live(corpus, history)
+    stream, last = results.streams[-1], history.events[-1]
     position = position if stream.end is None else min(position, stream.end)
     fresh = Stream(
         stream.corpus,

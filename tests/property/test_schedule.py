@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.by_hand import ByHand, Drawn
-from unbroken.data.order.schedule import Generation, OnExhausted, Phase, Schedule
+from unbroken.data.order.schedule import DataGeneration, OnExhausted, Phase, Schedule
 
 NAMES = ("a", "b", "c")
 HORIZON = 900
@@ -38,7 +38,7 @@ def drawn(schedule: Schedule, limit: int = HORIZON) -> Drawn:
 def test_a_schedule_is_what_drawing_by_hand_gives(
     phases: list[Phase], sequences: dict[str, int], epochs: int | None, on_exhausted: OnExhausted
 ) -> None:
-    generation = Generation(0, sequences, epochs, on_exhausted)
+    generation = DataGeneration(0, sequences, epochs, on_exhausted)
     hand = ByHand(phases, SEED)
     hand.run(generation, HORIZON)
     schedule = Schedule(phases, [generation], seed=SEED)
@@ -57,10 +57,10 @@ def test_growth_in_the_middle_is_what_drawing_by_hand_gives(
     on_exhausted: OnExhausted,
     at: int,
 ) -> None:
-    first = Generation(0, sequences, epochs, on_exhausted)
+    first = DataGeneration(0, sequences, epochs, on_exhausted)
     before = Schedule(phases, [first], seed=SEED)
     at = at if before.end is None else min(at, before.end)
-    second = Generation(at, {name: sequences[name] + more[name] for name in NAMES}, epochs, on_exhausted)
+    second = DataGeneration(at, {name: sequences[name] + more[name] for name in NAMES}, epochs, on_exhausted)
     hand = ByHand(phases, SEED)
     hand.run(first, at)
     hand.run(second, HORIZON)
@@ -75,7 +75,7 @@ def test_growth_in_the_middle_is_what_drawing_by_hand_gives(
 def test_the_samples_of_a_halt_are_a_prefix_of_those_that_continue(
     phases: list[Phase], sequences: dict[str, int], epochs: int
 ) -> None:
-    halt, on = (Schedule(phases, [Generation(0, sequences, epochs, word)], seed=SEED) for word in _WORDS)
+    halt, on = (Schedule(phases, [DataGeneration(0, sequences, epochs, word)], seed=SEED) for word in _WORDS)
     assert halt.end is not None and on.end is not None and halt.end <= on.end
     short = drawn(halt)
     assert drawn(on)[: len(short)] == short
@@ -90,8 +90,8 @@ _WORDS: tuple[OnExhausted, OnExhausted] = ("halt", "renormalise")
 def test_more_epochs_change_no_sample_there_was(
     phases: list[Phase] | None, sequences: dict[str, int], epochs: int, further: int
 ) -> None:
-    few = Schedule(phases, [Generation(0, sequences, epochs)], seed=SEED)
-    many = Schedule(phases, [Generation(0, sequences, epochs + further)], seed=SEED)
+    few = Schedule(phases, [DataGeneration(0, sequences, epochs)], seed=SEED)
+    many = Schedule(phases, [DataGeneration(0, sequences, epochs + further)], seed=SEED)
     short = drawn(few)
     assert drawn(many)[: len(short)] == short
 
@@ -101,7 +101,7 @@ def test_more_epochs_change_no_sample_there_was(
 def test_phases_that_are_added_change_no_sample_of_those_before(
     phases: list[Phase], later: list[Phase], sequences: dict[str, int], epochs: int, on_exhausted: OnExhausted
 ) -> None:
-    generations = [Generation(0, sequences, epochs, on_exhausted)]
+    generations = [DataGeneration(0, sequences, epochs, on_exhausted)]
     limit = sum(phase.samples for phase in phases)
     short = drawn(Schedule(phases, generations, seed=SEED), limit)
     assert drawn(Schedule([*phases, *later], generations, seed=SEED), limit)[: len(short)] == short
@@ -116,12 +116,12 @@ def test_phases_that_are_added_change_no_sample_of_those_before(
 def test_a_generation_changes_no_sample_before_it(
     phases: list[Phase] | None, sequences: dict[str, int], events: list[tuple[int, dict[str, int], int, OnExhausted]]
 ) -> None:
-    generations = [Generation(0, sequences)]
+    generations = [DataGeneration(0, sequences)]
     for delay, more, epochs, on_exhausted in events:
         before = Schedule(phases, generations, seed=SEED)
         at = min(generations[-1].at_sample + delay, generations[-1].at_sample if before.end is None else before.end)
         grown = {name: generations[-1].sequences[name] + more[name] for name in NAMES}
-        generations.append(Generation(at, grown, epochs, on_exhausted))
+        generations.append(DataGeneration(at, grown, epochs, on_exhausted))
         after = Schedule(phases, generations, seed=SEED)
         assert drawn(after, at) == drawn(before, at)
     whole = drawn(Schedule(phases, generations, seed=SEED))
@@ -135,7 +135,7 @@ def test_a_generation_changes_no_sample_before_it(
 def test_one_epoch_with_any_growth_reads_every_sequence_exactly_once(
     sequences: dict[str, int], events: list[tuple[int, dict[str, int]]]
 ) -> None:
-    generations = [Generation(0, sequences)]
+    generations = [DataGeneration(0, sequences)]
     for delay, more in events:
         last = generations[-1]
         at = min(last.at_sample + delay, sum(last.sequences.values()))
@@ -151,7 +151,7 @@ def test_one_epoch_with_any_growth_reads_every_sequence_exactly_once(
 def test_what_was_served_before_a_sample_is_what_its_samples_drew(
     phases: list[Phase] | None, sequences: dict[str, int], data: st.DataObject
 ) -> None:
-    schedule = Schedule(phases, [Generation(0, sequences, 2, "renormalise")], seed=SEED)
+    schedule = Schedule(phases, [DataGeneration(0, sequences, 2, "renormalise")], seed=SEED)
     sample = data.draw(st.integers(0, schedule.end or 0))
     names = [name for name, _ in drawn(schedule, sample)]
     assert schedule.served(sample) == {name: names.count(name) for name in NAMES}
@@ -159,5 +159,5 @@ def test_what_was_served_before_a_sample_is_what_its_samples_drew(
 
 def test_weights_mean_what_they_say() -> None:
     tenth = Phase(10, (("a", Fraction(str(0.1))), ("b", Fraction(str(0.9)))))
-    names = [name for name, _ in drawn(Schedule([tenth], [Generation(0, dict.fromkeys(NAMES, 99))], seed=SEED), 10)]
+    names = [name for name, _ in drawn(Schedule([tenth], [DataGeneration(0, dict.fromkeys(NAMES, 99))], seed=SEED), 10)]
     assert names.count("a") == 1

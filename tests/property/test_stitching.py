@@ -40,8 +40,8 @@ def test_a_run_of_any_jobs_is_equal_to_one_job(chain: list[JobSpan], values: lis
         write(many, chain, values, None)
         found = compare_runs(one, many)
         # A step that has nothing but measured times is no proof of anything.
-        told = sum(any(not is_measured(name) for name in row) for row in values)
-        assert found.agreeing == told and found.is_equal == (told > 0), found.lines()
+        results = sum(any(not is_measured(name) for name in row) for row in values)
+        assert found.agreeing == results and found.is_equal == (results > 0), found.lines()
         computed = sum(span.end - span.start for span in chain)
         assert len(read_metrics(Layout(many)).lost) + STEPS == computed
 

@@ -31,7 +31,7 @@ from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.directory import Store
 from unbroken.store.keep import BestBy, EveryNSteps, LastK, Policy, decide
-from unbroken.store.manifest import Manifest
+from unbroken.store.mirrored import Upload, mirrored_ids, read_mirrors, record_upload, write_mirrors
 from unbroken.store.names import MANIFEST, PERIODIC
 from unbroken.store.parts import read_part
 from unbroken.store.rewind import rewind
@@ -45,6 +45,7 @@ policies: st.SearchStrategy[Policies] = st.lists(
     st.sampled_from([LastK(1), LastK(2), EveryNSteps(MILESTONE), BestBy("loss")]), min_size=1, max_size=2
 )
 picks = st.integers(0, 1 << 16)
+MIRROR = "file:///shared/mirror"
 mirrored = st.sampled_from([True, True, True, False])
 steps = st.integers(0, 12)
 losses = strategies.losses()
@@ -196,14 +197,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _settle(self, store: Store, name: str, chosen: Policies, job: str) -> None:
         protected = self.model.protected(chosen) | {self.target}
+        self._keep_ledger(store)
         settle(
             store, name, chosen, job=job, is_live=nobody_is_live,
-            resume_target=self._name_of_target(), is_mirrored=self._is_mirrored,
+            resume_target=self._name_of_target(),
         )  # fmt: skip
         self._forget(protected)
 
-    def _is_mirrored(self, manifest: Manifest) -> bool:
-        return self.model.known[manifest.id].is_mirrored
+    def _keep_ledger(self, store: Store) -> None:
+        """Record what the model says is mirrored."""
+        if not read_mirrors(store):
+            write_mirrors(store, [MIRROR], job="mirror")
+        for id_ in {id_ for id_, known in self.model.known.items() if known.is_mirrored} - mirrored_ids(store, MIRROR):
+            record_upload(store, Upload(MIRROR, id_, "", "", 0), job="mirror", at_ns=1)
 
     def _name_of_target(self) -> str | None:
         return self.standing().get(self.target) if self.target else None
@@ -348,7 +354,8 @@ class StoreMachine(RuleBasedStateMachine):
         """What ``prune`` does: decide and sweep, with no save before it."""
         store = self.store()
         protected = self.model.protected(chosen) | {self.target}
-        found = candidates(store, scan(store).committed, is_mirrored=self._is_mirrored)
+        self._keep_ledger(store)
+        found = candidates(store, scan(store).committed)
         decision = decide(found, chosen, resume_target=self._name_of_target())
         sweep(store, decision.released, is_live=nobody_is_live)
         self._forget(protected)

@@ -9,7 +9,28 @@ RUN = Path("runs/a")
 STORE = RUN / "checkpoints"
 CHECKPOINT = STORE / "checkpoint-1000"
 
+MIRROR = "s3://bucket/runs/a"
+
 EXAMPLES: tuple[UnbrokenError, ...] = (
+    errors.BadMirror(text="ftp://host/a", complaint="the scheme ftp is unknown"),
+    errors.BadEndpoint(mirror=MIRROR, variable="AWS_ENDPOINT_URL"),
+    errors.ClientMissing(mirror=MIRROR),
+    errors.BucketMissing(mirror=MIRROR, bucket="bucket"),
+    errors.NoCredentials(mirror=MIRROR, problem="none"),
+    errors.NoCredentials(mirror=MIRROR, problem="refused"),
+    errors.NoCredentials(mirror=MIRROR, problem="expired"),
+    errors.NoCredentials(mirror=MIRROR, problem="unreadable"),
+    errors.MirrorReadOnly(mirror=MIRROR, operation="write"),
+    errors.WrongRegion(mirror=MIRROR, region="eu-west-1"),
+    errors.ClockSkewed(mirror=MIRROR),
+    errors.MirrorUnreachable(mirror=MIRROR, operation="write", cause="HTTP 503 SlowDown"),
+    errors.MirrorUnverified(
+        mirror=MIRROR, key="checkpoint-1000/state/__0_0.distcp", complaint="it is not there after it was written"
+    ),
+    errors.MirrorTaken(mirror=MIRROR, complaint="it is the mirror of a run called b"),
+    errors.MirrorEmpty(mirror=MIRROR),
+    errors.NotMirrored(run="runs/a"),
+    errors.MirrorIncomplete(failed=((f"checkpoint-1000 to {MIRROR}", "could not write: HTTP 503"),), mirrored=2),
     errors.LeftMidStep(run=RUN, step=9, resumable_step=5),
     errors.LoopsDisagree(run=RUN, step=8),
     errors.SlurmMissing(command="sbatch"),
@@ -31,6 +52,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.NoEodToken(tokenizer="own", asked=None, tried=("<|endoftext|>", "</s>")),
     errors.NoTokens(path=Path("text"), left_out=(("empty", 3), ("short", 1))),
     errors.NoTextFound(path=Path("text"), known=(".jsonl", ".txt"), unknown=("a.csv",)),
+    errors.TrackerMissing(tracker="wandb", package="wandb"),
     errors.PackageMissing(package="pyarrow", purpose="reading .parquet"),
     errors.ShardsExist(output=Path("data/train"), found="00000-000.bin"),
     errors.SourceBroken(path=Path("text/a.jsonl.gz"), reason="it ends in the middle of its compressed bytes"),
@@ -55,6 +77,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.SourcesChanged(output=Path("data/train"), changed=("a.jsonl",), gone=("b.jsonl",), added=("c.jsonl",)),
     errors.SourcesChanged(output=Path("data/train"), added=("c.jsonl",)),
     errors.TokenizeBusy(output=Path("data/train")),
+    errors.TokenizeNotShared(output=Path("data/train"), host="n7"),
     errors.TokenizedDifferently(output=Path("data/train"), differences=(("min_text_length", "0", "200"),)),
     errors.TokenizerUnknown(asked="gtp2", reason="there is no such path, and the hub did not give it"),
     errors.WorkerDied(
@@ -101,6 +124,13 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.StateDiffers(checkpoint=str(CHECKPOINT), missing=("model.head.bias",), unexpected=("model.tail.bias",)),
     errors.RankFailed(rank=3, cause=errors.DamagedCheckpoint(path=CHECKPOINT, findings=("state/0.distcp: short",))),
     errors.NotShared(path=RUN, rank=3, host="node-7"),
+    errors.Superseded(store="s3://bucket/runs/a/checkpoints", mine="j0001_4f2a", other="j0001_77c0"),
+    errors.CheckpointsElsewhere(
+        run=RUN,
+        found="the run directory",
+        named="s3://bucket/runs/a",
+        remedy=errors.Help("unbroken mirror runs/a --to s3://bucket/runs/a", "copy them there first"),
+    ),
     errors.NotRestored(checkpoint=str(CHECKPOINT), names=("model.head.weight",)),
     errors.WrittenDuringSave(step=2000, names=("model.head.weight",)),
     errors.NotExact(differences=(("optimizer", "is not in the checkpoint and would start fresh"),)),
@@ -116,6 +146,12 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.DataUnfit(path=Path("data"), problems=("bucket web runs dry at step 812 of 1,000",)),
     errors.BadUsage(command="unbroken explain", complaint="there is no option '--ful'; did you mean --full?"),
     errors.Bug(cause="KeyError: 'step'"),
+    errors.NotAllRanks(call="save", rank=0, missing=(1, 2), seconds=60.0),
+    errors.OtherFramework(
+        run=Path("runs/a"), newest="checkpoint-2000", made_with="transformers", opened_with="unbroken"
+    ),
+    errors.StartsOver(store=STORE, step=0, newest="checkpoint-2000"),
+    errors.WeightsOnly(path=CHECKPOINT, missing=("trainer_state.json", "optimizer.pt")),
     errors.CannotSeal(path=CHECKPOINT, reason="it is empty", remedy=Help("unbroken explain cannot-seal", "why")),
     errors.CheckpointUnknown(reference="1500", store=STORE, known=("checkpoint-1000", "checkpoint-2000")),
     errors.CheckpointUnknown(

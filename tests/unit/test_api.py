@@ -22,8 +22,18 @@ TRAINER_ONLY = {
     *("max_eval_batches", "output_dir", "wandb_project", "wandb_run_name"),
 }
 LOOP_ONLY = {
-    *("files_per_rank", "planner", "allow_pickle", "force", "accept", "hyperparameters", "audit", "audit_ignore"),
-    *("shared_rng", "catch_signals", "non_finite_metrics", "console"),
+    *(
+        "files_per_rank",
+        "staging_memory_bytes",
+        "planner",
+        "allow_pickle",
+        "force",
+        "accept",
+        "hyperparameters",
+        "audit",
+        "audit_ignore",
+    ),
+    *("shared_rng", "catch_signals", "non_finite_metrics", "console", "tracker_config", "tracker_run_name"),
 }
 
 

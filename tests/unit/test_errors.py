@@ -12,6 +12,7 @@ import pytest
 from tests.unit.errors_examples import EXAMPLES
 from unbroken import errors
 from unbroken.errors import TABLE, UnbrokenError, as_json, render
+from unbroken.quoting.terminal import printable
 
 SECOND_LEVEL = {
     errors.UsageError: 2,
@@ -118,7 +119,7 @@ def test_an_error_is_one_document_with_the_same_fields(error: UnbrokenError) -> 
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     assert facts["kind"] == error.kind
     assert facts["exit_code"] == error.exit_code
-    assert facts["message"] == str(error)
+    assert printable(facts["message"]) == error.message
     assert [each["command"] for each in facts["help"]] == [each.command for each in error.help()]
 
 
@@ -167,11 +168,8 @@ def test_where_no_checkpoint_is_the_status_of_the_run_helps_before_a_look_for_ba
     assert damaged.help()[0].command.startswith("unbroken verify ") and "--resume scratch --force" in str(damaged.so())
 
 
-def test_a_traceback_is_explained_once_and_beside_what_others_noted() -> None:
-    error = errors.BadUsage(command="unbroken train", complaint="it is wrong")
-    error.add_note("seen on the way")
-    errors.explain_in_traceback(error)
-    errors.explain_in_traceback(error)
-    assert error.__notes__[0] == "seen on the way"
-    assert [note for note in error.__notes__ if "unbroken train --help" in note] == error.__notes__[1:]
-    assert len(error.__notes__) == 2
+@each_example
+def test_an_error_that_a_script_prints_says_all_that_a_command_would_print(error: UnbrokenError) -> None:
+    assert f"error[{error.kind}]: {error}" == render(error)
+    assert "\x1b" not in str(error)
+    assert error.message == str(error).splitlines()[0]

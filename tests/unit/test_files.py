@@ -1,13 +1,14 @@
 """The moves of the house, over the machine's disk and the one in memory: what they do, refuse and promise in order."""
 
 import errno
+import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from unbroken.disk import Disk, LocalDisk, Node, NodeKind
+from unbroken.disk import DIRECT_BYTES, Disk, LocalDisk, Node, NodeKind
 from unbroken.errors import StorageFailed
 from unbroken.files import Files
 from unbroken.testing import (
@@ -63,6 +64,29 @@ def test_a_generator_may_reuse_its_buffer_for_the_next_chunk(files: Files, tmp_p
 
     files.write_new(tmp_path / "f", chunks())
     assert read(files, tmp_path / "f") == b"abc"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [None, ("use_direct_io", Refuse(errno.EINVAL)), ("write", Refuse(errno.EINVAL)), ("write", Shorten(4096 + 7))],
+    ids=["direct", "no direct I/O", "another alignment", "a short write"],
+)
+def test_a_file_written_past_the_page_cache_has_all_bytes(
+    disk: Disk, tmp_path: Path, fault: tuple[str, Fault] | None
+) -> None:
+    """Whole pages go directly, the tail does not; whatever the file system cannot goes through the cache."""
+    memory = memoryview(mmap.mmap(-1, 5 * DIRECT_BYTES))
+    memory[:] = bytes(range(256)) * (len(memory) // 256)
+    faulty = FaultyDisk(disk, always(*fault) if fault and fault[0] == "use_direct_io" else _first(fault))
+    chunks = [memory[: 3 * DIRECT_BYTES], memory[3 * DIRECT_BYTES : 4 * DIRECT_BYTES + 100], memory[:50]]
+    size_bytes = Files(faulty).write_new(tmp_path / "f", chunks, is_direct=True)
+    found = Files(disk).read_bytes(tmp_path / "f", limit_bytes=1 << 20)
+    assert found == b"".join(chunks)
+    assert size_bytes == len(found)
+
+
+def _first(fault: tuple[str, Fault] | None) -> Callable[[Operation], Fault | None]:
+    return at_nth(fault[0], 0, fault[1]) if fault else lambda _: None
 
 
 def test_a_taken_name_is_refused_and_what_stands_there_is_untouched(files: Files, tmp_path: Path) -> None:

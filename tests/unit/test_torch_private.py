@@ -9,7 +9,7 @@ import torch
 
 import unbroken
 from unbroken import torch_private
-from unbroken.exact.sums import Buffers
+from unbroken.exact.sums import SumBuffers
 
 PACKAGE = Path(unbroken.__file__).parent
 # The dicts of ``nn.Module``, which modules of every version have and which others read too.
@@ -20,7 +20,9 @@ OF_PROCESSES = {"_target", "_args", "_start_method", "_popen"}
 OF_LOADERS = {"_make_state_dict", "_DATASET_STATE", "_initial_iter_for_state_dict", "_num_iter_calls"}
 # Those of the module that ``worker_signals`` has looked at.
 OF_WORKERS = {"_error_if_any_worker_fails", "_set_worker_signal_handlers"}
-ALLOWED = MODULE_DICTS | ELSEWHERE | OF_PROCESSES | OF_LOADERS | OF_WORKERS
+# The lists of what was prepared: Accelerate has no other way to ask.
+OF_ACCELERATORS = {"_models", "_dataloaders", "_custom_objects"}
+ALLOWED = MODULE_DICTS | ELSEWHERE | OF_PROCESSES | OF_LOADERS | OF_WORKERS | OF_ACCELERATORS
 
 
 def is_private(name: str) -> bool:
@@ -83,7 +85,7 @@ def fresh_probe() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh_probe")
 def test_memory_is_used_again_only_if_nobody_holds_it_in_any_way() -> None:
-    buffers = Buffers()
+    buffers = SumBuffers()
     lent = buffers.take(8, torch.float32, torch.device("cpu"))
     assert torch_private.lone_holders() is not None, "this torch counts holders in a way that cannot be relied on"
     assert not buffers.is_seen(lent)
@@ -112,7 +114,7 @@ LIES: dict[str, Callable[[int], int] | None] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_count_that_was_not_proven_is_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_private, "_use_count", LIES[lie])
-    buffers = Buffers()
+    buffers = SumBuffers()
     lent = buffers.take(8, torch.float32, torch.device("cpu"))
     assert buffers.is_seen(lent), "then it is given away, and the next sum gets new memory"
 
@@ -122,3 +124,13 @@ def test_a_count_that_never_goes_down_is_not_believed(monkeypatch: pytest.Monkey
     counts = iter(range(1, 1000))
     monkeypatch.setattr(torch_private, "_use_count", lambda _: next(counts))
     assert torch_private.lone_holders() is None
+
+
+def test_compiling_is_watched_until_it_is_no_longer() -> None:
+    seen: list[str] = []
+    stop = torch_private.watch_compiling(lambda: seen.append("begins"), lambda: seen.append("ends"))
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    stop()
+    assert seen == ["begins", "ends"]
+    torch.compile(lambda x: x - 1, backend="eager")(torch.ones(2))
+    assert seen == ["begins", "ends"]

@@ -12,8 +12,9 @@ import click
 
 from unbroken.errors import BadUsage, Help, PathMissing, WouldOverwrite
 from unbroken.files import LOCAL
+from unbroken.mirror.address import is_url
 from unbroken.records.layout import Layout, require_reachable, run_of
-from unbroken.records.references import is_run
+from unbroken.records.run_references import is_run
 from unbroken.store.directory import Store
 from unbroken.store.names import scratch
 from unbroken.store.references import find_store
@@ -82,7 +83,7 @@ def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
     """The checkpoint store of RUN or ``--output-dir``; empty for a run that has not saved yet.
 
     Raises:
-        BadUsage: neither is given, or both and they differ.
+        BadUsage: neither is given, or both and they differ, or it is the address of a mirror.
         BadRunPath: no run can be at this path.
         PathMissing: the path does not exist.
         NotAStore: it exists and is not a run.
@@ -95,6 +96,9 @@ def named_store(command: str, run: str | None, output_dir: str | None) -> Store:
     named = output_dir if run is None else run
     if named is None:
         raise BadUsage(command=f"unbroken {command}", complaint="missing argument RUN")
+    if is_url(named):
+        complaint = f"{named} is an address, and this command needs a run directory; ls, show and verify take addresses"
+        raise BadUsage(command=f"unbroken {command}", complaint=complaint)
     require_reachable(named)
     layout = Layout(Path(named))
     return Store(layout.checkpoints) if is_run(layout) else find_store(layout.run)

@@ -49,6 +49,8 @@ COMMANDS: Final[dict[str, Entry]] = {
     "pin": Entry("unbroken.cli.pin:pin", "Protect a checkpoint from being deleted.", CHECKPOINTS),
     "unpin": Entry("unbroken.cli.pin:unpin", "Remove the pin of a checkpoint.", CHECKPOINTS),
     "seal": Entry("unbroken.cli.seal:command", "Add a manifest to a checkpoint of another tool.", CHECKPOINTS),
+    "mirror": Entry("unbroken.cli.mirror:command", "Copy checkpoints to the mirrors of a run.", CHECKPOINTS),
+    "fetch": Entry("unbroken.cli.fetch:command", "Fetch checkpoints from a mirror.", CHECKPOINTS),
     "import": Entry("unbroken.cli.import_command:command", "Import a checkpoint of another tool.", CHECKPOINTS),
     "evaluate": Entry("unbroken.cli.evaluate:command", "Compute the validation loss of a checkpoint.", MODEL),
     "generate": Entry("unbroken.cli.generate:command", "Generate text from a prompt.", MODEL),

@@ -9,7 +9,7 @@ import numpy as np
 
 from unbroken.cli.data_input import DataArguments, Decode, Input, decoder_of, window_options
 from unbroken.cli.output import Output, as_command
-from unbroken.data.corpus.shards import Index
+from unbroken.data.corpus.shards import ShardIndex
 from unbroken.data.stream import Stream
 from unbroken.errors import BadUsage, TokenizerUnknown
 from unbroken.quoting import amounts
@@ -79,7 +79,7 @@ def _window(stream: Stream, number: int, offset: int, length: int, masked: int) 
     return DescribedWindow(shard.name, entry, end - start, offset - start, offset - start + length, masked)
 
 
-def _entry_at(index: Index, offset: int) -> int:
+def _entry_at(index: ShardIndex, offset: int) -> int:
     """The document of a token, by bisection in the file: an index may be larger than memory."""
     low, high = 0, index.entries - 1
     while low < high:

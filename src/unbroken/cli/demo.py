@@ -77,7 +77,7 @@ def _show(output: Output, result: DemoResult) -> int:
 
     places = result.places
     found = demo_report.rows(places.chained)
-    proof = demo_report.prove(places.alone, places.chained)
+    proof = demo_report.prove_demo(places.alone, places.chained)
 
     def text() -> str:
         style = output.style

@@ -5,9 +5,9 @@ import click
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
-from unbroken.records.references import resolve_checkpoint
+from unbroken.records.run_references import resolve_checkpoint
 from unbroken.report.style import Style
-from unbroken.store.compare import Difference, compare
+from unbroken.store.compare import CheckpointDifference, compare
 
 EXIT_DIFFER = 3
 
@@ -42,7 +42,7 @@ def command(output: Output, first: str, second: str) -> int:
     return 0 if found.is_same else EXIT_DIFFER
 
 
-def _text(found: Difference, style: Style) -> str:
+def _text(found: CheckpointDifference, style: Style) -> str:
     unit = found.unit
     if found.is_same:
         return f"{style.good('equal')}  {amounts.plural(found.same, unit)}, all checksums equal"

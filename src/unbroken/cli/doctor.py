@@ -17,7 +17,7 @@ import click
 
 from unbroken.cli.output import Output, as_command
 from unbroken.doctor.file_system import Surroundings, examine
-from unbroken.doctor.finding import Finding, Level
+from unbroken.doctor.finding import CheckResult, Severity
 from unbroken.doctor.machine import examine_memory, examine_python, examine_torch
 from unbroken.errors import BadUsage
 from unbroken.quoting import amounts
@@ -48,7 +48,7 @@ def command(output: Output, place: str, no_torch: bool) -> int:
     Trains a tiny model on one rank and on two, replicated and sharded, in each precision, and compares the bits. Tries
     out what the file system of DIR can do, and measures its speed, in a scratch directory that is removed again.
 
-    Lists all findings. What is not listed as ok was not found to work.
+    Lists all findings; what is not listed as ok failed or could not be tested.
     """
     if not place:
         # An empty variable of a shell, which would otherwise mean the current directory.
@@ -56,7 +56,7 @@ def command(output: Output, place: str, no_torch: bool) -> int:
     directory = Path(place)
     with _unwinding():
         findings = list(_examined(directory, output, no_torch=no_torch))
-    problems = [each for each in findings if each.level is Level.PROBLEM]
+    problems = [each for each in findings if each.level is Severity.PROBLEM]
     fields = {
         "directory": place,
         "is_sound": not problems,
@@ -66,7 +66,7 @@ def command(output: Output, place: str, no_torch: bool) -> int:
     return EXIT_PROBLEMS if problems else 0
 
 
-def _examined(directory: Path, output: Output, *, no_torch: bool) -> Iterator[Finding]:
+def _examined(directory: Path, output: Output, *, no_torch: bool) -> Iterator[CheckResult]:
     yield examine_python()
     if not no_torch:
         output.note("testing torch: this takes a few seconds ...")
@@ -105,9 +105,9 @@ def _unwinding() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _text(findings: Sequence[Finding], style: Style) -> str:
+def _text(findings: Sequence[CheckResult], style: Style) -> str:
     wide = max(len(each.subject) for each in findings)
-    paint = {Level.OK: style.good, Level.NOTE: style.warn, Level.PROBLEM: style.bad}
+    paint = {Severity.OK: style.good, Severity.NOTE: style.warn, Severity.PROBLEM: style.bad}
     lines = []
     for finding in findings:
         mark = paint[finding.level](finding.level.value) + " " * (len("problem") - len(finding.level.value))
@@ -128,8 +128,8 @@ def _wrapped(sentences: Iterable[str], width: int) -> Iterator[str]:
         yield from textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _summary(findings: Sequence[Finding]) -> str:
-    problems, notes = (sum(each.level is level for each in findings) for level in (Level.PROBLEM, Level.NOTE))
+def _summary(findings: Sequence[CheckResult]) -> str:
+    problems, notes = (sum(each.level is level for each in findings) for level in (Severity.PROBLEM, Severity.NOTE))
     if not problems and not notes:
         return "no problems"
     counted = [amounts.plural(problems, "problem") if problems else "no problems"]

@@ -21,7 +21,7 @@ from unbroken.gpt.sampling import Generation
 from unbroken.quoting import amounts
 
 if TYPE_CHECKING:
-    from unbroken.gpt.text import Continued, TextSource
+    from unbroken.gpt.text import Continued, TextFinder
 
 _COMMAND: Final = "unbroken generate"
 _PATH: Final = click.Path(path_type=Path)
@@ -48,14 +48,14 @@ def command(
     escaped.
     """
     from unbroken.gpt.device import chosen_device, chosen_dtype
-    from unbroken.gpt.text import TextSource
+    from unbroken.gpt.text import TextFinder
 
     if asked.reference is None:
         raise BadUsage(command=_COMMAND, complaint="missing argument RUN")
     numbered = _prompts(prompt, prompts_file)
     require_writable(_COMMAND, target, prompts_file)
     place = chosen_device(asked.device)
-    source = TextSource.find(asked.reference, asked.tokenizer, is_averaged=asked.is_averaged)
+    source = TextFinder.find(asked.reference, asked.tokenizer, is_averaged=asked.is_averaged)
     note_passed_over(output, source.found)
     # Before the weights are loaded, which takes longest.
     _require_sound(source, numbered, prompts_file, asked.generation)
@@ -94,7 +94,7 @@ def _prompts(prompt: str | None, file: Path | None) -> list[tuple[int, str]]:
 
 
 def _require_sound(
-    source: "TextSource", prompts: list[tuple[int, str]], file: Path | None, generation: Generation
+    source: "TextFinder", prompts: list[tuple[int, str]], file: Path | None, generation: Generation
 ) -> None:
     problems = []
     for number, each in prompts:

@@ -7,13 +7,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
 from unbroken.cli.commands import COMMANDS, Entry
-from unbroken.cli.output import Flags, Output, output_options, write_examples
+from unbroken.cli.output import Output, OutputFlags, output_options, write_examples
 from unbroken.errors import BadUsage, UnknownCommand
 from unbroken.version import VERSION
 
@@ -93,8 +93,27 @@ def as_dashed(token: str) -> str:
     return token.replace("_", "-")
 
 
+# What other tools call a command.
+_OTHER_NAMES: Final = {
+    "resume": "train",
+    "continue": "train",
+    "list": "ls",
+    "delete": "prune",
+    "rm": "prune",
+    "kill": "stop",
+    "cancel": "stop",
+    "upload": "mirror",
+    "download": "fetch",
+    "convert": "import",
+    "watch": "status",
+    "eval": "evaluate",
+}
+
+
 def nearest(name: str, known: list[str]) -> tuple[str, ...]:
     """Known names that a typo could have meant, most similar first; much less similar ones are left out."""
+    if _OTHER_NAMES.get(name) in known:
+        return (_OTHER_NAMES[name],)
     # Imported here: only a typo needs it.
     import difflib
 
@@ -108,7 +127,7 @@ def nearest(name: str, known: list[str]) -> tuple[str, ...]:
 def _root(json: bool, quiet: bool, verbose: bool, version: bool) -> int | None:
     """Fault-tolerant training: kill a run at any time, resume it bit for bit."""
     ctx = click.get_current_context()
-    ctx.obj = Flags().joined(json=json, quiet=quiet, verbose=verbose)
+    ctx.obj = OutputFlags().joined(json=json, quiet=quiet, verbose=verbose)
     if version:
         output = Output(json=json, quiet=quiet, stdout=sys.stdout, stderr=sys.stderr, environ=os.environ)
         output.document("unbroken.version/1", {"version": VERSION}, lambda: version_line(VERSION))
@@ -134,7 +153,7 @@ def command_group(
 def _remember(json: bool, quiet: bool, verbose: bool) -> None:
     """Pass the options before the subcommand's name on to the subcommand."""
     ctx = click.get_current_context()
-    asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
+    asked = ctx.obj if isinstance(ctx.obj, OutputFlags) else OutputFlags()
     ctx.obj = asked.joined(json=json, quiet=quiet, verbose=verbose)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from unbroken.records.summary import Line
+from unbroken.records.summary import StoreLine
 from unbroken.store.check import Verdict
 from unbroken.store.manifest import Manifest
 
@@ -20,7 +20,7 @@ def iso_time(saved_at_ns: int | None) -> str | None:
         return None
 
 
-def listing_fields(line: Line) -> dict[str, Any]:
+def listing_fields(line: StoreLine) -> dict[str, Any]:
     """One line of ``ls``."""
     return {
         "name": line.name,

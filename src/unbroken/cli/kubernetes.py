@@ -17,7 +17,7 @@ from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.launch.kubernetes.documents import CONFIG_FOLDER, documents
 from unbroken.launch.kubernetes.options import KINDS, Kind, ManifestOptions, Program, grace_of, named_after, require_fit
-from unbroken.launch.kubernetes.text import manifest
+from unbroken.launch.kubernetes.render import manifest
 from unbroken.quoting.shell import shell_line
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout

@@ -9,8 +9,8 @@ from unbroken.cli.output import Output, as_command
 from unbroken.cli.policies import quiet_policies_of
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
-from unbroken.records.references import resolve
-from unbroken.records.summary import Line, checkpoint_lines
+from unbroken.records.run_references import resolve
+from unbroken.records.summary import StoreLine, checkpoint_lines
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 
@@ -25,13 +25,14 @@ def command(output: Output, run: str) -> None:
     RUN is a run directory, its checkpoints directory, or a directory of sealed checkpoints. Reads only names, sizes and
     manifests; `unbroken verify --full` verifies checksums.
     """
-    store = resolve(run).store
-    lines = checkpoint_lines(store, quiet_policies_of(store))
+    found = resolve(run)
+    store = found.store
+    lines = checkpoint_lines(store, quiet_policies_of(found.records or store))
     fields = {"store": str(store.root), "entries": [listing_fields(line) for line in lines]}
     output.document("unbroken.ls/1", fields, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
 
 
-def _text(lines: list[Line], *, now_ns: int, style: Style) -> str:
+def _text(lines: list[StoreLine], *, now_ns: int, style: Style) -> str:
     if not lines:
         return "no checkpoints yet"
     warnings = dict.fromkeys(("torn", "quarantined", "emergency", "newer-format", "unreadable"), style.warn)

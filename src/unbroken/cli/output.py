@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import click
 
 from unbroken.errors import BadUsage, StorageFailed, UnbrokenError, as_json
-from unbroken.quoting.terminal import for_terminal
+from unbroken.quoting.terminal import for_terminal, printable
 from unbroken.report.error import print_error
 from unbroken.report.style import Style, wants_color
 
@@ -98,10 +98,17 @@ class Output:
             yield _unseen
             return
         # Imported here: rich takes longer to load than most commands take to run.
-        from unbroken.cli.progress import bar
+        from rich import progress as shown
+        from rich.console import Console
 
-        with bar(title, total, is_bytes=is_bytes, stream=self.stderr) as advance:
-            yield advance
+        sizes: list[shown.ProgressColumn] = [shown.DownloadColumn(), shown.TransferSpeedColumn()]
+        amounts = sizes if is_bytes else [shown.MofNCompleteColumn()]
+        columns = [shown.TextColumn("{task.description}", markup=False), shown.BarColumn(), *amounts]
+        console = Console(file=self.stderr)
+        # Erased when the block ends.
+        with shown.Progress(*columns, shown.TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(printable(title), total=total)
+            yield lambda amount: bar.advance(task, amount)
 
     def _write(self, stream: TextIO, text: str, *, is_verbatim: bool = False) -> None:
         with self._writing(stream):
@@ -151,20 +158,20 @@ def _plain(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Flags:
+class OutputFlags:
     """The output options, before or after the command's name."""
 
     json: bool = False
     quiet: bool = False
     verbose: bool = False
 
-    def joined(self, *, json: bool, quiet: bool, verbose: bool) -> "Flags":
+    def joined(self, *, json: bool, quiet: bool, verbose: bool) -> "OutputFlags":
         """These flags and those after the command's name.
 
         Raises:
             BadUsage: both ``--quiet`` and ``--verbose`` are set.
         """
-        flags = Flags(json or self.json, quiet or self.quiet, verbose or self.verbose)
+        flags = OutputFlags(json or self.json, quiet or self.quiet, verbose or self.verbose)
         if flags.quiet and flags.verbose:
             raise BadUsage(command="unbroken", complaint="--quiet and --verbose exclude each other")
         return flags
@@ -211,7 +218,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 -- click's signature
         """Run the command; its function returns the exit code, None for 0."""
-        asked = ctx.obj if isinstance(ctx.obj, Flags) else Flags()
+        asked = ctx.obj if isinstance(ctx.obj, OutputFlags) else OutputFlags()
         flags = asked.joined(**{name: ctx.params.pop(name) for name in ("json", "quiet", "verbose")})
         ctx.params["output"] = Output(
             json=flags.json,

@@ -5,7 +5,7 @@ import time
 import click
 
 from unbroken.cli.output import Output, as_command
-from unbroken.records.references import resolve_checkpoint
+from unbroken.records.run_references import resolve_checkpoint
 from unbroken.store import sweep
 
 _JOB = "cli"

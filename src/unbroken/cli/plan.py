@@ -23,7 +23,7 @@ from unbroken.config.source import read
 from unbroken.errors import BadPlan, PathMissing, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.quoting import amounts
-from unbroken.records.goodput import UNMEASURED_MTBF_S, Numbers, Plan, make_plan, measured, problems
+from unbroken.records.goodput import UNMEASURED_MTBF_S, Numbers, RunForecast, make_plan, measured, problems
 from unbroken.records.journal import read_journal
 from unbroken.records.layout import Layout, require_reachable, run_of
 from unbroken.records.summary import summarize
@@ -200,7 +200,7 @@ def _of_run(store: Store, config: Config | None) -> tuple[Numbers, list[str]]:
     return replace(numbers, steps=None if target is None else max(0, target - done)), assumed
 
 
-def _as_set(numbers: Numbers, config: Config | None, now_s: float) -> Plan | None:
+def _as_set(numbers: Numbers, config: Config | None, now_s: float) -> RunForecast | None:
     """The plan with ``training.save_steps`` of the config, if it is a number."""
     save_steps = None if config is None else config.training.save_steps
     if not isinstance(save_steps, int) or numbers.step_s is None:
@@ -223,13 +223,13 @@ def _assumptions(numbers: Numbers) -> list[str]:
     return found
 
 
-def _plan_fields(plan: Plan) -> dict[str, Any]:
+def _plan_fields(plan: RunForecast) -> dict[str, Any]:
     fields = asdict(plan)
     ends_at_s = fields.pop("ends_at_s")
     return {**fields, "lost_share": plan.lost_share, "ends_at": iso_time(int(ends_at_s * 1e9))}
 
 
-def _text(numbers: Numbers, plan: Plan, as_set: Plan | None, said: list[str], style: Style) -> str:
+def _text(numbers: Numbers, plan: RunForecast, as_set: RunForecast | None, said: list[str], style: Style) -> str:
     each = amounts.duration(plan.interval_s)
     lines = [
         ("interval", f"save every {each} ({amounts.plural(plan.interval_steps, 'step')})"),
@@ -250,10 +250,10 @@ def _text(numbers: Numbers, plan: Plan, as_set: Plan | None, said: list[str], st
     return "\n".join(f"{style.dim(label.ljust(8))}  {value}" for label, value in lines)
 
 
-def _failures(plan: Plan) -> str:
+def _failures(plan: RunForecast) -> str:
     times = f"{plan.failures:.1f}" if plan.failures < 10 else f"{plan.failures:,.0f}"
     return f"{times} expected, {amounts.duration(plan.losing_s)} lost in total"
 
 
-def _shares(plan: Plan) -> str:
+def _shares(plan: RunForecast) -> str:
     return f"{100 * plan.lost_share:.1f} % overhead ({amounts.duration(plan.saving_s)} saving)"

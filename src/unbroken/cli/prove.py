@@ -13,7 +13,7 @@ import click
 from unbroken.cli.arguments import FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage
-from unbroken.prove.command import RANKS, Command, understood
+from unbroken.prove.drilled_command import RANKS, DrilledCommand, understood
 from unbroken.prove.fault_schedule import FAULTS, RESIZE
 from unbroken.prove.proof_report import Proof
 from unbroken.prove.proof_setup import ProofSetup, environment, proof_folder
@@ -94,7 +94,7 @@ def _exit_code(proof: Proof) -> int:
     return 0 if proof.is_proven else EXIT_DIFFERS
 
 
-def _require_command(words: tuple[str, ...]) -> Command:
+def _require_command(words: tuple[str, ...]) -> DrilledCommand:
     if not words:
         complaint = "missing COMMAND; it comes last: unbroken prove -- python train.py"
         raise BadUsage(command=PROGRAM, complaint=complaint)
@@ -117,7 +117,7 @@ def _chosen(listed: str | None) -> tuple[str, ...]:
     return tuple(name for name in FAULTS if name in names)
 
 
-def _numbers(listed: str | None, given: Command) -> tuple[int, ...]:
+def _numbers(listed: str | None, given: DrilledCommand) -> tuple[int, ...]:
     if listed is None:
         return ()
     pieces = [piece.strip() for piece in listed.split(",")]

@@ -9,15 +9,15 @@ import click
 
 from unbroken.cli.arguments import named_store
 from unbroken.cli.output import Output, as_command
-from unbroken.errors import ReplayUnfinished
+from unbroken.errors import BadUsage, ReplayUnfinished
 from unbroken.files import LOCAL
 from unbroken.launch import job_files
 from unbroken.prove.replay import (
     ReplayFolder,
     ReplayOptions,
     ReplayResult,
-    command_of,
     replay,
+    replayed_command,
     require_fresh,
     require_sound,
     span_of,
@@ -25,6 +25,7 @@ from unbroken.prove.replay import (
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.report.style import Style
+from unbroken.store.mirrored import read_direct
 
 EXIT_DIFFER = 3
 
@@ -73,11 +74,15 @@ def command(
     other run give its COMMAND: train.py, python train.py, torchrun --nproc-per-node {ranks} train.py. RUN is not
     changed.
     """
-    span = span_of(named_store("replay", run, None), first, second)
+    store = named_store("replay", run, None)
+    if (address := read_direct(store)) is not None:
+        complaint = f"{run} saves its checkpoints to {address}, and replay reads those of a run directory only"
+        raise BadUsage(command="unbroken replay", complaint=complaint)
+    span = span_of(store, first, second)
     place = _place(directory)
     is_kept = directory is not None
     try:
-        line = command_of(span, ReplayOptions(words, nproc_per_node, data_path), place, python=sys.executable)
+        line = replayed_command(span, ReplayOptions(words, nproc_per_node, data_path), place, python=sys.executable)
         with output.progress("verifying", span.size_bytes, is_bytes=True) as advance:
             require_sound(span, advance)
         steps = amounts.plural(span.steps, "step")

@@ -59,7 +59,7 @@ def command(
 
 
 def _targets(directory: Path, *, is_parent: bool) -> tuple[Store, list[str]]:
-    # "." has no name; the directory it stands for has.
+    # "." has no name; the directory behind it has.
     path = directory if directory.name not in ("", "..") else directory.resolve()
     if not path.exists():
         raise PathMissing(path=directory, purpose="directory")

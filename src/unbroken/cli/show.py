@@ -8,7 +8,7 @@ from unbroken.cli.json_fields import iso_time, manifest_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
-from unbroken.records.references import resolve_checkpoint
+from unbroken.records.run_references import resolve_checkpoint
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
 from unbroken.store.manifest import Manifest

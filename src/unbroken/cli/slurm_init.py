@@ -14,7 +14,15 @@ from unbroken.config.source import read
 from unbroken.errors import BadUsage, Help
 from unbroken.errors.tree import quoted
 from unbroken.launch.command import require_target, target_of
-from unbroken.launch.slurm.script import COMMAND, MOST_LEAD_S, Request, Work, further_options, script_text, time_limit_s
+from unbroken.launch.slurm.script import (
+    COMMAND,
+    MOST_LEAD_S,
+    ScriptRequest,
+    Work,
+    further_options,
+    script_text,
+    time_limit_s,
+)
 from unbroken.launch.slurm.submit import lead_s, require_lead
 from unbroken.quoting import amounts
 
@@ -155,7 +163,7 @@ def _require_sound(name: str, asked: dict[str, Any]) -> None:
         raise BadUsage(command=COMMAND, complaint="; ".join(complaints))
 
 
-def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) -> Request:
+def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) -> ScriptRequest:
     ranks = asked["nproc_per_node"] or asked["gpus_per_node"]
     if ranks is not None and ranks not in _RANKS and not (ranks.isdecimal() and int(ranks) > 0):
         option = "--nproc-per-node" if asked["nproc_per_node"] else "--gpus-per-node"
@@ -167,7 +175,7 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
     limit_s = time_limit_s(time) if time else None
     lead = asked["lead"] or lead_s([Path(run) for run in work.runs], limit_s)
     require_lead(lead, limit_s, command=COMMAND)
-    return Request(
+    return ScriptRequest(
         name=name,
         folder=Path.cwd(),
         python=sys.executable,
@@ -188,7 +196,7 @@ def _request(work: Work, name: str, array: str | None, asked: dict[str, Any]) ->
     )
 
 
-def _text(path: Path, request: Request) -> str:
+def _text(path: Path, request: ScriptRequest) -> str:
     return (
         f"wrote {path}  (the job saves {amounts.duration(request.lead_s)} before its walltime limit)\n"
         f"next: unbroken slurm submit {quoted(path)}"

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -17,11 +18,13 @@ from unbroken.records.journal import Event
 from unbroken.records.lease import Lease, Standing
 from unbroken.records.process import process_of
 from unbroken.records.snapshot import RunState
-from unbroken.records.summary import RunSummary, summarize
+from unbroken.records.summary import MirrorLag, RunSummary, summarize
 from unbroken.report.style import Style
+from unbroken.store.fields import as_number
 
 MOST_MISMATCHES: Final = 10
 MOST_LINKS: Final = 5
+MOST_PARTS: Final = 4
 
 
 @as_command(
@@ -72,6 +75,7 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
         "jobs": records.jobs,
         "crashed_jobs": records.crashed,
         "last_commit": _commit_fields(records.last_commit),
+        "first_step": _start_fields(records.first_step),
         "recomputed": {
             "compared": records.recomputed.compared,
             "agreeing": records.recomputed.agreeing,
@@ -85,11 +89,25 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
         "resumable_step": newest.step if newest else None,
         "resumable_checkpoint": summary.newest_usable_name,
         "skipped_checkpoints": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
+        "mirrors": [_mirror_fields(lag) for lag in summary.mirrors],
+        "trackers": [asdict(each) for each in summary.trackers],
         "emergency_dumps": [asdict(each) for each in summary.emergencies],
+        "saved_to": summary.saved_to,
         "checkpoints": len(summary.inventory.committed),
         "torn": len(summary.inventory.torn),
         "quarantined": len(summary.inventory.quarantined),
         "abandoned": len(summary.inventory.abandoned),
+    }
+
+
+def _mirror_fields(lag: MirrorLag) -> dict[str, Any]:
+    return {
+        "mirror": lag.mirror,
+        "pending": list(lag.pending),
+        "pending_bytes": lag.pending_bytes,
+        "oldest_pending_saved_at": iso_time(lag.oldest_saved_at_ns),
+        "newest_step": lag.newest_step,
+        "refusal": lag.refusal,
     }
 
 
@@ -102,6 +120,23 @@ def _commit_fields(commit: Event | None) -> dict[str, Any] | None:
         "seconds": commit.number("seconds"),
         "at": iso_time(None if commit.at_s is None else int(commit.at_s * 1e9)),
     }
+
+
+def _start_fields(event: Event | None) -> dict[str, Any] | None:
+    if event is None:
+        return None
+    return {
+        "job": event.job,
+        "seconds": event.number("seconds"),
+        "parts": _numbers(event.values.get("parts")),
+        "cpu_parts": _numbers(event.values.get("cpu_parts")),
+    }
+
+
+def _numbers(found: object) -> dict[str, float]:
+    """The finite numbers of a table in the journal, which anybody may have edited."""
+    listed = found if isinstance(found, Mapping) else {}
+    return {str(name): number for name, value in listed.items() if (number := as_number(value)) is not None}
 
 
 def summary_text(summary: RunSummary, style: Style) -> str:
@@ -121,15 +156,20 @@ def summary_text(summary: RunSummary, style: Style) -> str:
         lines.append(("resume", where))
     else:
         lines.append(("resume", _without_checkpoint(summary)))
+    if summary.saved_to is not None:
+        lines.append(("saved to", summary.saved_to))
     lines += [("emergency", f"step {amounts.count(each.step)}  ({each.sentence()})") for each in summary.emergencies]
     lines += [("skipped", f"{name}: {reason}") for name, reason in summary.passed_over]
+    lines += [("tracker", each.sentence()) for each in summary.trackers]
+    lines += [("mirror", lag.sentence(time.time())) for lag in summary.mirrors]
     if (account := summary.account) is not None:
         lines.append(("data", account.sentence() if account.agrees else style.bad(account.sentence())))
     lines += _recorded(summary, style)
     found = summary.inventory
     counts = [amounts.plural(len(found.committed), "checkpoint")]
     counts += [f"{len(many)} {word}" for many, word in _others(summary) if many]
-    lines.append(("stored", ", ".join(counts)))
+    if summary.is_readable:
+        lines.append(("stored", ", ".join(counts)))
     if state and state.error:
         lines.append(("error", state.error))
     return "\n".join(f"{style.dim(label.ljust(10))}  {printable(value)}" for label, value in lines)
@@ -155,6 +195,8 @@ def _job(lease: Lease, standing: Standing | None) -> str:
 
 def _without_checkpoint(summary: RunSummary) -> str:
     """What a run without a usable checkpoint resumes from: emergency dumps of all ranks, or nothing."""
+    if not summary.is_readable:
+        return f"not known: {summary.saved_to} could not be read; no job starts before it can be"
     complete = next((each for each in summary.emergencies if each.is_complete), None)
     if complete is None:
         return "no usable checkpoint; the next job starts at step 0"
@@ -171,6 +213,8 @@ def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
     if (commit := records.last_commit) is not None and (seconds := commit.number("seconds")) is not None:
         step = commit.whole("step")
         lines.append(("last save", f"step {amounts.count(step or 0)} in {amounts.duration(seconds)}"))
+    if (start := records.first_step) is not None and (seconds := start.number("seconds")) is not None:
+        lines.append(("start", f"first step of job {start.job} done after {_start(start, seconds)}"))
     if sentence := records.recomputed.sentence():
         lines.append(("recomputed", style.bad(sentence) if records.recomputed.mismatches else sentence))
     if records.deadline_s is not None:
@@ -180,6 +224,14 @@ def _recorded(summary: RunSummary, style: Style) -> list[tuple[str, str]]:
     if summary.outcome is not None and summary.outcome.status != "running" and summary.outcome.reason:
         lines.append(("reason", summary.outcome.reason))
     return lines
+
+
+def _start(event: Event, seconds: float) -> str:
+    """The whole time, and the longest parts of it."""
+    parts = _numbers(event.values.get("parts"))
+    longest = sorted(parts, key=lambda name: -parts[name])[:MOST_PARTS]
+    shown = ", ".join(f"{name.replace('_', ' ')} {amounts.duration(parts[name])}" for name in longest)
+    return f"{amounts.duration(seconds)} ({shown})" if shown else amounts.duration(seconds)
 
 
 def _chain(summary: RunSummary) -> str:

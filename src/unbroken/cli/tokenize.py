@@ -108,6 +108,7 @@ def command(
 
     Reads .jsonl, .jsonl.gz, .jsonl.zst, .parquet and .txt (one document per file). Subdirectories become buckets.
     Documents are stored whole; training cuts them into windows. If the command is killed, run it again to resume.
+    Run it several times at once, on one or many nodes with a shared file system, to share the work.
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise BadUsage(command=_COMMAND, complaint=f"--output-dir is a file, not a directory: {output_dir}")
@@ -145,7 +146,7 @@ def _tokenized(output: Output, request: TokenizeRequest) -> "TokenizeReport":
         return output.progress("tokenize", total_bytes, is_bytes=True)
 
     try:
-        return tokenize(request, progress=progress)
+        return tokenize(request, progress=progress, say=output.note)
     except KeyboardInterrupt:
         output.note("interrupted; run the same command again to resume")
         raise
@@ -205,6 +206,7 @@ def _fields(request: TokenizeRequest, report: "TokenizeReport", took_s: float) -
         "is_new": report.is_new,
         "new_tokens": report.new_tokens,
         "new_units": report.new_units,
+        "other_units": report.other_units,
         "kept_units": report.kept_units,
         "seconds": round(took_s, 3),
     }
@@ -218,6 +220,7 @@ def _text(request: TokenizeRequest, report: "TokenizeReport", took_s: float) -> 
     )
     if not report.is_new:
         return f"up to date  {request.output_dir}  {held}"
+    units = report.kept_units + report.new_units + report.other_units
     lines = [f"tokenized  {request.output_dir}  {held}"]
     if totals.skipped:
         read = totals.documents + sum(totals.skipped.values())
@@ -227,9 +230,9 @@ def _text(request: TokenizeRequest, report: "TokenizeReport", took_s: float) -> 
         shown = ", ".join(report.unknown[:5]) + (" and more" if len(report.unknown) > 5 else "")
         lines.append(f"ignored    {amounts.plural(len(report.unknown), 'file')} of other types: {shown}")
     if report.kept_units:
-        lines.append(
-            f"resumed    {report.kept_units} of {report.kept_units + report.new_units} units were already done"
-        )
+        lines.append(f"resumed    {report.kept_units} of {units} units were already done")
+    if report.other_units:
+        lines.append(f"shared     {report.other_units} of {units} units were done by other processes")
     speed = amounts.count(round(report.new_tokens / took_s)) if took_s > 0 else "-"
     lines.append(f"took       {amounts.duration(took_s)}, {speed} tokens/s")
     lines.append(f"engine     {report.engine}")

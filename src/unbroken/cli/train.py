@@ -22,7 +22,7 @@ from unbroken.config.source import read
 from unbroken.errors import BadUsage, DataMissing, TooManyRanks, TorchMissing, UnbrokenError
 from unbroken.launch.command import Shape, Target
 from unbroken.launch.launcher import LaunchOptions
-from unbroken.launch.run_config import resolve_run_config
+from unbroken.launch.run_config import passed_on, resolve_run_config
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.records.layout import require_directory
 from unbroken.store.rewind import SCRATCH, without_tag
@@ -117,10 +117,11 @@ def _launch_options(
         raise BadUsage(command=PROGRAM, complaint=complaint)
     require_directory(Path(config.training.output_dir))
     _require_startable(config, asked.shape, accept, force=force)
-    words = (str(path), *taken.written)
+    # File and overrides are for whoever reads the list of processes: the ranks take the config from their environment.
+    words = ("--launched", str(path), *taken.written)
     words += tuple(word for name in accept for word in ("--accept", name)) + (("--force",) if force else ())
     words += tuple(f"--{name}" for name in ("json", "quiet", "verbose") if getattr(output, name))
-    target = Target(MODULE, words, is_module=True)
+    target = Target(MODULE, words, is_module=True, environment=passed_on(config, PROGRAM))
     return asked.options(target, run=Path(config.training.output_dir), until_done=until_done)
 
 

@@ -23,7 +23,7 @@ from unbroken.config.memory_need import compute_bytes, estimate
 from unbroken.config.overrides import take_apart
 from unbroken.config.source import read
 from unbroken.errors import DataMissing
-from unbroken.launch.run_config import require_own
+from unbroken.launch.run_config import require_own_run
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
 from unbroken.records.deadline import learned_reserve
@@ -297,7 +297,7 @@ def command(
     taken = take_apart((*arguments, *allowance_overrides(allowed)))
     path = config_path("unbroken validate", taken.rest, named, one="only one config can be checked at a time")
     resolved = decode(read(path), taken.overrides, source=str(path))
-    require_own(Layout(Path(resolved.config.training.output_dir)))
+    require_own_run(Layout(Path(resolved.config.training.output_dir)))
     data = None if no_data else data_fields(resolved.config, world_size, output, is_strict=strict)
     memory = memory_fields(resolved.config, world_size, data["vocabulary"] if data else None)
     walltime = walltime_fields(resolved.config, world_size)

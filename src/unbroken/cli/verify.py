@@ -9,9 +9,9 @@ from unbroken.cli.output import Output, as_command
 from unbroken.errors import NoUsableCheckpoint
 from unbroken.quoting import amounts
 from unbroken.quoting.terminal import printable
-from unbroken.records.references import resolve
+from unbroken.records.run_references import resolve
 from unbroken.report.style import Style
-from unbroken.store.check import Level, Verdict, verify
+from unbroken.store.check import Level, Verdict, verify, without_its_manifest
 from unbroken.store.directory import Store
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 
@@ -43,15 +43,18 @@ def command(output: Output, what: str, level: str | None, num_workers: int) -> i
     """
     found = resolve(what)
     asked = Level(level or Level.QUICK.value)
-    names = [found.name] if found.name else _names(found.store)
-    if not names:
+    names, lost = ([found.name], ()) if found.name else _in_store(found.store)
+    if not names and not lost:
         raise NoUsableCheckpoint(store=found.store.root)
     with output.progress(f"verify {asked.value}", _bytes_to_read(found.store, names, asked), is_bytes=True) as advance:
         verdicts = [
             verify(found.store, name, asked, seed=time.time_ns(), workers=num_workers, progress=advance)
             for name in names
         ]
-    is_sound = all(verdict.is_sound for verdict in verdicts)
+    verdicts += [without_its_manifest(name, asked) for name in lost]
+    if all(verdict.is_removed for verdict in verdicts):
+        raise NoUsableCheckpoint(store=found.store.root)
+    is_sound = all(verdict.is_sound or verdict.is_removed for verdict in verdicts)
     fields = {
         "store": str(found.store.root),
         "level": asked.value,
@@ -62,9 +65,10 @@ def command(output: Output, what: str, level: str | None, num_workers: int) -> i
     return 0 if is_sound else EXIT_DAMAGED
 
 
-def _names(store: Store) -> list[str]:
+def _in_store(store: Store) -> tuple[list[str], tuple[str, ...]]:
+    """All checkpoints, and those that have lost their manifest."""
     inventory = scan(store)
-    return [*newest_first(store, inventory.committed), *without_manifest(store, inventory)]
+    return newest_first(store, inventory.committed), without_manifest(store, inventory)
 
 
 def _bytes_to_read(store: Store, names: list[str], level: Level) -> int:
@@ -78,6 +82,8 @@ def _text(verdicts: list[Verdict], style: Style) -> str:
     for verdict in verdicts:
         if verdict.is_sound:
             lines.append(f"{style.good('ok')}       {verdict.name}  ({_scope(verdict)})")
+        elif verdict.is_removed:
+            lines.append(f"removed  {verdict.name}  (meanwhile, by its run or a command)")
         else:
             word = style.bad("damaged") if verdict.is_damaged else style.warn("unknown")
             lines.append(f"{word}  {verdict.name}  ({amounts.plural(len(verdict.findings), 'finding')})")

@@ -16,7 +16,7 @@ from unbroken.config.document import SCHEMA, SECTIONS, Config, all_fields
 from unbroken.config.fields import Field, ResumeClass
 from unbroken.config.rules import Complaint, complaints
 from unbroken.config.sections import CurriculumPhase
-from unbroken.config.source import Listing, Mapping, Node, Place, Scalar, described, shown
+from unbroken.config.source import ListNode, Mapping, Node, Place, Scalar, described, shown
 from unbroken.errors import ConfigInvalid, Problem
 
 # ---- single values ----
@@ -291,9 +291,9 @@ class _Decoder:
         """The phases; a problem names the phase by its index."""
         if isinstance(node, Scalar) and node.is_null:
             return None
-        if not isinstance(node, Listing) or not node.items:
+        if not isinstance(node, ListNode) or not node.items:
             raise InvalidValue(
-                f"must be {field.shape.expectation}, is {'empty' if isinstance(node, Listing) else described(node)}"
+                f"must be {field.shape.expectation}, is {'empty' if isinstance(node, ListNode) else described(node)}"
             )
         phases = [self.phase(item, f"{CURRICULUM}[{i}]") for i, item in enumerate(node.items)]
         return tuple(phase for phase in phases if phase is not None)

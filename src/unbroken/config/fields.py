@@ -53,7 +53,7 @@ class Declaration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ValueShape:
     """What a value may be, from the annotation: scalar types, words, null; or the curriculum's list of phases."""
 
     scalars: frozenset[type]
@@ -89,7 +89,7 @@ class Field:
     section: str
     name: str
     default: Any
-    shape: Shape
+    shape: ValueShape
     declaration: Declaration
 
     @property
@@ -152,10 +152,10 @@ def _read_fields(section: str, cls: type) -> Iterator[Field]:
         )
 
 
-def _shape(annotation: object) -> Shape:
+def _shape(annotation: object) -> ValueShape:
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
-    return Shape(
+    return ValueShape(
         scalars=frozenset(member for member in members if member in (bool, int, float, str)),
         words=tuple(words),
         optional=types.NoneType in members,

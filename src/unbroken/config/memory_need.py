@@ -88,7 +88,7 @@ def activations(config: Config, every: int, *, is_fused: bool = True) -> int:
     model, tokens = config.model, _lane_tokens(config)
     compute = compute_bytes(config)
     recomputed = 0 if every == 0 else -(-model.n_layer // every)
-    stream = compute * model.n_embd * tokens
+    stream = (compute if model.residual_dtype is None else FULL_BYTES) * model.n_embd * tokens
     one_block = block_activations(config, is_fused=is_fused)
     # A recomputed block keeps its input; during its own backward it keeps everything.
     blocks = (model.n_layer - recomputed) * one_block + recomputed * stream + (one_block if recomputed else 0)

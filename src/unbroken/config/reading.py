@@ -11,7 +11,7 @@ from unbroken.config.document import SCHEMA, SECTIONS, Config, digest_of
 from unbroken.config.overrides import COMMAND_LINE, take_apart
 from unbroken.config.presets import preset
 from unbroken.config.source import Mapping, Node, Place, Scalar, from_document
-from unbroken.errors import ConfigInvalid, Problem, RunRecordDamaged, explain_in_traceback
+from unbroken.errors import ConfigInvalid, Problem, RunRecordDamaged
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
@@ -22,12 +22,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Resolved:
         ConfigUnreadable: it is not valid YAML or JSON.
         ConfigInvalid: the config has problems; all of them are in it.
     """
-    try:
-        return decode(sources.read(path), _only_overrides(overrides), source=str(path))
-    except ConfigInvalid as refused:
-        # So that the traceback of a script that does not catch it lists the problems.
-        explain_in_traceback(refused)
-        raise
+    return decode(sources.read(path), _only_overrides(overrides), source=str(path))
 
 
 def from_preset(name: str, overrides: Sequence[str] = ()) -> Resolved:
@@ -78,11 +73,7 @@ def require_sound(config: Config) -> None:
         problem = Problem(place.source, None, "config", f"holds a value of the wrong type: {refusal}")
         raise ConfigInvalid(problems=(problem,)) from refusal
     assert isinstance(root, Mapping)
-    try:
-        decode(root, source=place.source)
-    except ConfigInvalid as refused:
-        explain_in_traceback(refused)
-        raise
+    decode(root, source=place.source)
 
 
 def _only_overrides(arguments: Sequence[str]) -> tuple[tuple[Scalar, Node], ...]:

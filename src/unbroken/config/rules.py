@@ -6,6 +6,9 @@ from typing import Final
 
 from unbroken.config.document import Config
 from unbroken.config.source import shown
+from unbroken.errors import BadMirror
+from unbroken.mirror.address import addresses_in, parse_address
+from unbroken.trackers.named import parse_tracker, trackers_in
 
 # Metrics for keep_best. A name that is never logged would silently keep nothing.
 METRICS: Final = ("loss", "grad_norm", "val_loss", "ema_val_loss")
@@ -125,6 +128,33 @@ def _copies_have_an_original(config: Config) -> Iterator[Complaint]:
         yield Complaint(("training.persistent_dir", "training.emergency_dir"), text)
 
 
+def _mirrors_are_addresses(config: Config) -> Iterator[Complaint]:
+    direct = config.training.checkpoints
+    named = [("training.mirror", text) for text in addresses_in(config.training.mirror or "")]
+    for field, text in [*named, *([] if direct is None else [("training.checkpoints", direct)])]:
+        try:
+            parse_address(text)
+        except BadMirror as wrong:
+            yield Complaint((field,), f"has {shown(wrong.text)}: {wrong.complaint}")
+
+
+def _trackers_are_known(config: Config) -> Iterator[Complaint]:
+    for text in trackers_in(config.training.trackers or ""):
+        try:
+            parse_tracker(text)
+        except ValueError as wrong:
+            yield Complaint(("training.trackers",), f"has {wrong}")
+
+
+def _object_store_stands_alone(config: Config) -> Iterator[Complaint]:
+    if config.training.checkpoints is None:
+        return
+    for name in ("mirror", "emergency_dir"):
+        if getattr(config.training, name) is not None:
+            text = "is for local checkpoints, and training.checkpoints is set"
+            yield Complaint((f"training.{name}", "training.checkpoints"), text)
+
+
 RULES: Final[tuple[Callable[[Config], Iterator[Complaint]], ...]] = (
     _names_are_given,
     _heads_divide,
@@ -136,4 +166,7 @@ RULES: Final[tuple[Callable[[Config], Iterator[Complaint]], ...]] = (
     _best_is_measured,
     _reserve_leaves_time,
     _copies_have_an_original,
+    _mirrors_are_addresses,
+    _trackers_are_known,
+    _object_store_stands_alone,
 )

@@ -76,6 +76,13 @@ class ModelConfig:
     attention_mode: Literal["causal", "sdpa_mask", "flex"] = field(
         "causal", "Attend across packed documents (causal) or within each document (sdpa_mask, flex).", FIXED
     )
+    residual_dtype: Literal["fp32"] | None = field(
+        None,
+        "Precision of the residual stream; products stay in training.mixed_precision.",
+        DECLARED,
+        null_means="as the products",
+        example="fp32",
+    )
 
     @property
     def kv_heads(self) -> int:
@@ -369,6 +376,33 @@ class TrainingConfig:
         example="val_loss:min",
     )
 
+    checkpoints: str | None = field(
+        None,
+        "Save straight to an object store (s3://, gs://, az://, file:///) and resume from there.",
+        FREE,
+        null_means="save in output_dir",
+        example="s3://bucket/runs/a",
+    )
+    mirror: str | None = field(
+        None,
+        "Second stores for every checkpoint: s3://, gs://, az:// or file:/// addresses, separated by commas.",
+        FREE,
+        null_means="no mirror",
+        example="s3://bucket/runs/a",
+    )
+    mirror_memory_bytes: int = field(
+        256 << 20, "Bytes that uploads to mirrors may hold in memory.", FREE, minimum=48 << 20
+    )
+    mirror_bytes_per_second: float | None = field(
+        None,
+        "Bandwidth of uploads to each mirror.",
+        FREE,
+        above=0,
+        null_means="as fast as possible",
+        example=50000000.0,
+    )
+    mirror_wait_seconds: float = field(300.0, "How long a job that ends waits for uploads to mirrors.", FREE, minimum=0)
+
     max_runtime_seconds: float | None = field(
         None,
         "Walltime of one job.",
@@ -418,8 +452,22 @@ class TrainingConfig:
     )
 
     wandb_project: str | None = field(
-        None, "Weights & Biases project.", FREE, null_means="tracking is off", example="my-project"
+        None,
+        "Weights & Biases project: the same as wandb:PROJECT in trackers.",
+        FREE,
+        null_means="not asked for",
+        example="my-project",
     )
     wandb_run_name: str | None = field(
-        None, "Weights & Biases run name.", FREE, null_means="chosen by the tracker", example="my-run"
+        None, "Run name in the trackers.", FREE, null_means="the name of output_dir", example="my-run"
+    )
+    trackers: str | None = field(
+        None,
+        "Trackers: wandb, trackio, tensorboard, mlflow, with or without :PROJECT, separated by commas.",
+        FREE,
+        null_means="no tracker but wandb_project",
+        example="tensorboard",
+    )
+    tracker_mode: Literal["live", "committed"] = field(
+        "live", "live: steps are sent as they are logged; committed: when a checkpoint has committed them.", FREE
     )

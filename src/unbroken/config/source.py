@@ -47,7 +47,7 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Listing:
+class ListNode:
     """A list."""
 
     items: tuple["Node", ...]
@@ -62,7 +62,7 @@ class Mapping:
     place: Place
 
 
-Node: TypeAlias = Scalar | Listing | Mapping
+Node: TypeAlias = Scalar | ListNode | Mapping
 
 
 def from_document(value: Any, place: Place) -> Node:  # noqa: ANN401 -- JSON is any
@@ -77,7 +77,7 @@ def from_document(value: Any, place: Place) -> Node:  # noqa: ANN401 -- JSON is 
         case None | bool() | int() | float():
             return Scalar(json.dumps(value), is_plain=True, place=place)
         case list() | tuple():
-            return Listing(tuple(from_document(item, place) for item in value), place)
+            return ListNode(tuple(from_document(item, place) for item in value), place)
         case MappingType():
             entries = ((Scalar(str(key), False, place), from_document(item, place)) for key, item in value.items())
             return Mapping(tuple(entries), place)
@@ -93,7 +93,7 @@ def shown(text: str) -> str:
 def described(node: Node) -> str:
     """What a node is, for a message."""
     match node:
-        case Listing():
+        case ListNode():
             return "a list"
         case Mapping():
             return "a section of its own"
@@ -249,7 +249,7 @@ class _Composer:
         node = (
             Mapping(tuple(_merged(done.entries)), done.place)
             if done.is_mapping
-            else Listing(tuple(done.items), done.place)
+            else ListNode(tuple(done.items), done.place)
         )
         self._remember(done.anchor, node, done.count)
         self._add(node, done.count)
@@ -291,7 +291,7 @@ def _merged(entries: list[tuple[Scalar, Node]]) -> list[tuple[Scalar, Node]]:
     known = {key.text for key, _ in own}
     for key, value in entries:
         if _is_merge(key, value):
-            for mapping in value.items if isinstance(value, Listing) else (value,):
+            for mapping in value.items if isinstance(value, ListNode) else (value,):
                 assert isinstance(mapping, Mapping)
                 for inner, node in mapping.entries:
                     if inner.text not in known:
@@ -303,5 +303,5 @@ def _merged(entries: list[tuple[Scalar, Node]]) -> list[tuple[Scalar, Node]]:
 def _is_merge(key: Scalar, value: Node) -> bool:
     if not key.is_plain or key.text != "<<":
         return False
-    parts = value.items if isinstance(value, Listing) else (value,)
+    parts = value.items if isinstance(value, ListNode) else (value,)
     return all(isinstance(part, Mapping) for part in parts)

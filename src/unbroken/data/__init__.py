@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from unbroken.data.corpus.seal_shards import seal_shards
     from unbroken.data.datasets import SampleDataset, SampleIterable
     from unbroken.data.exactly_once import Served
+    from unbroken.data.ingest.engine import tokenize_with
+    from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
     from unbroken.data.ingest.text_corpus import open_text_corpus
+    from unbroken.data.ingest.tokenize import TokenizeReport
     from unbroken.data.loader import Batch, Loader
     from unbroken.data.order.schedule import Phase
     from unbroken.data.stream import Stream
@@ -33,10 +36,14 @@ __all__ = [
     "Served",
     "Shard",
     "Stream",
+    "TokenizeOptions",
+    "TokenizeReport",
+    "TokenizeRequest",
     "TokenizerIdentity",
     "open_corpus",
     "open_text_corpus",
     "seal_shards",
+    "tokenize_with",
 ]
 
 _HOMES: Final = {
@@ -50,10 +57,14 @@ _HOMES: Final = {
     "Served": "unbroken.data.exactly_once",
     "Shard": "unbroken.data.corpus.catalogue",
     "Stream": "unbroken.data.stream",
+    "TokenizeOptions": "unbroken.data.ingest.request",
+    "TokenizeReport": "unbroken.data.ingest.tokenize",
+    "TokenizeRequest": "unbroken.data.ingest.request",
     "TokenizerIdentity": "unbroken.data.corpus.listing",
     "open_corpus": "unbroken.data.corpus.catalogue",
     "open_text_corpus": "unbroken.data.ingest.text_corpus",
     "seal_shards": "unbroken.data.corpus.seal_shards",
+    "tokenize_with": "unbroken.data.ingest.engine",
 }
 
 
@@ -61,7 +72,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- any public name
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

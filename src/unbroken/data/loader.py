@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from unbroken.data.exactly_once import Served, ServedCheck
 from unbroken.data.lanes import LaneSamples, cut_lanes
 from unbroken.data.packing.rows import Rows
-from unbroken.data.resume import GROW, read_record, resume_stream, stream_record
 from unbroken.data.stream import Lookup, Stream
+from unbroken.data.stream_record import GROW, read_stream_record, resume_stream, stream_record
 from unbroken.errors import NoProcessGroup, StreamDiffers, UnbrokenError
 from unbroken.store.fields import Malformed, Table
 
@@ -325,7 +325,7 @@ class Loader(Iterable[Batch]):
         try:
             table = Table(state, "the state of the loader")
             position, steps = table.whole("position"), table.whole("steps")
-            record, served = read_record(table.table("stream")), Served.from_json(table.table("served"))
+            record, served = read_stream_record(table.table("stream")), Served.from_json(table.table("served"))
         except (Malformed, ValueError) as malformed:
             raise StreamDiffers(differences=(("state", str(malformed), "a loader of unbroken.data"),)) from None
         resumed = resume_stream(record, self.stream, position, self._accepted)

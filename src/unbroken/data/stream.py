@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from unbroken.data.corpus.catalogue import Corpus, Shard
 from unbroken.data.exactly_once import Identities, identify
-from unbroken.data.order.bucket_draws import BucketDraws, Planned
-from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
+from unbroken.data.order.bucket_draws import BucketDraws, PlannedBucket
+from unbroken.data.order.schedule import DataGeneration, Exhausted, OnExhausted, Phase, Schedule
 from unbroken.data.packing.bucket_plan import MAPPED_GROUPS, BucketPlan, open_plan
 from unbroken.data.packing.rows import Pieces, Rows, TokenMaps, cut_pieces, in_order
 from unbroken.data.packing.sequence_digests import SequenceDigests, digest_rows
@@ -46,7 +46,7 @@ class Era:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StreamSettings:
     """What decides the order of samples, besides the data and the eras."""
 
     max_length: int
@@ -116,7 +116,9 @@ class Stream:
     ) -> None:
         _require_known(seed, epochs, on_exhausted)
         self.corpus = corpus
-        self.settings = Settings(max_length, overlap or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases))
+        self.settings = StreamSettings(
+            max_length, overlap or LEAST_OVERLAP, seed, packing, shuffle, _in_one_spelling(phases)
+        )
         self.cache = corpus.root / CACHE if cache is None else Path(cache)
         self.eras = tuple(eras) or (Era(0, _keys(corpus.shards), epochs, on_exhausted),)
         self._files = files
@@ -140,9 +142,9 @@ class Stream:
 
     # ---- opening ----
 
-    def _plan(self, progress: Callable[[int], None] | None) -> dict[str, list[tuple[int, Planned]]]:
+    def _plan(self, progress: Callable[[int], None] | None) -> dict[str, list[tuple[int, PlannedBucket]]]:
         """For each bucket, the eras in which shards joined, with their plans."""
-        planned: dict[str, list[tuple[int, Planned]]] = {}
+        planned: dict[str, list[tuple[int, PlannedBucket]]] = {}
         first_shard = 0
         for number, era in enumerate(self.eras):
             for bucket in sorted({bucket for bucket, _ in era.shards}):
@@ -150,7 +152,7 @@ class Stream:
                 shards = [shard for shard in shards if shard.bucket == bucket]
                 before = planned.setdefault(bucket, [])
                 first_group = sum(each.plan.groups for _, each in before)
-                before.append((number, Planned(self._open(shards, progress), first_shard, first_group)))
+                before.append((number, PlannedBucket(self._open(shards, progress), first_shard, first_group)))
                 first_shard += len(shards)
         return planned
 
@@ -167,7 +169,7 @@ class Stream:
             mapped_groups=max(min(MAPPED_GROUPS, _MOST_MAPPED_GROUPS // self._plans), 1),
         )
 
-    def _drawn(self, name: str, planned: Sequence[tuple[int, Planned]]) -> BucketDraws:
+    def _drawn(self, name: str, planned: Sequence[tuple[int, PlannedBucket]]) -> BucketDraws:
         growth = [self.schedule.growth[number][name] for number, _ in planned]
         return BucketDraws(
             name, [each for _, each in planned], growth, seed=self.settings.seed, shuffle=self.settings.shuffle
@@ -347,7 +349,9 @@ def _require_known(seed: int, epochs: int | None, on_exhausted: OnExhausted) -> 
         raise ValueError(f"on_exhausted must be one of {', '.join(get_args(OnExhausted))}, is {on_exhausted!r}")
 
 
-def _reopened(corpus: Corpus, settings: Settings, cache: Path, eras: tuple[Era, ...], check_reads: bool) -> Stream:
+def _reopened(
+    corpus: Corpus, settings: StreamSettings, cache: Path, eras: tuple[Era, ...], check_reads: bool
+) -> Stream:
     return Stream(
         corpus,
         max_length=settings.max_length,
@@ -379,7 +383,7 @@ def _in_eras(corpus: Corpus, eras: Sequence[Era]) -> tuple[Shard, ...]:
     return shards
 
 
-def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, Planned]]]) -> list[Generation]:
+def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, PlannedBucket]]]) -> list[DataGeneration]:
     """For the schedule: how many sequences each bucket has in each era."""
     generations = []
     for number, era in enumerate(eras):
@@ -388,5 +392,5 @@ def _generations(eras: Sequence[Era], planned: dict[str, list[tuple[int, Planned
             for bucket, joined in planned.items()
             if joined[0][0] <= number
         }
-        generations.append(Generation(era.at_sample, held, era.epochs, era.on_exhausted))
+        generations.append(DataGeneration(era.at_sample, held, era.epochs, era.on_exhausted))
     return generations

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.doctor.finding import Finding, note, problem
+from unbroken.doctor.finding import CheckResult, note, problem
 from unbroken.errors import StorageFailed
 from unbroken.files import LOCAL, Files
 from unbroken.quoting import amounts
@@ -52,7 +52,7 @@ class Surroundings:
     speed_bytes: int = SIZE_BYTES
 
 
-def examine(directory: Path, around: Surroundings, files: Files | None = None) -> Generator[Finding, None, None]:
+def examine(directory: Path, around: Surroundings, files: Files | None = None) -> Generator[CheckResult, None, None]:
     """Every finding about the file system of a directory, one after the other.
 
     The scratch directory is removed when the generator ends or is closed.
@@ -64,7 +64,7 @@ def examine(directory: Path, around: Surroundings, files: Files | None = None) -
             text = f"{directory} is not a directory" if is_there else f"{directory} does not exist"
             yield problem("directory", "not-a-directory" if is_there else "path-missing", text, path=str(directory))
             return
-        yield Finding("directory", str(directory.absolute()), values={"path": str(directory.absolute())})
+        yield CheckResult("directory", str(directory.absolute()), values={"path": str(directory.absolute())})
         yield _mount(directory, around.mounts)
         yield _room(directory, files)
     except StorageFailed as refused:
@@ -94,7 +94,7 @@ def _is_directory(directory: Path, files: Files) -> bool:
         return False
 
 
-def _refused(subject: str, refused: StorageFailed) -> Finding:
+def _refused(subject: str, refused: StorageFailed) -> CheckResult:
     kind = "not-writable" if refused.cause in _NOT_ALLOWED else "no-room" if refused.cause in _FULL else refused.kind
     return problem(subject, kind, f"could not {refused.operation}: {refused.cause}", cause=refused.cause)
 
@@ -102,10 +102,10 @@ def _refused(subject: str, refused: StorageFailed) -> Finding:
 # ---- without writing ----
 
 
-def _mount(directory: Path, mounts: str) -> Finding:
+def _mount(directory: Path, mounts: str) -> CheckResult:
     found = mount_of(directory.resolve(), mounts)
     if found is None:
-        return Finding("file system", "unknown: the system does not say", values={"type": None, "mounted_at": None})
+        return CheckResult("file system", "unknown: the system does not say", values={"type": None, "mounted_at": None})
     kind, place = found
     values = {"type": kind, "mounted_at": place}
     text = f"{kind}, mounted at {place}"
@@ -113,7 +113,7 @@ def _mount(directory: Path, mounts: str) -> Finding:
         return note("file system", "in-memory", f"{text}: its files are in memory and are lost at a reboot", **values)
     if kind == "overlay":
         return note("file system", "in-container", f"{text}: its files are lost with the container", **values)
-    return Finding("file system", text, values=values)
+    return CheckResult("file system", text, values=values)
 
 
 def mount_of(directory: Path, mounts: str) -> tuple[str, str] | None:
@@ -131,7 +131,7 @@ def mount_of(directory: Path, mounts: str) -> tuple[str, str] | None:
     return best
 
 
-def _room(directory: Path, files: Files) -> Finding:
+def _room(directory: Path, files: Files) -> CheckResult:
     space = files.space(directory)
     inodes = "" if space.free_inodes is None else f", {amounts.plural(space.free_inodes, 'inode')}"
     text = f"{amounts.size(space.free_bytes)} of {amounts.size(space.total_bytes)}{inodes}"
@@ -142,7 +142,7 @@ def _room(directory: Path, files: Files) -> Finding:
     }
     has_inodes = space.free_inodes is None or space.free_inodes >= RESERVE_INODES
     if space.free_bytes >= RESERVE_BYTES and has_inodes:
-        return Finding("free space", text, values=values)
+        return CheckResult("free space", text, values=values)
     reserve = f"every save leaves {amounts.size(RESERVE_BYTES)} and {RESERVE_INODES} inodes free"
     return problem("free space", "no-room", f"{text}: nothing can be saved ({reserve})", **values)
 
@@ -150,8 +150,8 @@ def _room(directory: Path, files: Files) -> Finding:
 # ---- trials ----
 
 
-def _tried(scratch: Path, around: Surroundings, files: Files) -> Iterator[Finding]:
-    trials: tuple[tuple[str, Callable[[], Finding]], ...] = (
+def _tried(scratch: Path, around: Surroundings, files: Files) -> Iterator[CheckResult]:
+    trials: tuple[tuple[str, Callable[[], CheckResult]], ...] = (
         ("rename", lambda: _rename(scratch, files)),
         ("directory fsync", lambda: _directory_fsync(scratch, files)),
         ("hard links", lambda: _hard_links(scratch, files)),
@@ -167,7 +167,7 @@ def _tried(scratch: Path, around: Surroundings, files: Files) -> Iterator[Findin
             yield _refused(subject, refused)
 
 
-def _rename(scratch: Path, files: Files) -> Finding:
+def _rename(scratch: Path, files: Files) -> CheckResult:
     path, draft = scratch / "file", scratch / "draft"
     files.write_new(path, [b"old"])
     # crash here: the old content or the new one, in a scratch directory.
@@ -178,41 +178,41 @@ def _rename(scratch: Path, files: Files) -> Finding:
     is_whole = files.read_bytes(path, limit_bytes=16) == b"new" and files.find(scratch / "published") is not None
     if not is_whole or files.find(draft) is not None:
         return problem("rename", "rename-broken", "a renamed file or directory is not where it was moved to")
-    return Finding("rename", "replaces a file in one step")
+    return CheckResult("rename", "replaces a file in one step")
 
 
-def _directory_fsync(scratch: Path, files: Files) -> Finding:
+def _directory_fsync(scratch: Path, files: Files) -> CheckResult:
     files.sync_directory(scratch)
     if "directory fsync" in files.lacking:
         text = "not supported: a power cut may take back a committed checkpoint"
         return note("directory fsync", "no-directory-fsync", text)
-    return Finding("directory fsync", "works")
+    return CheckResult("directory fsync", "works")
 
 
-def _hard_links(scratch: Path, files: Files) -> Finding:
+def _hard_links(scratch: Path, files: Files) -> CheckResult:
     # crash here: a file, whole, in a scratch directory.
     files.create_once(scratch / "claimed", b"one", scratch="claim")
     if "hard links" in files.lacking:
         return note("hard links", "no-hard-links", "not supported: the lease of a run is taken in another way")
-    return Finding("hard links", "work")
+    return CheckResult("hard links", "work")
 
 
-def _symlinks(scratch: Path, files: Files) -> Finding:
+def _symlinks(scratch: Path, files: Files) -> CheckResult:
     # crash here: a link in a scratch directory.
     files.swap_link(scratch / "latest", "file", scratch="link")
     if "symlinks" in files.lacking:
         return note("symlinks", "no-symlinks", "not supported: there is no link `latest` to the newest checkpoint")
-    return Finding("symlinks", "work")
+    return CheckResult("symlinks", "work")
 
 
-def _direct_io(scratch: Path, files: Files) -> Finding:
+def _direct_io(scratch: Path, files: Files) -> CheckResult:
     has_it = files.has_direct_io(scratch / "file")
-    return Finding(
+    return CheckResult(
         "direct I/O", "works" if has_it else "not supported (unbroken does not need it)", values={"has": has_it}
     )
 
 
-def _clock(scratch: Path, around: Surroundings, files: Files) -> Finding:
+def _clock(scratch: Path, around: Surroundings, files: Files) -> CheckResult:
     path, before_s = scratch / "clock", around.clock()
     # crash here: an empty file in a scratch directory.
     files.write_new(path, [])
@@ -222,13 +222,13 @@ def _clock(scratch: Path, around: Surroundings, files: Files) -> Finding:
     off_s = min(0.0, stamped_s - before_s) + max(0.0, stamped_s - after_s)
     values = {"ahead_s": round(off_s, 3)}
     if abs(off_s) <= _CLOCK_STEP_S:
-        return Finding("clock", "the file system's agrees with this machine's", values=values)
+        return CheckResult("clock", "the file system's agrees with this machine's", values=values)
     way = "ahead of" if off_s > 0 else "behind"
     text = f"the file system's is {amounts.duration(abs(off_s))} {way} this machine's"
     return note("clock", "clock-differs", text, **values)
 
 
-def _speed(scratch: Path, around: Surroundings, files: Files) -> Finding:
+def _speed(scratch: Path, around: Surroundings, files: Files) -> CheckResult:
     needed_bytes = 8 * around.speed_bytes
     if files.space(scratch).free_bytes < needed_bytes:
         text = f"not measured: less than {amounts.size(needed_bytes)} free"
@@ -242,7 +242,7 @@ def _speed(scratch: Path, around: Surroundings, files: Files) -> Finding:
         size_bytes=around.speed_bytes,
     )
     text = f"writes {amounts.size(int(found))}/s, synced"
-    return Finding("disk speed", text, values={"write_bytes_per_s": round(found)})
+    return CheckResult("disk speed", text, values={"write_bytes_per_s": round(found)})
 
 
 def _remove_left(directory: Path, scratch: Path, files: Files) -> None:

@@ -15,7 +15,7 @@ KINDS: Final = frozenset(
 )
 
 
-class Level(Enum):
+class Severity(Enum):
     """How much a finding matters."""
 
     OK = "ok"
@@ -26,7 +26,7 @@ class Level(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What was found about one subject.
 
     Attributes:
@@ -40,17 +40,17 @@ class Finding:
 
     subject: str
     text: str
-    level: Level = Level.OK
+    level: Severity = Severity.OK
     kind: str | None = None
     details: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def note(subject: str, kind: str, text: str, *details: str, **values: Any) -> Finding:  # noqa: ANN401 -- JSON is any
+def note(subject: str, kind: str, text: str, *details: str, **values: Any) -> CheckResult:  # noqa: ANN401 -- JSON is any
     """A finding that is worth knowing."""
-    return Finding(subject, text, Level.NOTE, kind, details, values)
+    return CheckResult(subject, text, Severity.NOTE, kind, details, values)
 
 
-def problem(subject: str, kind: str, text: str, *details: str, **values: Any) -> Finding:  # noqa: ANN401
+def problem(subject: str, kind: str, text: str, *details: str, **values: Any) -> CheckResult:  # noqa: ANN401
     """A finding that must be dealt with."""
-    return Finding(subject, text, Level.PROBLEM, kind, details, values)
+    return CheckResult(subject, text, Severity.PROBLEM, kind, details, values)

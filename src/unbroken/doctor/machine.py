@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.doctor.finding import Finding, note, problem
+from unbroken.doctor.finding import CheckResult, note, problem
 from unbroken.doctor.self_test_process import (
     EXACT,
     NOT_AVAILABLE,
@@ -15,7 +15,7 @@ from unbroken.doctor.self_test_process import (
     NOT_TESTED,
     Combination,
     NoReport,
-    Report,
+    SelfTestReport,
     cache_folder,
     keep,
     listed,
@@ -29,13 +29,13 @@ _COPIED_BYTES: Final = 64 << 20
 _COPIES: Final = 3
 
 
-def examine_python() -> Finding:
+def examine_python() -> CheckResult:
     """The interpreter and the operating system."""
     version, system = platform.python_version(), f"{platform.system()} {platform.release()} {platform.machine()}"
-    return Finding("python", f"{version} on {system}", values={"version": version, "executable": sys.executable})
+    return CheckResult("python", f"{version} on {system}", values={"version": version, "executable": sys.executable})
 
 
-def examine_memory(monotonic: Callable[[], float]) -> Finding:
+def examine_memory(monotonic: Callable[[], float]) -> CheckResult:
     """How fast this machine copies memory: a save first copies the state."""
     source, target = bytearray(_COPIED_BYTES), bytearray(_COPIED_BYTES)
     took_s = []
@@ -44,10 +44,12 @@ def examine_memory(monotonic: Callable[[], float]) -> Finding:
         target[:] = source
         took_s.append(max(monotonic() - started_s, 1e-9))
     speed = _COPIED_BYTES / min(took_s)
-    return Finding("copy speed", f"{amounts.size(int(speed))}/s in memory", values={"copy_bytes_per_s": round(speed)})
+    return CheckResult(
+        "copy speed", f"{amounts.size(int(speed))}/s in memory", values={"copy_bytes_per_s": round(speed)}
+    )
 
 
-def examine_torch() -> Iterator[Finding]:
+def examine_torch() -> Iterator[CheckResult]:
     """Torch, its GPUs, gloo, and the exact self-test, which is run now and whose result is kept."""
     if importlib.util.find_spec("torch") is None:
         text = "not installed: status, ls, verify, ... work, training does not"
@@ -62,7 +64,7 @@ def examine_torch() -> Iterator[Finding]:
     yield from torch_findings(report, _driver())
 
 
-def torch_findings(report: Report, driver: str | None) -> Iterator[Finding]:
+def torch_findings(report: SelfTestReport, driver: str | None) -> Iterator[CheckResult]:
     """What a report says, one finding for each subject."""
     found: Mapping[str, Any] | None = report.machine.get("torch")
     if found is None:
@@ -70,7 +72,7 @@ def torch_findings(report: Report, driver: str | None) -> Iterator[Finding]:
         return
     kinds = [f"{name} {found[field]}" for name, field in (("CUDA", "cuda"), ("ROCm", "hip")) if found[field]]
     values = {name: found[name] for name in ("version", "build", "cuda", "hip")}
-    yield Finding("torch", f"{found['version']}, built for {kinds[0] if kinds else 'CPUs'}", values=values)
+    yield CheckResult("torch", f"{found['version']}, built for {kinds[0] if kinds else 'CPUs'}", values=values)
     if untested := untested_torch(found["version"]):
         yield note("torch", "torch-untested", untested)
     yield from _gpus(found, driver)
@@ -78,11 +80,11 @@ def torch_findings(report: Report, driver: str | None) -> Iterator[Finding]:
     if errors:
         yield problem("gloo", "gloo-unreachable", f"2 ranks could not connect: {errors[0]}")
     else:
-        yield Finding("gloo", "2 ranks connected")
+        yield CheckResult("gloo", "2 ranks connected")
     yield from _exactness(report)
 
 
-def _gpus(found: Mapping[str, Any], driver: str | None) -> Iterator[Finding]:
+def _gpus(found: Mapping[str, Any], driver: str | None) -> Iterator[CheckResult]:
     has_cuda = bool(found["cuda"] or found["hip"])
     values = {"driver": driver}
     if not found["gpus"] and has_cuda:
@@ -92,16 +94,16 @@ def _gpus(found: Mapping[str, Any], driver: str | None) -> Iterator[Finding]:
         text = f"the NVIDIA driver {driver} is loaded, but this torch is built for CPUs"
         yield note("gpu", "gpu-missing", text, **values)
     elif not found["gpus"]:
-        yield Finding("gpu", "none: torch computes on the CPU", values=values)
+        yield CheckResult("gpu", "none: torch computes on the CPU", values=values)
     for number, gpu in enumerate(found["gpus"]):
-        told = [gpu["name"], amounts.size(gpu["memory_bytes"]), f"compute capability {gpu['capability']}"]
-        told += [f"driver {driver}"] if driver else []
+        description = [gpu["name"], amounts.size(gpu["memory_bytes"]), f"compute capability {gpu['capability']}"]
+        description += [f"driver {driver}"] if driver else []
         if gpu["copy_bytes_per_s"]:
-            told.append(f"copies {amounts.size(int(gpu['copy_bytes_per_s']))}/s to host memory")
-        yield Finding(f"gpu {number}", ", ".join(told), values={**values, **gpu})
+            description.append(f"copies {amounts.size(int(gpu['copy_bytes_per_s']))}/s to host memory")
+        yield CheckResult(f"gpu {number}", ", ".join(description), values={**values, **gpu})
 
 
-def _exactness(report: Report) -> Iterator[Finding]:
+def _exactness(report: SelfTestReport) -> Iterator[CheckResult]:
     device = report.key.get("gpu") or report.key.get("device", "")
     values = {"device": device, "combinations": [vars(each) for each in report.combinations], "took_s": report.took_s}
     if wrong := report.of(NOT_EXACT):
@@ -110,7 +112,7 @@ def _exactness(report: Report) -> Iterator[Finding]:
         yield problem("exact", "not-exact-here", text, *details, **values)
     elif right := report.of(EXACT):
         text = f"the same bits on 1 rank and 2: {listed(right)}"
-        yield Finding("exact", text, values=values)
+        yield CheckResult("exact", text, values=values)
     if missing := report.of(NOT_TESTED):
         details = _reasons(missing)
         text = f"not tested, so not promised: {listed(missing)}"

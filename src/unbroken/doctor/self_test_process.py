@@ -37,7 +37,7 @@ sys.path[:] = json.loads(sys.argv.pop(1))
 from unbroken.exact.self_test import main
 main()
 """
-# What a launcher told this process about its own world, which the ranks of the test are no part of.
+# What a launcher set for this process about its own world, which the ranks of the test are no part of.
 _OF_A_WORLD: Final = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG"),
@@ -71,7 +71,7 @@ class Combination:
 
 
 @dataclass(frozen=True)
-class Report:
+class SelfTestReport:
     """What the self-test found on one device.
 
     Attributes:
@@ -99,7 +99,7 @@ def is_switched_off(environ: Mapping[str, str] = os.environ) -> bool:
 # ---- the process ----
 
 
-def run_self_test(device: str, *, with_machine: bool = False, limit_s: float = _LIMIT_S) -> Report:
+def run_self_test(device: str, *, with_machine: bool = False, limit_s: float = _LIMIT_S) -> SelfTestReport:
     """Run the self-test on a device (``cpu``, ``cuda:0``, or ``auto``), in a process of its own.
 
     Raises:
@@ -145,7 +145,7 @@ def _reason(code: int, said: str) -> str:
     return lines[-1].strip() if lines else f"it ended with exit code {code}"
 
 
-def _decoded(text: str | bytes) -> Report | None:
+def _decoded(text: str | bytes) -> SelfTestReport | None:
     try:
         found = json.loads(text)
         key = {str(name): str(value) for name, value in found["key"].items()}
@@ -158,7 +158,7 @@ def _decoded(text: str | bytes) -> Report | None:
         return None
     if not combinations or any(each.verdict not in _VERDICTS for each in combinations):
         return None
-    return Report(key, combinations, machine, took_s)
+    return SelfTestReport(key, combinations, machine, took_s)
 
 
 # ---- the cache ----
@@ -175,7 +175,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
         return None
 
 
-def find_kept(key: Mapping[str, str], folder: Path | None, files: Files = LOCAL) -> Report | None:
+def find_kept(key: Mapping[str, str], folder: Path | None, files: Files = LOCAL) -> SelfTestReport | None:
     """The result that was kept for exactly this key; None if there is none, or it cannot be read."""
     if folder is None:
         return None
@@ -191,12 +191,12 @@ def find_kept(key: Mapping[str, str], folder: Path | None, files: Files = LOCAL)
     return found if found is not None and found.key == dict(key) else None
 
 
-def keep(report: Report, folder: Path | None, files: Files = LOCAL) -> bool:
+def keep(report: SelfTestReport, folder: Path | None, files: Files = LOCAL) -> bool:
     """Keep a result, unless something could not be tested this time; says whether it is kept."""
     if folder is None or report.of(NOT_TESTED):
         return False
-    told = {"schema": SCHEMA, "key": dict(report.key), "combinations": [asdict(each) for each in report.combinations]}
-    body = json.dumps(told, sort_keys=True).encode()
+    kept = {"schema": SCHEMA, "key": dict(report.key), "combinations": [asdict(each) for each in report.combinations]}
+    body = json.dumps(kept, sort_keys=True).encode()
     data = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
     path = folder / _name(report.key)
     try:

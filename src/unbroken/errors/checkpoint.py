@@ -11,6 +11,15 @@ from unbroken.quoting import amounts
 _TOUCHED: Final = "your objects were partly overwritten: do not continue training with them"
 _NOT_ALLOWED: Final = frozenset(map(os.strerror, (errno.EACCES, errno.EPERM)))
 _READ_ONLY: Final = os.strerror(errno.EROFS)
+# By the origin that their manifests state.
+_FRAMEWORKS: Final = {
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+    "lightning": "Lightning",
+    "torch-dcp": "DCP",
+    "transformers": "Transformers",
+    "unbroken": "unbroken.Run",
+}
 
 
 def nearest_folder(path: Path) -> Path:
@@ -161,6 +170,70 @@ class MirrorDiffers(CheckpointError):
     HELP = (Help("df -h {path:sh}", "check for free space on that storage"),)
 
 
+class WeightsOnly(UsageError):
+    """A folder that a framework cannot resume from: it holds weights, and not the state of the training."""
+
+    kind = "weights-only"
+    path: Path
+    missing: tuple[str, ...]
+    HEADLINE = "this folder holds weights and no training state: {missing:list} missing"
+    SO = "no training can be resumed from it; from_pretrained starts a new one with its weights"
+    HELP = (Help("unbroken explain {kind}", "which folders can be resumed from"),)
+
+
+class StartsOver(UsageError):
+    """A framework's loop that would start before the run's own checkpoints, and write over them."""
+
+    kind = "starts-over"
+    store: Path
+    step: int
+    newest: str
+    HEADLINE = "the training starts at step {step:,}, but the run already has {newest}"
+    AT = "{store}"
+    SO = "nothing was changed; continue from the newest checkpoint, or train into another directory"
+    HELP = (
+        Help("unbroken ls {store:sh}", "list the checkpoints"),
+        Help("unbroken explain {kind}", "how to continue from the newest"),
+    )
+
+
+class OtherFramework(UsageError):
+    """A run whose checkpoints were saved with another framework than the one that opens it."""
+
+    kind = "other-framework"
+    run: Path
+    newest: str
+    made_with: str
+    opened_with: str
+    AT = "{run}"
+    SO = "neither reads the checkpoints of the other; nothing was changed. Give this job a directory of its own"
+    HELP = (
+        Help("unbroken ls {run:sh}", "list the checkpoints"),
+        Help("unbroken explain {kind}", "how to continue with the other framework"),
+    )
+
+    def headline(self) -> str:
+        made, opened = (_FRAMEWORKS.get(each, each) for each in (self.made_with, self.opened_with))
+        return f"this run was made with {made} ({self.newest}), and this job opens it with {opened}"
+
+
+class NotAllRanks(UsageError):
+    """A call that all ranks of a framework make together, made by some of them."""
+
+    kind = "not-all-ranks"
+    call: str
+    rank: int
+    missing: tuple[int, ...]
+    seconds: float
+    AT = "waited {seconds:,.0f} s on rank {rank}"
+    SO = "nothing was written or loaded; the framework itself would wait for ever"
+    HELP = (Help("unbroken explain {kind}", "how to call it on every rank"),)
+
+    def headline(self) -> str:
+        shown = ", ".join(map(str, self.missing[:8])) + (", ..." if len(self.missing) > 8 else "")
+        return f"rank {self.rank} called {self.call}, and rank {shown} did not"
+
+
 class CannotSeal(UsageError):
     """A folder that cannot become a checkpoint as it is."""
 
@@ -229,6 +302,11 @@ class StorageFailed(StorageError):
     is_cache: bool = False
     HEADLINE = "could not {operation}: {cause}"
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is nothing at the path."""
+        return isinstance(self.__cause__, FileNotFoundError)
+
     def so(self) -> str | None:
         if self.is_cache:
             return "the cache of plans cannot be written here; set data.cache_dir to another folder"
@@ -275,13 +353,12 @@ class NoRoom(StorageError):
     def headline(self) -> str:
         if self.free_bytes < self.needed_bytes + self.reserve_bytes:
             return self.filled(
-                "disk full: the save needs {needed_bytes:size}, {free_bytes:size} free, "
-                "of which {reserve_bytes:size} is kept as a reserve"
+                "disk full: the save needs {needed_bytes:size} and a reserve of {reserve_bytes:size}, "
+                "{free_bytes:size} free"
             )
         free = amounts.plural(self.free_inodes or 0, "inode")
         return self.filled(
-            f"disk full: the save needs {{needed_inodes:n file}}, {free} free, "
-            "of which {reserve_inodes:,} are kept as a reserve"
+            f"disk full: the save needs {{needed_inodes:n file}} and a reserve of {{reserve_inodes:,}}, {free} free"
         )
 
     def so(self) -> str | None:

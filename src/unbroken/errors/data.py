@@ -228,14 +228,26 @@ class WorkerDied(PeerError):
 
 
 class TokenizeBusy(BusyError):
-    """Another process tokenizes into this folder."""
+    """Other processes tokenize an earlier state of the text into this folder."""
 
     kind = "tokenize-busy"
     output: Path
-    HEADLINE = "another process is tokenizing into this folder"
+    HEADLINE = "other processes are tokenizing an earlier state of this text into this folder"
     AT = "{output}"
-    SO = "nothing was written"
-    HELP = (Help("ls {output:sh}", "list the shards it has written so far"),)
+    SO = "nothing was written; run the command again when they have ended"
+    HELP = (Help("unbroken explain {kind}", "how to find them"),)
+
+
+class TokenizeNotShared(UsageError):
+    """A worker does not see the work folder of the tokenization."""
+
+    kind = "tokenize-not-shared"
+    output: Path
+    host: str
+    HEADLINE = "a worker on {host} does not see the plan of this tokenization"
+    AT = "{output}"
+    SO = "the output directory must be on storage that all workers share, under the same path"
+    HELP = (Help("df -h {output:sh}", "on each machine: is it the same file system?"),)
 
 
 # ---- shards ----

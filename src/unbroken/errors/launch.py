@@ -52,6 +52,17 @@ class PackageMissing(UsageError):
     HELP = (Help("pip install 'unbroken[train]'", "install the training dependencies, with this package"),)
 
 
+class TrackerMissing(UsageError):
+    """The package of a tracker is not installed."""
+
+    kind = "tracker-missing"
+    tracker: str
+    package: str
+    HEADLINE = "the tracker {tracker} needs the package '{package}', which is not installed"
+    SO = "nothing was started; metrics are recorded in the run's directory without a tracker, too"
+    HELP = (Help("pip install 'unbroken[{tracker}]'", "install it"),)
+
+
 class ModuleMissing(UsageError):
     """The module to run does not exist."""
 
@@ -197,7 +208,7 @@ class NotDeterministic(ExactnessError):
     causes: tuple[str, ...]
     HEADLINE = "the command is not deterministic: two uninterrupted runs differ"
     AT = "{command}"
-    SO = "no interruption was tried: its effect could not be told from this difference"
+    SO = "no interruption was tried: its effect could not be distinguished from this difference"
     HELP = (Help("unbroken explain {kind}", "the settings that make training deterministic"),)
 
     def details(self) -> Iterator[str]:

@@ -109,6 +109,35 @@ class LeaseLost(BusyError):
     HELP = (Help("unbroken status {path:sh}", "show the job that holds it"),)
 
 
+class Superseded(BusyError):
+    """Another job has opened a run that saves straight to an object store."""
+
+    kind = "superseded"
+    store: str
+    mine: str
+    other: str
+    HEADLINE = "another job ({other}) has opened this run"
+    AT = "{store}"
+    SO = "this job ({mine}) commits nothing more, so the two cannot mix"
+    HELP = (Help("unbroken ls {store:sh}", "list what is committed"),)
+
+
+class CheckpointsElsewhere(UsageError):
+    """The checkpoints of a run are in another place than its settings name."""
+
+    kind = "checkpoints-elsewhere"
+    run: Path
+    found: str
+    named: str
+    remedy: Help | None = None
+    HEADLINE = "the checkpoints of this run are in {found}, and its settings name {named}"
+    AT = "{run}"
+    SO = "the job would not start from the newest checkpoint; nothing was changed"
+
+    def help(self) -> tuple[Help, ...]:
+        return (self.remedy,) if self.remedy else ()
+
+
 class RunGone(CheckpointError):
     """The run directory was moved or deleted while a job was training."""
 
@@ -246,14 +275,14 @@ class UnsavedState(UsageError):
 
 
 class StateDiffers(ExactnessError):
-    """The objects passed to Run do not match the checkpoint; nothing was loaded."""
+    """The objects passed to ``Run`` or ``load`` do not match the checkpoint; nothing was loaded."""
 
     kind = "state-differs"
     checkpoint: str
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    HEADLINE = "the objects passed to Run do not match {checkpoint}"
+    HEADLINE = "the objects do not match {checkpoint}"
     SO = "nothing was loaded; the objects were not changed"
     HELP = (Help("unbroken show {checkpoint} --tensors", "list what the checkpoint contains"),)
 
@@ -512,5 +541,8 @@ class NotShared(UsageError):
     rank: int
     host: str
     HEADLINE = "rank {rank} on {host} does not see the run directory of rank 0"
-    SO = "its parts would be missing from every checkpoint; the directory must be on storage that all nodes share"
+    SO = (
+        "its parts would be missing from every checkpoint; the directory must be on storage that all nodes share, or "
+        "the checkpoints in an object store (checkpoints: s3://…)"
+    )
     HELP = (Help("df -h {path:sh}", "on each node: is it the same file system?"),)

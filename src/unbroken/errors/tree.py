@@ -110,9 +110,14 @@ class UnbrokenError(Exception):
         """The help line that leads to the page of this kind."""
         return Help(f"unbroken explain {self.kind}", effect)
 
-    def __str__(self) -> str:
-        # Python prints this in the traceback of a script that does not catch it.
+    @property
+    def message(self) -> str:
+        """The headline for a log line or a record: one line, whatever names and messages of others are in it."""
         return printable(self.headline())
+
+    def __str__(self) -> str:
+        # What a traceback shows, and a notebook that catches it: all that a command would print, in plain text.
+        return "\n".join([self.message, *_below(self)])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.values().items())})"
@@ -169,7 +174,7 @@ def render(error: UnbrokenError, mark: Callable[[str], str] = str) -> str:
     Each text takes one line: file names and messages of others can neither break it nor steer a terminal. ``mark``
     colours ``error[kind]``.
     """
-    return "\n".join([f"{mark(f'error[{error.kind}]')}: {printable(error.headline())}", *_below(error)])
+    return f"{mark(f'error[{error.kind}]')}: {error}"
 
 
 def _below(error: UnbrokenError) -> Iterator[str]:
@@ -180,14 +185,6 @@ def _below(error: UnbrokenError) -> Iterator[str]:
     helps = [(printable(each.command), printable(each.effect)) for each in error.help()]
     width = max((len(command) for command, _ in helps), default=0)
     yield from (f"  help {command:<{width}}   {effect}".rstrip() for command, effect in helps)
-
-
-def explain_in_traceback(error: UnbrokenError) -> None:
-    """Add what a command would print below the headline to the traceback of a script that does not catch the error."""
-    note = "\n".join(_below(error))
-    # Added once, though several layers on its way may call this; notes of others stay beside it.
-    if note and note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
 
 
 def as_json(error: UnbrokenError) -> dict[str, Any]:

@@ -5,6 +5,7 @@ data, and the owner of a slice adds. Gloo moves host memory only; several ranks 
 not support, go through it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,3 +80,25 @@ class Transfer:
         if self.work is not None:
             with noticing_loss(dist.get_rank()):
                 self.work.wait()
+
+
+class StagedAllGather:
+    """FSDP2's all-gather for ranks that share one GPU, through host memory; slow, for the self-test and tests.
+
+    Has the methods of FSDP2's own, whose type is not public; ``set_custom_all_gather`` takes it, where torch has that.
+    """
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A plain tensor."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather at once."""
+        RankGroup(dist.get_rank(group), dist.get_world_size(group), group).gather(output_tensor, input_tensor).wait()
+        return None

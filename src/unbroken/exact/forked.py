@@ -80,11 +80,11 @@ def in_one_line(error: BaseException) -> str:
 def _act(pipe: int, action: Callable[[], Any], limit_s: float) -> NoReturn:
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
-        told: tuple[Any, str | None] = (action(), None)
+        result: tuple[Any, str | None] = (action(), None)
     except BaseException as error:  # noqa: BLE001 - a process's top: the parent is to hear whatever it is
-        told = (None, in_one_line(error))
+        result = (None, in_one_line(error))
     with contextlib.suppress(OSError):
-        data = json.dumps(told).encode()
+        data = json.dumps(result).encode()
         while data:
             data = data[os.write(pipe, data) :]
     # Not by returning: threads of a group whose other ranks are gone may never end.

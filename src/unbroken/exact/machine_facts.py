@@ -65,6 +65,6 @@ def gloo_ranks(folder: Path) -> list[Forked]:
 
 
 def _exchange(rank: int) -> bool:
-    told = [torch.zeros(1) for _ in range(2)]
-    dist.all_gather(told, torch.tensor([float(rank)]))
-    return [float(each) for each in told] == [0.0, 1.0]
+    received = [torch.zeros(1) for _ in range(2)]
+    dist.all_gather(received, torch.tensor([float(rank)]))
+    return [float(each) for each in received] == [0.0, 1.0]

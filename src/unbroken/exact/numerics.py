@@ -6,12 +6,14 @@ registered with ``Run`` compares the record at every resume and names what diffe
 
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import torch
 
+from unbroken import torch_private
 from unbroken.errors import ArithmeticDiffers
 from unbroken.exact.self_tested import self_test_once
 from unbroken.quoting.log import logger
@@ -26,6 +28,7 @@ Record = dict[str, str | int | bool | None]
 
 _WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
 _INDUCTOR: Final = "TORCHINDUCTOR_DETERMINISTIC"
+_INDUCTOR_PACKAGE: Final = "torch._inductor"
 _TF32_OVERRIDE: Final = "NVIDIA_TF32_OVERRIDE"
 
 
@@ -85,7 +88,7 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple
     """What differs between two records: the name, what was saved, what is here."""
     names = [*here, *(name for name in saved if name not in here)]
     return [
-        (name, _told(saved, name), _told(here, name))
+        (name, _shown(saved, name), _shown(here, name))
         for name in names
         if saved.get(name) != here.get(name) or (name in saved) != (name in here)
     ]
@@ -110,7 +113,7 @@ def pin(
     """
     say_if_untested(torch.__version__, _log.warning)
     set_backends(allow_tf32=allow_tf32)
-    torch.use_deterministic_algorithms(True)
+    _use_deterministic_algorithms()
     self_test_once(torch.device(device) if device is not None else _usual_device())
     return Numerics(device, accept=accept)
 
@@ -130,6 +133,21 @@ def set_backends(*, allow_tf32: bool = False) -> None:
         _backends.cuda.matmul.allow_tf32 = allow_tf32
         _backends.cudnn.allow_tf32 = allow_tf32
     _backends.cuda.enable_cudnn_sdp(False)
+
+
+def _use_deterministic_algorithms() -> None:
+    """As ``torch.use_deterministic_algorithms(True)``, which also loads inductor to tell it: about a second.
+
+    Inductor reads the same from the environment when it is loaded, so a process that does not compile can do without.
+    """
+    if (
+        _INDUCTOR_PACKAGE in sys.modules
+        or os.environ[_INDUCTOR] != "1"
+        or not torch_private.inductor_reads_environment()
+    ):
+        torch.use_deterministic_algorithms(True)
+    else:
+        torch.set_deterministic_debug_mode("error")
 
 
 def _usual_device() -> torch.device:
@@ -187,5 +205,5 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _told(record: Mapping[str, Any], name: str) -> str:
+def _shown(record: Mapping[str, Any], name: str) -> str:
     return str(record[name]) if name in record else "(not recorded)"

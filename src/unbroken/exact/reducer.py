@@ -172,15 +172,15 @@ class Reducer:
 
     def _lanes(self, step: int) -> Generator[Lane, None, None]:
         self._losses = self._count = self._pending_scale = None
-        told: list[Lane] = []
+        done: list[Lane] = []
         try:
             with self._precision.lowered(), LaneRng(self._seed, step) as rng:
                 for parameter in self._parameters:
                     parameter.grad = None
                 for round_number in range(self._plan.rounds):
-                    yield from self._round(round_number, rng, told)
+                    yield from self._round(round_number, rng, done)
             self._reduction.finish()
-            self._fold_told([lane for lane in told if not lane.is_spare])
+            self._fold_results([lane for lane in done if not lane.is_spare])
         except BaseException:
             self._reduction.abandon()
             raise
@@ -189,7 +189,7 @@ class Reducer:
     def _multiply(self, factor: torch.Tensor) -> None:
         scale(self.gradients(), factor)
 
-    def _round(self, number: int, rng: LaneRng, told: list[Lane]) -> Iterator[Lane]:
+    def _round(self, number: int, rng: LaneRng, done: list[Lane]) -> Iterator[Lane]:
         plan, is_last = self._plan, number == self._plan.rounds - 1
         self._reduction.begin_round(plan.present(number), is_first=number == 0, is_last=is_last)
         mine = plan.lane(number)
@@ -203,16 +203,16 @@ class Reducer:
             yield lane
             if lane._result is None:
                 raise LaneBroken(complaint=f"lane {at} ended without lane.backward(loss)")
-            told.append(lane)
+            done.append(lane)
         self._reduction.end_round()
 
-    def _fold_told(self, told: list[Lane]) -> None:
+    def _fold_results(self, done: list[Lane]) -> None:
         """Losses and counts of all lanes, in lane order, on every rank."""
         device = self._parameters[0].device
         used = self._reduction.used()
         mine = torch.zeros((self._plan.rounds, 3), dtype=torch.float64, device=device)
         mine[:, 2] = used or 0
-        for row, lane in zip(mine, told, strict=False):
+        for row, lane in zip(mine, done, strict=False):
             assert lane._result is not None
             loss, count = lane._result
             row[0] = loss.double()
@@ -367,8 +367,8 @@ def _require_foldable(
         )
     for name, parameter in named:
         if parameter.dtype != torch.float32:
-            told = str(parameter.dtype).removeprefix("torch.")
-            raise CannotFold(name=name, reason=f"it is kept in {told}; keep float32 and compute in a lower precision")
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise CannotFold(name=name, reason=f"it is kept in {dtype}; keep float32 and compute in a lower precision")
         if isinstance(parameter.data, DTensor) and not shards_of(model):
             raise CannotFold(name=name, reason="it is a DTensor, but no part of the model is under fully_shard")
     for group in optimizer.param_groups if optimizer is not None else ():

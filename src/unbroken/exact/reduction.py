@@ -16,7 +16,7 @@ from torch import nn
 
 from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller, GradientBucket
 from unbroken.exact.exchange import RankGroup, Transfer
-from unbroken.exact.sums import Accumulator, Buffers, put
+from unbroken.exact.sums import Accumulator, SumBuffers, put
 
 # Buckets in flight. A fixed number, so that all ranks issue collectives in the same order whatever arrives first.
 _IN_FLIGHT = 2
@@ -74,8 +74,8 @@ class ReplicatedFold:
         self._ranks = ranks
         self._filling = BucketFiller(parameters, dtype_of, self._put, self._full, bucket_bytes)
         self._buckets = self._filling.buckets
-        self._buffers = Buffers()
-        kept = Buffers()
+        self._buffers = SumBuffers()
+        kept = SumBuffers()
         self._sums = [
             Accumulator(each.padded(ranks.size), each.device, kept, pieces=ranks.size, piece=ranks.rank)
             for each in self._buckets

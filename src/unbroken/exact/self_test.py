@@ -167,7 +167,7 @@ def _held(
 
 def _share_device(sharded: FSDPModule) -> None:
     # Imported here: an older torch has no such hook.
-    from unbroken.exact.staged import StagedAllGather
+    from unbroken.exact.exchange import StagedAllGather
 
     staged: Any = StagedAllGather()
     sharded.set_custom_all_gather(staged)
@@ -250,19 +250,19 @@ def _verdict(
     reference = _case(answers[1][0], f"replicated {dtype}")
     found: dict[str, list[str]] = {NOT_EXACT: [], NOT_TESTED: [], NOT_AVAILABLE: []}
     for size, ranks in answers.items():
-        told = f"on {size} rank{'s' if size > 1 else ''}"
+        where = f"on {size} rank{'s' if size > 1 else ''}"
         for answer in ranks:
             case = _case(answer, f"{layout} {dtype}")
             if "error" in case:
-                found[NOT_TESTED].append(f"{told}: {case['error']}")
+                found[NOT_TESTED].append(f"{where}: {case['error']}")
             elif "lacks" in case:
-                found[NOT_AVAILABLE].append(f"{told}: {case['lacks']}")
+                found[NOT_AVAILABLE].append(f"{where}: {case['lacks']}")
             elif case["sum"] != KNOWN_SUM:
-                found[NOT_EXACT].append(f"{told} the sum of the gradients has other bits than defined")
+                found[NOT_EXACT].append(f"{where} the sum of the gradients has other bits than defined")
             elif "bits" not in reference:
-                found[NOT_TESTED].append(f"{told}: replicated on 1 rank, with which it is compared, has no result")
+                found[NOT_TESTED].append(f"{where}: replicated on 1 rank, with which it is compared, has no result")
             elif case["bits"] != reference["bits"]:
-                found[NOT_EXACT].append(f"{told} the training has other bits than replicated on 1 rank")
+                found[NOT_EXACT].append(f"{where} the training has other bits than replicated on 1 rank")
     verdict = next((verdict for verdict, because in found.items() if because), EXACT)
     return {
         "layout": layout,

@@ -18,7 +18,7 @@ from unbroken.doctor.self_test_process import (
     NOT_EXACT,
     NOT_TESTED,
     NoReport,
-    Report,
+    SelfTestReport,
     cache_folder,
     find_kept,
     is_switched_off,
@@ -37,7 +37,7 @@ _TESTED_DEVICES: Final = ("cpu", "cuda")
 
 # By type of device: what ``pin`` asked about, and what is known.
 _asked: dict[str, dict[str, str]] = {}
-_found: dict[str, Report] = {}
+_found: dict[str, SelfTestReport] = {}
 
 
 def self_test_once(device: torch.device) -> None:
@@ -78,7 +78,7 @@ def require_exact(layout: str, dtype: torch.dtype | None, device: torch.device) 
             raise NotExactHere(layout=layout, dtype=name, device=where, torch=key["torch"], because=each.because)
 
 
-def _run(device: torch.device, key: dict[str, str]) -> Report | None:
+def _run(device: torch.device, key: dict[str, str]) -> SelfTestReport | None:
     try:
         report = run_self_test(str(device))
         if report.key != key:
@@ -93,7 +93,7 @@ def _run(device: torch.device, key: dict[str, str]) -> Report | None:
     return report
 
 
-def _say(report: Report) -> None:
+def _say(report: SelfTestReport) -> None:
     if wrong := report.of(NOT_EXACT):
         _log.warning("not exact on this machine: %s (unbroken doctor shows what differs)", listed(wrong))
     if missing := report.of(NOT_TESTED):

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from unbroken import torch_private
 from unbroken.errors import CannotFold, LaneBroken
 from unbroken.exact.exchange import RankGroup
-from unbroken.exact.sums import Accumulator, Buffers
+from unbroken.exact.sums import Accumulator, SumBuffers
 from unbroken.torch_private import DefaultReduceScatter, ReduceScatter, param_groups, reduce_scatter_of
 
 
@@ -201,7 +201,7 @@ class _Round:
     present: int = 0
 
     def __init__(self) -> None:
-        self.buffers = Buffers()
+        self.buffers = SumBuffers()
 
 
 class LaneReduceScatter(ReduceScatter):
@@ -233,7 +233,7 @@ class LaneReduceScatter(ReduceScatter):
             # FSDP2 copies the gradient in here and adds it to ``grad``: with one rank that is the fold.
             return torch.empty(size, dtype=torch.float32, device=device)
         if self._sum is None:
-            self._sum = Accumulator(numel, device, Buffers())
+            self._sum = Accumulator(numel, device, SumBuffers())
         return self._sum.tensor
 
     def __call__(

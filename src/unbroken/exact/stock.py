@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from unbroken.exact.buckets import BUCKET_BYTES, BucketFiller
 from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.sharded import HookedShards
-from unbroken.exact.sums import Buffers, LazyBuffer, put
+from unbroken.exact.sums import LazyBuffer, SumBuffers, put
 
 NOT_PROMISED: Final = (
     "stock reductions: the bits may differ with another number of ranks, between a replicated and a sharded model, and "
@@ -37,7 +37,7 @@ class ReplicatedStock:
     ) -> None:
         self._ranks = ranks
         self._filling = BucketFiller(parameters, dtype_of, self._put, self._full, bucket_bytes)
-        kept = Buffers()
+        kept = SumBuffers()
         self._sums = [LazyBuffer(each.numel, each.device, kept) for each in self._filling.buckets]
         self._arrivals: list[Transfer] = []
         self._is_first, self._is_last = True, False

@@ -7,7 +7,7 @@ from unbroken import torch_private
 # ---- memory ----
 
 
-class Buffers:
+class SumBuffers:
     """A pool of flat tensors for reuse."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class LazyBuffer:
     of the next one, at the peak of memory.
     """
 
-    def __init__(self, numel: int, device: torch.device, buffers: Buffers) -> None:
+    def __init__(self, numel: int, device: torch.device, buffers: SumBuffers) -> None:
         self.numel, self._device, self._buffers = numel, device, buffers
         self._tensor: torch.Tensor | None = None
 
@@ -131,7 +131,9 @@ class LazyBuffer:
 class Accumulator(LazyBuffer):
     """A sum of which this rank adds up one piece, lane by lane in order; other ranks add the others."""
 
-    def __init__(self, numel: int, device: torch.device, buffers: Buffers, *, pieces: int = 1, piece: int = 0) -> None:
+    def __init__(
+        self, numel: int, device: torch.device, buffers: SumBuffers, *, pieces: int = 1, piece: int = 0
+    ) -> None:
         super().__init__(numel, device, buffers)
         self._pieces, self._piece = pieces, piece
         self._is_fresh = True

@@ -9,7 +9,7 @@ import pickle
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import IO, Any, Final, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -65,15 +65,24 @@ def read_dcp(folder: Path, files: ForeignFiles) -> dict[str, Any]:
     return cast("dict[str, Any]", _lists(found))
 
 
+def unpickled_metadata(stream: IO[bytes]) -> Metadata:
+    """The index of a folder of DCP, opened with the classes that torch writes into it and no others.
+
+    Raises:
+        ValueError: it is no such index; damaged bytes raise what ``UNREADABLE`` names.
+    """
+    found = _MetadataUnpickler(stream).load()
+    if isinstance(found, Metadata) and isinstance(found.storage_data, dict):
+        return found
+    raise ValueError("it is not an index of torch's Distributed Checkpoint")
+
+
 def _metadata(folder: Path, files: ForeignFiles) -> Metadata | None:
     path = folder / DCP_METADATA
     files.stamp(path)
     try:
         with path.open("rb") as stream:
-            found = _MetadataUnpickler(stream).load()
-        if isinstance(found, Metadata) and isinstance(found.storage_data, dict):
-            return found
-        files.problems.append(f"{DCP_METADATA}: it is not an index of torch's Distributed Checkpoint")
+            return unpickled_metadata(stream)
     except UNREADABLE as wrong:
         files.note(path, wrong)
     return None

@@ -12,7 +12,7 @@ from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.foreign.items import Contents, ForeignItem
 from unbroken.records.layout import Layout
-from unbroken.records.references import is_run
+from unbroken.records.run_references import is_run
 from unbroken.state.items import ObjectItem, State
 from unbroken.state.save import Request, SaveContext, Saver
 from unbroken.store.directory import Store

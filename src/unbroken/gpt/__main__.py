@@ -17,6 +17,8 @@ from typing import TextIO
 from unbroken.config.overrides import take_apart
 from unbroken.config.reading import load
 from unbroken.errors import RankFailed, UnbrokenError
+from unbroken.launch.run_config import taken_over
+from unbroken.launch.start_clock import IMPORTS, StartClock
 from unbroken.loop.recorder import SilentRecorder, report_refusal_to_launcher
 from unbroken.quoting.log import is_quiet_by_environment
 from unbroken.quoting.terminal import for_terminal
@@ -27,6 +29,7 @@ from unbroken.report.error import print_error
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit code."""
+    clock = StartClock.of_process(os.environ)
     parser = argparse.ArgumentParser(prog="python -m unbroken.gpt", allow_abbrev=False)
     parser.add_argument("--config", help="the config, where it is not the first argument")
     parser.add_argument("--accept", action="append", default=[], metavar="NAME")
@@ -34,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-q", "--quiet", action="store_true")
     parser.add_argument("-v", "--verbose", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--launched", action="store_true", help="the config is in the environment")
     options, words = parser.parse_known_args(argv)
     rank = int(os.environ.get("RANK", "0"))
     if options.json:
@@ -47,14 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"there is no option {' '.join(unknown)}")
         if len(paths) != 1:
             parser.error(f"one config is needed, not {len(paths)}: {' '.join(paths)}")
-        resolved = load(Path(paths[0]), taken.written)
+        resolved = taken_over(os.environ) if options.launched else load(Path(paths[0]), taken.written)
         output_dir = Path(resolved.config.training.output_dir)
         # Imported here: a config with problems is reported without waiting for torch.
-        from unbroken.gpt import train
+        from unbroken.gpt.train import run_job
 
-        train(resolved, accept=options.accept, force=options.force)
+        clock.done(IMPORTS)
+        run_job(resolved.config, clock, accept=options.accept, force=options.force)
     except UnbrokenError as refused:
-        return _told(refused, rank, output_dir)
+        return _report_error(refused, rank, output_dir)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
@@ -114,7 +119,7 @@ class _Line(logging.Formatter):
         return said if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {said}"
 
 
-def _told(refused: UnbrokenError, rank: int, run: Path | None) -> int:
+def _report_error(refused: UnbrokenError, rank: int, run: Path | None) -> int:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     if rank == 0 or not isinstance(refused, RankFailed):
         print_error(refused, sys.stderr, os.environ)

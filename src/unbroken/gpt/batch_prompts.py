@@ -16,7 +16,7 @@ import torch
 from unbroken.errors import BatchInvalid, GenerationInvalid, SequenceTooLong, UnbrokenError
 from unbroken.gpt.device import DTYPES, chosen_dtype
 from unbroken.gpt.sampling import Generation
-from unbroken.gpt.text import Continued, TextModel, TextSource
+from unbroken.gpt.text import Continued, TextFinder, TextModel
 
 RECORD_KEYS: Final = ("prompt", "id", "model", "generation")
 MODEL_KEYS: Final = ("checkpoint", "output_dir", "dtype", "tokenizer")
@@ -63,7 +63,7 @@ class Answer:
     """The result of a record: text, or an error."""
 
     prompt: Prompt
-    source: TextSource
+    source: TextFinder
     continued: Continued | None
     error: UnbrokenError | None = None
 
@@ -88,7 +88,7 @@ class PromptBatch:
     """Valid records, and their models, found but not loaded."""
 
     prompts: tuple[Prompt, ...]
-    sources: Mapping[ModelChoice, TextSource]
+    sources: Mapping[ModelChoice, TextFinder]
 
     def groups(self, device: torch.device) -> dict[tuple[Path, torch.dtype, str, bool], list[Prompt]]:
         """The records by what must be loaded: checkpoint, dtype, tokenizer, and whether averaged."""
@@ -114,7 +114,7 @@ class PromptBatch:
 
 
 def _answered(
-    source: TextSource, prompts: Iterable[Prompt], device: torch.device, dtype: torch.dtype
+    source: TextFinder, prompts: Iterable[Prompt], device: torch.device, dtype: torch.dtype
 ) -> Iterator[Answer]:
     model: TextModel | UnbrokenError
     try:
@@ -248,16 +248,16 @@ class _Reading:
                 self.complain(line, f"generation.{problem}")
             return self.generation
 
-    def find_models(self) -> dict[ModelChoice, TextSource]:
+    def find_models(self) -> dict[ModelChoice, TextFinder]:
         """Find the models of all records."""
-        found: dict[ModelChoice, TextSource] = {}
+        found: dict[ModelChoice, TextFinder] = {}
         bad: dict[ModelChoice, UnbrokenError] = {}
         for prompt in self.prompts:
             choice = prompt.model
             assert choice.reference is not None
             if choice not in found and choice not in bad:
                 try:
-                    found[choice] = TextSource.find(choice.reference, choice.tokenizer, is_averaged=choice.is_averaged)
+                    found[choice] = TextFinder.find(choice.reference, choice.tokenizer, is_averaged=choice.is_averaged)
                 except UnbrokenError as refused:
                     if replace(choice, dtype=self.model.dtype) == self.model:
                         raise
@@ -267,7 +267,7 @@ class _Reading:
                 self.complain(prompt.line, f"model: {choice.reference}: {error.headline()} ({error.kind})")
         return found
 
-    def look_at_prompts(self, sources: Mapping[ModelChoice, TextSource]) -> None:
+    def look_at_prompts(self, sources: Mapping[ModelChoice, TextFinder]) -> None:
         """Check that each prompt can be continued by its model."""
         for prompt in self.prompts:
             if prompt.model not in sources:

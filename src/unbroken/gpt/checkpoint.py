@@ -15,7 +15,7 @@ from unbroken.errors import DamagedCheckpoint, NoAverage, PathMissing
 from unbroken.files import LOCAL
 from unbroken.gpt.model import GPT
 from unbroken.records.layout import Layout, run_of
-from unbroken.records.references import resolve
+from unbroken.records.run_references import resolve
 from unbroken.state import payload
 from unbroken.state.index import Index
 from unbroken.store.check import Finding, Level, Verdict, verify
@@ -63,10 +63,12 @@ class LoadedModel:
 class FoundModel:
     """A checkpoint of the trainer that was found and not read; ``passed_over`` are newer ones that cannot be used.
 
+    ``layout`` is the run it belongs to, whose checkpoints may be in an object store.
     ``is_named``: the user named this checkpoint; ``is_averaged``: load its weight average.
     """
 
     store: Store
+    layout: Layout
     name: str
     manifest: Manifest
     config: Config
@@ -74,11 +76,6 @@ class FoundModel:
     passed_over: tuple[PassedOver, ...] = ()
     is_named: bool = False
     is_averaged: bool = False
-
-    @property
-    def layout(self) -> Layout:
-        """The run it belongs to."""
-        return run_of(self.store)
 
     @property
     def path(self) -> Path:
@@ -114,7 +111,7 @@ class FoundModel:
     def _older(self, damaged: DamagedCheckpoint) -> "FoundModel":
         """The next older checkpoint that looks complete."""
         over = _passed_over(self.name, self.manifest, damaged)
-        return _newest(self.store, (*self.passed_over, over), is_averaged=self.is_averaged)
+        return _newest(self.store, self.layout, (*self.passed_over, over), is_averaged=self.is_averaged)
 
     def _read(self, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
         # On the meta device first: weights that are about to be loaded need no initialisation.
@@ -143,13 +140,13 @@ def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
         StorageFailed: an I/O error.
     """
     named = resolve(reference)
-    store = named.store
+    store, layout = named.store, run_of(named.records or named.store)
     if named.name is None:
-        return _newest(store, is_averaged=is_averaged)
-    return _found(store, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
+        return _newest(store, layout, is_averaged=is_averaged)
+    return _found(store, layout, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
 
 
-def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
+def _newest(store: Store, layout: Layout, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
     """The newest checkpoint that looks complete and was not skipped."""
     while True:
         skipped = {over.name for over in passed_over}
@@ -158,19 +155,20 @@ def _newest(store: Store, passed_over: tuple[PassedOver, ...] = (), *, is_averag
         passed_over = (*passed_over, *found.passed_over)
         chosen = Choice(found.chosen, passed_over).required(store)
         try:
-            return _found(store, chosen, passed_over=passed_over, is_averaged=is_averaged)
+            return _found(store, layout, chosen, passed_over=passed_over, is_averaged=is_averaged)
         except DamagedCheckpoint as damaged:
             # The index is read here; the quick check of sizes does not see a flipped bit in it.
             passed_over = (*passed_over, _passed_over(chosen.name, chosen.manifest, damaged))
 
 
 def _passed_over(name: str, manifest: Manifest | None, damaged: DamagedCheckpoint) -> PassedOver:
-    findings = tuple(Finding(*_told(text)) for text in damaged.findings or (damaged.headline(),))
+    findings = tuple(Finding(*_split_finding(text)) for text in damaged.findings or (damaged.headline(),))
     return PassedOver(Verdict(name, Level.FULL, manifest, findings))
 
 
 def _found(
     store: Store,
+    layout: Layout,
     verdict: Verdict,
     *,
     passed_over: tuple[PassedOver, ...] = (),
@@ -178,14 +176,14 @@ def _found(
     is_averaged: bool,
 ) -> FoundModel:
     assert verdict.manifest is not None
-    config = _config(run_of(store))
+    config = _config(layout)
     index = payload.read_index(store, verdict.name, verdict.manifest)
     if is_averaged and not any(name.startswith(f"{_AVERAGE}.") for name in index.tensors):
         raise NoAverage(checkpoint=store.path(verdict.name))
-    return FoundModel(store, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
+    return FoundModel(store, layout, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
 
 
-def _told(finding: str) -> tuple[str, str]:
+def _split_finding(finding: str) -> tuple[str, str]:
     """The part and what is wrong with it."""
     part, _, problem = finding.partition(": ")
     return (part, problem) if problem else ("state", part)

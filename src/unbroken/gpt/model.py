@@ -5,8 +5,9 @@ Names in its state, all plain: ``embedding.weight``, ``blocks.0.attention_norm.w
 ``blocks.0.mlp_norm.weight``, ``blocks.0.mlp.gate_up.weight`` (gate and up rows; ``up`` in a plain MLP),
 ``blocks.0.mlp.down.weight``, ``norm.weight`` and, where it is not tied to the embedding, ``head.weight``; ``bias``
 beside each ``weight`` where the config has one.
-The residual stream has the dtype of the products (autocast's, or that of the weights): fp32 weights under autocast and
-weights cast beforehand compute the same bits. Dropout acts on the embedding and on what each layer adds to the stream.
+The residual stream has the dtype of the products (autocast's, or that of the weights), or fp32 if the config says so;
+fp32 weights under autocast and weights cast beforehand compute the same bits. Dropout acts on the embedding and on what
+each layer adds to the stream.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,42 +28,52 @@ from unbroken.gpt.rope import Angles, tables
 # ---- normalisation ----
 
 
-class RMSNorm(nn.Module):
-    """Divide by the root of the mean square, then scale."""
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which a product with this weight is computed: autocast's, or that of the weight."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
-    def __init__(self, width: int, eps: float) -> None:
+
+class RMSNorm(nn.Module):
+    """Divide by the root of the mean square, then scale; ``is_wide``: the stream may be wider than the products."""
+
+    def __init__(self, width: int, eps: float, *, is_wide: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        self.is_wide = is_wide
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise over the last dimension."""
         wide = hidden.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(hidden.dtype) * scaled.to(hidden.dtype)
+        dtype = product_dtype(self.weight) if self.is_wide else hidden.dtype
+        return self.weight.to(dtype) * scaled.to(dtype)
 
 
 class LayerNorm(nn.Module):
     """Subtract the mean and divide by the standard deviation, then scale and shift."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, is_wide: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.eps = eps
+        self.is_wide = is_wide
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise over the last dimension."""
         wide = hidden.float()
         centred = wide - wide.mean(-1, keepdim=True)
         scaled = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(hidden.dtype) * scaled.to(hidden.dtype) + self.bias.to(hidden.dtype)
+        dtype = product_dtype(self.weight) if self.is_wide else hidden.dtype
+        return self.weight.to(dtype) * scaled.to(dtype) + self.bias.to(dtype)
 
 
 def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
     """The norm that the config names, over the width of the residual stream."""
     kind = RMSNorm if config.norm == "rmsnorm" else LayerNorm
-    return kind(config.n_embd, config.norm_eps)
+    return kind(config.n_embd, config.norm_eps, is_wide=config.residual_dtype is not None)
 
 
 # ---- the MLP ----
@@ -282,16 +293,14 @@ class GPT(nn.Module):
     def new_cache(self, *, batch: int, room: int) -> KeyValueCache:
         """An empty cache for ``extend``, where the model is and in the dtype it computes in."""
         device = self.embedding.weight.device
-        dtype = self._stream_dtype(device)
+        dtype = product_dtype(self.embedding.weight)
         return KeyValueCache.empty(self.config, batch=batch, room=room, dtype=dtype, device=device)
 
-    def _stream_dtype(self, device: torch.device) -> torch.dtype:
-        if torch.is_autocast_enabled(device.type):
-            return torch.get_autocast_dtype(device.type)
-        return self.embedding.weight.dtype
-
     def _embedded(self, tokens: Tensor) -> Tensor:
-        hidden = F.embedding(tokens, self.embedding.weight).to(self._stream_dtype(tokens.device))
+        hidden = F.embedding(tokens, self.embedding.weight).to(product_dtype(self.embedding.weight))
+        if self.config.residual_dtype is not None:
+            # What a layer adds is rounded as before; the sum of all layers is not.
+            hidden = hidden.float()
         return F.dropout(hidden, self.config.dropout, self.training) if self.config.dropout else hidden
 
     def _angles(self, length: int, start: int, positions: Tensor | None) -> Angles:

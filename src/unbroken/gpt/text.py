@@ -3,7 +3,7 @@
     from unbroken.gpt import TextModel
     TextModel.open("runs/a").continue_text("Once upon a time")
 
-``TextSource`` checks prompts before any weights are read. The text for a prompt does not depend on other prompts: each
+``TextFinder`` checks prompts before any weights are read. The text for a prompt does not depend on other prompts: each
 has its own RNG.
 """
 
@@ -30,14 +30,14 @@ class Continued:
 
 
 @dataclass(frozen=True)
-class TextSource:
+class TextFinder:
     """A checkpoint and its tokenizer, found and not loaded."""
 
     found: FoundModel
     vocabulary: Vocabulary
 
     @classmethod
-    def find(cls, reference: str, tokenizer: str | None = None, *, is_averaged: bool = False) -> "TextSource":
+    def find(cls, reference: str, tokenizer: str | None = None, *, is_averaged: bool = False) -> "TextFinder":
         """Find a run's model, or the average of its weights, and its tokenizer.
 
         Raises:
@@ -81,7 +81,7 @@ class TextSource:
 class TextModel:
     """A model that continues text."""
 
-    source: TextSource
+    source: TextFinder
     loaded: LoadedModel
 
     @classmethod
@@ -105,10 +105,10 @@ class TextModel:
 
         Raises:
             DeviceMissing: there is no such device.
-            UnbrokenError: as ``TextSource.find`` and ``TextSource.load`` raise it.
+            UnbrokenError: as ``TextFinder.find`` and ``TextFinder.load`` raise it.
         """
         place = chosen_device(device)
-        return TextSource.find(reference, tokenizer, is_averaged=ema).load(place, chosen_dtype(dtype, place))
+        return TextFinder.find(reference, tokenizer, is_averaged=ema).load(place, chosen_dtype(dtype, place))
 
     def continue_text(self, prompt: str, generation: Generation | None = None) -> Continued:
         """The text that follows a prompt, or with ``return_full_text`` the prompt and it.

@@ -12,7 +12,7 @@ checkpoint with everything else (``unbroken.Run``). The rest is the loop below.
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,33 @@ import torch
 from unbroken import exact
 from unbroken.config import Config, Resolved, load, require_sound
 from unbroken.config.changes import Difference, computing_values
+from unbroken.config.sections import TrainingConfig
 from unbroken.data.loader import Batch
 from unbroken.errors import GradientNotFinite
 from unbroken.exact.reducer import DeferringReducer
 from unbroken.gpt.arithmetic import Arithmetic, accepted_items
 from unbroken.gpt.average import WeightAverage
 from unbroken.gpt.build import build_model, is_sharded, require_compiler, require_torch
+from unbroken.gpt.compiled_code import CompiledCode, find_compiled_code
 from unbroken.gpt.device import RankDevice, joined, noticing_full, seed_rng
 from unbroken.gpt.evaluate import Evaluated, Evaluation
+from unbroken.gpt.first_step import FirstStep
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import AdamW, LossScaler, follow, make_optimizer, rate_at, set_rate
 from unbroken.gpt.run_files import JobLog, keep_config, keep_tokenizer
 from unbroken.gpt.speed import Speed, flops_per_token, peak_of
 from unbroken.gpt.training_data import TrainingData, make_loader, open_data
 from unbroken.gpt.training_log import StepLog, say_first_lines
+from unbroken.launch import start_clock
 from unbroken.launch.accepted import CONFIG, require_known
 from unbroken.launch.run_config import RunConfig, resolve_run_config
+from unbroken.launch.start_clock import StartClock
 from unbroken.loop.run import Run
 from unbroken.loop.settings import Settings
 from unbroken.quoting.log import logger
 from unbroken.records.event_lines import event
 from unbroken.records.layout import Layout
+from unbroken.trackers.named import trackers_in
 
 _log = logger(__name__)
 VALIDATION_LOSS = "val_loss"
@@ -94,12 +100,18 @@ def train(
         asked = config if isinstance(config, Config) else config.config
     else:
         asked = load(Path(config), overrides).config
+    return run_job(asked, StartClock(), accept=accept, force=force)
+
+
+def run_job(asked: Config, clock: StartClock, *, accept: Sequence[str] = (), force: bool = False) -> Trained:
+    """As ``train``, with a config that is read and checked, and a clock that runs since the job was launched."""
     require_torch(asked)
     with joined() as place, noticing_full(place.device, "this training", is_training=True):
-        return _train(asked, place, tuple(accept), force=force)
+        clock.done(start_clock.PROCESS_GROUP)
+        return _train(asked, place, clock, tuple(accept), force=force)
 
 
-def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: bool) -> Trained:
+def _train(asked: Config, place: RankDevice, clock: StartClock, accept: tuple[str, ...], *, force: bool) -> Trained:
     # The config: as given, checked against the one that started the run. The global batch size is fixed from here on.
     started = place.world.from_first(lambda: resolve_run_config(asked, place.world.size, accept=accept, force=force))
     config = started.config
@@ -107,32 +119,27 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
 
     # The data. Config and data are checked against each other before anything is built.
     data = open_data(config, place.world)
+    clock.done(start_clock.DATA)
 
     # The numerics: deterministic kernels, in the precision of the device.
     place.world.all_or_none(lambda: require_compiler(config, place.device))
     numerics = exact.pin(place.device) if training.exact else exact.Numerics(place.device)
     dtype = place.compute_dtype(training)
     seed_rng(training.seed)
+    clock.done(start_clock.NUMERICS)
 
     # Model, reducer and optimizer. Initial weights, sums and moments do not depend on the number of ranks.
+    compiled = find_compiled_code(config, data.vocab_size, place, dtype)
     model = build_model(config, data.vocab_size, place.device, dtype)
     optimizer = make_optimizer(model, config.optimizer)
-    # On all ranks or on none: where the self-test ran on one rank of a node, only that one may know what it found.
-    reducer = place.world.all_or_none(
-        lambda: DeferringReducer(
-            model,
-            optimizer,
-            lanes=config.lanes(),
-            seed=training.seed,
-            compute_dtype=None if is_sharded(config) else dtype,
-            stock=not training.exact,
-        )
-    )
+    reducer = _reducer(model, optimizer, config, place, dtype)
     average = None if training.ema_decay is None else WeightAverage(model, training.ema_decay)
     scaler = LossScaler(place.device, tokens_per_step(config)) if dtype is torch.float16 else None
     extras: dict[str, Any] = {name: item for name, item in (("ema", average), ("scaler", scaler)) if item is not None}
     if training.load_path is None:
         require_known(accept, [f"{item}.{name}" for item in ("model", "ema") for name in model.state_dict()])
+
+    clock.done(start_clock.MODEL)
 
     # The run: its checkpoints hold everything above. `Run` resumes here, and handles signals and walltime from here on.
     run = Run(
@@ -145,6 +152,7 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
         **extras,
     )
     with JobLog() as log, run:
+        clock.done(start_clock.RESTORE)
         if place.is_first:
             log.begin(run.directory, run.job)
             say_first_lines(config, data, place, run.step, dtype, started.history(job=run.job, step=run.step), accept)
@@ -153,9 +161,25 @@ def _train(asked: Config, place: RankDevice, accept: tuple[str, ...], *, force: 
         if average is not None and not average.is_restored:
             # Resumed from a checkpoint without an average, it starts from the weights of that checkpoint.
             average.begin()
-        loop = Training(config, place, data, model, optimizer, reducer, scaler, average, run)
+        loop = Training(config, place, data, model, optimizer, reducer, scaler, average, run, clock, compiled)
         loop.to_the_end()
     return loop.result()
+
+
+def _reducer(
+    model: GPT, optimizer: AdamW, config: Config, place: RankDevice, dtype: torch.dtype | None
+) -> DeferringReducer:
+    # On all ranks or on none: where the self-test ran on one rank of a node, only that one may know what it found.
+    return place.world.all_or_none(
+        lambda: DeferringReducer(
+            model,
+            optimizer,
+            lanes=config.lanes(),
+            seed=config.training.seed,
+            compute_dtype=None if is_sharded(config) else dtype,
+            stock=not config.training.exact,
+        )
+    )
 
 
 @dataclass
@@ -171,6 +195,8 @@ class Training:
     scaler: LossScaler | None
     average: WeightAverage | None
     run: Run
+    clock: StartClock
+    compiled: CompiledCode | None
     loss: float | None = None
     val_loss: float | None = None
 
@@ -180,6 +206,7 @@ class Training:
         progress = self._progress()
         evaluation = self._evaluation()
         progress.speed.begin(self.run.step)
+        first = FirstStep(self.clock, self.place.device) if self.run.step < training.max_steps else None
         for step in self.run.steps(training.max_steps):
             rate = rate_at(step, self.config.optimizer, training.max_steps)
             set_rate(self.optimizer, rate)
@@ -189,6 +216,10 @@ class Training:
                 self.average.update()
             done = step + 1
             self.run.log(loss=self.reducer.loss, lr=rate, grad_norm=norm, tokens=done * tokens_per_step(self.config))
+            if first is not None:
+                self.run.event("first-step", step=done, **first.measured())
+                first = None
+                self._keep_compiled()
             if evaluation is not None and self._is_due(done, training.eval_steps):
                 self._evaluate(evaluation, done)
             if self._is_due(done, training.logging_steps):
@@ -279,6 +310,12 @@ class Training:
             with self.average.exchanged():
                 averaged = evaluation(self.model, self.reducer.computing())
             self._note_evaluated(AVERAGED_LOSS, averaged, done)
+        # The first evaluation of a kind of job has compiled another function.
+        self._keep_compiled()
+
+    def _keep_compiled(self) -> None:
+        if self.compiled is not None and self.place.is_first:
+            self.compiled.keep()
 
     def _note_evaluated(self, metric: str, found: Evaluated, done: int) -> None:
         """Log a loss on val/; a new best one is saved, if the config keeps the best checkpoint."""
@@ -334,6 +371,13 @@ def _are_finite(*numbers: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(number)) for number in numbers)
 
 
+def _trackers(training: TrainingConfig) -> tuple[str, ...]:
+    """The trackers of the config; a project of wandb is one, however it is named."""
+    named = trackers_in(training.trackers or "")
+    wandb = [] if training.wandb_project is None else [f"wandb:{training.wandb_project}"]
+    return tuple(dict.fromkeys([*wandb, *named]))
+
+
 def _settings(started: RunConfig, accept: tuple[str, ...], *, force: bool, has_scaler: bool) -> Settings:
     training = started.config.training
     # A job that replaces the config of a run without checkpoints computes other losses for the same steps.
@@ -348,6 +392,11 @@ def _settings(started: RunConfig, accept: tuple[str, ...], *, force: bool, has_s
         resume=started.resume,
         force=force,
         load_path=training.load_path,
+        checkpoints=training.checkpoints,
+        mirror=training.mirror,
+        mirror_memory_bytes=training.mirror_memory_bytes,
+        mirror_bytes_per_second=training.mirror_bytes_per_second,
+        mirror_wait_seconds=training.mirror_wait_seconds,
         accept=accepted,
         max_runtime_seconds=training.max_runtime_seconds,
         walltime_reserve_seconds=training.walltime_reserve_seconds,
@@ -357,6 +406,10 @@ def _settings(started: RunConfig, accept: tuple[str, ...], *, force: bool, has_s
         # Lanes have their own RNG.
         shared_rng=True,
         logging_steps=training.logging_steps,
+        trackers=_trackers(training),
+        tracker_mode=training.tracker_mode,
+        tracker_run_name=training.wandb_run_name,
+        tracker_config=asdict(started.config),
         spot=training.spot,
         emergency_dir=training.emergency_dir,
         persistent_dir=training.persistent_dir,

@@ -113,7 +113,7 @@ def _tokenizer(
         return file, made_by or load_encoder(file).identity
     except (TokenizerUnknown, PackageMissing, NoEodToken) as unknown:
         # Training on shards works without it; only generating text needs it.
-        _log.warning("the tokenizer is not kept with the run: %s", unknown)
+        _log.warning("the tokenizer is not kept with the run: %s", unknown.message)
         return None, made_by
 
 

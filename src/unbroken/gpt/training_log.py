@@ -113,5 +113,3 @@ def say_first_lines(
         _log.info("not exact: torch's own reductions, bits depend on the number of ranks")
     if training.sharding == "fsdp2" and place.world.size == 1:
         _log.info("sharding fsdp2 has no effect on one rank")
-    if training.wandb_project is not None:
-        _log.warning("training.wandb_project is set, but no tracker is connected; metrics are in the run's metrics/")

@@ -143,7 +143,7 @@ def _report_failure(failure: Failure, environ: Mapping[str, str]) -> int:
 def _add_signal(failure: Failure, path: Path) -> bool:
     """Whether the run reported its outcome; if it lost a rank to a signal, the signal is added to the reason."""
     try:
-        outcome = job_files.read_outcome(path)
+        outcome = job_files.read_job_outcome(path)
         if outcome is None or not outcome.has_ended:
             return False
         is_loss = outcome.status == "error" and outcome.outcome_class == "again"

@@ -3,7 +3,7 @@
 import importlib.machinery
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +16,12 @@ THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Target:
-    """The training program: a script or a module, and its own arguments."""
+    """The training program: a script or a module, its own arguments, and variables set for it."""
 
     name: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

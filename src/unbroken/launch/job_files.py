@@ -65,7 +65,7 @@ def write_outcome(path: Path, outcome: JobOutcome, *, files: Files = LOCAL) -> N
     files.replace(path, json.dumps(fields).encode("ascii"), scratch=f".{path.name}.{os.getpid()}")
 
 
-def read_outcome(path: Path, *, files: Files = LOCAL) -> JobOutcome | None:
+def read_job_outcome(path: Path, *, files: Files = LOCAL) -> JobOutcome | None:
     """The outcome that the job reported, None if it reported none.
 
     Raises:

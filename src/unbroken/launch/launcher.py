@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import IO, Final
 
 from unbroken.errors import RecordDamaged, StorageFailed
-from unbroken.launch import job_files, processes, torchrun
+from unbroken.launch import job_files, processes, start_clock, torchrun
 from unbroken.launch.command import Shape, Target, command_of, environment_of
 from unbroken.launch.exit_code import ExitReport, JobExit, exit_report
 from unbroken.launch.job_files import JobOutcome
-from unbroken.launch.restarts import NO_PROGRESS_RESTARTS, Attempt, NoRestart, Policy, Restart, decide
+from unbroken.launch.restarts import NO_PROGRESS_RESTARTS, Attempt, NoRestart, Restart, RestartPolicy, decide
 from unbroken.launch.run_records import last_job, recorded_outcome, resumable_step, stop_kind
 from unbroken.launch.supervise import Say, SupervisedJob, hold_signals, next_signal
 from unbroken.records.process import process_of
@@ -72,7 +72,8 @@ def launch(options: LaunchOptions, context: LaunchContext) -> LaunchResult:
     while True:
         path = context.directory / f"outcome-{len(attempts)}.json"
         before = last_job(run)
-        job = _start(options, context, path, torchrun_options, waited)
+        launched = start_clock.launched_now(is_restart=bool(attempts))
+        job = _start(options, context, path, torchrun_options, waited, launched)
         ended = job.wait()
         outcome = _outcome(path, context, run, before)
         run = Path(outcome.run) if outcome and outcome.run else run
@@ -86,12 +87,12 @@ def launch(options: LaunchOptions, context: LaunchContext) -> LaunchResult:
             return LaunchResult(_with_reason(report, "stopped by a signal before the restart"), len(attempts))
 
 
-def _policy(options: LaunchOptions, environ: Mapping[str, str]) -> Policy:
+def _policy(options: LaunchOptions, environ: Mapping[str, str]) -> RestartPolicy:
     most = options.max_restarts
     if options.shape.rendezvous is not None:
         # With a rendezvous torchrun itself does the restarts.
         most = None if options.until_done else 0
-    return Policy(most, options.restart_delay_s, options.until_done, _ALLOCATION in environ)
+    return RestartPolicy(most, options.restart_delay_s, options.until_done, _ALLOCATION in environ)
 
 
 def _attempt(ended: JobExit, code: int, outcome: JobOutcome | None, run: Path | None, path: Path) -> Attempt:
@@ -122,9 +123,10 @@ def _start(
     path: Path,
     torchrun_options: list[str],
     waited: frozenset[signal.Signals],
+    launched: Mapping[str, str],
 ) -> SupervisedJob:
     environment = environment_of(
-        context.environ,
+        {**context.environ, **launched, **options.target.environment},
         options.shape,
         outcome_path=path,
         shutdown_timeout_s=options.shutdown_timeout_s,
@@ -164,7 +166,7 @@ def _outcome(path: Path, context: LaunchContext, run: Path | None, before: int |
 
 def _reported(path: Path, say: Say) -> JobOutcome | None:
     try:
-        return job_files.read_outcome(path)
+        return job_files.read_job_outcome(path)
     except (RecordDamaged, StorageFailed) as refusal:
         said = refusal.complaint if isinstance(refusal, RecordDamaged) else refusal.headline()
         say(f"ignoring the outcome file of the job: {said}")

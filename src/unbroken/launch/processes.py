@@ -100,7 +100,7 @@ def below(pid: int, among: Mapping[int, Process]) -> list[int]:
     return found
 
 
-def workers_of(torchrun: int, among: Mapping[int, Process]) -> list[int]:
+def child_ranks(torchrun: int, among: Mapping[int, Process]) -> list[int]:
     """The workers of torchrun: its children that lead a session; its helper processes do not."""
     return [each.pid for each in among.values() if each.parent == torchrun and each.session == each.pid]
 

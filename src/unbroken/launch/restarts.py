@@ -15,7 +15,7 @@ _EXIT_USAGE: Final = 2
 
 
 @dataclass(frozen=True)
-class Policy:
+class RestartPolicy:
     """The restart policy of a launch.
 
     Attributes:
@@ -64,7 +64,7 @@ class NoRestart:
     reason: str | None = None
 
 
-def decide(attempts: tuple[Attempt, ...], policy: Policy) -> Restart | NoRestart:
+def decide(attempts: tuple[Attempt, ...], policy: RestartPolicy) -> Restart | NoRestart:
     """Whether the last of these attempts is followed by a restart; never after a signal or a request to stop."""
     last, most = attempts[-1], policy.max_restarts
     may_help = _is_followed(last, policy) if policy.until_done else _may_help(last)
@@ -87,7 +87,7 @@ def _may_help(attempt: Attempt) -> bool:
     return outcome.status != "stopped" and outcome.outcome_class == "again"
 
 
-def _is_followed(attempt: Attempt, policy: Policy) -> bool:
+def _is_followed(attempt: Attempt, policy: RestartPolicy) -> bool:
     outcome = attempt.outcome
     if outcome is None or not outcome.has_ended:
         return _may_help(attempt)
@@ -121,12 +121,12 @@ def _stuck(attempts: tuple[Attempt, ...]) -> str:
     if not last.is_run_known:
         return f"no progress after {restarts} restarts: no job opened its run"
     step = last.resumable_step
-    stands = "has no usable checkpoint" if step is None else f"resumes from step {step:,}"
+    state = "has no usable checkpoint" if step is None else f"resumes from step {step:,}"
     reached = [each.reached for each in attempts if each.reached is not None and each.stopped_by is None]
     if len(reached) == len(attempts) and len(set(reached)) == 1:
-        return f"{restarts} restarts in a row failed at step {reached[0] + 1:,}; the run {stands}"
+        return f"{restarts} restarts in a row failed at step {reached[0] + 1:,}; the run {state}"
     ended = f"; last completed steps: {_listed(reached)}" if reached else ""
-    return f"no progress after {restarts} restarts: the run still {stands}{ended}"
+    return f"no progress after {restarts} restarts: the run still {state}{ended}"
 
 
 def _listed(steps: list[int]) -> str:

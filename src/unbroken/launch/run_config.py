@@ -1,22 +1,34 @@
 """The config a job trains with: the given one, checked against the run's ``config.json`` and ``accepted.json``.
 
+``unbroken train`` reads the config file once and passes the result to every rank of every job that it starts, so that a
+file that is edited meanwhile changes nothing before the next command.
+
 The first job writes ``config.json``; each job that changes a value with ``--accept`` writes ``accepted.json``. An
 accepted value belongs to the run: later jobs use it even if their config file has another one, and say so. A run
 without checkpoints has nothing to lose, so another config simply replaces its record.
 """
 
+import base64
 import json
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from unbroken.config import Config
+from unbroken.config import Config, Resolved
 from unbroken.config.changes import Difference, Differences, compare, computing_values, with_values
 from unbroken.config.document import digest_of
 from unbroken.config.reading import from_json
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointsExist, ConfigDiffers, ConfigMissing, FieldChange, GptSimpleRun
+from unbroken.errors import (
+    BadUsage,
+    CheckpointsExist,
+    ConfigDiffers,
+    ConfigMissing,
+    FieldChange,
+    GptSimpleRun,
+)
 from unbroken.files import LOCAL, Files
 from unbroken.launch.accepted import (
     CONFIG,
@@ -27,6 +39,7 @@ from unbroken.launch.accepted import (
     still_accepted,
     values_of,
 )
+from unbroken.mirror.remote import checkpoints_of
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.store.directory import Store
@@ -37,6 +50,37 @@ _LIMIT_BYTES: Final = 1 << 20
 # Files of every GPT-Simple checkpoint, and of none of ours.
 _GPT_SIMPLE: Final = ("trainer_state.json", "model/pytorch_model.bin")
 _DIGITS: Final = 12
+# In it the launcher passes the config to the ranks; an environment is not cleaned up while a job runs, as files are.
+CONFIG_VARIABLE: Final = "UNBROKEN_TRAIN_CONFIG"
+# What Linux allows for one variable is 128 KiB, its name included.
+_MOST_PASSED: Final = 130_000
+
+
+def passed_on(config: Config, program: str) -> dict[str, str]:
+    """The environment that passes a config to the ranks of a job.
+
+    Raises:
+        BadUsage: the config is too large for it; ``program`` is the command.
+    """
+    text = base64.b85encode(zlib.compress(config.to_json().encode(), 9)).decode()
+    if len(text) > _MOST_PASSED:
+        complaint = f"the config is too large to be passed to the job: {len(text):,} bytes, at most {_MOST_PASSED:,}"
+        raise BadUsage(command=program, complaint=complaint)
+    return {CONFIG_VARIABLE: text}
+
+
+def taken_over(environ: Mapping[str, str]) -> Resolved:
+    """The config that the launcher passed to this rank.
+
+    Raises:
+        BadUsage: there is none, or it is not one that ``unbroken train`` has passed on.
+    """
+    try:
+        text = zlib.decompress(base64.b85decode(environ[CONFIG_VARIABLE])).decode()
+    except (KeyError, ValueError, zlib.error) as wrong:
+        complaint = f"--launched needs {CONFIG_VARIABLE} as `unbroken train` sets it"
+        raise BadUsage(command="python -m unbroken.gpt", complaint=complaint) from wrong
+    return from_json(text, CONFIG_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -90,13 +134,16 @@ def resolve_run_config(
     """
     require_known(accept)
     layout = Layout(Path(asked.training.output_dir))
-    require_own(layout, files)
+    require_own_run(layout, files)
+    recorded = _recorded(layout, files)
     store = Store(layout.checkpoints, files)
+    if recorded is not None and asked.training.checkpoints is not None:
+        # A wiped directory has nothing to compare the config with: then the object store is not asked here.
+        store = checkpoints_of(store, asked.training.checkpoints)
     names = newest_first(store, scan(store).committed)
     resume = _request(asked)
     if without_tag(resume) == SCRATCH and names and not force:
         raise CheckpointsExist(store=store.root, count=len(names), newest=names[0])
-    recorded = _recorded(layout, files)
     starts_over = without_tag(resume) == SCRATCH and force and not (names and _is_carried_out(store, resume))
     # A quarantined checkpoint is part of the history too.
     has_history = bool(names or scan(store).quarantined)
@@ -146,7 +193,7 @@ def _is_carried_out(store: Store, resume: str) -> bool:
     return last is not None and last.text == resume
 
 
-def require_own(layout: Layout, files: Files = LOCAL) -> None:
+def require_own_run(layout: Layout, files: Files = LOCAL) -> None:
     """Pass unless the run directory is one of GPT-Simple, whose layout is similar.
 
     Raises:

@@ -92,7 +92,7 @@ class SupervisedJob:
     def _receivers(self) -> list[int]:
         # The workers and not torchrun, which would exit with a traceback and 1 even after a clean stop. Without workers
         # yet, torchrun itself.
-        workers = processes.workers_of(self.child.pid, processes.living()) if self.through_torchrun else []
+        workers = processes.child_ranks(self.child.pid, processes.living()) if self.through_torchrun else []
         return workers or [self.child.pid]
 
     def _kill_late(self) -> None:

@@ -38,8 +38,8 @@ def _report(error: BaseException) -> None:
     if not place or not is_final or Path(place).exists():
         return
     ended = conclude(error)
-    told = job_files.JobOutcome("", ended.status, ended.exit_code, ended.verdict, ended.reason)
+    outcome = job_files.JobOutcome("", ended.status, ended.exit_code, ended.verdict, ended.reason)
     try:
-        job_files.write_outcome(Path(place), told)
+        job_files.write_outcome(Path(place), outcome)
     except UnbrokenError as refused:
         sys.stderr.write(for_terminal(f"unbroken: could not write the launcher's file: {refused.headline()}\n"))

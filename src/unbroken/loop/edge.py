@@ -24,11 +24,12 @@ from unbroken.errors import (
 from unbroken.loop.carry import Carried
 from unbroken.loop.logged_metrics import LoggedMetrics, NonFinite, first_non_finite
 from unbroken.loop.loop_checks import LoopChecks
-from unbroken.loop.open_run import OpenRun
+from unbroken.loop.opened_run import OpenRun
 from unbroken.loop.resume import UNFINISHED
 from unbroken.loop.save_result import LAST_SAVE_WAIT_S, note_save
 from unbroken.loop.step_body import StepBody
-from unbroken.loop.votes import Flags, Votes
+from unbroken.loop.trackers import TRACKERS
+from unbroken.loop.votes import NOTHING_DUE, Flags, Votes
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
 from unbroken.state.cursor import Cursor
@@ -78,6 +79,8 @@ class StepEdges:
         self._bad: NonFinite | None = None
         self.is_save_requested = self.is_save_agreed = self.is_dump_requested = False
         self._tried_step: int | None = None
+        # Whether the memory for the first save was asked for after a step.
+        self._is_prepared = False
         # A save or a stop that waits for an optimizer step, for how many edges, and since when.
         self._is_save_postponed = self._is_stop_postponed = False
         self._edges_waited = 0
@@ -110,7 +113,10 @@ class StepEdges:
             self._raise_non_finite()
         stop = self._is_stop_due(total, agreed)
         self._save_where_due(total, stop, agreed)
-        self.opened.recorder.snapshot(step=self.step, **_shown(self.logged))
+        if not self._is_prepared and self.step < total and self.ending is None:
+            self._is_prepared = True
+            self.opened.saver.prepare(most_bytes=self.opened.settings.staging_memory_bytes, has_stepped=True)
+        self.opened.recorder.reached(self.step)
         self.opened.clock.resume_clock()
 
     def _is_stop_due(self, total: int, agreed: Flags) -> bool:
@@ -186,23 +192,24 @@ class StepEdges:
 
     def _agree(self) -> Flags:
         """What any rank voted for, known to all at the same step."""
-        is_due = self.opened.clock.is_due_by_clock() or self.is_save_requested
+        opened = self.opened
+        is_due = opened.clock.is_due_by_clock() or self.is_save_requested
         self.is_save_requested = False
         waits_since_s = self._stop_waits_since_s
-        agreed = self.votes.agree(
-            self.opened,
-            Flags(
-                is_stop_asked=self.opened.is_stop_asked(),
-                is_save_due=is_due,
-                is_bad=self._bad is not None,
-                is_lost=self.opened.is_lost,
-                is_hurried=self.opened.emergency.is_hurried(),
-                is_overdue=waits_since_s is not None and time.monotonic() - waits_since_s > _STOP_WAITS_S,
-            ),
+        flags = (
+            opened.is_stop_asked(),
+            is_due,
+            self._bad is not None,
+            opened.is_lost,
+            opened.emergency.is_hurried(),
+            waits_since_s is not None and time.monotonic() - waits_since_s > _STOP_WAITS_S,
         )
+        if opened.world.size == 1:
+            # As at nearly every edge: nothing is made for it.
+            return Flags(*flags) if True in flags else NOTHING_DUE
+        agreed = self.votes.agree(opened, Flags(*flags))
         # A save at the edge where the vote went out was the answer to it.
-        is_answered = self.opened.world.size > 1 and self._tried_step == self.step - 1
-        return agreed._replace(is_save_due=False) if is_answered else agreed
+        return agreed._replace(is_save_due=False) if self._tried_step == self.step - 1 else agreed
 
     # ---- metrics ----
 
@@ -213,9 +220,9 @@ class StepEdges:
             self._bad = self._bad or first_non_finite(rows, self.opened.settings.non_finite_metrics)
         if before is not None and self._bad is None:
             before()
-        for step, values in rows:
-            self.opened.recorder.metrics(step, values)
+        self.opened.recorder.metrics_of(rows)
         self.opened.recorder.flush(durable=durable)
+        self.opened.recorder.snapshot(**_shown(self.logged))
         if self._bad is not None and self.opened.world.size == 1:
             self._raise_non_finite()
 
@@ -271,6 +278,8 @@ class StepEdges:
         metadata: dict[str, Any] = {"job": self.opened.lease.number}
         if unfinished:
             metadata[UNFINISHED] = list(unfinished)
+        if ids := self.opened.recorder.tracker_ids:
+            metadata[TRACKERS] = dict(ids)
         request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
         self.opened.saver.start(request, rng or (lambda: capture_rng(rng_devices())))
         self.body.gradients.is_wanted = False
@@ -301,7 +310,7 @@ class StepEdges:
             self._saved_step = saved.request.step
         refused = note_save(self.opened, saved)
         if saved.name is not None and self._on_commit is not None and self.opened.world.is_first:
-            _call_back(self._on_commit, self.opened.layout.checkpoints / saved.name)
+            _call_back(self._on_commit, self.opened.path_of(saved.name))
         return refused
 
 

@@ -25,7 +25,7 @@ from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
-from unbroken.records.deadline import Answer, Costs, answer, deadline_warning, is_patience_over, window_warning
+from unbroken.records.deadline import Costs, GraceAnswer, answer, deadline_warning, is_patience_over, window_warning
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of, require_held
 from unbroken.records.process import host_name
@@ -228,18 +228,18 @@ class Emergency:
         """Seconds until this process is killed, as far as it is known; None if it is not."""
         return self._stops.left_s(self._settings.grace_seconds)
 
-    def answer(self) -> Answer:
+    def answer(self) -> GraceAnswer:
         """What to do with what is left of the grace window."""
         if not self._is_usable and self._settings.grace_seconds is None:
             # The window is unknown, and there is no directory for a dump.
-            return Answer.SAVE
+            return GraceAnswer.SAVE
         left_s = self.left_s()
         edges = 1 if self._world.size > 1 and not self.is_leaving else 0
         return answer(left_s, self.costs, edges=edges, has_area=self._is_usable)
 
     def is_hurried(self) -> bool:
         """Whether this rank has no time for an ordinary save."""
-        return self.answer() is not Answer.SAVE
+        return self.answer() is not GraceAnswer.SAVE
 
     def read(self, vote: Vote) -> list[bool] | None:
         """The ranks' answer; None if they do not give one and the window is nearly over: one of them hangs.
@@ -264,7 +264,7 @@ class Emergency:
     def leave(self, step: int, counters: Mapping[str, Any]) -> None:
         """Do what the rest of the window allows; ``is_leaving`` is set before."""
         chosen = self.answer()
-        if self._is_usable and chosen is not Answer.LET_GO:
+        if self._is_usable and chosen is not GraceAnswer.LET_GO:
             self.dump(step, counters, why="the grace window is too small for a save")
         elif self._world.is_first:
             _log.warning("no time for a save: leaving without one; the next job resumes from the last commit")
@@ -291,8 +291,8 @@ class Emergency:
                 hyperparameters=self.hyperparameters,
             )
         except UnbrokenError as refused:
-            _log.error("emergency dump of step %s failed: %s", f"{step:,}", refused)
-            self._recorder.event("emergency-failed", what="dump", step=step, error=refused.kind, reason=str(refused))
+            _log.error("emergency dump of step %s failed: %s", f"{step:,}", refused.message)
+            self._recorder.event("emergency-failed", what="dump", step=step, error=refused.kind, reason=refused.message)
             return False
         seconds = time.monotonic() - began
         self._learned = self._learned.after_dump(seconds)
@@ -325,7 +325,7 @@ class Emergency:
         try:
             point(self._layout.run, pointer)
         except UnbrokenError as refused:
-            _log.warning("could not write the pointer to the dump into %s: %s", self._layout.run, refused)
+            _log.warning("could not write the pointer to the dump into %s: %s", self._layout.run, refused.message)
 
     def _mirror(self, dumped: Dumped) -> str | None:
         """The path of a copy, all checksums verified; None if there is none."""
@@ -336,8 +336,9 @@ class Emergency:
         try:
             return str(target.path(mirror(dumped.store, dumped.name, target)))
         except UnbrokenError as refused:
-            _log.error("could not copy the dump of step %s to %s: %s", f"{dumped.manifest.step:,}", shared, refused)
-            self._recorder.event("emergency-failed", what="copy", error=refused.kind, reason=str(refused))
+            step = f"{dumped.manifest.step:,}"
+            _log.error("could not copy the dump of step %s to %s: %s", step, shared, refused.message)
+            self._recorder.event("emergency-failed", what="copy", error=refused.kind, reason=refused.message)
             return None
 
     # ---- afterwards ----
@@ -350,7 +351,7 @@ class Emergency:
             share = (self._world.rank, self._world.size)
             gone = sweep_dumps(self._layout.run, self._area, up_to_step=step, share=share)
         except UnbrokenError as refused:
-            _log.warning("could not remove old emergency dumps: %s", refused)
+            _log.warning("could not remove old emergency dumps: %s", refused.message)
             return
         if gone:
             self._recorder.event("emergency-sweep", step=step, removed=gone)

@@ -6,9 +6,9 @@ step's edge it has from ``StepEdges``.
 
 from typing import Final
 
-from unbroken.errors import Halted, LeftMidStep, LoopsDisagree, PeerLost, UnbrokenError, explain_in_traceback
+from unbroken.errors import Halted, LeftMidStep, LoopsDisagree, PeerLost
 from unbroken.loop.edge import StepEdges
-from unbroken.loop.open_run import OpenRun
+from unbroken.loop.opened_run import OpenRun
 from unbroken.loop.save_result import LAST_SAVE_WAIT_S
 from unbroken.quoting.log import logger
 from unbroken.records.outcome import Outcome, conclude
@@ -52,6 +52,8 @@ class Job(StepEdges):
             if self.step > total:
                 past = f"the run is at step {self.step:,}, past its target of {total:,}"
             _log.info("nothing to do: %s", past)
+        if self.step < total:
+            self.opened.saver.prepare(most_bytes=self.opened.settings.staging_memory_bytes)
         self.is_raised = False
         self.checks.loop_starts(self.opened.settings.accept)
 
@@ -125,6 +127,8 @@ class Job(StepEdges):
             is_rank_lost = isinstance(cause or self.refused, PeerLost)
             wait_s = _last_wait_s(self.opened, error or self.refused, is_rank_lost=is_rank_lost)
             refused = self.refused or self.settle_last(wait_s)
+            if error is None and refused is None and not self.opened.emergency.is_leaving:
+                self.opened.finish_mirrors()
         except KeyboardInterrupt as at_once:
             # Interrupted while it waits: the outcome is recorded and the run released all the same.
             self._close(at_once)
@@ -148,8 +152,6 @@ class Job(StepEdges):
         self.opened.close(outcome)
         if self.opened.world.is_first:
             _log_end(outcome, target=self.target or 0)
-        if isinstance(ending, UnbrokenError):
-            explain_in_traceback(ending)
 
 
 def _last_wait_s(opened: OpenRun, error: BaseException | None, *, is_rank_lost: bool) -> float | None:

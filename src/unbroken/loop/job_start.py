@@ -64,7 +64,9 @@ def record_resume(
 def _log_request(found: Resumed, settings: Settings) -> None:
     """Log what became of a request to resume from another than the newest checkpoint."""
     if found.set_aside:
-        _log.info("moved to abandoned/: %s", ", ".join(found.set_aside))
+        # In an object store nothing is moved.
+        what = "moved to abandoned/" if settings.checkpoints is None else "abandoned"
+        _log.info("%s: %s", what, ", ".join(found.set_aside))
     if found.followed is not None and found.target is not None:
         _log.info(
             "resume '%s' was already carried out by job %s: continuing from the newest checkpoint; "
@@ -117,7 +119,14 @@ def warn_of_clock_skew(world: World) -> None:
 
 
 def log_start(
-    layout: Layout, world: World, lease: Lease, found: Resumed, clock: SaveClock, deadline: Deadline | None
+    layout: Layout,
+    world: World,
+    lease: Lease,
+    found: Resumed,
+    clock: SaveClock,
+    deadline: Deadline | None,
+    *,
+    checkpoints: str | None = None,
 ) -> None:
     """Log what a job starts with, always in the same order; rank 0 only."""
     if not world.is_first:
@@ -126,6 +135,8 @@ def log_start(
     before = found.restored.world if found.restored else world.size
     was = "" if before == world.size else f" (saved by {amounts.plural(before, 'rank')})"
     _log.info("run %s, job %d, %s%s", layout.run, lease.number, ranks, was)
+    if checkpoints is not None:
+        _log.info("checkpoints are saved to %s", checkpoints)
     say_if_untested(torch.__version__, _log.warning)
     if found.restored is None or found.target is None:
         _log.info("starting at step 0")

@@ -7,6 +7,7 @@ device. Values that are read are exact, bit for bit, as Python floats.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -35,7 +36,7 @@ class LoggedMetrics:
         for name, value in values.items():
             if name in _RESERVED:
                 raise ValueError(f"a metric cannot be called {name!r}: the name is reserved")
-            self._open[name] = _kept(name, value)
+            self._open[name] = value if type(value) is float else _kept(name, value)
 
     def close_step(self, step: int) -> None:
         """The step is complete; its metrics belong to this number."""
@@ -50,15 +51,16 @@ class LoggedMetrics:
     def read(self) -> list[tuple[int, dict[str, Number]]]:
         """The metrics of all steps since the last reading, in order; waits for the device once."""
         waiting, self._waiting = self._waiting, []
-        tensors = [value for _, values in waiting for value in values.values() if isinstance(value, torch.Tensor)]
-        numbers = iter(_numbers(tensors))
-        rows = [
-            (step, {name: next(numbers) if isinstance(v, torch.Tensor) else v for name, v in values.items()})
-            for step, values in waiting
-        ]
-        for step, values in rows:
-            self.latest.update(values)
-            self.steps.update(dict.fromkeys(values, step))
+        # Filled in where the tensors are: these dicts are nobody else's.
+        places = [(values, name) for _, values in waiting for name, v in values.items() if isinstance(v, torch.Tensor)]
+        tensors = cast("list[torch.Tensor]", [values[name] for values, name in places])
+        for (values, name), number in zip(places, _numbers(tensors), strict=True):
+            values[name] = number
+        rows = cast("list[tuple[int, dict[str, Number]]]", waiting)
+        for step, read in rows:
+            self.latest.update(read)
+            for name in read:
+                self.steps[name] = step
         if rows:
             self._last = rows[-1]
         return rows
@@ -94,12 +96,13 @@ def first_non_finite(rows: list[tuple[int, dict[str, Number]]], metrics: Sequenc
 
 def _kept(name: str, value: object) -> Number | torch.Tensor:
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
+        if value.ndim > 0 and value.numel() != 1:
             raise TypeError(f"metric {name!r} is a tensor of {value.numel()} elements; log one number")
         if value.is_complex():
             raise TypeError(f"metric {name!r} is complex; log its real and imaginary part, or its absolute value")
         # A copy: a loop may add to its loss in place before we read it.
-        return value.detach().reshape(()).clone()
+        copy = value.detach().clone()
+        return copy if copy.ndim == 0 else copy.reshape(())
     if isinstance(value, bool | float):
         return value
     try:
@@ -116,7 +119,10 @@ def _numbers(tensors: list[torch.Tensor]) -> list[Number]:
     found: list[Number] = [0.0] * len(tensors)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, tensor in enumerate(tensors):
-        groups.setdefault((tensor.dtype, tensor.device), []).append(i)
+        if tensor.is_cpu:
+            found[i] = tensor.item()
+        else:
+            groups.setdefault((tensor.dtype, tensor.device), []).append(i)
     for places in groups.values():
         values = torch.stack([tensors[i] for i in places]).tolist()
         for i, value in zip(places, values, strict=True):

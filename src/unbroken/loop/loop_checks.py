@@ -13,7 +13,7 @@ import torch
 
 from unbroken.errors import NotExact
 from unbroken.loop.carry import CARRIED, Carried
-from unbroken.loop.open_run import OpenRun
+from unbroken.loop.opened_run import OpenRun
 from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem

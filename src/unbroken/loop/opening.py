@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -16,15 +17,19 @@ from unbroken.launch.accepted import still_accepted
 from unbroken.launch.slurm.end_time import follow_end_time
 from unbroken.launch.spot.watch import watch
 from unbroken.loop.carry import CARRIED, Carried
+from unbroken.loop.direct import open_checkpoints
 from unbroken.loop.emergency import Emergency, find_area
 from unbroken.loop.job_start import log_start, record_accepted, record_data_notices, record_resume, warn_of_clock_skew
 from unbroken.loop.loader_workers import shield_workers
-from unbroken.loop.open_run import Drilled, OpenRun, find_drill, release_run
+from unbroken.loop.mirrors import RunMirrors
+from unbroken.loop.opened_run import Drilled, OpenRun, find_drill, release_run
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, report_refusal_to_launcher
 from unbroken.loop.resume import Resumed, resume
 from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
+from unbroken.loop.trackers import load_trackers, start_trackers, time_left
+from unbroken.mirror.direct import DirectStore
 from unbroken.quoting.log import logger
 from unbroken.records.deadline import Deadline, find_deadline, learned_costs, learned_reserve
 from unbroken.records.interval import Auto, Every, Timings, mean_time_between_failures_s
@@ -42,12 +47,16 @@ from unbroken.state.items import GradientsItem, Item, ObjectItem, OptimizerItem,
 from unbroken.state.restore import Restored
 from unbroken.state.rng import restore_rng
 from unbroken.state.save import SaveContext, Saver
+from unbroken.store.choose import require_origin
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.keep import compose
+from unbroken.store.names import OWN, DraftName, scratch_draft
+from unbroken.trackers.tracker import Tracker
 from unbroken.world import World
 
 _log = logger(__name__)
+_Opened = TypeVar("_Opened")
 # At so many saves the audit is repeated: looking at every live object takes a tenth of a second.
 _LATE_LOOKS = 2
 
@@ -88,15 +97,48 @@ def _open_in(
     frame: FrameType | None,
     carried: Carried,
 ) -> OpenRun:
+    def find_items() -> list[Item]:
+        items = world.all_or_none(lambda: _items(objects, carried))
+        _require_alike(items, world)
+        return items
+
+    return with_lease(
+        world,
+        directory,
+        settings,
+        find_items=find_items,
+        objects=objects,
+        then=lambda leased, renewal, drilled: _open(leased, renewal, frame, drilled),
+    )
+
+
+def with_lease(
+    world: World,
+    directory: Path,
+    settings: Settings,
+    *,
+    then: "Callable[[LeasedRun, Renewal | None, Drilled | None], _Opened]",
+    find_items: Callable[[], list[Item]] = list,
+    objects: Mapping[str, object] | None = None,
+    origin: str = OWN,
+) -> _Opened:
+    """Take the lease of a run and open the run by ``then``; if that fails, record it and release the run. Collective.
+
+    Raises:
+        RunHeld: another live job has it.
+        OtherFramework: its checkpoints were not saved by ``origin``.
+        UnbrokenError: what ``find_items`` or ``then`` raises.
+    """
     drilled = find_drill(world)
     if drilled is not None:
         directory, settings = drilled.applied(directory, settings)
     layout = Layout(directory)
     # Every phase ends on all ranks or on none: a rank that leaves alone would let the others wait for ever.
     try:
-        items = world.all_or_none(lambda: _items(objects, carried))
-        _require_alike(items, world)
-        lease = world.from_first(lambda: _take(layout))
+        items = find_items()
+        # Before anything is written: one that is not installed is to be known now.
+        trackers = world.all_or_none(lambda: load_trackers(settings) if world.is_first else ())
+        lease = world.from_first(lambda: take_lease(layout, origin))
     except UnbrokenError as refused:
         if world.is_first:
             # Nothing is written into a run that another job holds.
@@ -111,8 +153,8 @@ def _open_in(
         if drilled is not None:
             # Durable with the start of the job: a drill must not be mistaken for a real run.
             recorder.event("drill", **drilled.drill.as_json())
-        leased = LeasedRun(layout, world, lease, recorder, items, objects, settings)
-        return _open(leased, renewal, frame, drilled)
+        leased = LeasedRun(layout, world, lease, recorder, items, objects or {}, settings, trackers=trackers)
+        return then(leased, renewal, drilled)
     except BaseException as refused:
         outcome = conclude(refused, job=lease.number)
         if recorder is not None:
@@ -137,8 +179,17 @@ def _require_alike(items: Sequence[Item], world: World) -> None:
         raise ItemsDiffer(names=tuple(names))
 
 
-def _take(layout: Layout) -> Lease:
+def take_lease(layout: Layout, origin: str) -> Lease:
+    """Take the lease of a run, once its last holder is gone.
+
+    Raises:
+        OtherFramework: its checkpoints were not saved by ``origin``.
+        RunHeld: another live job has it.
+        NotAStore: there is a file at its path.
+    """
     require_directory(layout.run)
+    # Before anything is written: the records of a run that is fine stay as they are.
+    require_origin(Store(layout.checkpoints), layout.run, origin)
     return take_over(
         layout.run,
         this_holder(),
@@ -163,24 +214,22 @@ class LeasedRun:
     objects: Mapping[str, object]
     settings: Settings
     accepted_before: tuple[str, ...] = ()
+    trackers: tuple[Tracker, ...] = ()
 
 
 def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, drilled: Drilled | None) -> OpenRun:
     layout, world, lease = leased.layout, leased.world, leased.lease
     recorder, settings = leased.recorder, leased.settings
-    world.all_or_none(lambda: _require_shared(layout, lease, world))
+    world.all_or_none(lambda: require_shared(leased))
     deadline = world.from_first(
         lambda: find_deadline(settings.max_runtime_seconds, os.environ, started_s=lease.taken_at_s, now_s=time.time())
     )
-    peers = Peers(world, _record_start(leased, deadline))
+    peers = Peers(world, record_start(leased, deadline))
     look = _audit(leased, frame)
-    clock = world.all_or_none(lambda: _clock(settings, recorder, world))
-    world.from_first(lambda: clear_requests(layout, job=lease.number))
-    local = [Path(settings.emergency_dir)] if settings.emergency_dir else []
-    world.from_first(lambda: sweep_scratch(layout, holder=lease.number, now_s=time.time(), further=local))
-    stops = _stop_sources(leased, clock, deadline)
-    cursor = leased.objects.get("data")
-    cursor = cursor if isinstance(cursor, Cursor) else None
+    clock = world.all_or_none(lambda: save_clock(settings, recorder, world))
+    world.from_first(lambda: _clear_leavings(leased))
+    stops = stop_sources(leased, clock, deadline)
+    cursor = cursor if isinstance(cursor := leased.objects.get("data"), Cursor) else None
     try:
         if cursor is not None:
             cursor.use_workers_of_run(lambda: stops.signalled is not None)
@@ -191,16 +240,21 @@ def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, d
         if loader is not None:
             loader.accept(leased.settings.accept)
         emergency = _emergency(leased, clock, stops)
-        found = _resume(leased, emergency)
+        direct = open_checkpoints(layout, settings, world, lease) if drilled is None else None
+        mirrors = open_mirrors(leased, is_drill=drilled is not None)
+        found = _resume(leased, emergency, mirrors, direct)
+        _start_trackers(leased, found, direct, lambda: 0.0 if emergency.is_leaving else time_left(stops))
         record_accepted(found, (*leased.objects.values(), loader), settings, recorder, world)
         if notices := _notices(leased.objects):
             record_data_notices(notices, recorder, world)
-        saver = _saver(leased, found)
+        saver = _saver(leased, found, mirrors, direct)
+        if mirrors is not None:
+            mirrors.start()
     except BaseException:
         stops.restore()
         raise
     source = str(found.target.store.path(found.target.name)) if found.target else None
-    log_start(layout, world, lease, found, clock, deadline)
+    log_start(layout, world, lease, found, clock, deadline, checkpoints=settings.checkpoints)
     emergency.warn_of_windows()
     return OpenRun(
         layout,
@@ -220,10 +274,20 @@ def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, d
         drilled,
         look_for_unsaved=look,
         items=leased.items,
+        mirrors=mirrors,
+        direct=direct,
     )
 
 
-def _record_start(leased: LeasedRun, deadline: Deadline | None) -> list[Holder]:
+def _clear_leavings(leased: LeasedRun) -> None:
+    """Remove what jobs before this one left: stop requests that were for them, files they wrote half."""
+    clear_requests(leased.layout, job=leased.lease.number)
+    local = leased.settings.emergency_dir
+    further = [Path(local)] if local else []
+    sweep_scratch(leased.layout, holder=leased.lease.number, now_s=time.time(), further=further)
+
+
+def record_start(leased: LeasedRun, deadline: Deadline | None) -> list[Holder]:
     """Journal the processes, deadline and keep policy of this job; returns the ranks' processes. Collective."""
     world, settings = leased.world, leased.settings
     holders = world.all_gather(this_holder())
@@ -245,7 +309,7 @@ def _record_start(leased: LeasedRun, deadline: Deadline | None) -> list[Holder]:
     return holders
 
 
-def _stop_sources(leased: LeasedRun, clock: SaveClock, deadline: Deadline | None) -> StopSources:
+def stop_sources(leased: LeasedRun, clock: SaveClock, deadline: Deadline | None) -> StopSources:
     """The sources of stop requests, active from here on. Collective."""
     settings, lease = leased.settings, leased.lease
     # Rank 0's clock alone: another one's may be wrong, and only rank 0 learns that the deadline was moved.
@@ -288,12 +352,22 @@ def _emergency(leased: LeasedRun, clock: SaveClock, stops: StopSources) -> Emerg
     )
 
 
-def _resume(leased: LeasedRun, emergency: Emergency) -> Resumed:
+def open_mirrors(leased: LeasedRun, *, is_drill: bool) -> RunMirrors | None:
+    """The mirrors of the run, on rank 0; a drill has none: it must not write to those of the real run. Collective."""
+    if is_drill or leased.settings.checkpoints is not None:
+        return None
+    store, settings, job = Store(leased.layout.checkpoints), leased.settings, leased.lease.job
+    is_first = leased.world.is_first
+    return leased.world.all_or_none(lambda: RunMirrors(store, settings, leased.recorder, job=job) if is_first else None)
+
+
+def _resume(leased: LeasedRun, emergency: Emergency, mirrors: RunMirrors | None, direct: DirectStore | None) -> Resumed:
     world, settings = leased.world, leased.settings
     # Before the first hour of training, not after it.
     world.all_or_none(lambda: require_savable(leased.items, settings.allow_pickle))
     passed_over = emergency.bring_in()
-    found = resume(Store(leased.layout.checkpoints), leased.items, world, settings, job=leased.lease.job)
+    store = Store(leased.layout.checkpoints) if direct is None else direct.store()
+    found = resume(store, leased.items, world, settings, job=leased.lease.job, mirrors=mirrors)
     found.passed_over[:0] = passed_over
     emergency.hyperparameters = found.hyperparameters
     record_resume(found, leased.recorder, settings, world, accepted_before=leased.accepted_before)
@@ -301,6 +375,27 @@ def _resume(leased: LeasedRun, emergency: Emergency) -> Resumed:
         # Last of all: making a loader's iterator draws from them.
         world.all_or_none(lambda: _restore_rng(restored, settings))
     return found
+
+
+def _start_trackers(
+    leased: LeasedRun, found: Resumed, direct: DirectStore | None, longest_s: Callable[[], float]
+) -> None:
+    settings, target = leased.settings, found.target
+    step = found.restored.step if found.restored else 0
+    # A checkpoint of another run names the trackers of that one.
+    own = Store(leased.layout.checkpoints) if direct is None else direct.store()
+    is_own = target is not None and target.store.root == own.root
+    start_trackers(
+        leased.trackers,
+        settings,
+        leased.layout,
+        leased.lease.number,
+        leased.recorder,
+        step=step,
+        is_other_start=step == 0 and bool({*settings.accept} - {*leased.accepted_before}),
+        metadata=target.manifest.metadata if target is not None and is_own else {},
+        longest_s=longest_s,
+    )
 
 
 def _notices(objects: Mapping[str, object]) -> list[str]:
@@ -311,18 +406,38 @@ def _notices(objects: Mapping[str, object]) -> list[str]:
     return data.notices if data.positioned is None else data.positioned.notices
 
 
-def _saver(leased: LeasedRun, found: Resumed) -> Saver:
+def _may_be_written(draft: DraftName, own_number: int) -> bool:
+    """Whether somebody may still be writing a draft after this job's save.
+
+    Its own drafts are done with then; its own scratch files are not: uploads to mirrors are recorded by other threads.
+    """
+    number = number_of(draft.job)
+    if number == own_number:
+        return draft == scratch_draft(draft.job)
+    return number is None or number > own_number
+
+
+def _saver(leased: LeasedRun, found: Resumed, mirrors: RunMirrors | None, direct: DirectStore | None) -> Saver:
     layout, lease, settings = leased.layout, leased.lease, leased.settings
-    store = Store(layout.checkpoints)
+    store = Store(layout.checkpoints) if direct is None else direct.store()
+    policies = compose(
+        settings.keep_last_k, settings.keep_milestone_every, settings.keep_every_seconds, settings.keep_best
+    )
+    target = found.target.name if found.target and found.target.store.root == store.root else None
+    fence = (lambda: require_held(layout.run, lease)) if leased.world.is_first else None
+    if direct is not None:
+        direct.keep(policies, resume_target=target, fence=fence)
     keeping = SaveContext(
         store,
         lease.job,
-        compose(settings.keep_last_k, settings.keep_milestone_every, settings.keep_every_seconds, settings.keep_best),
-        resume_target=found.target.name if found.target and found.target.store.root == store.root else None,
-        fence=(lambda: require_held(layout.run, lease)) if leased.world.is_first else None,
-        is_live=lambda draft: (number_of(draft.job) or lease.number + 1) > lease.number,
+        policies,
+        resume_target=target,
+        fence=fence,
+        is_live=lambda draft: _may_be_written(draft, lease.number),
         files_per_rank=settings.files_per_rank,
+        on_commit=mirrors.committed if mirrors is not None else lambda: None,
         planner=settings.planner,
+        elsewhere=direct,
     )
     return Saver(
         leased.items,
@@ -352,10 +467,16 @@ def _launcher() -> list[Holder]:
     return [holder_of(int(launcher))] if launcher.isdecimal() else []
 
 
-def _require_shared(layout: Layout, lease: Lease, world: World) -> None:
-    current = read_current(layout.run)
-    if current is None or current.token != lease.token:
-        raise NotShared(path=layout.run.absolute(), rank=world.rank, host=host_name())
+def require_shared(leased: LeasedRun) -> None:
+    """Pass if this rank sees the run directory of rank 0, or needs none: its parts go to an object store.
+
+    Raises:
+        NotShared: it sees another directory.
+    """
+    run = leased.layout.run
+    current = read_current(run) if leased.settings.checkpoints is None else leased.lease
+    if current is None or current.token != leased.lease.token:
+        raise NotShared(path=run.absolute(), rank=leased.world.rank, host=host_name())
 
 
 def _runtime_s(stops: StopSources, lease: Lease) -> float | None:
@@ -409,7 +530,8 @@ def _refuse(found: tuple[str, ...]) -> None:
         raise UnsavedState(found=found)
 
 
-def _clock(settings: Settings, recorder: SilentRecorder, world: World) -> SaveClock:
+def save_clock(settings: Settings, recorder: SilentRecorder, world: World) -> SaveClock:
+    """The clock of a job's saves, with what earlier jobs measured."""
     cadence: Every | Auto | None = None
     if settings.save_steps is not None:
         cadence = Auto() if settings.save_steps == "auto" else Every(settings.save_steps)

@@ -1,4 +1,4 @@
-"""Which rank failed first, told apart from what the others then see of it: a closed connection.
+"""Which rank failed first, as opposed to what the others then see of it: a closed connection.
 
 A rank that leaves with an error of its own posts it in the store of torch.distributed, where the first post stays. A
 rank whose connection broke, in our exchanges or in the script's own collectives, reads it before it ends: it ends with
@@ -50,7 +50,7 @@ _LOST: Final = (
 def lost_connection(error: BaseException) -> str | None:
     """What torch said of a lost peer, where an error or what it was raised from is about one; else None."""
     for each in _chain(error):
-        said = str(each).strip()
+        said = each.message if isinstance(each, UnbrokenError) else str(each).strip()
         first = next(iter(said.splitlines()), type(each).__name__)
         cause = each.cause if isinstance(each, RankFailed) else each
         if isinstance(cause, PeerLost):
@@ -148,8 +148,8 @@ class Peers:
         if seen is not None:
             link.post(_GONE, str(seen))
             return seen
-        if (told := link.posted(_GONE)) is not None:
-            return int(told)
+        if (posted := link.posted(_GONE)) is not None:
+            return int(posted)
         killed = link.posted_by_launcher(KILLED)
         # A launcher counts all ranks; this run may be trained by some of them.
         if killed is None or int(killed) not in self.world.members:

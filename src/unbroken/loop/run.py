@@ -10,28 +10,26 @@ leaving records how the job ended. All ranks do the same at the same step. Witho
 first use and left when the loop ends.
 """
 
-import atexit
 import contextlib
-import dis
-import gc
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any
 
 import torch.distributed as dist
 
-from unbroken.errors import LoopsDisagree, NoEmergencyArea, NotExact, PeerLost, UnbrokenError, explain_in_traceback
+from unbroken.errors import LoopsDisagree, NoEmergencyArea, NotExact, PeerLost, UnbrokenError
 from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.console import show_lines
 from unbroken.loop.job import Job
 from unbroken.loop.loop_checks import are_equal
 from unbroken.loop.opening import open_run
+from unbroken.loop.raising import is_raising
 from unbroken.loop.settings import Settings
 from unbroken.records.layout import absolute_run
+from unbroken.records.process import before_exit
 from unbroken.records.stop import StopReason
 from unbroken.state.audit import calling_frame, remember
 from unbroken.state.cursor import Cursor, require_loader
@@ -118,10 +116,8 @@ class Run:
         hide_lines = show_lines(is_wanted=self.settings.console, is_first=is_first_process(group))
         try:
             opened = open_run(self.directory, self._objects, self.settings, frame, carried=carried, process_group=group)
-        except BaseException as refused:
+        except BaseException:
             hide_lines()
-            if isinstance(refused, UnbrokenError):
-                explain_in_traceback(refused)
             raise
         self._hide_lines, self._is_open = hide_lines, True
         self.directory, self.settings = opened.layout.run, opened.settings
@@ -338,7 +334,7 @@ class Run:
             job.end_loop()
         except GeneratorExit:
             # `break`, `return`, or an exception in the body on its way up: the last is for the caller.
-            job.is_raised = job.is_in_body and _is_raising(sys._getframe(1))
+            job.is_raised = job.is_in_body and is_raising(sys._getframe(1))
             if job.is_in_body and not job.is_raised:
                 job.end_by_loop()
                 with contextlib.suppress(UnbrokenError):
@@ -351,34 +347,8 @@ class Run:
         self._leave_by_itself()
 
 
-def _is_raising(frame: FrameType | None) -> bool:
-    """Whether an exception is on its way up through a frame.
-
-    A loop that is left by ``break`` and one that is left by an exception close their iterator alike, and Python shows
-    the exception to neither. But its traceback has an entry for this frame at this very instruction. A generator around
-    the loop that is closed itself stands at its ``yield``: then its own caller decides.
-    """
-    while frame is not None:
-        if not any(
-            isinstance(each, TracebackType) and each.tb_frame is frame and each.tb_lasti == frame.f_lasti
-            for each in gc.get_referrers(frame)
-        ):
-            return False
-        code = frame.f_code
-        if not code.co_flags & inspect.CO_GENERATOR or dis.opname[code.co_code[frame.f_lasti]] not in _AT_YIELD:
-            return True
-        frame = frame.f_back
-    return False
-
-
-_AT_YIELD: Final = frozenset({"YIELD_VALUE", "RESUME"})
-
-
 # Entered without `with`: nothing else would end them if their loop is left by an exception, or never starts.
 _SELF_ENTERED: set[Run] = set()
 
 
-@atexit.register
-def _end_at_exit() -> None:
-    for run in list(_SELF_ENTERED):
-        run._abandon()
+before_exit(_SELF_ENTERED, Run._abandon)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from unbroken.errors import PeerLost, RankFailed, RunGone, UnbrokenError
-from unbroken.loop.open_run import OpenRun
+from unbroken.loop.opened_run import OpenRun
 from unbroken.quoting.log import logger
 from unbroken.records.event_lines import event
 from unbroken.state.save import Saved
@@ -26,14 +26,14 @@ def note_save(opened: OpenRun, saved: Saved) -> UnbrokenError | None:
         return saved.error
     if cause == PeerLost.kind and not opened.world.is_first:
         # Only rank 0 knows whether it came to the commit.
-        _log.warning("lost contact during the save of step %s: %s", f"{step:,}", saved.error)
+        _log.warning("lost contact during the save of step %s: %s", f"{step:,}", saved.error.message)
         return saved.error
     opened.recorder.event(
-        "save-failed", step=step, error=saved.error.kind, reason=str(saved.error), rank=rank, cause=cause
+        "save-failed", step=step, error=saved.error.kind, reason=saved.error.message, rank=rank, cause=cause
     )
-    extra = event("save-failed", step=step, error=saved.error.kind, reason=str(saved.error))
+    extra = event("save-failed", step=step, error=saved.error.kind, reason=saved.error.message)
     intact = "" if cause == RunGone.kind else "; the last commit is intact"
-    _log.warning("could not save step %s: %s%s", f"{step:,}", saved.error, intact, extra=extra)
+    _log.warning("could not save step %s: %s%s", f"{step:,}", saved.error.message, intact, extra=extra)
     return saved.error
 
 
@@ -49,7 +49,10 @@ def _note_commit(opened: OpenRun, saved: Saved) -> None:
         paused_s=saved.paused_s,
         removed=list(saved.removed),
         data=saved.account,
+        **({"held": list(saved.held)} if saved.held else {}),
     )
+    opened.recorder.committed(step)
+    opened.last_commit = saved.name
     if saved.account is not None and not saved.account["agrees"]:
         _log.error("the data served up to %s is not each sample exactly once: %s", saved.name, saved.account)
     opened.recorder.snapshot(latest_checkpoint=saved.name)
@@ -57,6 +60,8 @@ def _note_commit(opened: OpenRun, saved: Saved) -> None:
     extra = event("checkpoint", step=step, name=saved.name, bytes=size, seconds=seconds, paused_s=paused_s)
     if opened.world.is_first:
         _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=extra)
+        if saved.held:
+            _log.info("kept until they are mirrored: %s", ", ".join(saved.held))
     # After the commit, never before.
     opened.emergency.sweep(step)
 

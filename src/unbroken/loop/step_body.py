@@ -7,7 +7,6 @@ belong to the state only while they are pending.
 """
 
 import operator
-import random
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from unbroken import torch_private
 from unbroken.loop.carry import Carried
 from unbroken.state.cursor import Cursor, Mark
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
-from unbroken.state.rng import capture_rng, rng_devices
+from unbroken.state.rng import RngGlance, capture_rng, glance_at_numpy, glance_at_rng, rng_devices
 
 # A save waits this many edges for an optimizer step, or twice the longest gap between two steps seen so far.
 LEAST_PATIENCE_STEPS: Final = 8
@@ -43,8 +42,7 @@ class Left:
 class _Edge(NamedTuple):
     """What was true at the last edge; made at every edge, so it must be cheap."""
 
-    rng: State
-    numpy: bytes | None
+    rng: RngGlance
     mark: Mark | None
     drawn: int
     schedulers: tuple[int, ...]
@@ -60,7 +58,7 @@ class StepBody:
         self._items, self._cursor, self._carried = items, cursor, carried
         self._optimizers = [item.optimizer for item in items if isinstance(item, OptimizerItem)]
         self.gradients = next(item for item in items if isinstance(item, GradientsItem))
-        objects = [item.thing for item in items if isinstance(item, ObjectItem)]
+        objects = [item.stateful for item in items if isinstance(item, ObjectItem)]
         self._schedulers: list[Any] = [each for each in objects if isinstance(each, LRScheduler)]
         modules = [item.module for item in items if isinstance(item, ModuleItem)]
         self._buffers = [each for module in modules for each in module.buffers()][:_BUFFERS_WATCHED]
@@ -72,6 +70,9 @@ class StepBody:
         self._is_alternating = False
         self._used: dict[int, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
         self._edge: _Edge | None = None
+        # No optimizer, or bodies without a step: then what a body changed is never put back.
+        self._may_be_complete_without_steps = not self._optimizers
+        self._drawn = 0
         self.draws: list[int] = []
         self._undo = [self._count(number, each) for number, each in enumerate(self._optimizers)]
         self._undo += [
@@ -111,32 +112,33 @@ class StepBody:
         self._steps = [0] * len(self._optimizers)
         if self._cursor is not None:
             self._cursor.step_begins()
-        numpy = sys.modules.get("numpy")
+            self._drawn = self._cursor.drawn
+        if self._may_be_complete_without_steps:
+            # If it is left in its middle, it cannot be known whether it was complete: nothing is put back.
+            self._edge = None
+            return
         self._edge = _Edge(
-            rng={
-                "python": random.getstate(),
-                "torch": torch.get_rng_state(),
-                "cuda": [torch.cuda.get_rng_state(device) for device in rng_devices()],
-            },
-            numpy=_peek(numpy) if numpy is not None else None,
-            mark=self._cursor.mark() if self._cursor is not None else None,
-            drawn=self._cursor.drawn if self._cursor is not None else 0,
-            schedulers=tuple(each.last_epoch for each in self._schedulers),
-            buffers=self._versions(),
-            carried=self._carried.at_edge(),
-            counters=dict(counters),
+            glance_at_rng(),
+            self._cursor.mark() if self._cursor is not None else None,
+            self._drawn,
+            tuple([each.last_epoch for each in self._schedulers]),
+            self._versions() if self._buffers else (),
+            self._carried.at_edge(),
+            dict(counters),
         )
 
     def end(self) -> None:
         """The body has reached its edge."""
-        self._seen.add(tuple(self._steps))
-        self._is_alternating = self._is_alternating or (any(self._steps) and not all(self._steps))
-        if any(self._steps):
+        steps = self._steps
+        self._seen.add(tuple(steps))
+        if any(steps):
+            self._is_alternating = self._is_alternating or not all(steps)
             self._longest_gap, self._gap = max(self._longest_gap, self._gap), 0
         else:
             self._gap += 1
-        if self._cursor is not None and self._edge is not None and len(self.draws) < 2:
-            self.draws.append(self._cursor.drawn - self._edge.drawn)
+            self._may_be_complete_without_steps = True
+        if self._cursor is not None and len(self.draws) < 2:
+            self.draws.append(self._cursor.drawn - self._drawn)
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(-1 if each.is_inference() else each._version for each in self._buffers)
@@ -186,7 +188,8 @@ class StepBody:
         found = []
         if self._cursor is not None and self._cursor.drawn != edge.drawn and edge.mark is None:
             found.append("data position")
-        if (numpy := sys.modules.get("numpy")) is not None and edge.numpy is not None and _peek(numpy) != edge.numpy:
+        numpy, then = sys.modules.get("numpy"), edge.rng.numpy
+        if numpy is not None and then is not None and glance_at_numpy(numpy) != then:
             found.append("numpy RNG state")
         if tuple(each.last_epoch for each in self._schedulers) != edge.schedulers:
             found.append("scheduler")
@@ -207,23 +210,13 @@ class StepBody:
         """The RNG state of the last edge; numpy's as it is now, which ``left`` has found unchanged or named."""
         edge = self._edge
         assert edge is not None
-        return {**capture_rng(rng_devices()), **edge.rng}
+        return {**capture_rng(rng_devices()), **edge.rng.state()}
 
 
 def _versions_of(optimizer: torch.optim.Optimizer) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
     """Every gradient of an optimizer and how often it was written; weakly, for a new one may stand where one was."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return [(weakref.ref(grad), torch_private.write_count(grad)) for grad in grads]
-
-
-def _peek(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which may not be there
-    """The bits of numpy's global RNG, to see whether it moved: its full state takes 30 times as long to copy."""
-    import ctypes
-
-    generator = numpy.random.mtrand._rand._bit_generator
-    # A Mersenne twister: 624 words and a position.
-    is_usual = type(generator).__name__ == "MT19937"
-    return ctypes.string_at(generator.ctypes.state_address, 2500) if is_usual else repr(generator.state).encode()
 
 
 def _count_attempts(

@@ -1,9 +1,9 @@
 """How the ranks agree at steps' edges without waiting for each other there. Owns the vote in flight."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from unbroken.errors import PeerLost
-from unbroken.loop.open_run import OpenRun
+from unbroken.loop.opened_run import OpenRun
 from unbroken.world import Vote
 
 
@@ -24,6 +24,7 @@ class Flags(NamedTuple):
     is_here: bool = True
 
 
+NOTHING_DUE: Final = Flags()
 # What a rank does alone when the others do not answer.
 _ALONE = Flags(is_stop_asked=True, is_hurried=True)
 
@@ -37,15 +38,13 @@ class Votes:
     def agree(self, opened: OpenRun, flags: Flags) -> Flags:
         """What the ranks have agreed on by this edge.
 
-        One rank has its answer at once. Among several, a vote is started at every edge and read at the next one, so
+        For several ranks: one has its answer at once. A vote is started at every edge and read at the next one, so
         that no rank waits for it. If there is no answer and the grace window is nearly over, a rank hangs: then this
         rank dumps its state alone.
 
         Raises:
             PeerLost: another rank is gone.
         """
-        if opened.world.size == 1:
-            return flags
         before, self._vote = self._vote, opened.world.start_vote(flags)
         if before is None:
             return Flags()

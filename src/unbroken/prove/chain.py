@@ -170,8 +170,12 @@ class Chain:
         self._run = setup.run(f"chain-{number:04}")
         self._ranks: int | None = None
         self._layout = Layout(self._run)
-        self._store = Store(self._layout.checkpoints)
         self.report = ChainReport(number, self._run)
+
+    @property
+    def _store(self) -> Store:
+        # Where the checkpoints stand is known once the first job has started.
+        return Store(self._layout.checkpoints)
 
     def make(self, planned_jobs: Sequence[PlannedJob]) -> ChainReport:
         """Run the chain and compare it.
@@ -189,7 +193,7 @@ class Chain:
             except _Stuck as stuck:
                 self.report.problem = str(stuck)
             except UnbrokenError as refused:
-                self.report.problem = f"the run cannot be read: {refused}"
+                self.report.problem = f"the run cannot be read: {refused.message}"
             self.report.computed_again = len(read_metrics(self._layout).lost)
             self.report.unsaved = _unsaved(read_history(self._layout))
         self.report.seconds = time.monotonic() - began_s

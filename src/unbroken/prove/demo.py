@@ -41,7 +41,7 @@ class Console:
 
 
 @dataclass(frozen=True)
-class Torn:
+class TornDraft:
     """What a job that was killed during a save left: a draft, which readers ignore."""
 
     name: str
@@ -60,7 +60,7 @@ class DemoResult:
     """The finished demo: its folder, and the damage to the chained run."""
 
     places: DemoFolder
-    torn: Torn
+    torn: TornDraft
     damage: Damage
     seconds: float
 
@@ -181,12 +181,12 @@ def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFaile
     return DemoFailed(what=what, was_to=was_to, ended=ended_as, log=job.log, said=job.said(_SHOWN_LINES))
 
 
-def _torn(places: DemoFolder, planned: DemoJob) -> Torn:
+def _torn(places: DemoFolder, planned: DemoJob) -> TornDraft:
     """The draft of the second-to-last job, which was killed during a save."""
     store = Store(Layout(places.chained).checkpoints)
     for draft in scan(store).torn:
         files, size_bytes = draft.weigh(store)
-        return Torn(str(draft.name), draft.name.step, files, size_bytes)
+        return TornDraft(str(draft.name), draft.name.step, files, size_bytes)
     raise _shows_nothing(places, planned.was_to(), "no half-written checkpoint was left behind")
 
 

@@ -64,7 +64,7 @@ class DemoVerdict:
         return labelled(lines, style)
 
 
-def prove(alone: Path, chained: Path) -> DemoVerdict:
+def prove_demo(alone: Path, chained: Path) -> DemoVerdict:
     """Compare the uninterrupted run with the chained one.
 
     Raises:

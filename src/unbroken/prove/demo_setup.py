@@ -236,7 +236,7 @@ def prepare(
         files: the storage.
 
     Raises:
-        BadUsage: it is a file, or holds other things.
+        BadUsage: it is a file, or has other files in it.
         RunHeld: another demo is running in it.
         StorageFailed: an I/O error, or not enough disk space.
     """

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.files import LOCAL
-from unbroken.launch import job_files
+from unbroken.launch import job_files, start_clock
 from unbroken.launch.command import THREADS_VARIABLE
-from unbroken.prove.command import Command
+from unbroken.prove.drilled_command import DrilledCommand
 from unbroken.prove.job_process import JobEnd, JobProcess
 from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
 
 # Variables from a launcher above the prover must not reach the jobs below it.
-_NOT_PASSED_ON: Final = (job_files.ENVIRONMENT, job_files.LAUNCHER)
+_NOT_PASSED_ON: Final = (job_files.ENVIRONMENT, job_files.LAUNCHER, start_clock.LAUNCHED)
 LOG_LINES: Final = 12
 
 
@@ -32,7 +32,7 @@ class ProofSetup:
         limit_s: a job that takes longer counts as hanging.
     """
 
-    command: Command
+    command: DrilledCommand
     folder: Path
     cwd: Path
     environ: Mapping[str, str]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, CheckpointUnknown, DamagedCheckpoint, PathMissing, ReplayUnfinished
 from unbroken.files import LOCAL
-from unbroken.prove.command import PROGRAM, RANKS, Relocation, config_of_jobs, recorded_config, understood
+from unbroken.prove.drilled_command import PROGRAM, RANKS, Relocation, config_of_jobs, recorded_config, understood
 from unbroken.prove.job_process import POLL_S, JobEnd, JobProcess
 from unbroken.quoting import amounts
 from unbroken.records.drill import ENVIRONMENT, Drill, write_drill
@@ -201,7 +201,7 @@ def require_sound(span: ReplaySpan, advance: Advance | None = None) -> None:
             raise verdict.error(span.store)
 
 
-def command_of(span: ReplaySpan, means: ReplayOptions, place: ReplayFolder, *, python: str) -> list[str]:
+def replayed_command(span: ReplaySpan, means: ReplayOptions, place: ReplayFolder, *, python: str) -> list[str]:
     """The command that recomputes; for a run of ``unbroken train`` its config is written into the replay's directory.
 
     Raises:

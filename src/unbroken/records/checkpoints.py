@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unbroken.records.references import resolve
+from unbroken.records.run_references import resolve
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.directory import Store
 from unbroken.store.names import MANIFEST, QUARANTINE
@@ -53,7 +53,8 @@ def checkpoints(run: str | os.PathLike[str]) -> list[Checkpoint]:
     """
     store = resolve(os.fspath(run)).store
     inventory = scan(store)
-    found = [_described(store, verify(store, name, Level.QUICK)) for name in newest_first(store, inventory.committed)]
+    verdicts = (verify(store, name, Level.QUICK) for name in newest_first(store, inventory.committed))
+    found = [_described(store, verdict) for verdict in verdicts if not verdict.is_removed]
     found += [
         Checkpoint(None, name, store.path(name), is_usable=False, why_not=f"{MANIFEST}: is missing")
         for name in without_manifest(store, inventory)

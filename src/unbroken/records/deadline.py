@@ -21,7 +21,7 @@ SEED_TOOL: Final = "GPT_SIMPLE_MAX_RUNTIME"
 UNMEASURED_S: Final = 120.0
 _UNMEASURED_SHARE: Final = 0.1
 _MARGIN_S: Final = 5.0
-_REMEMBERED: Final = 8
+REMEMBERED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Reserve:
 
     def after_save(self, duration_s: float) -> "Reserve":
         """The reserve once a save took this long, from its first copy to its commit."""
-        return replace(self, saves_s=(*self.saves_s, duration_s)[-_REMEMBERED:])
+        return replace(self, saves_s=(*self.saves_s, duration_s)[-REMEMBERED:])
 
     def after_step(self, duration_s: float) -> "Reserve":
         """The reserve once a step took this long."""
-        return replace(self, steps_s=(*self.steps_s, duration_s)[-_REMEMBERED:])
+        return replace(self, steps_s=(*self.steps_s, duration_s)[-REMEMBERED:])
 
     def seconds(self, runtime_s: float | None = None) -> float:
         """How long before the deadline to start; ``runtime_s`` is how long the job has in all."""
@@ -124,7 +124,7 @@ _OUTCOME_S: Final = 1.0
 _SAVES_REMEMBERED: Final = 4
 
 
-class Answer(Enum):
+class GraceAnswer(Enum):
     """What to do with a grace window."""
 
     SAVE = "save"
@@ -151,7 +151,7 @@ class Costs:
         return replace(self, dump_s=max(seconds, self.dump_s or 0.0))
 
 
-def answer(left_s: float | None, costs: Costs, *, edges: int, has_area: bool) -> Answer:
+def answer(left_s: float | None, costs: Costs, *, edges: int, has_area: bool) -> GraceAnswer:
     """What fits into the seconds that are left.
 
     An ordinary save is preferred where it fits with room to spare. Else a dump, if there is somewhere to put it and
@@ -164,17 +164,17 @@ def answer(left_s: float | None, costs: Costs, *, edges: int, has_area: bool) ->
         has_area: whether there is a directory for emergency dumps.
     """
     if left_s is None:
-        return Answer.SAVE
+        return GraceAnswer.SAVE
     left_s -= edges * costs.step_s
     if left_s <= 0:
-        return Answer.LET_GO
+        return GraceAnswer.LET_GO
     if left_s >= (UNMEASURED_S if costs.save_s is None else _LONGER * costs.save_s + _OUTCOME_S):
-        return Answer.SAVE
+        return GraceAnswer.SAVE
     if has_area and (costs.dump_s is None or left_s >= costs.dump_s):
-        return Answer.DUMP
+        return GraceAnswer.DUMP
     # Nothing was measured and there is no directory for a dump: trying is better than not.
     is_possible = costs.save_s is None or left_s >= costs.save_s
-    return Answer.SAVE if is_possible else Answer.LET_GO
+    return GraceAnswer.SAVE if is_possible else GraceAnswer.LET_GO
 
 
 def is_patience_over(left_s: float | None, grace_s: float | None, costs: Costs) -> bool:

@@ -1,6 +1,6 @@
 """A drill: how a job is made to run elsewhere, save more often, stop at a step or fail, without touching its script.
 
-A drill is a JSON file whose path stands in the environment variable ``UNBROKEN_DRILL``. Without the variable nothing of
+A drill is a JSON file whose path is in the environment variable ``UNBROKEN_DRILL``. Without the variable nothing of
 it is loaded. A drill that cannot be read is an error: a job that ignored it would write into the real run.
 """
 

@@ -29,7 +29,7 @@ class Numbers:
         steps: steps still to be done.
         step_s: what one takes.
         save_s: a save from its first copy to its commit.
-        paused_s: how long the loop stands still for it; None means all of ``save_s``.
+        paused_s: how long the loop is paused for it; None means all of ``save_s``.
         mtbf_s: mean time between failures.
         walltime_s: the walltime limit of one job; None without one.
         reserve_s: what a job keeps of that for its last save.
@@ -47,7 +47,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunForecast:
     """What to expect of a run.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plan:
         interval_steps: the same in whole steps.
         lost_per_failure_s: work that a failure throws away, and the time until training resumes.
         failures: how many are to be expected.
-        saving_s: time that the loop stands still for saves.
+        saving_s: time that the loop is paused for saves.
         losing_s: time that failures cost in all.
         training_s: time that the steps themselves take.
         total_s: all of it.
@@ -138,7 +138,7 @@ def _contradictions(numbers: Numbers) -> list[str]:
     return found
 
 
-def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None) -> Plan:
+def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None) -> RunForecast:
     """The plan for numbers that have no problems; ``interval_s`` is another cadence than the one that pays best.
 
     Raises:
@@ -154,7 +154,7 @@ def make_plan(numbers: Numbers, *, now_s: float, interval_s: float | None = None
     # Failures come in the time that failures cost as well.
     total_s = (training_s + saving_s) / max(1 - lost_s / mtbf_s, 1e-9)
     usable_s = None if numbers.walltime_s is None else numbers.walltime_s - _reserve_s(numbers)
-    return Plan(
+    return RunForecast(
         interval_s=interval_s,
         interval_steps=interval_steps(interval_s, numbers.step_s),
         lost_per_failure_s=lost_s,

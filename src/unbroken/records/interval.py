@@ -53,21 +53,6 @@ class Every:
 
 
 @dataclass(frozen=True)
-class EverySeconds:
-    """A save every so many seconds, at the last step's edge before they are over."""
-
-    seconds: float
-
-    def is_due(self, pace: Timings) -> bool:
-        """Whether to save at this step's edge: the next one would come too late."""
-        return pace.steps > 0 and pace.elapsed_s + (pace.step_s or 0.0) > self.seconds
-
-    def describe(self, pace: Timings) -> str:
-        """The cadence in words."""
-        return f"every {self.seconds:g} s"
-
-
-@dataclass(frozen=True)
 class Auto:
     """A save as often as pays, from the measured cost of a save and how often the run fails.
 
@@ -86,10 +71,6 @@ class Auto:
         # A save that has not been written yet is not begun again: at most half of the time goes to writing.
         return max(min(max(daly, self.least_s), self.most_s), 2 * pace.write_s)
 
-    def is_due(self, pace: Timings) -> bool:
-        """Whether to save at this step's edge."""
-        return EverySeconds(self.interval_s(pace)).is_due(pace)
-
     def describe(self, pace: Timings) -> str:
         """The cadence in words."""
         if pace.cost_s is None:
@@ -97,6 +78,11 @@ class Auto:
         interval_s = self.interval_s(pace)
         steps = "" if pace.step_s is None else f", {interval_steps(interval_s, pace.step_s):,} steps"
         return f"auto (every {interval_s:.0f} s{steps})"
+
+
+def is_due_by_time(interval_s: float, *, steps: int, elapsed_s: float, step_s: float | None) -> bool:
+    """Whether to save at this step's edge, the last one before the interval is over; not without a step in between."""
+    return steps > 0 and elapsed_s + (step_s or 0.0) > interval_s
 
 
 def daly_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float:

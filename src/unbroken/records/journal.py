@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from unbroken.files import LOCAL, Files
-from unbroken.records.jsonl import LineWriter, Torn, job_file, jobs_in, plain, read_lines
+from unbroken.records.jsonl import LineWriter, TornLines, job_file, jobs_in, plain, read_lines
 from unbroken.records.layout import Layout
 from unbroken.store.fields import as_instant, as_number, as_whole
 from unbroken.store.old_names import updated_event
@@ -28,10 +28,16 @@ KINDS: Final[Mapping[str, str]] = {
     "config": "fields in which this job differs from what the run was started with",
     "step-skipped": "a step whose loss or gradient was NaN or infinite; it changed no weight",
     "overflowed": "a step whose gradient overflowed in fp16: it changed no weight and halved the loss scale",
+    "first-step": "how long the job took from its launch to the end of its first step, and each part of that",
     "save": "a save started",
     "save-failed": "a save that failed; training continued",
     "commit": "a checkpoint was committed: name, step, seconds, bytes",
-    "mirror": "a checkpoint was copied to a second store",
+    "mirror": "a checkpoint was verified in a mirror: name, step, bytes, seconds",
+    "mirror-failed": "a checkpoint could not be mirrored; it is tried again and kept until then",
+    "mirror-fetch": "a checkpoint, or the damaged parts of one, was brought back from a mirror",
+    "tracker": "the run that a tracker shows this one as: tracker, id, mode",
+    "tracker-failed": "a tracker failed for the first time in this job; training continued",
+    "tracker-end": "the last step that a tracker was sent, and how often it failed",
     "recomputed": "how many lost steps were computed again, and how many agree",
     "mismatch": "a step computed twice gave different bits",
     "deadline": "when the scheduler will end the job, where that became known after the start",
@@ -45,7 +51,7 @@ KINDS: Final[Mapping[str, str]] = {
     "job-end": "how it ended",
 }
 DURABLE: Final = frozenset(
-    {"job-start", "accept", "hyperparameters", "commit", "mirror", "mismatch", "job-end"}
+    {"job-start", "accept", "hyperparameters", "commit", "mirror", "mismatch", "tracker", "job-end"}
     | {"emergency-save", "emergency-mirror", "emergency-resume"}
 )
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")
@@ -140,7 +146,7 @@ def read_history(layout: Layout, files: Files = LOCAL) -> History:
     Raises:
         StorageFailed: the system refused.
     """
-    torn, events = Torn(), list[Event]()
+    torn, events = TornLines(), list[Event]()
     for job in jobs_in(layout.journal, files):
         for line in read_lines(job_file(layout.journal, job), torn, files):
             kind = line.pop("kind", None)

@@ -5,12 +5,13 @@ unfinished line starts a new one after it, and a reader counts and skips what is
 """
 
 import errno
+import itertools
 import json
 import math
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,8 @@ Values = dict[str, Any]
 
 _NAME: Final = re.compile(r"job-(?P<job>[0-9]{4,18})\.jsonl")
 _READ_BYTES: Final = 1 << 20
+# Read from the end of a file at first; then four times as much, until it is enough.
+_TAIL_BYTES: Final = 1 << 12
 # A line of ours is some hundred bytes; one without an end must not fill the memory.
 _LONGEST_LINE_BYTES: Final = 1 << 24
 
@@ -48,7 +51,7 @@ class LineWriter:
         self._within = within
         self._appender = files.appending(path)
         self._lock = threading.Lock()
-        # Whether what stands at the end of the file may be an unfinished line; not known before the first write.
+        # Whether what is at the end of the file may be an unfinished line; not known before the first write.
         self._may_be_torn = True
 
     def write(self, lines: list[Values], *, durable: bool = False) -> None:
@@ -57,7 +60,15 @@ class LineWriter:
         Raises:
             StorageFailed: the system refused; the last line may be unfinished, and the next write begins behind it.
         """
-        data = b"".join(json.dumps(each, allow_nan=False).encode() + b"\n" for each in lines)
+        self.write_encoded([json.dumps(each, allow_nan=False) for each in lines], durable=durable)
+
+    def write_encoded(self, lines: list[str], *, durable: bool = False) -> None:
+        """Add lines that are JSON already.
+
+        Raises:
+            StorageFailed: as ``write`` raises it.
+        """
+        data = "".join(f"{each}\n" for each in lines).encode()
         with self._lock:
             if data:
                 self._append(data)
@@ -96,7 +107,7 @@ class LineWriter:
 
 
 @dataclass
-class Torn:
+class TornLines:
     """How many lines a reader met that are none of ours: cut by a crash, or damaged."""
 
     lines: int = 0
@@ -108,20 +119,52 @@ def jobs_in(directory: Path, files: Files = LOCAL) -> list[int]:
     Raises:
         StorageFailed: the system refused.
     """
-    if files.find(directory) is None:
-        return []
-    nodes = files.list_directory(directory)
+    nodes = files.list_present(directory)
     found = (_NAME.fullmatch(node.name) for node in nodes if node.kind is NodeKind.FILE)
     return sorted(int(match["job"]) for match in found if match)
 
 
-def read_lines(path: Path, torn: Torn, files: Files = LOCAL) -> Iterator[Values]:
+def read_lines(path: Path, torn: TornLines, files: Files = LOCAL) -> Iterator[Values]:
     """The whole lines of one file, one at a time; what is no JSON object is counted and passed by.
 
     Raises:
         StorageFailed: the system refused.
     """
-    for line in _split(path, files):
+    return _objects(_split(path, files), torn)
+
+
+def read_last_lines(
+    path: Path, torn: TornLines, is_early: Callable[[Values], bool], files: Files = LOCAL
+) -> Iterator[Values]:
+    """The lines at the end of a file, from an early one on: a large file is not read for its last lines.
+
+    The lines are in order: where one is early, all before it are. Some early ones may be among those that are given.
+
+    Raises:
+        StorageFailed: the system refused.
+    """
+    found = files.find(path)
+    size_bytes = 0 if found is None else found.size_bytes
+    tail_bytes = _TAIL_BYTES
+    while tail_bytes < size_bytes and not _begins_early(path, size_bytes - tail_bytes, is_early, files):
+        tail_bytes *= 4
+    if tail_bytes >= size_bytes:
+        return read_lines(path, torn, files)
+    lines = _split(path, files, size_bytes - tail_bytes)
+    # The end of a line; if it is a whole one, the line behind it is early, and so is this.
+    next(lines)
+    return _objects(lines, torn)
+
+
+def _begins_early(path: Path, offset: int, is_early: Callable[[Values], bool], files: Files) -> bool:
+    lines = _split(path, files, offset)
+    next(lines)
+    # A line that a crash cut says nothing of the lines before it.
+    return any(is_early(line) for line in itertools.islice(_objects(lines, TornLines()), 1))
+
+
+def _objects(lines: Iterator[bytes], torn: TornLines) -> Iterator[Values]:
+    for line in lines:
         if line:
             try:
                 found: Any = parsed(line)
@@ -133,13 +176,14 @@ def read_lines(path: Path, torn: Torn, files: Files = LOCAL) -> Iterator[Values]
                 torn.lines += 1
 
 
-def _split(path: Path, files: Files) -> Iterator[bytes]:
-    buffer = bytearray(_READ_BYTES)
-    rest, offset = b"", 0
+def _split(path: Path, files: Files, offset: int = 0) -> Iterator[bytes]:
+    buffer = memoryview(bytearray(_READ_BYTES))
+    # Little at first: of a thousand files only the first line may be wanted.
+    rest, reach = b"", _TAIL_BYTES
     with files.reading(path) as source:
-        while taken := source.fill(offset, memoryview(buffer)):
-            offset += taken
-            *whole, rest = (rest + bytes(memoryview(buffer)[:taken])).split(b"\n")
+        while taken := source.fill(offset, buffer[:reach]):
+            offset, reach = offset + taken, min(2 * reach, _READ_BYTES)
+            *whole, rest = (rest + bytes(buffer[:taken])).split(b"\n")
             yield from whole
             if len(rest) > _LONGEST_LINE_BYTES:
                 raise StorageFailed(operation="read", path=path, cause="a line of it has no end")

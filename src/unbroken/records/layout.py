@@ -9,7 +9,7 @@ from typing import Final
 
 from unbroken.errors import BadRunPath, NotAStore, StorageFailed
 from unbroken.store.directory import Store
-from unbroken.store.names import CHECKPOINTS
+from unbroken.store.names import CHECKPOINTS, CHECKPOINTS_HERE
 
 # Of one name, on every usual file system of Linux.
 _MOST_NAME_BYTES: Final = 255
@@ -23,8 +23,13 @@ class Layout:
 
     @property
     def checkpoints(self) -> Path:
-        """The store."""
-        return self.run / CHECKPOINTS
+        """The store: a folder in the run, or the run itself where a framework saves there."""
+        return self.run if self.checkpoints_here.exists() else self.run / CHECKPOINTS
+
+    @property
+    def checkpoints_here(self) -> Path:
+        """A mark: the checkpoints stand in the run's directory itself."""
+        return self.run / CHECKPOINTS_HERE
 
     @property
     def config(self) -> Path:
@@ -56,6 +61,11 @@ class Layout:
         """The step metrics of each job."""
         return self.run / "metrics"
 
+    @property
+    def trackers(self) -> Path:
+        """The last step that each job has sent to each tracker."""
+        return self.run / "trackers"
+
 
 def absolute_run(directory: str | os.PathLike[str]) -> Path:
     """The directory of a run as an absolute path, so that a later ``os.chdir`` does not move the run.
@@ -76,7 +86,7 @@ def _require_path(text: str) -> None:
 
 
 def require_reachable(text: str) -> bool:
-    """Pass if what stands at a path can be looked at, or nothing does; says whether its nearest part is a directory.
+    """Pass if what is at a path can be looked at, or nothing is there; says whether its nearest part is a directory.
 
     Raises:
         BadRunPath: it is empty, too long, a symlink that leads nowhere, or behind a directory that lets nobody in.
@@ -133,7 +143,7 @@ def require_directory(run: Path) -> None:
 
 
 def run_of(store: Store) -> Layout:
-    """The run a store belongs to; a store that stands alone is its own run."""
+    """The run a store belongs to; a store without a run directory is its own run."""
     if store.root.name == CHECKPOINTS:
         return Layout(store.root.parent)
     # ".", "..", or a link to it: by its text alone the run's lease would not be found.

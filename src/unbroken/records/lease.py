@@ -225,9 +225,7 @@ def is_present(run: Path, lease: Lease, files: Files = LOCAL) -> bool:
 
 def _numbers(run: Path, files: Files) -> list[int]:
     directory = run / DIRECTORY
-    if files.find(directory) is None:
-        return []
-    nodes = files.list_directory(directory)
+    nodes = files.list_present(directory)
     names = (node.name for node in nodes if node.kind is NodeKind.FILE and _FILE.fullmatch(node.name))
     return sorted(int(name.removesuffix(".json")) for name in names)
 

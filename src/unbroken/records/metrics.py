@@ -5,15 +5,20 @@ computed, so every crash is a free proof: the two must agree bit for bit. ``Rech
 ``read_metrics`` does the same for the whole run afterwards.
 """
 
+import contextlib
+import functools
+import json
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from unbroken.files import LOCAL, Files
 from unbroken.quoting import amounts
-from unbroken.records.jsonl import LineWriter, Torn, Values, job_file, jobs_in, plain, read_lines
+from unbroken.records.jsonl import LineWriter, TornLines, Values, job_file, jobs_in, read_last_lines, read_lines
 from unbroken.records.layout import Layout
-from unbroken.store.fields import MOST_WHOLE, as_whole
+from unbroken.store.fields import MOST_WHOLE, as_whole, parsed
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Recomputed:
 __all__ = [
     "MOST_WAITING",
     "JobRows",
+    "MetricsTail",
     "MetricsWriter",
     "Mismatch",
     "Number",
@@ -91,6 +97,8 @@ _MOST_MISMATCHES: Final = 1000
 # While storage refuses, lines wait; a disk that stays full must not fill the memory too.
 MOST_WAITING: Final = 10_000
 _OWN: Final = frozenset({"step", "bits"})
+# Some thousand rows: what one look at a growing file reads at most.
+_TAIL_BYTES: Final = 1 << 18
 
 
 def is_exact(name: str) -> bool:
@@ -142,7 +150,7 @@ class MetricsWriter:
         self._lines = LineWriter(job_file(layout.metrics, job), files, within=None if makes_run else layout.run)
         self._every = every
         head = {"schema": SCHEMA, "job": job, "start": start, "is_comparable": is_comparable}
-        self._waiting: list[Values] = [head if settings is None else {**head, "settings": settings}]
+        self._waiting = [json.dumps(head if settings is None else {**head, "settings": settings})]
 
     def write(self, step: int, values: Mapping[str, Number]) -> None:
         """Add what one step gave.
@@ -152,7 +160,11 @@ class MetricsWriter:
             ValueError: a metric has a name of ours.
             TypeError: a metric is not a number.
         """
-        self._waiting.append(_line(step, values))
+        self.write_rows([(step, values)])
+
+    def write_rows(self, rows: Iterable[tuple[int, Mapping[str, Number]]]) -> None:
+        """Add what several steps gave; raises as ``write`` does."""
+        self._waiting += [_line(step, values) for step, values in rows]
         del self._waiting[:-MOST_WAITING]
         if len(self._waiting) >= self._every:
             self.flush()
@@ -164,7 +176,7 @@ class MetricsWriter:
             StorageFailed: the system refused; the lines are kept and tried again at the next flush.
         """
         # Kept until they are written: a line that is there twice says the same twice.
-        self._lines.write(self._waiting, durable=durable)
+        self._lines.write_encoded(self._waiting, durable=durable)
         self._waiting = []
 
     def close(self) -> None:
@@ -177,13 +189,38 @@ class MetricsWriter:
         self._lines.close()
 
 
-def _line(step: int, values: Mapping[str, Number]) -> Values:
-    if _OWN & values.keys():
+def _line(step: int, values: Mapping[str, Number]) -> str:
+    """One step as JSON, by hand: this is done for every step, and ``json.dumps`` takes four times as long."""
+    if not _OWN.isdisjoint(values):
         raise ValueError(f"a metric cannot be called {' or '.join(sorted(_OWN & values.keys()))}")
-    return {"step": step, **plain(values), "bits": {name: bits_of(value) for name, value in values.items()}}
+    metrics, bits = "", []
+    for name, value in values.items():
+        quoted = _quoted(name)
+        # Most are plain floats, and are recognized without a call; infinity minus itself is no number.
+        if type(value) is float and value - value == 0.0:
+            metrics += f", {quoted}: {value!r}"
+            bits.append(f'{quoted}: "{value.hex()}"')
+        else:
+            metrics += f", {quoted}: {_json_number(value)}"
+            bits.append(f'{quoted}: "{bits_of(value)}"')
+    return f'{{"step": {step}{metrics}, "bits": {{{", ".join(bits)}}}}}'
 
 
-@dataclass(frozen=True)
+@functools.lru_cache(4096)
+def _quoted(name: str) -> str:
+    return json.dumps(name)
+
+
+def _json_number(value: Number) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # The plain form, also of another library's number that is a float or an int.
+    if isinstance(value, float):
+        return float.__repr__(value) if math.isfinite(value) else f'"{float.__repr__(value)}"'
+    return int.__repr__(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """What one job computed at one step, under which settings."""
 
@@ -266,7 +303,8 @@ def lost_values(layout: Layout, *, job: int, start: int, settings: str | None = 
         StorageFailed: the system refused.
     """
     lost: dict[int, Row] = {}
-    for before in _jobs(layout, Torn(), files):
+    # After a year a run has millions of steps, and nearly all of them are committed.
+    for before in _jobs(layout, TornLines(), files, after=start):
         if before.job >= job:
             break
         if not before.is_comparable:
@@ -297,7 +335,7 @@ def read_metrics(layout: Layout, files: Files = LOCAL) -> Stitched:
     Raises:
         StorageFailed: the system refused.
     """
-    torn = Torn()
+    torn = TornLines()
     found = stitch(_jobs(layout, torn, files))
     return Stitched(found.kept, found.lost, found.recomputed, torn.lines)
 
@@ -312,6 +350,8 @@ def stitch(jobs: Iterable[JobRows]) -> Stitched:
     kept: dict[int, Row] = {}
     before: dict[int, Row] = {}
     lost: list[Row] = []
+    # A job writes its steps in order; a file that was put together by hand may have others.
+    is_ordered = True
     compared = agreeing = 0
     mismatches: list[Mismatch] = []
     for job in jobs:
@@ -321,16 +361,69 @@ def stitch(jobs: Iterable[JobRows]) -> Stitched:
         for row in job.rows:
             if recheck is None:
                 start = row.step - 1 if job.start is None else job.start
-                gone = {step: kept.pop(step) for step in sorted(step for step in kept if step > start)}
+                kept = kept if is_ordered else dict(sorted(kept.items()))
+                gone, is_ordered = _taken_out(kept, start), True
                 lost += gone.values()
                 before.update(gone if job.is_comparable else {})
                 recheck = Recheck(job.job, before, job.settings)
             recheck.check_bits(row.step, row.bits)
+            is_ordered = is_ordered and (not kept or row.step > next(reversed(kept)) or row.step in kept)
             kept[row.step] = _merged(kept.get(row.step), row)
         if recheck is not None:
             compared, agreeing = compared + recheck.compared, agreeing + recheck.agreeing
             mismatches += recheck.mismatches
     return Stitched(kept, tuple(lost), Recomputed(compared, agreeing, tuple(mismatches)))
+
+
+class MetricsTail:
+    """Reads the metrics of one job while they are written: each row once, in the order of the file."""
+
+    def __init__(self, layout: Layout, job: int, files: Files = LOCAL) -> None:
+        self._path, self._job, self._files = job_file(layout.metrics, job), job, files
+        self._offset, self._rest = 0, b""
+        self._waiting: deque[Row] = deque()
+
+    def read(self, *, up_to: int | None = None, most: int = 1000) -> list[Row]:
+        """The next rows, up to a step if one is named; a later row stays for the next call.
+
+        Raises:
+            StorageFailed: the system refused.
+        """
+        rows: list[Row] = []
+        while len(rows) < most and (self._waiting or self._fill()):
+            if up_to is not None and self._waiting and self._waiting[0].step > up_to:
+                break
+            if self._waiting:
+                rows.append(self._waiting.popleft())
+        return rows
+
+    def _fill(self) -> bool:
+        """Read on; whether there was anything."""
+        if self._files.find(self._path) is None:
+            return False
+        buffer = bytearray(_TAIL_BYTES)
+        with self._files.reading(self._path) as source:
+            taken = source.fill(self._offset, memoryview(buffer))
+        self._offset += taken
+        # What has no end yet is still being written.
+        *whole, self._rest = (self._rest + bytes(memoryview(buffer)[:taken])).split(b"\n")
+        self._waiting.extend(_rows(self._job, _objects(whole), TornLines(), None))
+        return taken > 0
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[Values]:
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if isinstance(found := parsed(line), dict):
+                yield found
+
+
+def _taken_out(kept: dict[int, Row], start: int) -> dict[int, Row]:
+    """Remove what comes after a step, and return it; ``kept`` is in the order of its steps, so the rest is not read."""
+    gone: list[tuple[int, Row]] = []
+    while kept and next(reversed(kept)) > start:
+        gone.append(kept.popitem())
+    return dict(reversed(gone))
 
 
 def _merged(before: Row | None, row: Row) -> Row:
@@ -340,19 +433,30 @@ def _merged(before: Row | None, row: Row) -> Row:
     return Row(row.step, row.job, {**before.values, **row.values}, {**before.bits, **row.bits}, row.settings)
 
 
-def _jobs(layout: Layout, torn: Torn, files: Files) -> Iterator[JobRows]:
+def _jobs(layout: Layout, torn: TornLines, files: Files, *, after: int | None = None) -> Iterator[JobRows]:
+    """All jobs; with ``after``, rows up to that step may be left out."""
+
+    def is_early(line: Values) -> bool:
+        step = as_whole(line.get("step"))
+        return after is not None and step is not None and step <= after
+
     for job in jobs_in(layout.metrics, files):
-        lines = read_lines(job_file(layout.metrics, job), torn, files)
+        path = job_file(layout.metrics, job)
+        lines = read_lines(path, torn, files)
         first = next(lines, {})
         is_head = first.get("schema") == SCHEMA
         start = first.get("start") if is_head else None
         written = first.get("settings") if is_head else None
         settings = written if isinstance(written, str) else None
+        wanted = lines if is_head else _chained(first, lines)
+        if after is not None:
+            # A job writes its steps in order; the head, if it comes again, is no row.
+            wanted = read_last_lines(path, torn, is_early, files)
         yield JobRows(
             job,
             as_whole(start),
             is_comparable=not is_head or first.get("is_comparable") is not False,
-            rows=_rows(job, lines if is_head else _chained(first, lines), torn, settings),
+            rows=_rows(job, wanted, torn, settings),
             settings=settings,
         )
 
@@ -363,7 +467,7 @@ def _chained(first: Values, lines: Iterator[Values]) -> Iterator[Values]:
     yield from lines
 
 
-def _rows(job: int, lines: Iterator[Values], torn: Torn, settings: str | None) -> Iterator[Row]:
+def _rows(job: int, lines: Iterator[Values], torn: TornLines, settings: str | None) -> Iterator[Row]:
     for line in lines:
         step, bits = as_whole(line.pop("step", None)), line.pop("bits", {})
         if "schema" in line:

@@ -103,9 +103,9 @@ def _by_itself(ending: SystemExit, step: int | None, job: int | None, stopped_ex
 
 
 def _in_words(ending: BaseException) -> str:
-    said = " ".join(str(ending).split())
     if isinstance(ending, UnbrokenError):
-        return f"{ending.kind}: {said}"
+        return f"{ending.kind}: {ending.message}"
+    said = " ".join(str(ending).split())
     return f"{type(ending).__name__}: {said}" if said else type(ending).__name__
 
 
@@ -129,7 +129,7 @@ def record_outcome(outcome: Outcome, journal: Journal, write_state: Callable[[Ou
     try:
         # A keyword of Python.
         named_class: dict[str, Any] = {"class": outcome.verdict}
-        # crash here: no outcome stands anywhere, and the job reads as crashed: true, for it did not end in words.
+        # crash here: no outcome is recorded, and the job reads as crashed, which it is.
         journal.write(
             "job-end",
             status=outcome.status,

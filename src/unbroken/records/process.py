@@ -3,13 +3,15 @@
 Host, boot and clock are handed in, so that tests can be other machines.
 """
 
+import atexit
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from unbroken.quoting import amounts
 from unbroken.records.journal import Event, read_history
@@ -18,6 +20,7 @@ from unbroken.records.lease import Holder
 from unbroken.store.fields import as_whole
 from unbroken.store.names import host_of
 
+_T = TypeVar("_T")
 _START_TIME_FIELD: Final = 19
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MACHINE_ID: Final = Path("/etc/machine-id")
@@ -178,3 +181,23 @@ def _decoded(said: object) -> Placement | None:
     if not isinstance(scheduler, str) or not isinstance(job, str) or requeues is None:
         return None
     return Placement(scheduler, job, requeues, nodes if isinstance(nodes, str) else None)
+
+
+def before_exit(opened: set[_T], end: Callable[[_T], None]) -> None:
+    """End what is open when the interpreter exits, while threads can still be started: a last save needs them.
+
+    ``atexit`` comes too late for that, after thread pools are closed. The way before it has no public name; without it
+    ``atexit`` is better than nothing.
+    """
+    # The last to register is called first: thread pools are closed after this.
+    import concurrent.futures.thread  # noqa: F401
+
+    def end_all() -> None:
+        for each in list(opened):
+            end(each)
+
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(end_all)
+    # A forked child, such as a loader worker, has a copy of what its parent has opened. It would save and release the
+    # parent's run when it exits.
+    os.register_at_fork(after_in_child=opened.clear)

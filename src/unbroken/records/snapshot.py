@@ -64,6 +64,15 @@ class RunStateWriter:
         self._clock, self._every_s = clock, every_s
         self._written_at_s: float | None = None
 
+    def is_due(self) -> bool:
+        """Whether a snapshot would be written now."""
+        return self._is_due(self._clock())
+
+    def _is_due(self, now_s: float) -> bool:
+        last_s = self._written_at_s
+        # A clock that is set back must not stop the writes.
+        return last_s is None or not 0 <= now_s - last_s < self._every_s
+
     def write(self, state: RunState, *, durable: bool = False) -> bool:
         """Replace the snapshot, at most once in ``every_s``; says whether it was written.
 
@@ -73,8 +82,7 @@ class RunStateWriter:
             StorageFailed: the system refused.
         """
         now_s = self._clock()
-        last_s = self._written_at_s
-        if not durable and last_s is not None and 0 <= now_s - last_s < self._every_s:
+        if not durable and not self._is_due(now_s):
             return False
         self._written_at_s = now_s
         # crash here: the old snapshot or the new one.
@@ -83,7 +91,7 @@ class RunStateWriter:
 
 
 def encode(state: RunState, updated_at_s: float) -> bytes:
-    """The snapshot as it stands on disk."""
+    """The snapshot as it is on disk."""
     loss = state.loss
     body = {
         "status": state.status,

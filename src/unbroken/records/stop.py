@@ -77,10 +77,10 @@ def read_request(layout: Layout, files: Files = LOCAL) -> StopRequest | None:
     except ValueError:
         return StopRequest()
     except StorageFailed as refused:
-        cause = refused.__cause__
-        if isinstance(cause, FileNotFoundError):
+        if refused.is_missing:
             # Removed between the look and the reading.
             return None
+        cause = refused.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
             # Not one of ours: somebody made a file of this name to stop the job.
             return StopRequest()
@@ -104,7 +104,7 @@ def clear_requests(layout: Layout, *, job: int, files: Files = LOCAL) -> None:
     except StorageFailed:
         return
     if found is not None and (found.job is None or found.job < job):
-        # crash here: the request stands or is gone; the next job removes it.
+        # crash here: the request is there or not; the next job removes it.
         files.remove_file(layout.stop_request)
 
 
@@ -114,7 +114,7 @@ def end_requests(layout: Layout, files: Files = LOCAL) -> None:
     Raises:
         StorageFailed: the system refused.
     """
-    # crash here: the request stands; it names a job that has ended, and the next one removes it.
+    # crash here: the request is still there; it names a job that has ended, and the next one removes it.
     files.remove_file(layout.stop_request)
 
 
@@ -220,6 +220,11 @@ class StopSources:
             self._previous[each] = signal.signal(each, self._note)
         return True
 
+    def install_again(self) -> None:
+        """Install the handlers over those that were installed since; nothing where none of ours were."""
+        for each in self._previous:
+            signal.signal(each, self._note)
+
     def restore(self) -> None:
         """Restore the previous signal handlers, and stop listening for notices."""
         if self._notices is not None:
@@ -273,8 +278,8 @@ class StopSources:
     @property
     def deadline_s(self) -> float | None:
         """The nearest known limit: the job's own, or the machine's."""
-        told_s = (self._deadline_s, self._notices.deadline_s if self._notices is not None else None)
-        return min((each for each in told_s if each is not None), default=None)
+        known_s = (self._deadline_s, self._notices.deadline_s if self._notices is not None else None)
+        return min((each for each in known_s if each is not None), default=None)
 
     def left_s(self, grace_s: float | None) -> float | None:
         """Seconds until the kill, as far as it is known: a grace window after a signal, or the deadline if nearer."""

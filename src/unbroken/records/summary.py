@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.disk import NodeKind
-from unbroken.errors import CheckpointError, StorageFailed
+from unbroken.errors import CheckpointError, StorageFailed, UnbrokenError
+from unbroken.files import LOCAL, Files
 from unbroken.quoting import amounts
 from unbroken.records.journal import Event, History, read_history
 from unbroken.records.layout import Layout, run_of
@@ -15,6 +16,7 @@ from unbroken.records.outcome import Outcome, derive
 from unbroken.records.process import Placement, placements
 from unbroken.records.snapshot import RunState, read_run_state
 from unbroken.records.stop import read_request
+from unbroken.records.tracker_marks import known_ids, last_marks
 from unbroken.store.check import Cause, Level, Verdict, verify
 from unbroken.store.choose import Choice, choose
 from unbroken.store.directory import Store
@@ -22,8 +24,9 @@ from unbroken.store.dumps import DumpSet, Pointer, read_pointers
 from unbroken.store.fields import as_whole
 from unbroken.store.keep import Policy, decide
 from unbroken.store.manifest import Manifest
+from unbroken.store.mirrored import mirrored_ids, read_direct, read_mirrors
 from unbroken.store.names import MANIFEST, machine_of, step_of
-from unbroken.store.scan import Inventory, newest_first, scan, without_manifest
+from unbroken.store.scan import Inventory, newest_first, read_quietly, scan, without_manifest
 from unbroken.store.seal import seal_command
 from unbroken.store.sweep import candidates
 
@@ -84,13 +87,110 @@ def emergencies(pointers: Iterable[Pointer], *, after_step: int) -> list[Dumps]:
     ]
 
 
+# ---- mirrors ----
+
+
+@dataclass(frozen=True)
+class MirrorLag:
+    """How far one mirror is behind: what it lacks, how old the oldest of that is, and what refused last."""
+
+    mirror: str
+    pending: tuple[str, ...]
+    pending_bytes: int
+    oldest_saved_at_ns: int | None
+    newest_step: int | None
+    refusal: str | None
+
+    def sentence(self, now_s: float) -> str:
+        """One line of text."""
+        if not self.pending:
+            return f"{self.mirror}  up to date"
+        age = "" if self.oldest_saved_at_ns is None else amounts.duration(now_s - self.oldest_saved_at_ns / 1e9)
+        many, size = amounts.plural(len(self.pending), "checkpoint"), amounts.size(self.pending_bytes)
+        newest = "" if self.newest_step is None else f"; newest there: step {amounts.count(self.newest_step)}"
+        refused = "" if self.refusal is None else f"; {self.refusal}"
+        return f"{self.mirror}  {many} behind ({size}, for {age}){newest}{refused}"
+
+
+def mirror_lags(store: Store, inventory: Inventory, history: History) -> tuple[MirrorLag, ...]:
+    """How far each mirror of a run is behind its local checkpoints, from the ledger alone: no mirror is asked.
+
+    Raises:
+        StorageFailed: I/O error.
+    """
+    mirrors = read_mirrors(store)
+    if not mirrors:
+        return ()
+    manifests = {name: manifest for name in inventory.committed if (manifest := read_quietly(store, name))}
+    return tuple(_lag(store, mirror, manifests, history) for mirror in mirrors)
+
+
+def _lag(store: Store, mirror: str, manifests: Mapping[str, Manifest], history: History) -> MirrorLag:
+    done = mirrored_ids(store, mirror)
+    missing = {name: manifest for name, manifest in manifests.items() if manifest.id not in done}
+    events = [event for event in history.of_kind("mirror", "mirror-failed") if event.text("mirror") == mirror]
+    is_refused = bool(events) and events[-1].kind == "mirror-failed"
+    return MirrorLag(
+        mirror,
+        tuple(newest_first(store, missing)),
+        sum(manifest.size_bytes for manifest in missing.values()),
+        min((manifest.saved_at_ns for manifest in missing.values()), default=None),
+        max((manifest.step for manifest in manifests.values() if manifest.id in done), default=None),
+        events[-1].text("reason") if is_refused and missing else None,
+    )
+
+
+# ---- trackers ----
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The run that one tracker shows: its id there, the last step it was sent, and how often it failed in this job."""
+
+    tracker: str
+    id: str
+    sent: int | None
+    failures: int = 0
+    error: str | None = None
+
+    def sentence(self) -> str:
+        """One line of text."""
+        sent = "nothing sent yet" if self.sent is None else f"sent up to step {amounts.count(self.sent)}"
+        failed = f"; failed {amounts.plural(self.failures, 'time')}" if self.failures else ""
+        return f"{self.tracker}  run {self.id}, {sent}{failed}" + (f": {self.error}" if self.error else "")
+
+
+def tracked_runs(layout: Layout, history: History, files: Files = LOCAL) -> tuple[Tracked, ...]:
+    """What the trackers of a run show, from its records alone: no tracker is asked.
+
+    Raises:
+        StorageFailed: I/O error.
+    """
+    if not (ids := known_ids(history.events)):
+        return ()
+    sent = last_marks(layout, [*ids.items()], files)
+    return tuple(
+        Tracked(name, run_id, sent.get((name, run_id)), *_failures(name, history)) for name, run_id in ids.items()
+    )
+
+
+def _failures(tracker: str, history: History) -> tuple[int, str | None]:
+    """How often a tracker failed in the last job that had it, and what it said if it did not recover."""
+    events = history.of_kind("tracker", "tracker-failed", "tracker-end")
+    of_tracker = [event for event in events if event.text("tracker") == tracker]
+    last = of_tracker[-1]
+    if last.kind == "tracker-end":
+        return last.whole("failures") or 0, last.text("error")
+    return (1, last.text("error")) if last.kind == "tracker-failed" else (0, None)
+
+
 # ---- the whole picture ----
 
 _NO_MANIFEST: Final = f"{MANIFEST}: is missing"
 
 
 @dataclass(frozen=True)
-class Line:
+class StoreLine:
     """One thing in a store, as ``ls`` shows it; what is not known of it is None."""
 
     name: str
@@ -146,6 +246,7 @@ class Records:
     deadline_s: float | None = None
     is_stop_requested: bool = False
     placements: tuple[tuple[int, Placement], ...] = ()
+    first_step: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +265,12 @@ class RunSummary:
     records: Records = Records()
     outcome: Outcome | None = None
     emergencies: tuple[Dumps, ...] = ()
+    mirrors: tuple[MirrorLag, ...] = ()
+    trackers: tuple[Tracked, ...] = ()
+    # Where the checkpoints are, if not in the run directory.
+    saved_to: str | None = None
+    # False if the object store could not be asked: then nothing is known of the checkpoints.
+    is_readable: bool = True
 
     @property
     def account(self) -> Account | None:
@@ -178,8 +285,10 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
         StorageFailed: the system refused.
     """
     layout = run_of(store)
-    inventory = scan(store)
-    found = choose(newest_first(store, inventory.committed), lambda name: verify(store, name, Level.QUICK))
+    place, saved_to, refusal = _place(store)
+    # What is in the directory of such a run is older, and no job would resume from it.
+    inventory = scan(place) if not refusal else Inventory()
+    found = choose(newest_first(place, inventory.committed), lambda name: verify(place, name, Level.QUICK))
     lease = read_current(layout.run, store.files)
     state = read_run_state(layout, store.files)
     is_live = lease is not None and lease.seems_live(now_s=now_s, process_of=process_of)
@@ -195,11 +304,31 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
         inventory=inventory,
         newest_usable=found.chosen.manifest if found.chosen else None,
         newest_usable_name=found.chosen.name if found.chosen else None,
-        passed_over=_passed_over(store, inventory, found),
+        passed_over=(*refusal, *_passed_over(place, inventory, found)),
         records=records_of(history, lease, outcome, is_stop_requested=requested),
         outcome=outcome,
         emergencies=tuple(emergencies(read_pointers(layout.run, store.files), after_step=_step(found))),
+        mirrors=mirror_lags(store, inventory, history),
+        trackers=tracked_runs(layout, history, store.files),
+        saved_to=saved_to,
+        is_readable=not refusal,
     )
+
+
+def _place(store: Store) -> tuple[Store, str | None, tuple[tuple[str, str], ...]]:
+    """Where the checkpoints of a run are; and why the object store could not be asked, if it could not."""
+    address = read_direct(store)
+    if address is None:
+        return store, None, ()
+    # Imported here: most runs save in their directory.
+    from unbroken.mirror.remote import checkpoints_of
+
+    try:
+        place = checkpoints_of(store)
+        scan(place)
+    except UnbrokenError as refused:
+        return store, address, ((address, refused.headline()),)
+    return place, address, ()
 
 
 def _step(found: Choice) -> int:
@@ -240,11 +369,12 @@ def records_of(
         deadline_s=None if is_over else _deadline_s(history, current),
         is_stop_requested=is_stop_requested,
         placements=placements(history.events),
+        first_step=history.last("first-step"),
     )
 
 
 def _deadline_s(history: History, job: int | None) -> float | None:
-    # What the scheduler told last stands above what the environment said at the start.
+    # The scheduler's latest answer overrides the environment of the job's start.
     if (moved := history.last("deadline", job=job)) is not None:
         return moved.instant("at_s")
     start = history.last("job-start", job=job)
@@ -269,7 +399,7 @@ def recomputed_of(history: History) -> Recomputed:
     return Recomputed(compared, sum(event.whole("agreeing") or 0 for event in last.values()), mismatches)
 
 
-def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line]:
+def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[StoreLine]:
     """Everything in a store, checkpoints first and newest first.
 
     Raises:
@@ -277,34 +407,36 @@ def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Line
     """
     inventory = scan(store)
     decision = decide(candidates(store, inventory.committed), policies)
+    verdicts = (verify(store, name, Level.QUICK) for name in newest_first(store, inventory.committed))
     lines = [
-        _committed_line(store, name, decision.kept.get(name, ()), is_latest=name == inventory.latest)
-        for name in newest_first(store, inventory.committed)
+        _committed_line(each, decision.kept.get(each.name, ()), is_latest=each.name == inventory.latest)
+        for each in verdicts
+        if not each.is_removed
     ]
     for torn in inventory.torn:
         files, size_bytes = torn.weigh(store)
         note = f"written by {torn.name.job}, never committed"
-        lines.append(Line(str(torn.name), "torn", torn.name.step, size_bytes=size_bytes, parts=files, note=note))
+        lines.append(StoreLine(str(torn.name), "torn", torn.name.step, size_bytes=size_bytes, parts=files, note=note))
+    lines += [StoreLine(name, "torn", step_of(name), note="its upload has not ended") for name in inventory.uploading]
     lines += [_moved_line(store, f"quarantine/{name}", "quarantined") for name in inventory.quarantined]
     lines += [_moved_line(store, name, "abandoned") for name in inventory.abandoned]
-    lines += [Line(leftover.name, "leftover", note="the next sweep removes it") for leftover in inventory.leftover]
+    lines += [StoreLine(leftover.name, "leftover", note="the next sweep removes it") for leftover in inventory.leftover]
     newest = max((line.step or 0 for line in lines if line.state == "committed"), default=-1)
     dumps = emergencies(read_pointers(run_of(store).run, store.files), after_step=newest)
-    lines += [Line(each.name, "emergency", each.step, parts=each.ranks, note=each.sentence()) for each in dumps]
-    bereft = without_manifest(store, inventory)
-    lines += [Line(name, "damaged", note=_NO_MANIFEST) for name in bereft]
+    lines += [StoreLine(each.name, "emergency", each.step, parts=each.ranks, note=each.sentence()) for each in dumps]
+    bereft = dict.fromkeys(without_manifest(store, inventory))
+    lines += [StoreLine(name, "damaged", note=_NO_MANIFEST) for name in bereft]
     foreign = [name for name in inventory.foreign if name not in bereft]
-    lines += [Line(name, "foreign", note=_foreign_note(store, name)) for name in foreign]
+    lines += [StoreLine(name, "foreign", note=_foreign_note(store, name)) for name in foreign]
     return lines
 
 
-def _committed_line(store: Store, name: str, kept: tuple[str, ...], *, is_latest: bool) -> Line:
-    verdict = verify(store, name, Level.QUICK)
-    manifest = verdict.manifest
+def _committed_line(verdict: Verdict, kept: tuple[str, ...], *, is_latest: bool) -> StoreLine:
+    name, manifest = verdict.name, verdict.manifest
     note = str(verdict.findings[0]) if verdict.findings else ("latest" if is_latest else None)
     if manifest is None:
-        return Line(name, _state(verdict), note=note)
-    return Line(
+        return StoreLine(name, _state(verdict), note=note)
+    return StoreLine(
         name,
         _state(verdict),
         manifest.step,
@@ -327,12 +459,12 @@ def _state(verdict: Verdict) -> str:
     return "newer-format" if Cause.UNKNOWN_FORMAT in causes else "unreadable"
 
 
-def _moved_line(store: Store, name: str, state: str) -> Line:
+def _moved_line(store: Store, name: str, state: str) -> StoreLine:
     try:
         manifest = store.read_manifest(name)
     except (CheckpointError, StorageFailed):
-        return Line(name, state, note="its manifest does not verify")
-    return Line(
+        return StoreLine(name, state, note="its manifest does not verify")
+    return StoreLine(
         name, state, manifest.step, manifest.kind, manifest.saved_at_ns, manifest.size_bytes, len(manifest.parts)
     )
 

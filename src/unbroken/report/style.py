@@ -7,14 +7,14 @@ from typing import Protocol
 from unbroken.quoting.terminal import styled
 
 
-class Stream(Protocol):
+class TerminalStream(Protocol):
     """A stream that may be a terminal."""
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
 
 
-def wants_color(stream: Stream, environ: Mapping[str, str]) -> bool:
+def wants_color(stream: TerminalStream, environ: Mapping[str, str]) -> bool:
     """Whether to use colour: on a terminal that is not dumb, unless ``NO_COLOR`` is set."""
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and stream.isatty()
 

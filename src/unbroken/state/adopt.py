@@ -18,10 +18,11 @@ from unbroken.files import Files
 from unbroken.state import payload
 from unbroken.state.capture import RNG, differing_names, own_prefix
 from unbroken.state.cursor import Cursor
+from unbroken.state.description import finish
 from unbroken.state.dump import RECORD_PART, Sums, View, filled_boxes, read_view
 from unbroken.state.encode import Json, decode, encode
 from unbroken.state.fingerprint import box_sums, combine, print_of
-from unbroken.state.index import DTYPES, Box, Chunk, Entry, Index
+from unbroken.state.index import DTYPES, Box, Chunk, Index, TensorEntry
 from unbroken.state.items import Item, ObjectItem
 from unbroken.state.payload import Location, Written
 from unbroken.state.pieces import Held, Holding, Planned, SavePlan, agree_on, bytes_of, spread_over
@@ -211,8 +212,8 @@ def _settled(shared: dict[str, Json], views: Sequence[View], items: Sequence[Ite
     """Add to the loader's account the samples that each rank had served and not yet reported."""
     shares = [view.share for view in views if view.share is not None]
     for item in items if shares else ():
-        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor) and item.name in shared:
-            loader = item.thing.positioned
+        if isinstance(item, ObjectItem) and isinstance(item.stateful, Cursor) and item.name in shared:
+            loader = item.stateful.positioned
             state = decode(shared[item.name], item=item.name, give_tensor=_no_tensor, allow_pickle=False)
             if loader is None or not isinstance(state, dict):
                 continue
@@ -304,7 +305,7 @@ def _recounted(source: _Source, old: str, new: str, piece: Piece, place: Locatio
     # Only plain tensors get names of their own, so that the box is the whole tensor.
     box = piece.box
     tensor = torch.empty(box.sizes, dtype=DTYPES[piece.dtype], device="cpu")
-    index = Index({old: Entry(tensor.dtype, box.sizes, (Chunk(box, place.part, place.at),))})
+    index = Index({old: TensorEntry(tensor.dtype, box.sizes, (Chunk(box, place.part, place.at),))})
     read(source.store, source.name, source.manifest, index, {old: tensor}, World(0, 1))
     if box_sums(old, tensor, box.offsets, box.sizes) != source.view.sums[old, box]:
         finding = f"{old}: its bytes are not those of the live tensor"
@@ -326,7 +327,7 @@ def _commit(
 ) -> str:
     everything = [each for theirs in reports for each in theirs]
     parts = [part for each in everything for part in (*each.written.parts, each.record)]
-    parts += payload.finish(merged.plan, [each.written for each in everything], draft)
+    parts += finish(merged.plan, [each.written for each in everything], draft)
     trainer = TrainerState(
         step=dump_set.step,
         world_size=dump_set.world_size,

@@ -7,6 +7,8 @@ nobody draws from any more is no state, so it is named at the first save that fi
 """
 
 import gc
+import itertools
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,54 +48,65 @@ class Unsaved:
         return f"{self.kind} {self.type_name}{where}"
 
 
-def kind_of(thing_type: type[object]) -> str | None:
+def kind_of(candidate_type: type[object]) -> str | None:
     """The kind of state an object of a type carries, or None if none that we look for."""
-    if issubclass(thing_type, torch.optim.Optimizer):
+    if issubclass(candidate_type, torch.optim.Optimizer):
         return "optimizer"
-    if issubclass(thing_type, LRScheduler | ReduceLROnPlateau):
+    if issubclass(candidate_type, LRScheduler | ReduceLROnPlateau):
         return "scheduler"
-    if issubclass(thing_type, torch.amp.GradScaler):
+    if issubclass(candidate_type, torch.amp.GradScaler):
         return "scaler"
-    if issubclass(thing_type, AveragedModel):
+    if issubclass(candidate_type, AveragedModel):
         return "averaged model"
-    return "loader" if "Loader" in thing_type.__name__ and issubclass(thing_type, Stateful) else None
+    return "loader" if "Loader" in candidate_type.__name__ and issubclass(candidate_type, Stateful) else None
 
 
 def audit(handed: Mapping[str, object], frame: FrameType | None) -> list[Unsaved]:
     """Live objects with state that were not passed to the run; ``frame`` is where their names are looked up."""
     known = remember(handed.values())
-    if any(True for _ in _forgotten(known)):
-        # What only a cycle of dead objects keeps alive is not state.
-        gc.collect()
-    found = [Unsaved(kind, type(thing).__name__, _name_of(thing, frame)) for kind, thing in _forgotten(known)]
+    if not any(True for _ in _forgotten(known)):
+        # As in nearly every job, whose loop waits for this.
+        return []
+    # What only a cycle of dead objects keeps alive is not state.
+    gc.collect()
+    found = [
+        Unsaved(kind, type(candidate).__name__, _name_of(candidate, frame)) for kind, candidate in _forgotten(known)
+    ]
     return sorted(found, key=lambda each: (each.kind, each.type_name, each.called or ""))
 
 
 def _forgotten(known: Collection[int]) -> Iterator[tuple[str, object]]:
-    kinds: dict[type[object], str | None] = {}
-    for thing in gc.get_objects():
-        # type(), not isinstance(): a proxy may lie about its class, or raise when it is inspected.
-        thing_type = type(thing)
-        if thing_type not in kinds:
-            kinds[thing_type] = kind_of(thing_type)
-        kind = kinds[thing_type]
-        if kind is None or id(thing) in known or _is_idle(thing):
+    for kind, candidate in _live_objects():
+        if id(candidate) in known or _is_idle(candidate):
             continue
-        if kind == "loader" and is_wrapped_loader(thing):
+        if kind == "loader" and is_wrapped_loader(candidate):
             # It is only as stateful as what it wraps, which is looked at by itself.
             continue
-        if id(real(thing)) not in known:
-            yield kind, thing
+        if id(real(candidate)) not in known:
+            yield kind, candidate
 
 
-def remember(things: Iterable[object]) -> set[int]:
+def _live_objects() -> list[tuple[str, object]]:
+    """Every live object of a kind that we look for.
+
+    A tuple that another thread is building is among the live objects, and CPython refuses to finish it (SystemError in
+    that thread) while anybody else holds a reference. So a list of all objects is never kept: their types are taken
+    inside one call of a C function, during which no other thread runs, and the objects are found by their types.
+    """
+    # type(), not isinstance(): a proxy may lie about its class, or raise when it is inspected.
+    types = set(map(type, itertools.chain.from_iterable(map(operator.call, (gc.get_objects,)))))
+    kinds = {each: kind for each in types if (kind := kind_of(each)) is not None}
+    return [(kinds[type(each)], each) for each in gc.get_referrers(*kinds) if type(each) in kinds]
+
+
+def remember(objects: Iterable[object]) -> set[int]:
     """Note what is passed to a run; returns the identities of all that was passed to any run of this process."""
-    for thing in _with_parts(things):
+    for candidate in _with_parts(objects):
         try:
-            _HANDED[id(thing)] = weakref.ref(thing)
+            _HANDED[id(candidate)] = weakref.ref(candidate)
         except TypeError:
             # Some of numpy's and torch's own types; they are small.
-            _HANDED[id(thing)] = lambda kept=thing: kept  # type: ignore[misc]
+            _HANDED[id(candidate)] = lambda kept=candidate: kept  # type: ignore[misc]
     for gone in [identity for identity, alive in _HANDED.items() if alive() is None]:
         del _HANDED[gone]
     return set(_HANDED)
@@ -123,7 +136,7 @@ class UnsavedWatch:
     rngs: Mapping[str, object]
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     _before: dict[str, object] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _looks: int = 0
 
     def __post_init__(self) -> None:
@@ -144,8 +157,8 @@ class UnsavedWatch:
         return self._new([name for name in self.buffers if name in now and _print_of(now[name]) != self._before[name]])
 
     def _new(self, names: Sequence[str]) -> list[str]:
-        found = [name for name in names if name not in self._told]
-        self._told |= set(found)
+        found = [name for name in names if name not in self._reported]
+        self._reported |= set(found)
         return found
 
 
@@ -171,34 +184,34 @@ def _print_of(buffer: torch.Tensor) -> object:
     return [(tuple(local.shape), contribution("", local)) for local in local_tensors(buffer)]
 
 
-def _is_idle(thing: object) -> bool:
+def _is_idle(candidate: object) -> bool:
     """A scaler that is switched off has no state."""
-    return isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
+    return isinstance(candidate, torch.amp.GradScaler) and not candidate.is_enabled()
 
 
-def _with_parts(things: Iterable[object]) -> Iterator[object]:
-    """The things, what frameworks wrapped around them, and what they save as part of their own state."""
-    for thing in things:
-        yield thing
-        inner = real(thing)
-        if inner is not thing:
+def _with_parts(objects: Iterable[object]) -> Iterator[object]:
+    """The objects, what frameworks wrapped around them, and what they save as part of their own state."""
+    for candidate in objects:
+        yield candidate
+        inner = real(candidate)
+        if inner is not candidate:
             yield from _with_parts([inner])
-        if isinstance(thing, nn.Module):
-            yield from thing.modules()
+        if isinstance(candidate, nn.Module):
+            yield from candidate.modules()
         for inside in ("_schedulers", "optimizer_"):
-            value = getattr(thing, inside, None)
+            value = getattr(candidate, inside, None)
             yield from _with_parts(value if isinstance(value, list | tuple) else [] if value is None else [value])
         for inside in ("loader", "_loader"):
-            if (loader := getattr(thing, inside, None)) is not None:
+            if (loader := getattr(candidate, inside, None)) is not None:
                 yield from layers_of(loader)
                 yield from rngs_of(loader)
 
 
-def _name_of(thing: object, frame: FrameType | None) -> str | None:
+def _name_of(candidate: object, frame: FrameType | None) -> str | None:
     while frame is not None:
         for names in (frame.f_locals, frame.f_globals):
             for name, value in names.items():
-                if value is thing and not name.startswith("_"):
+                if value is candidate and not name.startswith("_"):
                     return name
         frame = frame.f_back
     return None

@@ -18,11 +18,11 @@ from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import fingerprints
 from unbroken.state.flatten import Flat, flatten
+from unbroken.state.host_copy import as_bits
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State, present
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.pieces import require_supported
-from unbroken.state.stage import as_bits
 from unbroken.store.digest import digest_bytes
 from unbroken.torch_private import ShardedTensor
 from unbroken.world import World
@@ -126,7 +126,8 @@ def take_alone(
     flat = {name: flatten(name, state, allow_pickle=name in allow_pickle) for name, state in states.items()}
     _require_supported(flat.values())
     with asking_for_memory():
-        digests = {item.name: _digest(item, flat[item.name]) for item in items}
+        # There is nobody to compare with otherwise.
+        digests = {item.name: _digest(item, flat[item.name]) for item in items} if world.size > 1 else {}
         copies = _local_prints(_copies(items, flat)) if world.size > 1 else {}
     return LocalState(states, flat, digests, copies, drawn)
 
@@ -148,7 +149,7 @@ def require_savable(items: Sequence[Item], allow_pickle: Collection[str]) -> Non
     for item in present(items):
         # state_dict() of a loader may start it, before its position is restored; that of the older FSDP needs the other
         # ranks, one of which may raise here.
-        is_checked_later = isinstance(item.thing, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
+        is_checked_later = isinstance(item.stateful, Cursor) if isinstance(item, ObjectItem) else _is_whole_later(item)
         if not is_checked_later:
             _require_supported([flatten(item.name, _state_of(item), allow_pickle=item.name in allow_pickle)])
 
@@ -159,7 +160,7 @@ def _state_of(item: Item) -> State:
     except UnbrokenError:
         raise
     except Exception as wrong:
-        held = item.thing if isinstance(item, ObjectItem) else item
+        held = item.stateful if isinstance(item, ObjectItem) else item
         lacks = f"a state_dict() that works: {type(wrong).__name__}: {wrong}"
         raise NotAnItem(name=item.name, type_name=type(held).__name__, lacks=lacks) from wrong
 

@@ -20,6 +20,7 @@ def _add_tile(  # type: ignore[no-untyped-def]  # noqa: ANN202
     words,  # noqa: ANN001 - Triton reads these as pointers
     total,  # noqa: ANN001
     count: tl.int64,
+    begin: tl.int64,
     start: tl.int64,
     key: tl.int64,
     second_key: tl.int64,
@@ -35,9 +36,10 @@ def _add_tile(  # type: ignore[no-untyped-def]  # noqa: ANN202
     PAGE_STEP: tl.constexpr,  # noqa: N803
     TILE: tl.constexpr,  # noqa: N803
 ):
-    j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = j < count
-    word = tl.load(words + j, mask=inside, other=0).to(tl.int64)
+    own = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = own < count
+    word = tl.load(words + own, mask=inside, other=0).to(tl.int64)
+    j = begin + own
     place = start + j
     if JUMPS > 0:
         place += (j // period_0) * jump_0
@@ -59,10 +61,10 @@ def _add_tile(  # type: ignore[no-untyped-def]  # noqa: ANN202
     tl.atomic_add(total + 1, tl.sum(tl.where(inside, x.to(tl.int64, bitcast=True), zero)))
 
 
-def add_words(words: torch.Tensor, places: Places, keys: Keys, total: torch.Tensor) -> None:
-    """Add a row of words, the first of which is word 0 of ``places``, to ``total``; all on one CUDA device."""
+def add_words(words: torch.Tensor, places: Places, keys: Keys, total: torch.Tensor, *, begin: int = 0) -> None:
+    """Add a row of words, the first of which is word ``begin`` of ``places``, to ``total``; all on one CUDA device."""
     if len(places.jumps) > 2:  # a box cut in four dimensions or more
-        Passes(words.device)(words, places, keys, total)
+        Passes(words.device)(words, places, keys, total, begin=begin)
         return
     (period_0, jump_0), (period_1, jump_1) = (*places.jumps, (1, 0), (1, 0))[:2]
     with torch.cuda.device(words.device):
@@ -70,6 +72,7 @@ def add_words(words: torch.Tensor, places: Places, keys: Keys, total: torch.Tens
             words,
             total,
             words.numel(),
+            begin,
             places.start,
             signed(keys.first),
             signed(keys.second),
@@ -94,7 +97,8 @@ def is_sound(device: torch.device) -> bool:
     sums = torch.zeros(2, 2, dtype=torch.int64, device=device)
     Passes(device, 1 << 14)(words, places, keys, sums[0])
     try:
-        add_words(words, places, keys, sums[1])
+        add_words(words[:4_321], places, keys, sums[1])
+        add_words(words[4_321:], places, keys, sums[1], begin=4_321)
         return bool((sums[0] == sums[1]).all())
     except (RuntimeError, OSError, subprocess.SubprocessError, triton.TritonError):
         # No C compiler, no writable cache, a GPU that this Triton does not know.

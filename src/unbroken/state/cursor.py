@@ -8,6 +8,7 @@ made, as torch's does, and costs the time of those batches. A ``Positioned`` loa
 says one position for all ranks: nothing is kept beside it. ``loaders`` knows what each kind of loader needs.
 """
 
+import copy
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from unbroken import torch_private
 from unbroken.errors import DataEnded, NotAnItem
 from unbroken.quoting.log import logger
+from unbroken.state.hugging_face import streaming_in
 from unbroken.state.items import Stateful
-from unbroken.state.loaders import carry_worker_rng, remarks, renew, rngs_of, says_all, workers_of
+from unbroken.state.loaders import adapted, carry_worker_rng, remarks, renew, rngs_of, says_all, worker_count
+from unbroken.state.pipelines import identity_of
 from unbroken.state.rng import (
     capture_rng,
     comparable,
@@ -26,6 +29,7 @@ from unbroken.state.rng import (
     rng_state,
     set_rng_state,
 )
+from unbroken.state.torchdata_nodes import NodeLoader
 from unbroken.state.wrappers import is_wrapped_loader
 
 _log = logger(__name__)
@@ -72,17 +76,19 @@ _LOADERS_OWN = "loader"
 _ODD_EPOCHS = 3
 _OWN = "generators"
 _WORKERS = "workers"
+_IDENTITY = "identity"
+_START = "start"
 
 
-def require_loader(thing: object) -> Iterable[Any]:
-    """The same thing, as something to iterate.
+def require_loader(loader: object) -> Iterable[Any]:
+    """The same object, as something to iterate.
 
     Raises:
         NotAnItem: it cannot be iterated.
     """
-    if isinstance(thing, str | bytes | Mapping) or not (hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")):
-        raise NotAnItem(name="data", type_name=type(thing).__name__, lacks="a way to be iterated")
-    return cast("Iterable[Any]", thing)
+    if isinstance(loader, str | bytes | Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise NotAnItem(name="data", type_name=type(loader).__name__, lacks="a way to be iterated")
+    return cast("Iterable[Any]", loader)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Cursor(Generic[T]):
     """An endless iterator over a loader, epoch after epoch, that knows its position."""
 
     def __init__(self, loader: Iterable[T]) -> None:
-        self.loader = loader
+        self.loader: Iterable[T] = adapted(loader)
         self.epoch = 0
         self.served = 0
         # Batches served by this object, in all epochs: what a loop has drawn, whatever the position is.
@@ -111,16 +117,20 @@ class Cursor(Generic[T]):
         self._is_stopping: Callable[[], bool] = lambda: False
         # The loader's own generators when the iterator was made.
         self._drawn: list[object] = []
-        self.is_stateful = says_all(loader)
+        self.is_stateful = says_all(self.loader)
+        # Taken now: a pipeline that is iterated changes.
+        self._identity = None if self.positioned is not None else identity_of(self.loader)
+        # The position that was loaded, until a batch is drawn: some loaders restore theirs only then.
+        self._loaded: dict[str, Any] | None = None
         self._workers_before: int | None = None
         if self.is_stateful:
-            carry_worker_rng(loader)
+            carry_worker_rng(self.loader)
 
     @property
     def notices(self) -> list[str]:
         """Warnings about the loader when a run is entered."""
         found = remarks(self.loader, is_replayed=not self.is_stateful)
-        before, now = self._workers_before, workers_of(self.loader)
+        before, now = self._workers_before, worker_count(self.loader)
         if before is not None and now is not None and before != now:
             found.append(
                 f"num_workers was {before} and is {now}: not exact if the dataset draws random numbers or is iterable"
@@ -131,6 +141,7 @@ class Cursor(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        self._loaded = None
         for _ in range(2):
             if self._iterator is None:
                 self._open()
@@ -194,6 +205,9 @@ class Cursor(Generic[T]):
             renew(self.loader)
             self._began = {**capture_rng(), _LOADERS_OWN: states_of(self.loader)}
         self._iterator = iter(self.loader)
+        if self._began is not None and isinstance(self.loader, NodeLoader):
+            # Its samplers count epochs by themselves.
+            self._began[_START] = self.loader.state_dict()
         self._drawn = states_of(self.loader)
 
     def close(self) -> None:
@@ -214,6 +228,9 @@ class Cursor(Generic[T]):
         set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)
+        held = self.loader if isinstance(self.loader, NodeLoader) else streaming_in(self.loader)
+        if held is not None:
+            held.set_epoch(self.epoch)
 
     def _note_epoch(self) -> None:
         self._epochs_in_step += 1
@@ -251,9 +268,13 @@ class Cursor(Generic[T]):
             return {"loader": self.positioned.state_dict()}
         if self._mark is not None:
             return {"epoch": self._mark.epoch, "served": self._mark.served, "began": self._mark.began}
+        if self._loaded is not None:
+            return self._loaded
         state: dict[str, Any] = {"epoch": self.epoch, "served": self.served}
-        if (workers := workers_of(self.loader)) is not None:
+        if (workers := worker_count(self.loader)) is not None:
             state[_WORKERS] = workers
+        if self._identity is not None and (identity := self._identity.as_state()):
+            state[_IDENTITY] = identity
         if self.is_stateful:
             state["loader"] = self.loader.state_dict()  # type: ignore[attr-defined]
             if (own := states_of(self.loader)) and self._stands_at(own):
@@ -271,11 +292,16 @@ class Cursor(Generic[T]):
             return True
         return [comparable(each) for each in own] == [comparable(each) for each in self._drawn]
 
+    def changes(self, state: object) -> list[str]:
+        """What the position of a checkpoint depends on and is different here."""
+        saved = state.get(_IDENTITY) if isinstance(state, dict) else None
+        return self._identity.changes(saved) if self._identity is not None and isinstance(saved, dict) else []
+
     def complaint(self, state: object) -> str | None:
         """Why this loader cannot take the position of the checkpoint's loader; None where it can."""
         if not isinstance(state, dict):
             return "its state in the checkpoint is not that of a loader"
-        here = type(self.loader).__name__
+        here = type(getattr(self.loader, "pipeline", self.loader)).__name__
         if "loader" in state and not self.is_stateful:
             return (
                 "the checkpoint's loader saved its own state, with state_dict and load_state_dict; "
@@ -288,8 +314,8 @@ class Cursor(Generic[T]):
                 "the checkpoint's loader had no state and is replayed from the start of its epoch; "
                 f"the {here} here saves its own state"
             )
-        # torchdata asserts it, with a traceback.
-        before, now = state.get(_WORKERS), workers_of(self.loader)
+        # torchdata and Grain raise it, with a traceback.
+        before, now = state.get(_WORKERS), worker_count(self.loader)
         if self.is_stateful and before is not None and now is not None and before != now:
             return (
                 f"num_workers was {before} in the checkpoint and is {now}; a {here} resumes only with the same number"
@@ -302,7 +328,7 @@ class Cursor(Generic[T]):
         Raises:
             DataEnded: the loader has fewer batches now than it had served.
         """
-        self._iterator = self._mark = None
+        self._iterator = self._mark = self._loaded = None
         if self.positioned is not None:
             # Without one, nothing has been served yet.
             if "loader" in state:
@@ -312,6 +338,7 @@ class Cursor(Generic[T]):
         self.epoch, self.served = state["epoch"], state["served"]
         self._workers_before = state.get(_WORKERS)
         if "loader" in state:
+            self._loaded = copy.deepcopy(state)
             self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
             self._set_epoch()
             self._iterator = iter(self.loader)
@@ -325,8 +352,10 @@ class Cursor(Generic[T]):
             return
         self._set_epoch()
         renew(self.loader)
-        restore_rng({name: held for name, held in self._began.items() if name != _LOADERS_OWN})
+        restore_rng({name: held for name, held in self._began.items() if name not in (_LOADERS_OWN, _START)})
         set_states(self.loader, self._began[_LOADERS_OWN])
+        if isinstance(self.loader, NodeLoader):
+            self.loader.load_state_dict(self._began[_START])
         self._iterator = iter(self.loader)
         for done in range(self.served):
             try:

@@ -121,7 +121,7 @@ class _Seeker:
             return
         # Where the object holds a shard now, it is given a shard, cut as its own is. A loader holds none, and asking it
         # state_dict() may start it.
-        is_loader = isinstance(item.thing, Cursor)
+        is_loader = isinstance(item.stateful, Cursor)
         live = {} if is_loader else flatten(item.name, item.take(), allow_pickle=True).tensors
         self.places |= {name: _object_place(live.get(name), self.index, name) for name in saved}
 

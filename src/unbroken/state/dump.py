@@ -21,13 +21,14 @@ from unbroken.state.cursor import Cursor
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import box_sums
 from unbroken.state.flatten import flatten
+from unbroken.state.host_copy import as_bits
 from unbroken.state.index import DTYPES, Box
 from unbroken.state.items import Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.naming import is_flat_sharded
 from unbroken.state.payload import Location, share_out, write_bundles
-from unbroken.state.pieces import Held, held_by, local_piece
+from unbroken.state.pieces import Held, held_by, local_piece, number_of_files
 from unbroken.state.planners import Piece
-from unbroken.state.stage import StagedPiece, as_bits
+from unbroken.state.stage import StagedPiece
 from unbroken.state.trainer_state import HYPERPARAMETERS, encode_counters, json_part, read_hyperparameters, read_record
 from unbroken.store.commit import Record, begin, commit, point_latest
 from unbroken.store.directory import Store
@@ -115,7 +116,7 @@ def dump(
     at_ns: int,
     allow_pickle: Collection[str] = (),
     shares_rng: bool = False,
-    files_per_rank: int = 1,
+    files_per_rank: int | None = None,
     hyperparameters: Mapping[str, str] | None = None,
 ) -> Dumped:
     """Write all that this rank holds, durably, into a store of its own. Not collective: other ranks may be gone.
@@ -168,7 +169,7 @@ def _give_up(store: Store, name: str) -> None:
     try:
         store.files.remove_tree(store.path(name))
     except UnbrokenError as refused:
-        _log.warning("could not remove the unfinished dump %s: %s", name, refused)
+        _log.warning("could not remove the unfinished dump %s: %s", name, refused.message)
 
 
 def require_alone(items: Sequence[Item]) -> None:
@@ -204,7 +205,7 @@ def _bundles(
     taken: LocalState,
     held: Sequence[Held],
     tensors: Mapping[str, torch.Tensor],
-    files: int,
+    files: int | None,
 ) -> list[list[StagedPiece]]:
     """What every rank may hold alike, in so many files; and in one more what is this rank's own.
 
@@ -223,7 +224,7 @@ def _bundles(
             for box in filled_boxes(one)
         ]
         (own if one.name in loose else common).extend(pieces)
-    shared = share_out(common, files) if common else []
+    shared = share_out(common, number_of_files([one.piece for one in common], files)) if common else []
     return [*shared, own] if own else shared
 
 
@@ -264,8 +265,8 @@ def _sums(held: Sequence[Held], tensors: Mapping[str, torch.Tensor]) -> dict[tup
 def _share(items: Sequence[Item]) -> Json:
     """What a loader with one position for all ranks has served here since the ranks last added up."""
     for item in items:
-        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor) and item.thing.positioned is not None:
-            return cast("Json", item.thing.positioned.served_share().as_json())
+        if isinstance(item, ObjectItem) and isinstance(item.stateful, Cursor) and item.stateful.positioned is not None:
+            return cast("Json", item.stateful.positioned.served_share().as_json())
     return None
 
 

@@ -77,12 +77,12 @@ class Accepting(Protocol):
         """Whether it handles this one."""
 
 
-def unused_names(accept: Iterable[str], differed: Collection[str], things: Iterable[object]) -> list[str]:
+def unused_names(accept: Iterable[str], differed: Collection[str], objects: Iterable[object]) -> list[str]:
     """The accepted names that had no effect: nothing of that name differed, and no object handles it itself."""
-    looking = [thing for thing in things if isinstance(thing, Accepting)]
+    looking = [candidate for candidate in objects if isinstance(candidate, Accepting)]
     return [
         name
         for name in accept
         if not any(is_accepted(each, [name]) for each in differed)
-        and not any(thing.is_accepting(name) for thing in looking)
+        and not any(candidate.is_accepting(name) for candidate in looking)
     ]

@@ -36,7 +36,7 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Change:
+class ValueChange:
     """One value that the script constructs otherwise than it did when the checkpoint's run began."""
 
     name: str
@@ -87,16 +87,18 @@ class Script:
 
     def __init__(self, items: Sequence[Item]) -> None:
         objects = [item for item in items if isinstance(item, ObjectItem)]
-        if any(isinstance(item.thing, Configured) for item in objects):
+        if any(isinstance(item.stateful, Configured) for item in objects):
             # Its config is compared field by field, and every value follows from it.
             items = objects = []
         self._optimizers = {item.name: item.optimizer for item in items if isinstance(item, OptimizerItem)}
-        self._objects: dict[str, Any] = {item.name: item.thing for item in objects if _is_told(item.thing)}
-        self._live = {name: _take(thing) for name, thing in self._things()}
-        self._made = {name: _first_seen.get(thing, self._live[name]) for name, thing in self._things()}
-        _first_seen.update({thing: self._made[name] for name, thing in self._things()})
+        self._objects: dict[str, Any] = {
+            item.name: item.stateful for item in objects if _has_chosen_values(item.stateful)
+        }
+        self._live = {name: _take(owner) for name, owner in self._owners()}
+        self._made = {name: _first_seen.get(owner, self._live[name]) for name, owner in self._owners()}
+        _first_seen.update({owner: self._made[name] for name, owner in self._owners()})
 
-    def _things(self) -> Iterator[tuple[str, Any]]:
+    def _owners(self) -> Iterator[tuple[str, Any]]:
         yield from self._optimizers.items()
         yield from self._objects.items()
 
@@ -106,8 +108,8 @@ class Script:
 
     def start(self) -> dict[str, str]:
         """The same for a run that begins now: the live values are what it begins with."""
-        for name, thing in self._things():
-            _first_seen[thing] = self._made[name] = self._live[name]
+        for name, owner in self._owners():
+            _first_seen[owner] = self._made[name] = self._live[name]
         return self.values()
 
     def continued(self, before: Mapping[str, str] | None, mode: str) -> dict[str, str]:
@@ -117,7 +119,7 @@ class Script:
             return now
         return {name: text if _FUNCTION in name else before.get(name, text) for name, text in now.items()}
 
-    def changes(self, before: Mapping[str, str]) -> list[Change]:
+    def changes(self, before: Mapping[str, str]) -> list[ValueChange]:
         """The values that were others when the run began; those that only one side has do not count as changed."""
         now = self.values()
         changed = {name: (text, before[name]) for name, text in now.items() if before.get(name, text) != text}
@@ -133,9 +135,9 @@ class Script:
             replayed = {n: s for n, s in schedules.items() if _is_replayable(s)}
             if is_moved:
                 self._set_options(name, optimizer, changed, replayed)
-        for name, thing in self._objects.items():
-            if not _is_replayable(thing):
-                self._set_state(name, thing, changed)
+        for name, owner in self._objects.items():
+            if not _is_replayable(owner):
+                self._set_state(name, owner, changed)
 
     def _set_options(
         self, name: str, optimizer: torch.optim.Optimizer, changed: set[str], schedules: Mapping[str, LRScheduler]
@@ -170,11 +172,11 @@ class Script:
                     if done < steps[name]:
                         schedule.step()
 
-    def _set_state(self, name: str, thing: Any, changed: set[str]) -> None:  # noqa: ANN401 -- a user's own scheduler
+    def _set_state(self, name: str, owner: Any, changed: set[str]) -> None:  # noqa: ANN401 -- a user's own scheduler
         made = self._made[name].state or {}
         wanted = {key for key in made if f"{name}.{key}" in changed}
         if wanted:
-            thing.load_state_dict({**thing.state_dict(), **{key: copy.deepcopy(made[key]) for key in wanted}})
+            owner.load_state_dict({**owner.state_dict(), **{key: copy.deepcopy(made[key]) for key in wanted}})
 
 
 @runtime_checkable
@@ -187,35 +189,35 @@ class Configured(Protocol):
 
 def digest_of_settings(hyperparameters: Mapping[str, str], items: Sequence[Item]) -> str:
     """A digest that is equal for jobs whose steps are computed alike, as far as the run can see."""
-    known = [item.thing for item in items if isinstance(item, ObjectItem) and isinstance(item.thing, Configured)]
+    known = [item.stateful for item in items if isinstance(item, ObjectItem) and isinstance(item.stateful, Configured)]
     # The config was compared field by field: the optimizer that is built from it needs no second check.
-    said = [thing.comparable_settings() for thing in known] or hyperparameters
+    said = [owner.comparable_settings() for owner in known] or hyperparameters
     return digest_bytes(json.dumps(said, sort_keys=True).encode()).hex()
 
 
-def _is_told(thing: object) -> bool:
+def _has_chosen_values(owner: object) -> bool:
     """Whether an object's state has values a script chooses: a schedule of an optimizer, or a live loss scaler."""
-    if isinstance(thing, torch.amp.GradScaler):
-        return thing.is_enabled()
+    if isinstance(owner, torch.amp.GradScaler):
+        return owner.is_enabled()
     # One of torch, or one like it: any other object may hold an optimizer, and more in its state than what was chosen.
-    is_schedule = isinstance(thing, LRScheduler) or (hasattr(thing, "base_lrs") or hasattr(thing, "base_values"))
-    if not is_schedule or not isinstance(getattr(thing, "optimizer", None), torch.optim.Optimizer):
+    is_schedule = isinstance(owner, LRScheduler) or (hasattr(owner, "base_lrs") or hasattr(owner, "base_values"))
+    if not is_schedule or not isinstance(getattr(owner, "optimizer", None), torch.optim.Optimizer):
         return False
     # What it was made with is kept by a weak reference to it, which a user's own kind may not allow.
-    return type(thing).__hash__ is not None and hasattr(thing, "__weakref__")
+    return type(owner).__hash__ is not None and hasattr(owner, "__weakref__")
 
 
-def _is_replayable(thing: object) -> bool:
+def _is_replayable(owner: object) -> bool:
     """Whether its position follows from the number of steps; not so for one that follows a metric."""
-    return isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau)
+    return isinstance(owner, LRScheduler) and not isinstance(owner, ReduceLROnPlateau)
 
 
-def _take(thing: Any) -> _Constructed:  # noqa: ANN401 -- an optimizer, or whatever has a state dict
-    if isinstance(thing, torch.optim.Optimizer):
-        return _Constructed(groups=tuple(_options(group) for group in thing.param_groups))
-    state = thing.state_dict()
+def _take(owner: Any) -> _Constructed:  # noqa: ANN401 -- an optimizer, or whatever has a state dict
+    if isinstance(owner, torch.optim.Optimizer):
+        return _Constructed(groups=tuple(_options(group) for group in owner.param_groups))
+    state = owner.state_dict()
     made = copy.deepcopy(dict(state)) if isinstance(state, Mapping) else {}
-    functions = getattr(thing, "lr_lambdas", ())
+    functions = getattr(owner, "lr_lambdas", ())
     return _Constructed(state=made, functions=tuple(map(_numbers_in, functions)))
 
 
@@ -292,7 +294,7 @@ def _text(value: object) -> str | None:
     return None
 
 
-def _collapsed(changed: Mapping[str, tuple[str, str]], groups: Mapping[str, int]) -> Iterator[Change]:
+def _collapsed(changed: Mapping[str, tuple[str, str]], groups: Mapping[str, int]) -> Iterator[ValueChange]:
     """One change for a value that was changed alike in all groups of an optimizer."""
     seen: set[str] = set()
     for name, (script, checkpoint) in changed.items():
@@ -303,4 +305,4 @@ def _collapsed(changed: Mapping[str, tuple[str, str]], groups: Mapping[str, int]
             name = f"{head}.{key}"
         if name not in seen:
             seen.add(name)
-            yield Change(name, script, checkpoint)
+            yield ValueChange(name, script, checkpoint)

@@ -5,16 +5,18 @@ at which its elements begin, row by row. Decoding treats the file as hostile: ev
 two may overlap, together they must fill it, and every byte range must lie inside its part. Nothing here is code.
 """
 
+import json
 import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 import torch
 
-from unbroken.store.envelope import canonical, from_canonical
+from unbroken.store.envelope import canonical
 from unbroken.store.fields import Malformed, Table
 
 FORMAT: Final = "unbroken.index/1"
@@ -50,9 +52,8 @@ class Box(NamedTuple):
         return math.prod(self.sizes)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A box of a tensor and where its bytes lie."""
+class Chunk(NamedTuple):
+    """A box of a tensor and where its bytes lie; a large job has millions of them."""
 
     box: Box
     part: str
@@ -60,7 +61,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor: what it is and where its chunks lie."""
 
     dtype: torch.dtype
@@ -82,7 +83,7 @@ class Entry:
 class Index:
     """All tensors of a checkpoint by name. Two names of one tensor point at the same bytes."""
 
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorEntry]
 
 
 def encode(index: Index) -> bytes:
@@ -93,23 +94,30 @@ def encode(index: Index) -> bytes:
     """
     parts = sorted({chunk.part for entry in index.tensors.values() for chunk in entry.chunks})
     number = {name: position for position, name in enumerate(parts)}
-    body = {
-        "byteorder": sys.byteorder,
-        "format": FORMAT,
-        "parts": parts,
-        "tensors": {
-            name: {
-                "chunks": [
-                    [list(chunk.box.offsets), list(chunk.box.sizes), number[chunk.part], chunk.at]
-                    for chunk in sorted(entry.chunks, key=lambda chunk: chunk.box.offsets)
-                ],
-                "dtype": dtype_name(entry.dtype),
-                "shape": list(entry.shape),
-            }
-            for name, entry in index.tensors.items()
-        },
-    }
-    return canonical(body)
+    # Tensors are cut in a few ways only, so that each box is spelled once; the rest is written as it is read.
+    boxes: dict[Box, str] = {}
+    spelled = [_spelled(name, index.tensors[name], number, boxes) for name in sorted(index.tensors)]
+    head = canonical({"byteorder": sys.byteorder, "format": FORMAT, "parts": parts})
+    return b'%s,"tensors":{%s}}' % (head[:-1], ",".join(spelled).encode())
+
+
+def _spelled(name: str, entry: TensorEntry, number: Mapping[str, int], boxes: dict[Box, str]) -> str:
+    rows = []
+    for box, part, at in sorted(entry.chunks, key=_offsets):
+        if (text := boxes.get(box)) is None:
+            text = boxes[box] = f"[{_numbers(box.offsets)},{_numbers(box.sizes)},"
+        rows.append(f"{text}{number[part]},{at}]")
+    name_text = json.dumps(name, ensure_ascii=False)
+    dtype = dtype_name(entry.dtype)
+    return f'{name_text}:{{"chunks":[{",".join(rows)}],"dtype":"{dtype}","shape":{_numbers(entry.shape)}}}'
+
+
+def _offsets(chunk: Chunk) -> tuple[int, ...]:
+    return chunk.box.offsets
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return f"[{','.join(map(str, values))}]"
 
 
 def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
@@ -119,7 +127,7 @@ def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
         Malformed: it is not what a save wrote.
     """
     try:
-        found = from_canonical(data)
+        found = json.loads(data)
     except (ValueError, RecursionError) as wrong:
         raise Malformed(f"it is no JSON: {' '.join(str(wrong).split())[:120]}") from wrong
     body = Table(found, "index")
@@ -131,44 +139,69 @@ def decode(data: bytes, part_sizes: Mapping[str, int]) -> Index:
     parts = body.texts("parts")
     if unknown := [name for name in parts if name not in part_sizes]:
         raise Malformed(f"it names {unknown[0]!r}, which is no part of the checkpoint")
-    entries = {name: _entry(value, name, parts, part_sizes) for name, value in body.table("tensors").items()}
+    cuts: _Cuts = {}
+    room = [part_sizes[part] for part in parts]
+    entries = {name: _entry(value, name, parts, room, cuts) for name, value in body.table("tensors").items()}
+    # Two readers must never see two values in the same bytes. By now nothing in it is nested more deeply than a chunk.
+    if canonical(found) != data:
+        raise Malformed("it is not canonical")
     return Index(entries)
 
 
-def _entry(value: object, name: str, parts: Sequence[str], part_sizes: Mapping[str, int]) -> Entry:
+# The ways in which tensors are cut: for a shape and the offsets and sizes of all chunks, the boxes and what is wrong
+# with them. There are a few, and each is checked once.
+_Rows = tuple[tuple[int, ...], ...]
+_Cuts = dict[tuple[tuple[int, ...], _Rows, _Rows], tuple[tuple[Box, ...], str | None]]
+
+
+def _entry(value: object, name: str, parts: Sequence[str], room: Sequence[int], cuts: _Cuts) -> TensorEntry:
     match value:
-        case {"chunks": [*rows], "dtype": str(dtype_text), "shape": [*sizes], **others} if not others:
+        case {"chunks": [*rows], "dtype": str(dtype_text), "shape": [*shape_values], **others} if not others:
             pass
         case _:
             raise Malformed(f"tensor {name!r} is not an object of chunks, dtype and shape")
     dtype = DTYPES.get(dtype_text)
     if dtype is None:
         raise Malformed(f"tensor {name!r} has the unknown dtype {dtype_text!r}")
-    shape = _whole_numbers(sizes, name)
-    chunks = tuple(_chunk(row, name, parts) for row in rows)
-    for chunk in chunks:
-        end = chunk.at + chunk.box.elements * dtype.itemsize
-        if chunk.at % ALIGNMENT_BYTES or end > part_sizes[chunk.part]:
-            raise Malformed(f"tensor {name!r} has bytes {chunk.at} to {end}, which {chunk.part} does not have")
-    if complaint := coverage_complaint(shape, [chunk.box for chunk in chunks]):
+    shape = _whole_numbers(shape_values, name)
+    offsets, sizes, numbers, starts = _columns(rows, name, parts)
+    cut = cuts.get((shape, offsets, sizes))
+    if cut is None:
+        boxes = tuple(map(Box, offsets, sizes))
+        cut = cuts[shape, offsets, sizes] = boxes, coverage_complaint(shape, boxes)
+    boxes, complaint = cut
+    for box, number, start in zip(boxes, numbers, starts, strict=True):
+        end = start + box.elements * dtype.itemsize
+        if start % ALIGNMENT_BYTES or end > room[number]:
+            raise Malformed(f"tensor {name!r} has bytes {start} to {end}, which {parts[number]} does not have")
+    if complaint:
         raise Malformed(f"tensor {name!r}: {complaint}")
-    return Entry(dtype, shape, chunks)
+    return TensorEntry(dtype, shape, tuple(map(Chunk, boxes, map(parts.__getitem__, numbers), starts)))
 
 
-def _chunk(row: object, name: str, parts: Sequence[str]) -> Chunk:
-    match row:
-        case [[*offsets], [*sizes], part, at]:
-            number, start = _whole_numbers([part, at], name)
-            if number < len(parts):
-                return Chunk(Box(_whole_numbers(offsets, name), _whole_numbers(sizes, name)), parts[number], start)
+def _columns(
+    rows: Sequence[object], name: str, parts: Sequence[str]
+) -> tuple[_Rows, _Rows, tuple[int, ...], tuple[int, ...]]:
+    """The chunks of a tensor by column, all of them numbers that are in range."""
+    if not rows:
+        return (), (), (), ()
+    if set(map(type, rows)) == {list} and set(map(len, rows)) == {4}:  # type: ignore[arg-type]
+        offsets, sizes, part_values, start_values = zip(*rows, strict=True)
+        if set(map(type, (*offsets, *sizes))) == {list}:
+            _whole_numbers([*chain.from_iterable(offsets), *chain.from_iterable(sizes)], name)
+            numbers, starts = _whole_numbers(part_values, name), _whole_numbers(start_values, name)
+            if max(numbers) < len(parts):
+                return tuple(map(tuple, offsets)), tuple(map(tuple, sizes)), numbers, starts
     raise Malformed(f"tensor {name!r} has a chunk that is not [offsets, sizes, part, at]")
 
 
 def _whole_numbers(values: Sequence[object], name: str) -> tuple[int, ...]:
-    whole = tuple(value for value in values if type(value) is int and 0 <= value < _LARGEST)
-    if len(whole) != len(values):
-        raise Malformed(f"tensor {name!r} has a number that is none")
-    return whole
+    # ``True`` is not 1 here: types are compared, not looked up.
+    if set(map(type, values)) <= {int}:
+        whole: tuple[int, ...] = tuple(values)  # type: ignore[arg-type]
+        if not whole or (min(whole) >= 0 and max(whole) < _LARGEST):
+            return whole
+    raise Malformed(f"tensor {name!r} has a number that is none")
 
 
 def coverage_complaint(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:

@@ -57,7 +57,7 @@ class ModuleItem:
         if is_flat_sharded(self.module):
             return dict(get_model_state_dict(self.module))
         raw = self.module.state_dict()
-        names = state_names(self.module)
+        names = state_names(self.module, raw)
         return {names[name]: value for name, value in raw.items()}
 
     def give(self, state: State) -> None:
@@ -131,16 +131,16 @@ class ObjectItem:
     """Anything else with ``state_dict`` and ``load_state_dict``."""
 
     name: str
-    thing: Stateful
+    stateful: Stateful
     kind: str = "object"
 
     def take(self) -> State:
         """Its state_dict."""
-        return {"state": self.thing.state_dict()}
+        return {"state": self.stateful.state_dict()}
 
     def give(self, state: State) -> None:
         """Hand it back."""
-        self.thing.load_state_dict(state["state"])
+        self.stateful.load_state_dict(state["state"])
 
 
 @dataclass
@@ -197,11 +197,11 @@ def present(items: Sequence[Item]) -> list[Item]:
 
 def is_optional(item: Item) -> bool:
     """Whether a checkpoint without this item is complete."""
-    return isinstance(item, GradientsItem) or (isinstance(item, ObjectItem) and hasattr(item.thing, "is_filled"))
+    return isinstance(item, GradientsItem) or (isinstance(item, ObjectItem) and hasattr(item.stateful, "is_filled"))
 
 
 def _is_filled(item: Item) -> bool:
-    return item.is_wanted if isinstance(item, GradientsItem) else bool(item.thing.is_filled)  # type: ignore[union-attr]
+    return item.is_wanted if isinstance(item, GradientsItem) else bool(item.stateful.is_filled)  # type: ignore[union-attr]
 
 
 def _flat_sharded_take(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -210,7 +210,7 @@ def _flat_sharded_take(module: nn.Module, optimizer: torch.optim.Optimizer) -> S
     return dict(get_optimizer_state_dict(module, optimizer))
 
 
-def make_items(things: Mapping[str, object]) -> list[Item]:
+def make_items(objects: Mapping[str, object]) -> list[Item]:
     """Sort what was passed to the run by kind, models first and optimizers next, since those need their models.
 
     What a framework wrapped is unwrapped. Generators come last: putting a loader back may draw from them.
@@ -218,44 +218,44 @@ def make_items(things: Mapping[str, object]) -> list[Item]:
     Raises:
         NotAnItem: something has no state to save, or an optimizer has parameters of no module of the run.
     """
-    for name, thing in things.items():
+    for name, value in objects.items():
         if name in RESERVED or not name.isidentifier():
-            raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="a name of its own, of letters and digits")
-    things = {name: real(thing) for name, thing in things.items()}
-    for name, thing in things.items():
-        _require_whole(name, thing)
-    modules = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module)}
+            raise NotAnItem(name=name, type_name=type(value).__name__, lacks="a name of its own, of letters and digits")
+    objects = {name: real(value) for name, value in objects.items()}
+    for name, value in objects.items():
+        _require_whole(name, value)
+    modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
     items: list[Item] = [ModuleItem(name, module) for name, module in modules.items()]
-    for name, thing in things.items():
-        if isinstance(thing, torch.optim.Optimizer):
-            items.append(OptimizerItem(name, thing, _owner(name, thing, modules)))
-    for name, thing in things.items():
-        if isinstance(thing, nn.Module | torch.optim.Optimizer) or is_rng(thing):
+    for name, value in objects.items():
+        if isinstance(value, torch.optim.Optimizer):
+            items.append(OptimizerItem(name, value, _owner(name, value, modules)))
+    for name, value in objects.items():
+        if isinstance(value, nn.Module | torch.optim.Optimizer) or is_rng(value):
             continue
-        if not isinstance(thing, Stateful):
-            raise NotAnItem(name=name, type_name=type(thing).__name__, lacks="state_dict and load_state_dict")
-        items.append(ObjectItem(name, thing))
-    items += [ObjectItem(name, OwnRng(thing)) for name, thing in things.items() if is_rng(thing)]
+        if not isinstance(value, Stateful):
+            raise NotAnItem(name=name, type_name=type(value).__name__, lacks="state_dict and load_state_dict")
+        items.append(ObjectItem(name, value))
+    items += [ObjectItem(name, OwnRng(value)) for name, value in objects.items() if is_rng(value)]
     return items
 
 
-def _require_whole(name: str, thing: object) -> None:
+def _require_whole(name: str, value: object) -> None:
     """Refuse what looks like an item and would fail at the first save.
 
     Raises:
         NotAnItem: it is such a thing.
     """
     lacks = None
-    if is_foreign_engine(thing):
+    if is_foreign_engine(value):
         lacks = "a state of its own: DeepSpeed keeps it, in shards that only engine.save_checkpoint() writes"
-    elif isinstance(thing, torch.optim.Optimizer) and not hasattr(thing, "_optimizer_step_pre_hooks"):
+    elif isinstance(value, torch.optim.Optimizer) and not hasattr(value, "_optimizer_step_pre_hooks"):
         lacks = "what torch.optim.Optimizer sets up: it wraps another optimizer; hand over the inner one"
-    elif isinstance(thing, nn.Module):
-        lazy = [key for key, held in (*thing.named_parameters(), *thing.named_buffers()) if is_lazy(held)]
+    elif isinstance(value, nn.Module):
+        lazy = [key for key, held in (*value.named_parameters(), *value.named_buffers()) if is_lazy(held)]
         if lazy:
             lacks = f"a shape for {lazy[0]}: run one batch through the model before the run is entered"
     if lacks is not None:
-        raise NotAnItem(name=name, type_name=type(thing).__name__, lacks=lacks)
+        raise NotAnItem(name=name, type_name=type(value).__name__, lacks=lacks)
 
 
 def _owner(name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:

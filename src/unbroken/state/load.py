@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.errors import NotAnItem, StateDiffers
-from unbroken.records.references import resolve_checkpoint
+from unbroken.records.run_references import resolve_checkpoint
 from unbroken.state.capture import RNG, is_sharded
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem, make_items
-from unbroken.state.restore import Source, restore
+from unbroken.state.restore import CheckpointSource, restore
 from unbroken.state.trainer_state import read_trainer_state
 from unbroken.world import World
 
@@ -83,7 +83,7 @@ def load(
     # RNG states are not set here.
     others = (RNG, *(each for each in trainer.kinds if each not in items))
     restored = restore(
-        Source(store, name, manifest),
+        CheckpointSource(store, name, manifest),
         wanted,
         _world_of(wanted),
         accept=(*accept, *others),

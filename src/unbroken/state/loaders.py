@@ -7,6 +7,7 @@ workers, is saved with the state that each worker reports after each batch. Noth
 """
 
 import array
+import copy
 import functools
 import importlib
 import inspect
@@ -22,6 +23,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from unbroken import torch_private
+from unbroken.state import grain_data, hugging_face, torchdata_nodes
 from unbroken.state.encode import decode, encode
 from unbroken.state.items import Stateful
 from unbroken.state.rng import is_rng, rng_state, set_rng_state
@@ -34,6 +36,11 @@ _TORCHDATA: Final = "torchdata."
 _WORKER: Final = "torchdata.stateful_dataloader.worker"
 
 
+def adapted(loader: Any) -> Any:  # noqa: ANN401 - any loader
+    """A loader whose state has the names that all have: nodes of torchdata and Grain's pipelines have other ones."""
+    return torchdata_nodes.as_loader(loader) or grain_data.as_loader(loader) or loader
+
+
 def says_all(loader: object) -> bool:
     """Whether a loader's own state is all there is to restore, so that it need not be replayed.
 
@@ -41,6 +48,10 @@ def says_all(loader: object) -> bool:
     sampler draws on demand, nor what an iterable dataset without ``state_dict`` drew: those are replayed.
     """
     if is_wrapped_loader(loader) or not isinstance(loader, Stateful):
+        return False
+    if isinstance(loader, torchdata_nodes.NodeLoader | grain_data.GrainLoader):
+        return loader.is_complete
+    if (streaming := hugging_face.streaming_in(loader)) is not None and not hugging_face.says_all(streaming):
         return False
     if not _is_torchdata(type(loader)):
         return True
@@ -68,8 +79,10 @@ def _workers(loader: object) -> int:
     return found if isinstance(found, int) else 0
 
 
-def workers_of(loader: object) -> int | None:
-    """How many workers a loader of torch has; None for any other."""
+def worker_count(loader: object) -> int | None:
+    """How many workers a loader of torch or Grain has; None for any other."""
+    if isinstance(loader, grain_data.GrainLoader):
+        return loader.worker_count
     return _workers(loader) if isinstance(real_loader(loader), torch.utils.data.DataLoader) else None
 
 
@@ -84,10 +97,13 @@ def renew(loader: object) -> None:
 
 def remarks(loader: object, *, is_replayed: bool) -> list[str]:
     """Warnings about a loader when a run is entered."""
+    if isinstance(loader, torchdata_nodes.NodeLoader | grain_data.GrainLoader):
+        return loader.notices
     inner: Any = real_loader(loader)
+    found = hugging_face.remarks(loader)
     if not isinstance(inner, torch.utils.data.DataLoader) or not inner.num_workers:
-        return []
-    name, found = type(inner).__name__, []
+        return found
+    name = type(inner).__name__
     if not getattr(inner, "in_order", True):
         found.append(
             f"not exact: {name} has in_order=False, so that batches come in the order in which workers finish; "
@@ -112,33 +128,33 @@ def rngs_of(loader: object) -> list[Any]:
     if (numpy := sys.modules.get("numpy")) is not None:
         skipped.add(id(numpy.random.mtrand._rand))
     seen: set[int] = set()
-    for attribute in ("generator", "sampler", "batch_sampler", "dataset", "collate_fn"):
+    for attribute in ("generator", "sampler", "batch_sampler", "dataset", "collate_fn", "sources"):
         for each in _inside(getattr(inner, attribute, None), 0, seen):
             if id(each) not in skipped:
                 found.setdefault(id(each), each)
     return list(found.values())
 
 
-def _inside(thing: object, depth: int, seen: set[int]) -> Iterator[object]:
+def _inside(value: object, depth: int, seen: set[int]) -> Iterator[object]:
     """The generators in an object's attributes, and in theirs."""
-    if id(thing) in seen or len(seen) > _MOST:
+    if id(value) in seen or len(seen) > _MOST:
         return
-    seen.add(id(thing))
-    if is_rng(thing):
-        yield thing
+    seen.add(id(value))
+    if is_rng(value):
+        yield value
         return
-    if depth == _DEEPEST or isinstance(thing, type | ModuleType | FunctionType | torch.Tensor | torch.nn.Module):
+    if depth == _DEEPEST or isinstance(value, type | ModuleType | FunctionType | torch.Tensor | torch.nn.Module):
         return
     held: list[object] = []
-    if isinstance(thing, dict):
-        held = list(thing.values()) if len(thing) <= _LONGEST else []
-    elif isinstance(thing, list | tuple):
-        held = list(thing) if len(thing) <= _LONGEST else []
-    elif isinstance(thing, functools.partial):
-        held = [thing.func, *thing.args, *thing.keywords.values()]
-    elif inspect.ismethod(thing):
-        held = [thing.__self__]
-    elif isinstance(members := getattr(thing, "__dict__", None), dict):
+    if isinstance(value, dict):
+        held = list(value.values()) if len(value) <= _LONGEST else []
+    elif isinstance(value, list | tuple):
+        held = list(value) if len(value) <= _LONGEST else []
+    elif isinstance(value, functools.partial):
+        held = [value.func, *value.args, *value.keywords.values()]
+    elif inspect.ismethod(value):
+        held = [value.__self__]
+    elif isinstance(members := getattr(value, "__dict__", None), dict):
         held = list(members.values())
     for each in held:
         yield from _inside(each, depth + 1, seen)
@@ -186,6 +202,7 @@ class CarriedRng:
             self._init(worker_id)
         worker: Any = importlib.import_module(_WORKER)
         waiting: list[str] = []
+        loaded: list[object] = []
         make, take = worker._make_state_dict, worker.try_to_deserialize
 
         def reported(worker_id: int, dataset_kind: Any, fetcher: Any, dataset: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -194,17 +211,21 @@ class CarriedRng:
                 _set_worker_rng(waiting.pop(), (dataset, fetcher.collate_fn))
             state: dict[str, Any] = make(worker_id, dataset_kind, fetcher, dataset)
             rng = _worker_rng((dataset, fetcher.collate_fn))
-            state[worker._DATASET_STATE] = {_MARK: rng, _DATASET: state[worker._DATASET_STATE]}
+            # A dataset that restores its position at the first sample does not know it in the first report.
+            place = loaded.pop() if loaded else state[worker._DATASET_STATE]
+            state[worker._DATASET_STATE] = {_MARK: rng, _DATASET: place}
             return state
 
-        def taken(thing: Any, held: Any) -> Any:  # noqa: ANN401
+        def taken(value: Any, held: Any) -> Any:  # noqa: ANN401
             if isinstance(held, dict) and _MARK in held:
                 waiting.append(held[_MARK])
                 # An empty state has no values, and torchdata keeps values.
                 held = held.get(_DATASET, {})
                 if held is None:
-                    return thing
-            return take(thing, held)
+                    return value
+                if held:
+                    loaded.append(copy.deepcopy(held))
+            return take(value, held)
 
         worker._make_state_dict, worker.try_to_deserialize = reported, taken
 

@@ -7,11 +7,14 @@ has no order: so chunks, threads, shards and devices cannot change it. Owns no n
 """
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -24,7 +27,14 @@ CUDA_CHUNK_WORDS: Final = 1 << 22
 # A tensor that is not contiguous is copied this many elements at a time.
 SLAB_ELEMENTS: Final = 1 << 24
 
-Add = Callable[[torch.Tensor, "Places", "Keys", torch.Tensor], None]
+
+class Add(Protocol):
+    """What adds up words on a device."""
+
+    def __call__(
+        self, words: torch.Tensor, places: "Places", keys: "Keys", total: torch.Tensor, *, begin: int = 0
+    ) -> None:
+        """Add a row of words, the first of which is word ``begin`` of ``places``, to ``total``."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,8 @@ def arithmetic(device: torch.device) -> Add:
 
     The passes have buffers of their own, so the result belongs to the calling thread.
     """
+    if device.type == "cpu":
+        return HostPasses()
     return (_fused(device) if device.type == "cuda" else None) or Passes(device)
 
 
@@ -162,6 +174,69 @@ class Passes:
             torch.bitwise_right_shift(mixed, PAGE_BITS, out=shifted)
             mixed.add_(shifted, alpha=signed(PAGE - (1 << PAGE_BITS)))
         mixed.add_(signed(keys.first))
+
+
+_Numbers = npt.NDArray[np.uint64]
+_MASK: Final = (1 << 64) - 1
+_HALF: Final = np.uint64(32)
+
+
+class HostPasses:
+    """The same passes over memory of the host, by numpy: half as long as torch's, which has no unsigned shift."""
+
+    def __init__(self, chunk_words: int | None = None) -> None:
+        self._chunk_words = CPU_CHUNK_WORDS if chunk_words is None else chunk_words
+        self._counting: _Numbers = np.arange(self._chunk_words, dtype=np.uint64)
+        self._mixed = np.empty_like(self._counting)
+        self._shifted = np.empty_like(self._counting)
+
+    def __call__(self, words: torch.Tensor, places: Places, keys: Keys, total: torch.Tensor, *, begin: int = 0) -> None:
+        """Add a row of words, the first of which is word ``begin`` of ``places``, to ``total``."""
+        row, first_sum, second_sum = words.numpy(), 0, 0
+        for first in range(0, len(row), self._chunk_words):
+            chunk = row[first : first + self._chunk_words]
+            mixed, shifted = self._mixed[: len(chunk)], self._shifted[: len(chunk)]
+            self._place(mixed, shifted, begin + first, places, keys)
+            # The word belongs into the upper half, and adding it there carries into nothing.
+            upper = mixed.view(np.int32)[_UPPER::2]
+            np.add(upper, chunk, out=upper)
+            _fold_here(mixed, shifted)
+            np.multiply(mixed, np.uint64(FIRST), out=mixed)
+            _fold_here(mixed, shifted)
+            np.multiply(mixed, np.uint64(SECOND), out=mixed)
+            _fold_here(mixed, shifted)
+            first_sum += int(mixed.sum())
+            np.bitwise_xor(mixed, np.uint64(keys.second), out=mixed)
+            np.multiply(mixed, np.uint64(THIRD), out=mixed)
+            _fold_here(mixed, shifted)
+            second_sum += int(mixed.sum())
+        total += torch.tensor([signed(first_sum), signed(second_sum)], device="cpu")
+
+    def _place(self, mixed: _Numbers, shifted: _Numbers, first: int, places: Places, keys: Keys) -> None:
+        counting = self._counting[: len(mixed)]
+        if not places.jumps and not places.is_paged:
+            np.add(counting, np.uint64((places.start + first + keys.first) & _MASK), out=mixed)
+            return
+        np.add(counting, np.uint64(places.start + first), out=mixed)
+        for period, jump in places.jumps:
+            np.add(counting, np.uint64(first), out=shifted)
+            np.floor_divide(shifted, np.uint64(period), out=shifted)
+            np.multiply(shifted, np.uint64(jump), out=shifted)
+            np.add(mixed, shifted, out=mixed)
+        if places.is_paged:
+            # As above: the place's high bits go into the key.
+            np.right_shift(mixed, np.uint64(PAGE_BITS), out=shifted)
+            np.multiply(shifted, np.uint64((PAGE - (1 << PAGE_BITS)) & _MASK), out=shifted)
+            np.add(mixed, shifted, out=mixed)
+        np.add(mixed, np.uint64(keys.first & _MASK), out=mixed)
+
+
+_UPPER: Final = 1 if sys.byteorder == "little" else 0
+
+
+def _fold_here(mixed: _Numbers, shifted: _Numbers) -> None:
+    np.right_shift(mixed, _HALF, out=shifted)
+    np.bitwise_xor(mixed, shifted, out=mixed)
 
 
 def _fold(mixed: torch.Tensor, shifted: torch.Tensor) -> None:

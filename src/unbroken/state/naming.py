@@ -5,6 +5,7 @@ the *type* of the module it belongs to, never because of its spelling: a layer t
 its name.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from torch import nn
@@ -57,11 +58,17 @@ def clean(module: nn.Module, raw: str) -> str:
     return ".".join(kept)
 
 
+def _is_wrapped(module: nn.Module) -> bool:
+    """Whether any name below a module has a wrapper's segment; most models have none, and thousands of names."""
+    return any(inner_attribute(each) is not None for each in module.modules())
+
+
 def parameter_names(module: nn.Module) -> dict[int, str]:
     """Clean names of all parameters by identity; a tied one has the first of its names."""
     names: dict[int, str] = {}
+    is_wrapped = _is_wrapped(module)
     for raw, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), clean(module, raw))
+        names.setdefault(id(parameter), clean(module, raw) if is_wrapped else raw)
     return names
 
 
@@ -79,13 +86,16 @@ def is_flat_sharded(module: nn.Module) -> bool:
     return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
 
 
-def state_names(module: nn.Module) -> dict[str, str]:
-    """Raw name to clean name, for all that ``module.state_dict()`` holds.
+def state_names(module: nn.Module, state: Iterable[str] | None = None) -> dict[str, str]:
+    """Raw name to clean name, for all that ``module.state_dict()`` holds, or that ``state``, which is one, does.
 
     Raises:
         ValueError: two raw names become the same, so that one would overwrite the other.
     """
-    names = {raw: clean(module, raw) for raw in module.state_dict()}
+    raw_names = module.state_dict() if state is None else state
+    if not _is_wrapped(module):
+        return {raw: raw for raw in raw_names}
+    names = {raw: clean(module, raw) for raw in raw_names}
     if len(set(names.values())) != len(names):
         doubled = sorted(name for name in set(names.values()) if list(names.values()).count(name) > 1)
         raise ValueError(f"each of these names would mean two tensors: {', '.join(doubled[:4])}")

@@ -1,48 +1,35 @@
 """Tensors to parts and back: the payload of a checkpoint.
 
 A rank writes its pieces into files of its own, each piece as a blob that stock tools load; the copies staged in host
-memory go to the kernel as they are, digested on the way. Rank 0 then writes two descriptions of the whole: an index in
-JSON, which is all that we ever read, and the ``.metadata`` that stock readers of distributed checkpoints expect.
+memory go to the kernel as they are, digested on the way. What it wrote, and where each piece lies, it reports to rank
+0, which describes the whole (``description.py``).
 """
 
-import pickle
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
-from unbroken import torch_private
-from unbroken.errors import EvidenceMissing
-from unbroken.state import index as index_format
 from unbroken.state.container import container
-from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, INDEX_PART, Box, Chunk, Entry, Index
-from unbroken.state.pieces import SavePlan, part_name, plan_save
+from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, INDEX_PART, Box
+from unbroken.state.pieces import LARGE_BYTES, SavePlan, number_of_files, part_name, plan_save
 from unbroken.state.planners import Piece
 from unbroken.state.read import read, read_index
 from unbroken.state.stage import Staged, StagedPiece
-from unbroken.store.commit import Draft
+from unbroken.store.commit import PartWriter
 from unbroken.store.digest import BLOCK_BYTES
-from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Part
 
 __all__ = [
     "INDEX_PART",
     "METADATA_PART",
     "Location",
-    "Report",
     "SavePlan",
+    "WriteReport",
     "Written",
-    "finish",
     "plan_save",
     "planned_parts",
     "read",
@@ -53,8 +40,6 @@ __all__ = [
 ]
 
 METADATA_PART: Final = "state/.metadata"
-# What torch's own writer puts there; before torch 2.7 there is no such field.
-_VERSION: Final[Mapping[str, Any]] = {"version": "1.0.0"} if "version" in Metadata.__dataclass_fields__ else {}
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Report:
+class WriteReport:
     """What a rank sends to rank 0 about what it wrote: its parts, and where the pieces of its plan lie, without names.
 
     Rank 0 knows the pieces in their order from the plan, so that ten thousand of them take a few kilobytes.
@@ -86,54 +71,49 @@ class Report:
     layout: bytes
 
     @classmethod
-    def of(cls, written: Written, pieces: Sequence[Piece]) -> "Report":
-        """The report of a rank that has these pieces to write."""
+    def of(cls, written: Written, pieces: Sequence[Piece]) -> "WriteReport":
+        """The report of a rank that has these pieces to write; for one that it did not write, ``NOT_WRITTEN``."""
         numbers = {part.name: number for number, part in enumerate(written.parts)}
-        places = [written.places[piece.name, piece.box] for piece in pieces]
-        rows = [[numbers[each.part], each.blob_at, each.blob_bytes, each.at] for each in places]
+        places = [written.places.get((piece.name, piece.box)) for piece in pieces]
+        nowhere = [NOT_WRITTEN, 0, 0, 0]
+        rows = [[numbers[each.part], each.blob_at, each.blob_bytes, each.at] if each else nowhere for each in places]
         table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, _COLUMNS)
         # From each to the next, column by column: tensors of equal shapes are equally far apart, which compresses well.
         steps = table.diff(dim=0, prepend=table.new_zeros(1, _COLUMNS)).t().contiguous()
         return cls(written.parts, zlib.compress(steps.numpy().tobytes(), 1))
 
-    def written(self, pieces: Sequence[Piece]) -> Written:
-        """What the rank has written, with the names that rank 0 knows.
-
-        Raises:
-            ValueError: the report is about another number of pieces.
-        """
+    def columns(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """For each piece the number of its part, and ``blob_at``, ``blob_bytes`` and ``at`` as in ``Location``."""
         data = bytearray(zlib.decompress(self.layout))
-        # A rank may have nothing to write, and torch makes no tensor of an empty buffer.
-        steps = torch.frombuffer(data, dtype=torch.int64).view(_COLUMNS, -1) if data else torch.zeros(_COLUMNS, 0)
-        rows = steps.cumsum(dim=1).t().tolist()
-        places = {
-            (piece.name, piece.box): Location(self.parts[part].name, blob_at, blob_bytes, at)
-            for piece, (part, blob_at, blob_bytes, at) in zip(pieces, rows, strict=True)
-        }
-        return Written(self.parts, places)
+        if not data:
+            # A rank may have nothing to write, and torch makes no tensor of an empty buffer.
+            return [], [], [], []
+        part, blob_at, blob_bytes, at = torch.frombuffer(data, dtype=torch.int64).view(_COLUMNS, -1).cumsum(1).tolist()
+        return part, blob_at, blob_bytes, at
 
 
+NOT_WRITTEN: Final = -1
 _COLUMNS: Final = 4
+_SMALL_BYTES: Final = 4096
 
 
-def planned_parts(plan: SavePlan, *, files: int = 1) -> tuple[str, ...]:
+def planned_parts(plan: SavePlan, *, files: int | None = None) -> tuple[str, ...]:
     """Every part that a save by this plan must report before it can be committed."""
     return (*plan.part_names(files), INDEX_PART, METADATA_PART)
 
 
-def write(staged: Staged, draft: Draft, rank: int, *, files: int = 1) -> Written:
-    """Write what was staged, into so many files at the same time.
+def write(staged: Staged, draft: PartWriter, rank: int, *, files: int | None = None) -> Written:
+    """Write what was staged, into so many files at the same time; None: as many as its size is worth.
 
     Raises:
         StorageFailed: I/O error; the draft can be given up.
     """
-    if files < 1:
-        raise ValueError(f"a rank writes into at least one file, not {files}")
     staged.wait()
-    return write_bundles(share_out(staged.pieces, files), draft, rank)
+    number = number_of_files([one.piece for one in staged.pieces], files)
+    return write_bundles(share_out(staged.pieces, number), draft, rank)
 
 
-def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: int) -> Written:
+def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: PartWriter, rank: int) -> Written:
     """Write each bundle into a file of its own, all at the same time.
 
     Raises:
@@ -143,8 +123,9 @@ def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: 
 
     def write_one(number: int, pieces: Sequence[StagedPiece]) -> Part:
         name = part_name(rank, number)
+        is_large = sum(staged.piece.size_bytes for staged in pieces) >= LARGE_BYTES
         # crash here: a draft with some of its parts; it is torn.
-        return draft.write_part(name, _at_blocks(_blobs(pieces, name, places)))
+        return draft.write_part(name, _Blobs(pieces, name, places), is_large=is_large)
 
     if len(bundles) < 2:
         parts = [write_one(number, pieces) for number, pieces in enumerate(bundles)]
@@ -155,7 +136,11 @@ def write_bundles(bundles: Sequence[Sequence[StagedPiece]], draft: Draft, rank: 
 
 
 def share_out(pieces: Sequence[StagedPiece], files: int) -> list[list[StagedPiece]]:
-    """As many bundles as there are files, of about the same size, each in the order of the plan."""
+    """As many bundles as there are files, of about the same size, each in the order of the plan, small pieces first.
+
+    What is replicated is mostly small (an optimizer's step counts) and is read by every rank. At the front it lies in
+    one block; among the shards every rank would read all blocks of another rank's part.
+    """
     bundles: list[list[int]] = [[] for _ in range(min(files, len(pieces)))]
     load = [0] * len(bundles)
     for number in sorted(range(len(pieces)), key=lambda n: -pieces[n].piece.size_bytes):
@@ -163,7 +148,22 @@ def share_out(pieces: Sequence[StagedPiece], files: int) -> list[list[StagedPiec
         bundles[smallest].append(number)
         # A blob has some bytes even where the tensor has none, so that no file stays without one.
         load[smallest] += max(pieces[number].piece.size_bytes, 1)
-    return [[pieces[number] for number in sorted(bundle)] for bundle in bundles]
+    return [
+        [pieces[number] for number in sorted(bundle, key=lambda n: (pieces[n].piece.size_bytes > _SMALL_BYTES, n))]
+        for bundle in bundles
+    ]
+
+
+@dataclass(frozen=True)
+class _Blobs:
+    """The bytes of a part; they can be gone through again, by a writer that has to send them again."""
+
+    pieces: Sequence[StagedPiece]
+    part: str
+    places: dict[tuple[str, Box], Location]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return _at_blocks(_blobs(self.pieces, self.part, self.places))
 
 
 def _blobs(
@@ -194,82 +194,3 @@ def _at_blocks(chunks: Iterator[bytes | memoryview]) -> Iterator[memoryview]:
             piece, rest = rest[:room], rest[room:]
             yield piece
             room = room - len(piece) or BLOCK_BYTES
-
-
-def finish(plan: SavePlan, written: Sequence[Written], draft: Draft) -> tuple[Part, ...]:
-    """Describe what all ranks have written; for rank 0, after it has heard from all of them.
-
-    Raises:
-        EvidenceMissing: a piece of the plan was not written, or not as planned.
-        StorageFailed: I/O error; the draft can be given up.
-    """
-    places = {key: place for one in written for key, place in one.places.items()}
-    sizes = {part.name: part.size_bytes for one in written for part in one.parts}
-    chunks: dict[str, list[tuple[Box, Location]]] = {name: [] for name in plan.tensors}
-    missing = []
-    for pieces in plan.pieces_by_rank:
-        for piece in pieces:
-            place = places.get((piece.name, piece.box))
-            if place is None:
-                missing.append(f"{piece.name} at {list(piece.box.offsets)}: planned and not written")
-            else:
-                chunks[piece.name].append((piece.box, place))
-    if missing:
-        raise EvidenceMissing(path=draft.path, missing=tuple(missing))
-    lying = {name: chunks[planned.same_as] for name, planned in plan.tensors.items()}
-    encoded = index_format.encode(_index(plan, lying))
-    try:
-        # What no reader would take must not become a checkpoint: it would be found out when it is needed.
-        index_format.decode(encoded, sizes)
-    except Malformed as wrong:
-        raise EvidenceMissing(path=draft.path, missing=(f"{INDEX_PART}: {wrong}",)) from wrong
-    # crash here: a draft with all tensors and without a description; it is torn.
-    return (
-        draft.write_part(INDEX_PART, [encoded]),
-        draft.write_part(METADATA_PART, [pickle.dumps(_metadata(plan, lying))]),
-    )
-
-
-def _index(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]]) -> Index:
-    return Index(
-        {
-            name: Entry(
-                DTYPES[planned.dtype],
-                planned.shape,
-                tuple(Chunk(box, place.part, place.at) for box, place in lying[name]),
-            )
-            for name, planned in plan.tensors.items()
-        }
-    )
-
-
-def _metadata(plan: SavePlan, lying: Mapping[str, Sequence[tuple[Box, Location]]]) -> Metadata:
-    """The same facts for stock readers."""
-    return Metadata(
-        state_dict_metadata={
-            name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=DTYPES[planned.dtype]),
-                size=torch.Size(planned.shape),
-                chunks=[
-                    ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
-                    for box, _ in lying[name]
-                ],
-            )
-            for name, planned in plan.tensors.items()
-        },
-        planner_data={name: _path(name, plan.tensors) for name in plan.tensors},
-        storage_data={
-            MetadataIndex(name, box.offsets, number): torch_private.StorageInfo(
-                place.part.removeprefix("state/"), place.blob_at, place.blob_bytes
-            )
-            for name in plan.tensors
-            for number, (box, place) in enumerate(lying[name])
-        },
-        **_VERSION,
-    )
-
-
-def _path(name: str, names: Mapping[str, object]) -> tuple[str, ...]:
-    """How a stock tool that rebuilds a nested dict gets to a tensor: by its item, then by its name in it."""
-    item, dot, rest = name.partition(".")
-    return (item, rest) if dot and item not in names else (name,)

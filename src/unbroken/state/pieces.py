@@ -44,7 +44,7 @@ class Held(NamedTuple):
     same_as: str
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a tensor lies on one rank: what the whole tensor is, and the boxes of it that are here."""
 
     dtype: str
@@ -57,7 +57,7 @@ class Holding:
     """All that one rank holds, by column: ten thousand tensors have a few layouts, and each is sent and hashed once."""
 
     names: tuple[str, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[TensorLayout, ...]
     # By name: which of the layouts, and the name as in ``Held.same_as``.
     layout_of: tuple[int, ...]
     same_as: tuple[str, ...]
@@ -65,8 +65,10 @@ class Holding:
     @classmethod
     def of(cls, held: Sequence[Held]) -> "Holding":
         """The same as a list of tensors."""
-        numbers: dict[Layout, int] = {}
-        layout_of = tuple(numbers.setdefault(Layout(one.dtype, one.shape, one.boxes), len(numbers)) for one in held)
+        numbers: dict[TensorLayout, int] = {}
+        layout_of = tuple(
+            numbers.setdefault(TensorLayout(one.dtype, one.shape, one.boxes), len(numbers)) for one in held
+        )
         return cls(tuple(one.name for one in held), tuple(numbers), layout_of, tuple(one.same_as for one in held))
 
     def pieces(self, names: Sequence[str], chosen: "Chosen") -> tuple[Piece, ...]:
@@ -120,13 +122,30 @@ class SavePlan:
         """The bytes of this rank's elements."""
         return sum(piece.size_bytes for piece in self.pieces)
 
-    def part_names(self, files: int) -> tuple[str, ...]:
+    def part_names(self, files: int | None) -> tuple[str, ...]:
         """The parts that all ranks together will write, each into so many files; on rank 0."""
         return tuple(
             part_name(rank, number)
             for rank, pieces in enumerate(self.pieces_by_rank)
-            for number in range(min(files, len(pieces)))
+            for number in range(number_of_files(pieces, files))
         )
+
+
+# From this size on a file is written past the page cache, and the next file is worth its while.
+LARGE_BYTES: Final = 64 << 20
+MOST_FILES: Final = 2
+
+
+def number_of_files(pieces: Sequence[Piece], files: int | None) -> int:
+    """Into how many files a rank writes its pieces; None: one for each ``LARGE_BYTES``, at most two.
+
+    Measured on local disks with direct I/O, two are within a tenth of the best number, whichever that is on the day.
+    """
+    if files is None:
+        files = max(1, min(MOST_FILES, sum(piece.size_bytes for piece in pieces) // LARGE_BYTES))
+    if files < 1:
+        raise ValueError(f"a rank writes into at least one file, not {files}")
+    return min(files, len(pieces))
 
 
 def part_name(rank: int, number: int) -> str:
@@ -241,6 +260,20 @@ def require_supported(name: str, tensor: torch.Tensor) -> None:
             raise TensorUnsupported(name=name, reason="it is on the meta device and has no elements")
         if _keeps_data_elsewhere(local):
             raise TensorUnsupported(name=name, reason=f"it is a {type(local).__name__}, whose bytes are elsewhere")
+        if _shares_elements(local):
+            raise TensorUnsupported(name=name, reason="several of its elements are the same memory; clone() it")
+
+
+def expanded_dims(tensor: torch.Tensor) -> list[int]:
+    """The dimensions along which all elements are one in memory, as ``expand`` makes them."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return [dim for dim, (size, stride) in enumerate(sizes) if size > 1 and stride == 0]
+
+
+def _shares_elements(local: torch.Tensor) -> bool:
+    """Whether windows overlap, as ``unfold`` makes them: they have more elements than there are in the memory below."""
+    rows = [(size, stride) for size, stride in zip(local.shape, local.stride(), strict=True) if stride]
+    return math.prod(size for size, _ in rows) > 1 + sum((size - 1) * stride for size, stride in rows)
 
 
 def _keeps_data_elsewhere(local: torch.Tensor) -> bool:
@@ -257,6 +290,17 @@ def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if isinstance(tensor, ShardedTensor):
         return [shard.tensor for shard in tensor.local_shards()]
     return [tensor]
+
+
+def copies_of(tensor: torch.Tensor, world_size: int) -> int:
+    """How many ranks hold the same elements as this one."""
+    if isinstance(tensor, ShardedTensor):
+        return 1
+    if not isinstance(tensor, DTensor):
+        return world_size
+    mesh = tensor.device_mesh
+    along = [mesh.size(dim) for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    return math.prod(along) * max(1, world_size // mesh.size())
 
 
 def _placement(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -278,6 +322,18 @@ def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _memory(tensor: torch.Tensor) -> object | None:
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        if not tensor.numel():
+            return None
+        return (
+            tensor.data_ptr(),
+            tensor.device,
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
     locals_ = local_tensors(tensor)
     if any(local.layout is not torch.strided or _keeps_data_elsewhere(local) for local in locals_):
         return None
@@ -301,7 +357,7 @@ class Way:
     """One way in which tensors are spread over the ranks: who holds them, and each in which layout."""
 
     ranks: tuple[int, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[TensorLayout, ...]
 
     @cached_property
     def complaint(self) -> str | None:
@@ -353,7 +409,7 @@ class Spread:
 
 def spread_over(held: Sequence[Holding]) -> dict[str, Spread]:
     """How each tensor is spread, by what each rank holds, in the order in which the ranks name them."""
-    numbers: dict[Layout, int] = {}
+    numbers: dict[TensorLayout, int] = {}
     columns: dict[str, tuple[list[int], list[int], list[str]]] = {}
     for rank, mine in enumerate(held):
         known = [numbers.setdefault(layout, len(numbers)) for layout in mine.layouts]

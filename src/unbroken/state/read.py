@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
@@ -28,9 +28,10 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from unbroken.errors import DamagedCheckpoint, NotRestored, StateDiffers
+from unbroken.state.host_copy import as_bits
+from unbroken.state.host_memory import Arena
 from unbroken.state.index import INDEX_PART, Chunk, Index, decode, dtype_name
-from unbroken.state.pieces import local_tensors
-from unbroken.state.stage import as_bits
+from unbroken.state.pieces import expanded_dims, local_tensors
 from unbroken.store.digest import block_ranges
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
@@ -38,7 +39,7 @@ from unbroken.store.manifest import Manifest, Part
 from unbroken.store.parts import BlockReader, read_whole, require_block
 from unbroken.world import World
 
-DEFAULT_THREADS: Final = 4
+DEFAULT_THREADS: Final = 8
 
 
 def read_index(store: Store, name: str, manifest: Manifest) -> Index:
@@ -78,7 +79,8 @@ def read(
         RankFailed: one of these, on another rank only.
     """
     world.all_or_none(lambda: _require_fitting(name, index, tensors))
-    world.all_or_none(lambda: _fill(store, name, manifest, index, tensors, threads))
+    is_shared = world.size > 1
+    world.all_or_none(lambda: _fill(store, name, manifest, index, tensors, threads, is_shared=is_shared))
 
 
 def _require_fitting(name: str, index: Index, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -94,11 +96,18 @@ def _require_fitting(name: str, index: Index, tensors: Mapping[str, torch.Tensor
 
 
 def _fill(
-    store: Store, name: str, manifest: Manifest, index: Index, tensors: Mapping[str, torch.Tensor], threads: int
+    store: Store,
+    name: str,
+    manifest: Manifest,
+    index: Index,
+    tensors: Mapping[str, torch.Tensor],
+    threads: int,
+    *,
+    is_shared: bool,
 ) -> None:
     arrivals = _arrivals(index, tensors)
     with torch.no_grad():
-        _bring_in(store, store.path(name), manifest, arrivals, threads)
+        _bring_in(store, store.path(name), manifest, arrivals, threads, is_shared=is_shared)
     arrived: dict[str, int] = defaultdict(int)
     for arrival in arrivals:
         arrived[arrival.name] += arrival.arrived_elements
@@ -148,7 +157,7 @@ class _Arrival:
         """Whether the stretch is byte for byte the target's own memory."""
         target = self.target
         is_dense = target.is_contiguous() and target.numel() * target.itemsize == self.end - self.start
-        return is_dense and target.is_cpu and not target.is_conj() and not target.is_neg()
+        return is_dense and (target.is_cpu or target.is_cuda) and not target.is_conj() and not target.is_neg()
 
     def _direct(self) -> torch.Tensor:
         return as_bits(self.target).view(-1).view(torch.uint8)
@@ -159,10 +168,14 @@ class _Arrival:
     def _land(self, landing: torch.Tensor) -> None:
         if not self._is_direct:
             found = landing.view(self.target.dtype).as_strided(self.target.shape, self.strides)
-            if self.target.is_conj() or self.target.is_neg():
-                self.target.copy_(found)
+            target = self.target
+            for dim in expanded_dims(target):
+                # All along it are one element in memory; that all were saved equal, the fingerprint shows.
+                target, found = target.narrow(dim, 0, 1), found.narrow(dim, 0, 1)
+            if target.is_conj() or target.is_neg():
+                target.copy_(found)
             else:
-                as_bits(self.target).copy_(as_bits(found))
+                as_bits(target).copy_(as_bits(found))
         self.arrived_elements = self.target.numel()
         self.landing = None
 
@@ -218,9 +231,26 @@ class _Block:
     arrivals: tuple[_Arrival, ...]
 
 
-def _bring_in(store: Store, directory: Path, manifest: Manifest, arrivals: Iterable[_Arrival], threads: int) -> None:
+def _bring_in(
+    store: Store,
+    directory: Path,
+    manifest: Manifest,
+    arrivals: Collection[_Arrival],
+    threads: int,
+    *,
+    is_shared: bool,
+) -> None:
     """Read every needed block once, verify it, and copy it to its tensors."""
-    reader = BlockReader(store.files, manifest.block_bytes)
+    device = next((arrival.target.device for arrival in arrivals if arrival.target.is_cuda), None)
+    buffers: list[Arena] = []
+
+    def make_buffer(size_bytes: int) -> memoryview:
+        buffer = Arena(size_bytes, device)
+        buffer.make_ready()
+        buffers.append(buffer)
+        return memoryview(cast("bytes", buffer.tensor.numpy()))
+
+    reader = BlockReader(store.files, manifest.block_bytes, make_buffer, is_shared=is_shared)
 
     def bring(block: _Block) -> None:
         data = reader.read(directory / block.part, block.start, block.end)
@@ -231,9 +261,16 @@ def _bring_in(store: Store, directory: Path, manifest: Manifest, arrivals: Itera
             for arrival in block.arrivals:
                 arrival.take(verified, block.start)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-read") as pool:
-        for _ in pool.map(bring, _needed_blocks(manifest, arrivals)):
-            pass
+    for used in {arrival.target.device for arrival in arrivals if arrival.target.is_cuda}:
+        # The threads copy on streams of their own: what was sent to the targets before must not come after it.
+        torch.cuda.current_stream(used).synchronize()
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="unbroken-read") as pool:
+            for _ in pool.map(bring, _needed_blocks(manifest, arrivals)):
+                pass
+    finally:
+        for buffer in buffers:
+            buffer.close()
 
 
 def _needed_blocks(manifest: Manifest, arrivals: Iterable[_Arrival]) -> list[_Block]:

@@ -63,7 +63,7 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """One checkpoint to restore from."""
 
     store: Store
@@ -72,7 +72,7 @@ class Source:
 
 
 def restore(
-    source: Source,
+    source: CheckpointSource,
     items: Sequence[Item],
     world: World,
     *,
@@ -169,7 +169,11 @@ class _Record:
 
 
 def _read_record(
-    source: Source, items: Sequence[Item], world: World, accept: Collection[str], allow_pickle: Collection[str]
+    source: CheckpointSource,
+    items: Sequence[Item],
+    world: World,
+    accept: Collection[str],
+    allow_pickle: Collection[str],
 ) -> _Record:
     trainer = read_trainer_state(source.store, source.name, source.manifest)
     structures, differences, notes = _structures(source, trainer, items, world, accept)
@@ -184,6 +188,9 @@ def _read_record(
     except Malformed as wrong:
         raise ManifestDamaged(path=source.store.path(source.name), complaint=str(wrong)) from wrong
     _require_kinds(source, trainer, wanted, looked)
+    moved = _moved_positions(wanted, looked, accept)
+    notes += [f"accepted: {name}: {what}" for name, what in moved]
+    differences += moved
     unscaled = {item.name for item in wanted if _is_live_scaler(item) and not looked[item.name][1]["state"]}
     notes += [f"{name}: was switched off in the checkpoint, starts fresh" for name in sorted(unscaled)]
     wanted = tuple(item for item in wanted if item.name not in unscaled)
@@ -204,7 +211,7 @@ def _bucket_notes(items: Sequence[Item], world: World) -> list[str]:
 
 
 def _require_kinds(
-    source: Source,
+    source: CheckpointSource,
     trainer: TrainerState,
     items: Sequence[Item],
     looked: Mapping[str, Looked],
@@ -217,14 +224,33 @@ def _require_kinds(
     changed += [
         f"{item.name}: {complaint}"
         for item in items
-        if isinstance(item, ObjectItem) and isinstance(item.thing, Cursor | OwnRng)
-        if (complaint := item.thing.complaint(looked[item.name][1].get("state")))
+        if isinstance(item, ObjectItem) and isinstance(item.stateful, Cursor | OwnRng)
+        if (complaint := item.stateful.complaint(looked[item.name][1].get("state")))
     ]
     if changed:
         raise StateDiffers(checkpoint=str(source.store.path(source.name)), changed=tuple(changed))
 
 
-def _plan(source: Source, record: _Record, world: World, accept: Collection[str]) -> _Plan:
+def _moved_positions(
+    items: Sequence[Item], looked: Mapping[str, Looked], accept: Collection[str]
+) -> list[tuple[str, str]]:
+    """Loaders whose position in the checkpoint is not the same place here, all of them accepted.
+
+    Raises:
+        NotExact: one of them was not accepted.
+    """
+    moved = [
+        (item.name, change)
+        for item in items
+        if isinstance(item, ObjectItem) and isinstance(item.stateful, Cursor)
+        for change in item.stateful.changes(looked[item.name][1].get("state"))
+    ]
+    if refused := tuple(each for each in moved if each[0] not in accept):
+        raise NotExact(differences=refused)
+    return moved
+
+
+def _plan(source: CheckpointSource, record: _Record, world: World, accept: Collection[str]) -> _Plan:
     index = record.index
     names = {name: found for name, (found, _) in record.looked.items()}
     fresh = FreshTensors(accept)
@@ -282,7 +308,7 @@ def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
 
 
 def _structures(
-    source: Source, trainer: TrainerState, items: Sequence[Item], world: World, accept: Collection[str]
+    source: CheckpointSource, trainer: TrainerState, items: Sequence[Item], world: World, accept: Collection[str]
 ) -> tuple[dict[str, Json], list[tuple[str, str]], list[str]]:
     """Each item's values for this rank, after every difference was accepted or refused; and the accepted ones."""
     here = {item.name: item for item in items}
@@ -324,8 +350,8 @@ class Laned(Protocol):
 
 def _draws_in_lanes(items: Sequence[Item]) -> bool:
     """Whether no bit depends on a rank's own RNG states, so that another number of ranks is exact all the same."""
-    things = [item.thing for item in items if isinstance(item, ObjectItem)]
-    return any(isinstance(thing, Laned) and thing.is_exact_on_any_world is True for thing in things)
+    objects = [item.stateful for item in items if isinstance(item, ObjectItem)]
+    return any(isinstance(value, Laned) and value.is_exact_on_any_world is True for value in objects)
 
 
 def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -346,17 +372,19 @@ def _item_differences(trainer: TrainerState, here: Mapping[str, Item]) -> tuple[
 
 
 def _is_live_scaler(item: Item) -> bool:
-    return isinstance(item, ObjectItem) and isinstance(item.thing, torch.amp.GradScaler) and item.thing.is_enabled()
+    return (
+        isinstance(item, ObjectItem) and isinstance(item.stateful, torch.amp.GradScaler) and item.stateful.is_enabled()
+    )
 
 
 def _fill(tensor: torch.Tensor) -> None:
     with torch.no_grad():
         for local in local_tensors(tensor):
-            if local.numel() and local.is_contiguous():
+            if local.numel() and local.is_contiguous() and not local.is_conj() and not local.is_neg():
                 local.detach().reshape(-1).view(torch.uint8).fill_(_SENTINEL)
 
 
-def _verify_live(source: Source, plan: _Plan, world: World) -> None:
+def _verify_live(source: CheckpointSource, plan: _Plan, world: World) -> None:
     """Compare the live tensors with the fingerprints of the manifest."""
     live: dict[str, torch.Tensor] = {name: plan.places[name] for name in plan.names[RNG]}
     for item in plan.items:
@@ -380,7 +408,7 @@ def _verify_live(source: Source, plan: _Plan, world: World) -> None:
         raise NotRestored(checkpoint=str(source.store.path(source.name)), names=named)
 
 
-def _require_as_stored(source: Source, index: Index, names: Collection[str]) -> None:
+def _require_as_stored(source: CheckpointSource, index: Index, names: Collection[str]) -> None:
     """Pass if the stored bytes of these tensors have the fingerprints of the manifest, so that the load is at fault.
 
     Raises:

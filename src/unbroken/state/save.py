@@ -1,7 +1,8 @@
 """Saving beside the training loop: a short stop to take the state, and a thread for everything slow.
 
-At the step's edge the state is captured, fingerprinted and copied to host memory; writing, digesting, syncing and
-committing happen in a thread over a group of its own. At most one save is in flight. A save that fails is reported
+At the step's edge the state is captured, fingerprinted and copied to host memory; one process without a GPU takes a
+checksum there and the fingerprints of the copies later. Writing, digesting, syncing and committing happen in a thread
+over a group of its own. At most one save is in flight. A save that fails is reported
 at the end of the next step, leaves the last commit intact and lets training continue.
 """
 
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -19,21 +20,30 @@ from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenEr
 from unbroken.quoting.log import logger
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
+from unbroken.state.description import Describer
+from unbroken.state.destination import Destination, LocalDestination
 from unbroken.state.encode import Json
 from unbroken.state.fingerprint import CountedBelow, combine, fingerprints
 from unbroken.state.host_memory import asking_for_memory
 from unbroken.state.items import Item, ModuleItem, OptimizerItem, State, present
-from unbroken.state.naming import parameter_names
+from unbroken.state.naming import is_flat_sharded, parameter_names
+from unbroken.state.pieces import copies_of, local_tensors
 from unbroken.state.planners import DEFAULT, SavePlanner
-from unbroken.state.stage import Buffers, Staged, require_as_fingerprinted, stage, staged_sums
+from unbroken.state.stage import (
+    Buffers,
+    Staged,
+    described_by,
+    require_as_copied,
+    require_as_fingerprinted,
+    stage,
+    staged_sums,
+)
 from unbroken.state.trainer_state import TRAINER_STATE, TrainerState, encode_counters, encode_rank, rank_part
-from unbroken.store.capacity import require_room
-from unbroken.store.commit import Draft, Record, begin, commit
+from unbroken.store.commit import PartWriter, Record
 from unbroken.store.directory import Store
 from unbroken.store.keep import Policy
 from unbroken.store.manifest import Part, Tensor
-from unbroken.store.names import DraftName
-from unbroken.store.sweep import settle
+from unbroken.store.names import Begun, DraftName
 from unbroken.world import World
 
 _log = logger(__name__)
@@ -66,11 +76,15 @@ class Saved:
     removed: tuple[str, ...] = ()
     error: UnbrokenError | None = None
     account: Mapping[str, Any] | None = None
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class SaveContext:
-    """The run that a saver saves: its store, its job, its policies."""
+    """The run that a saver saves: its store, its job, its policies.
+
+    ``elsewhere`` is where the saves go if not to the store.
+    """
 
     store: Store
     job: str
@@ -78,8 +92,17 @@ class SaveContext:
     resume_target: str | None = None
     fence: Callable[[], None] | None = None
     is_live: Callable[[DraftName], bool] = lambda draft: True
-    files_per_rank: int = 1
+    files_per_rank: int | None = None
+    on_commit: Callable[[], None] = lambda: None
     planner: SavePlanner = DEFAULT
+    elsewhere: Destination | None = None
+
+    @property
+    def destination(self) -> Destination:
+        """Where the saves go."""
+        if self.elsewhere is not None:
+            return self.elsewhere
+        return LocalDestination(self.store, self.job, self.policies, self.resume_target, self.fence, self.is_live)
 
 
 class Saver:
@@ -98,7 +121,7 @@ class Saver:
         self._items = list(items)
         self._world = world
         self._beside = world.beside()
-        self._context = context
+        self._context, self._destination = context, context.destination
         self._allow_pickle = frozenset(allow_pickle)
         self._shares_generators = shares_rng
         self._hyperparameters = hyperparameters
@@ -108,11 +131,26 @@ class Saver:
         self._plans_anew = False
         # What the ranks found out about each other's boxes; true as long as the plan is.
         self._counted_below = CountedBelow()
+        # On rank 0: what the last save said of the places of all pieces.
+        self._describer = Describer()
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
         self._is_committing = False
         # Set once weights were written during a copy: from then on nothing is copied beside the next step.
         self._copies_at_once = False
+
+    def prepare(self, *, most_bytes: int | None = None, has_stepped: bool = False) -> None:
+        """Make the host memory for the first save ready beside the first steps, so that it need not wait for it.
+
+        ``most_bytes`` bounds it; the first save makes what is left. Without a GPU it is made after the first step:
+        before, gradients and optimizer state are still to come into the same memory, and what is taken from them could
+        get the job killed.
+        """
+        size_bytes, device = expected_bytes(self._items, self._world.size)
+        if most_bytes is not None:
+            size_bytes = min(size_bytes, most_bytes)
+        if (device is not None or has_stepped) and size_bytes >= _WORTH_PREPARING_BYTES:
+            self._buffers.prepare(size_bytes, device)
 
     def start(self, request: Request, rng: Callable[[], State]) -> None:
         """Take the state now and save it behind; waits for a save that is still in flight. Collective.
@@ -150,8 +188,8 @@ class Saver:
         plan = payload.plan_save(found.tensors, self._world, self._plan, planner=planner, is_stale=is_stale)
         if plan is not self._plan:
             self._plan, self._counted_below = plan, CountedBelow()
-        prints = fingerprints(found.tensors, self._world, own=found.own, below=self._counted_below)
-        described = {name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in plan.tensors.items()}
+        is_checked = _is_alone_in_host_memory(self._world, found.tensors)
+        described = None if is_checked else self._described(found, plan)
         inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         copies: list[Staged] = []
 
@@ -159,8 +197,10 @@ class Saver:
             thread = threading.Thread(target=self._run, args=(inbox,), name="unbroken-save", daemon=True)
             with asking_for_memory():
                 thread.start()
-            until_step = () if self._copies_at_once else changed_by_steps(self._items, found.tensors)
-            copies.append(stage(plan, found.tensors, self._buffers, until_step=until_step))
+            # What is in host memory is copied before the loop continues.
+            is_at_once = self._copies_at_once or is_checked
+            until_step = () if is_at_once else changed_by_steps(self._items, found.tensors)
+            copies.append(stage(plan, found.tensors, self._buffers, until_step=until_step, is_checked=is_checked))
             copies[0].guard([item.optimizer for item in self._items if isinstance(item, OptimizerItem)])
             return thread
 
@@ -177,6 +217,10 @@ class Saver:
         sums = torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu")
         inbox.put(_Work(request, items, counters, found, plan, copies[0], described, sums, began, paused_s))
         return thread
+
+    def _described(self, found: Captured, plan: payload.SavePlan) -> dict[str, Tensor]:
+        prints = fingerprints(found.tensors, self._world, own=found.own, below=self._counted_below)
+        return {name: Tensor(planned.dtype, planned.shape, prints[name]) for name, planned in plan.tensors.items()}
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight, at most so long."""
@@ -228,26 +272,34 @@ class Saver:
         except Exception as surprise:  # noqa: BLE001 - the top of a thread: nothing above could report it
             done, error = _Committed(), Bug(cause=f"{type(surprise).__name__}: {surprise}")
             error.__cause__ = surprise
-        total_s, size_bytes = time.monotonic() - work.began, work.plan.total_bytes
+        total_s, size_bytes = done.total_s or time.monotonic() - work.began, work.plan.total_bytes
         self._ended = Saved(
-            work.request, done.name, size_bytes, work.paused_s, total_s, done.removed, error, account=done.account
+            work.request,
+            done.name,
+            size_bytes,
+            work.paused_s,
+            total_s,
+            done.removed,
+            error,
+            account=done.account,
+            held=done.held,
         )
 
     def _write_and_commit(self, work: "_Work") -> "_Committed":
-        world, context = self._beside, self._context
+        world = self._beside
         try:
-            draft_name = world.from_first(lambda: self._begin(work))
+            begun = world.from_first(lambda: self._begin(work))
         except BaseException:
             # Nothing will be written: the next save needs the buffers.
             work.staged.release()
             raise
-        draft = Draft(context.store, draft_name)
+        draft = self._destination.draft(begun, coming_bytes=work.plan.total_bytes)
         committed: list[_Committed] = []
 
         def commit_once() -> _Committed:
             self._is_committing = True
             try:
-                committed.append(self._commit(work, draft, reports))
+                committed.append(self._commit(work, begun, draft, reports))
             finally:
                 self._is_committing = False
             return committed[0]
@@ -265,40 +317,39 @@ class Saver:
                 self._give_up(draft)
             raise
 
-    def _begin(self, work: "_Work") -> DraftName:
-        context = self._context
-        if context.fence is not None:
-            # Checked again before the commit; here so that a run that was moved or deleted is not recreated.
-            context.fence()
+    def _begin(self, work: "_Work") -> Begun:
         # Beside the tensors: index, metadata, manifest, the shared record, the directories, and one record a rank.
         others = 8 + self._world.size
-        require_room(
-            context.store,
+        return self._destination.begin(
+            work.request.step,
+            work.request.kind,
             coming_bytes=work.plan.total_bytes,
-            coming_files=len(work.plan.part_names(context.files_per_rank)) + others,
-            policies=context.policies,
-            is_live=context.is_live,
+            coming_files=len(work.plan.part_names(self._context.files_per_rank)) + others,
         )
-        return begin(context.store, step=work.request.step, job=context.job).name
 
-    def _write(self, work: "_Work", draft: Draft) -> "_RankReport":
+    def _write(self, work: "_Work", draft: PartWriter) -> "_RankReport":
         try:
             work.staged.wait()
             with ThreadPoolExecutor(1, thread_name_prefix="unbroken-verify") as pool:
-                checking = pool.submit(staged_sums, work.staged.pieces, work.plan)
+                checking = pool.submit(staged_sums, work.staged, work.plan, with_tied=work.described is None)
                 began = time.monotonic()
                 written = payload.write(work.staged, draft, self._world.rank, files=self._context.files_per_rank)
                 took_s = time.monotonic() - began
                 work.sums.copy_(checking.result())
+            # Last: neither the fingerprints nor the files may be of copies that changed before they were read.
+            require_as_copied(work.staged, work.request.step)
         finally:
             work.staged.release()
         part = rank_part(self._world.rank)
         mine = draft.write_part(part, [encode_rank(self._world.rank, work.captured.ranked)])
-        return _RankReport(payload.Report.of(written, work.plan.pieces), mine, took_s)
+        return _RankReport(payload.WriteReport.of(written, work.plan.pieces), mine, took_s)
 
-    def _commit(self, work: "_Work", draft: Draft, reports: Sequence["_RankReport"]) -> "_Committed":
+    def _commit(self, work: "_Work", begun: Begun, draft: PartWriter, reports: Sequence["_RankReport"]) -> "_Committed":
         context, request = self._context, work.request
-        require_as_fingerprinted(work.plan, work.described, work.sums, request.step)
+        if (described := work.described) is None:
+            described = described_by(work.plan, work.sums)
+        else:
+            require_as_fingerprinted(work.plan, described, work.sums, request.step)
         trainer = TrainerState(
             step=request.step,
             world_size=self._world.size,
@@ -309,49 +360,47 @@ class Saver:
             hyperparameters=self._hyperparameters,
         )
         parts = [part for each in reports for part in (*each.tensors.parts, each.record)]
-        everything = zip(reports, work.plan.pieces_by_rank, strict=True)
-        parts += payload.finish(work.plan, [each.tensors.written(pieces) for each, pieces in everything], draft)
+        parts += self._describer.write(work.plan, [each.tensors for each in reports], draft)
         parts.append(draft.write_part(TRAINER_STATE, [trainer.encode()]))
         account = dict(request.account()) if request.account is not None else None
         served = {} if account is None else {"data": account}
         record = Record(
             kind=request.kind,
             saved_at_ns=time.time_ns(),
-            tensors=work.described,
+            tensors=described,
             metrics=request.metrics,
-            fingerprint=combine({name: tensor.digest for name, tensor in work.described.items()}),
+            fingerprint=combine({name: tensor.digest for name, tensor in described.items()}),
             metadata={"world_size": self._world.size, "torch": torch.__version__, **served, **request.metadata},
         )
-        name = commit(draft, plan=self._planned(work.plan), parts=parts, record=record, fence=context.fence)
+        name = self._destination.commit(begun, plan=self._planned(work.plan), parts=parts, record=record)
+        total_s = time.monotonic() - work.began
         bytes_by_rank = [sum(piece.size_bytes for piece in pieces) for pieces in work.plan.pieces_by_rank]
         times = [each.took_s for each in reports]
         self._plans_anew = context.planner.learn(list(zip(bytes_by_rank, times, strict=True)))
-        return _Committed(name, self._settle(name), account)
+        removed, held = self._settle(name)
+        context.on_commit()
+        return _Committed(name, removed, account, held, total_s)
+
+    def sweep_again(self, name: str) -> tuple[str, ...]:
+        """Sweep what was held for a mirror and is mirrored now, behind the newest commit; returns what was swept."""
+        return self._settle(name)[0]
 
     def _planned(self, plan: payload.SavePlan) -> list[str]:
         """Every part that must be there, known before anybody has reported one."""
         tensors = payload.planned_parts(plan, files=self._context.files_per_rank)
         return [*tensors, TRAINER_STATE, *map(rank_part, range(self._world.size))]
 
-    def _settle(self, name: str) -> tuple[str, ...]:
-        """What follows a commit; returns what was swept."""
-        context = self._context
+    def _settle(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What follows a commit; returns what was swept, and what is kept only until it is mirrored."""
         try:
-            _, swept = settle(
-                context.store,
-                name,
-                context.policies,
-                job=context.job,
-                is_live=context.is_live,
-                resume_target=context.resume_target,
-            )
+            return self._destination.settle(name)
         except UnbrokenError as refused:
             # The checkpoint exists: to call the save failed would be untrue. The next one points and sweeps again.
-            _log.warning("%s is committed, but updating `latest` or removing old checkpoints failed: %s", name, refused)
-            return ()
-        return swept.names
+            what = "updating `latest` or removing old checkpoints"
+            _log.warning("%s is committed, but %s failed: %s", name, what, refused.message)
+            return (), ()
 
-    def _give_up(self, draft: Draft) -> None:
+    def _give_up(self, draft: PartWriter) -> None:
         try:
             draft.discard()
         except UnbrokenError:
@@ -363,7 +412,7 @@ class Saver:
 class _RankReport:
     """What one rank sends to rank 0: what it wrote of the tensors, and the part with its own record."""
 
-    tensors: payload.Report
+    tensors: payload.WriteReport
     record: Part
     took_s: float
 
@@ -375,11 +424,17 @@ class _Committed:
     name: str | None = None
     removed: tuple[str, ...] = ()
     account: Mapping[str, Any] | None = None
+    held: tuple[str, ...] = ()
+    # Until it was committed; old checkpoints are removed after that.
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A save on its way from the step's edge to its thread; ``sums`` is filled there, from the copies."""
+    """A save on its way from the step's edge to its thread; ``sums`` is filled there, from the copies.
+
+    ``described`` is None where the fingerprints are those of the copies, which are proven by checksums.
+    """
 
     request: Request
     items: Sequence[Item]
@@ -387,7 +442,7 @@ class _Work:
     captured: Captured
     plan: payload.SavePlan
     staged: Staged
-    described: Mapping[str, Tensor]
+    described: Mapping[str, Tensor] | None
     sums: torch.Tensor
     began: float
     paused_s: float
@@ -403,6 +458,47 @@ def _ends_the_save_only(refused: UnbrokenError) -> bool:
 def _is_written_during_save(refused: UnbrokenError) -> bool:
     cause = refused.cause if isinstance(refused, RankFailed) else refused
     return isinstance(cause, WrittenDuringSave)
+
+
+def _is_alone_in_host_memory(world: World, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether checksums of the sources can stand for fingerprints at the edge, which take fifty times as long.
+
+    Among several ranks the fingerprint at the edge also shows that all hold the same. On a GPU it is quicker than a
+    checksum could be, and the copy is made later.
+    """
+    return world.size == 1 and all(local.is_cpu for tensor in tensors.values() for local in local_tensors(tensor))
+
+
+# Less than this is made in no time.
+_WORTH_PREPARING_BYTES: Final = 64 << 20
+
+
+def expected_bytes(items: Sequence[Item], world_size: int) -> tuple[int, torch.device | None]:
+    """About how much a save copies on this rank, and a GPU that it comes from: weights and the optimizers' state.
+
+    What several ranks hold is taken to be shared out evenly. The plan of the save knows better, and needs all ranks.
+    """
+    total, device = 0, None
+    for item in items:
+        if isinstance(item, ModuleItem):
+            found: Sequence[object] = [*item.module.parameters(), *item.module.buffers()]
+        elif isinstance(item, OptimizerItem):
+            states = item.optimizer.state.values()
+            # An optimizer may keep values of its own beside those of its parameters.
+            found = [value for state in states if isinstance(state, Mapping) for value in state.values()]
+            # Before the first step there is none: two moments a parameter, or one.
+            found = found or [p for group in item.optimizer.param_groups for p in group["params"]] * (
+                2 if "betas" in item.optimizer.defaults else 1
+            )
+        else:
+            continue
+        is_flat = is_flat_sharded(item.module)
+        for tensor in (each for each in found if isinstance(each, torch.Tensor)):
+            copies = 1 if is_flat else copies_of(tensor, world_size)
+            for local in local_tensors(tensor):
+                total += local.nbytes // copies
+                device = local.device if local.is_cuda else device
+    return total, device
 
 
 def changed_by_steps(items: Sequence[Item], names: Collection[str]) -> set[str]:

@@ -21,7 +21,7 @@ from unbroken.store.manifest import Manifest, Part
 from unbroken.store.names import MANIFEST
 from unbroken.store.parts import BlockReader
 
-DEFAULT_WORKERS: Final = 4
+DEFAULT_WORKERS: Final = 8
 _SAMPLED_BLOCKS: Final = 2
 _LASTING: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
 
@@ -35,11 +35,12 @@ class Level(Enum):
 
 
 class Cause(Enum):
-    """Why a part did not verify: its bytes are wrong, cannot be read, or are of an unknown format."""
+    """Why a part did not verify: its bytes are wrong, cannot be read or are of an unknown format, or it was removed."""
 
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
     UNKNOWN_FORMAT = "unknown-format"
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Verdict:
         """Whether bytes are there and wrong; what merely could not be read may be readable tomorrow."""
         return any(finding.cause is Cause.DAMAGED for finding in self.findings)
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether there is no such checkpoint any more: its run, or a command, has removed or moved it meanwhile."""
+        return any(finding.cause is Cause.REMOVED for finding in self.findings)
+
     def error(self, store: Store) -> DamagedCheckpoint:
         """The findings as an error."""
         return DamagedCheckpoint(path=store.path(self.name), findings=tuple(map(str, self.findings)))
@@ -102,8 +108,36 @@ def verify(
 ) -> Verdict:
     """Check one checkpoint; ``seed`` draws the sample, ``progress`` gets the number of bytes as they are verified.
 
-    A bad checkpoint raises nothing: what cannot be read is a finding too.
+    A bad checkpoint raises nothing: what cannot be read is a finding too. Nor is it damage if the run that is at work
+    removes an old checkpoint while it is being read.
     """
+    found = _verify(store, name, level, seed=seed, workers=workers, progress=progress)
+    if found.is_damaged and is_removed(store, name):
+        return Verdict(
+            name, level, found.manifest, (Finding(MANIFEST, "is not there, or not any more", cause=Cause.REMOVED),)
+        )
+    return found
+
+
+def is_removed(store: Store, name: str) -> bool:
+    """Whether there is no such checkpoint any more: in a mirror the manifest goes first, in a run all goes at once."""
+    try:
+        store.read_manifest(name)
+    except StorageFailed as refused:
+        return refused.is_missing
+    except CheckpointError:
+        pass
+    return False
+
+
+def without_its_manifest(name: str, level: Level) -> Verdict:
+    """The verdict on a checkpoint whose manifest is lost, so that nothing of it can be verified."""
+    return Verdict(name, level, None, (Finding(MANIFEST, "is missing"),))
+
+
+def _verify(
+    store: Store, name: str, level: Level, *, seed: int, workers: int, progress: Callable[[int], None] | None
+) -> Verdict:
     try:
         manifest = store.read_manifest(name)
     except (CheckpointError, StorageFailed) as refused:
@@ -128,7 +162,7 @@ def _manifest_finding(refused: CheckpointError | StorageFailed) -> Finding:
             return _unreadable(MANIFEST, refused)
         case ManifestDamaged():
             return Finding(MANIFEST, f"cannot be trusted: {refused.complaint}")
-    return Finding(MANIFEST, str(refused))
+    return Finding(MANIFEST, refused.message)
 
 
 def _unreadable(part: str, refused: StorageFailed, start: int | None = None, end: int | None = None) -> Finding:

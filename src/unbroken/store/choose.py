@@ -6,13 +6,15 @@ A damaged checkpoint is moved to ``quarantine/`` with its reason, never deleted:
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from unbroken.errors import NoUsableCheckpoint
+from unbroken.errors import NoUsableCheckpoint, OtherFramework
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.directory import Store
-from unbroken.store.names import QUARANTINE, scratch
-from unbroken.store.scan import newest_first, scan
+from unbroken.store.manifest import Manifest
+from unbroken.store.names import QUARANTINE, REASON, SEALED, scratch
+from unbroken.store.scan import newest_first, read_quietly, scan
 
 _SCHEMA: Final = "unbroken.quarantine/1"
 
@@ -20,23 +22,27 @@ _SCHEMA: Final = "unbroken.quarantine/1"
 def quarantine(store: Store, name: str, reasons: tuple[str, ...], *, job: str, at_ns: int) -> str:
     """Move a checkpoint into ``quarantine/``, its reason file first; returns the name it has there.
 
+    In an object store, where nothing can be moved, the reason file alone keeps it from being chosen.
+
     Raises:
         StorageFailed: I/O error; the checkpoint is where it was.
     """
     directory = store.path(QUARANTINE)
     store.files.make_directory(directory, durable=True)
-    taken = {node.name for node in store.files.list_directory(directory)}
     copy, aside = 1, name
-    while aside in taken:
+    # Asked by name: after a disk went bad there may be thousands, and a list of all of them for each takes minutes.
+    while store.files.can_rename and store.files.find(directory / aside) is not None:
         copy += 1
         aside = f"{name}~{copy}"
     reason = {"schema": _SCHEMA, "name": name, "reasons": list(reasons), "job": job, "at_ns": at_ns}
     # crash here: a reason without its checkpoint, which the next attempt replaces.
     store.files.replace(
-        directory / f"{aside}.reason.json",
+        directory / f"{aside}{REASON}",
         (json.dumps(reason, sort_keys=True, indent=1) + "\n").encode(),
         scratch=scratch(job, "reason"),
     )
+    if not store.files.can_rename:
+        return name
     # crash here: the checkpoint is in one place or the other, unchanged.
     store.files.publish(store.path(name), directory / aside)
     return aside
@@ -87,7 +93,8 @@ def choose(names_newest_first: Iterable[str], judge: Callable[[str], Verdict]) -
         verdict = judge(name)
         if verdict.is_sound:
             return Choice(verdict, tuple(passed))
-        passed.append(PassedOver(verdict))
+        if not verdict.is_removed:
+            passed.append(PassedOver(verdict))
     return Choice(None, tuple(passed))
 
 
@@ -109,3 +116,27 @@ def resume_point(store: Store, level: Level, *, job: str, at_ns: int) -> Choice:
             over = PassedOver(over.verdict, f"{QUARANTINE}/{aside}")
         passed.append(over)
     return Choice(found.chosen, tuple(passed))
+
+
+def require_origin(store: Store, run: Path, origin: str) -> None:
+    """Pass if the newest checkpoint of a run was saved by what opens it now, or the run has none.
+
+    Raises:
+        OtherFramework: it was saved by something else.
+        StorageFailed: I/O error.
+    """
+    for name in newest_first(store, scan(store).committed):
+        manifest = read_quietly(store, name)
+        if manifest is not None:
+            require_saved_by(origin, run, name, manifest)
+            return
+
+
+def require_saved_by(origin: str, run: Path, name: str, manifest: Manifest) -> None:
+    """Pass if a checkpoint was saved by ``origin``; of a folder that was sealed, its files decide.
+
+    Raises:
+        OtherFramework: it was saved by something else.
+    """
+    if manifest.kind != SEALED and manifest.origin != origin:
+        raise OtherFramework(run=run, newest=name, made_with=manifest.origin, opened_with=origin)

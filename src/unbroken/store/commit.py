@@ -8,7 +8,7 @@ final name. That rename is the commit: before it there is the old state, after i
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointError, EvidenceMissing, StorageFailed
@@ -19,6 +19,7 @@ from unbroken.store.names import (
     FINAL,
     LATEST,
     MANIFEST,
+    OWN,
     PERIODIC,
     DraftName,
     checkpoint_name,
@@ -29,6 +30,20 @@ from unbroken.store.names import (
 )
 from unbroken.store.parts import write_part
 from unbroken.store.rewind import abandoned_ids
+
+
+class PartWriter(Protocol):
+    """Where the parts of a checkpoint that is being written go: a draft in a directory, or in an object store."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
+
+    def write_part(self, name: str, chunks: Iterable[bytes | memoryview], *, is_large: bool = False) -> Part:
+        """Write one part durably; the returned evidence is for the commit."""
+
+    def discard(self) -> None:
+        """Give the draft up."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +58,8 @@ class Draft:
         """Its directory."""
         return self.store.path(str(self.name))
 
-    def write_part(self, name: str, chunks: Iterable[bytes | memoryview]) -> Part:
-        """Write one part durably; the returned evidence is for the commit.
+    def write_part(self, name: str, chunks: Iterable[bytes | memoryview], *, is_large: bool = False) -> Part:
+        """Write one part durably, a large one past the page cache; the returned evidence is for the commit.
 
         Raises:
             UnsafeName: the name leads out of the checkpoint.
@@ -58,7 +73,7 @@ class Draft:
             raise StorageFailed(operation="write a part into", path=self.path, cause=cause)
         files.make_directory((self.path / name).parent)
         # crash here: a draft with some of its parts; it is torn, and swept once its job is gone.
-        return write_part(files, self.path, name, chunks)
+        return write_part(files, self.path, name, chunks, is_large=is_large)
 
     def discard(self) -> None:
         """Give the draft up.
@@ -75,7 +90,7 @@ class Record:
 
     kind: str
     saved_at_ns: int
-    origin: str = "unbroken"
+    origin: str = OWN
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str | None = None
@@ -121,18 +136,30 @@ def commit(
         UnsafeName: a part's name leads out of the checkpoint; nothing is committed.
         StorageFailed: I/O error; the old state is intact.
     """
-    store, files = draft.store, draft.store.files
+    store = draft.store
     stem = called or checkpoint_name(draft.name.step, record.kind)
-    problems = list(_contradictions(draft, plan, parts))
-    if problems:
-        raise EvidenceMissing(path=draft.path, missing=tuple(problems))
+    _require_evidence(draft, plan, parts)
+    encoded = encoded_manifest(draft.path, draft.name.job, draft.name.step, parts, record)
+    _complete(draft, plan, encoded)
+    if fence is not None:
+        fence()
+    return _publish(store, draft, stem)
+
+
+def encoded_manifest(path: Path, job: str, step: int, parts: Collection[Part], record: Record) -> bytes:
+    """The manifest of a checkpoint as it is stored; ``path`` is the draft's, for messages.
+
+    Raises:
+        ManifestDamaged: the record holds what a manifest cannot carry.
+        UnsafeName: a part's name leads out of the checkpoint.
+    """
     manifest = Manifest(
         # The instant is in it, so that a later save of the same step by the same job is another checkpoint.
-        id=f"{draft.name.job}-{draft.name.step}-{record.saved_at_ns:x}",
-        step=draft.name.step,
+        id=f"{job}-{step}-{record.saved_at_ns:x}",
+        step=step,
         kind=record.kind,
         saved_at_ns=record.saved_at_ns,
-        job=draft.name.job,
+        job=job,
         origin=record.origin,
         parts=tuple(parts),
         tensors=record.tensors,
@@ -142,25 +169,56 @@ def commit(
     )
     encoded = encode(manifest)
     # What no reader would take must not become a checkpoint: it would be found out when it is needed.
-    decode(encoded, draft.path / MANIFEST)
+    decode(encoded, path / MANIFEST)
+    return encoded
+
+
+def commit_copy(draft: Draft, encoded: bytes, parts: Collection[Part], *, called: str) -> str:
+    """Turn a draft into a copy of a checkpoint, with the manifest that it has elsewhere; returns its name here.
+
+    Raises:
+        EvidenceMissing: a part of the manifest is not on disk with its size, or there are others.
+        StorageFailed: I/O error; the old state is intact.
+    """
+    names = [part.name for part in parts]
+    _require_evidence(draft, names, parts)
+    _complete(draft, names, encoded)
+    return _publish(draft.store, draft, called)
+
+
+def _complete(draft: Draft, plan: Collection[str], encoded: bytes) -> None:
+    files = draft.store.files
     for directory in _directories(draft.path, plan):
         files.sync_directory(directory)
     # crash here: all parts, durable, and no manifest: torn.
     files.write_new(draft.path / MANIFEST, [encoded])
     # crash here: a whole checkpoint under a draft's name: torn all the same, since nothing was promised yet.
     files.sync_directory(draft.path)
-    if fence is not None:
-        fence()
-    return _publish(store, draft, stem)
 
 
-def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]) -> Iterator[str]:
+def _require_evidence(draft: Draft, plan: Collection[str], parts: Collection[Part]) -> None:
+    require_evidence(draft.path, plan, parts, dict(walk_files(draft.store.files, draft.path)))
+
+
+def require_evidence(
+    path: Path, plan: Collection[str], parts: Collection[Part], present: Mapping[str, int | None]
+) -> None:
+    """Pass if the parts that were planned, those that were reported and those that are there are the same.
+
+    Raises:
+        EvidenceMissing: they are not.
+    """
+    problems = list(_contradictions(plan, parts, present))
+    if problems:
+        raise EvidenceMissing(path=path, missing=tuple(problems))
+
+
+def _contradictions(plan: Collection[str], parts: Collection[Part], present: Mapping[str, int | None]) -> Iterator[str]:
     reported = {part.name: part for part in parts}
     if not plan:
         yield "no part was planned"
     if len(reported) != len(parts):
         yield "a part was reported twice"
-    present = dict(walk_files(draft.store.files, draft.path))
     for name in sorted(set(plan) - reported.keys()):
         yield f"{name}: planned and not reported by its writer"
     for name in sorted(reported.keys() - set(plan)):
@@ -179,6 +237,8 @@ def _contradictions(draft: Draft, plan: Collection[str], parts: Collection[Part]
 def walk_files(files: Files, directory: Path) -> Iterator[tuple[str, int | None]]:
     """Every file below a directory with its size; None for what is not a regular file.
 
+    A directory that another process removes meanwhile has no files.
+
     Raises:
         StorageFailed: I/O error.
     """
@@ -186,7 +246,7 @@ def walk_files(files: Files, directory: Path) -> Iterator[tuple[str, int | None]
     pending = [("", directory)]
     while pending:
         prefix, here = pending.pop()
-        for node in files.list_directory(here):
+        for node in files.list_present(here):
             if node.kind is NodeKind.DIRECTORY:
                 pending.append((f"{prefix}{node.name}/", here / node.name))
                 continue

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Difference:
+class CheckpointDifference:
     """What is the same, what differs and how, and what only one of the two has.
 
     ``unit`` is what was compared: ``tensor``, ``part``, or ``item`` where it was tensors and the parts without any.
@@ -29,7 +29,7 @@ class Difference:
         return not (self.differ or self.only_first or self.only_second)
 
 
-def compare(first: Manifest, second: Manifest) -> Difference:
+def compare(first: Manifest, second: Manifest) -> CheckpointDifference:
     """Compare two manifests; the order of writing, the clock and the job do not count.
 
     A sealed folder's tensors are those of its safetensors files; its other files are compared as the parts they are.
@@ -40,7 +40,7 @@ def compare(first: Manifest, second: Manifest) -> Difference:
     if SEALED not in (first.kind, second.kind):
         return found
     rest = _compare("part", _untold_parts(first), _untold_parts(second), _part_change)
-    return Difference(
+    return CheckpointDifference(
         "item",
         found.same + rest.same,
         found.differ + rest.differ,
@@ -59,10 +59,10 @@ def _untold_parts(manifest: Manifest) -> dict[str, Part]:
 
 def _compare(
     unit: str, first: Mapping[str, T], second: Mapping[str, T], change: Callable[[T, T], str | None]
-) -> Difference:
+) -> CheckpointDifference:
     shared = sorted(first.keys() & second.keys())
     differ = tuple((name, how) for name in shared if (how := change(first[name], second[name])))
-    return Difference(
+    return CheckpointDifference(
         unit,
         len(shared) - len(differ),
         differ,

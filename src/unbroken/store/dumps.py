@@ -217,10 +217,8 @@ def read_pointers(run: Path, files: Files = LOCAL) -> list[Pointer]:
         StorageFailed: I/O error.
     """
     folder = run / FOLDER
-    if files.find(folder) is None:
-        return []
     found = []
-    for node in files.list_directory(folder):
+    for node in files.list_present(folder):
         if node.kind is NodeKind.FILE and node.name.startswith(RANK) and node.name.endswith(".json"):
             try:
                 found.append(_pointer(_record(folder / node.name, _POINTER_SCHEMA, files)))
@@ -286,9 +284,7 @@ def rank_stores(area: Area, root: Path, files: Files) -> Iterator[Store]:
         StorageFailed: I/O error.
     """
     folder = root / area.key
-    if files.find(folder) is None:
-        return
-    for node in files.list_directory(folder):
+    for node in files.list_present(folder):
         if node.kind is NodeKind.DIRECTORY and node.name.startswith(RANK):
             yield Store(folder / node.name, files)
 

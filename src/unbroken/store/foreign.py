@@ -1,8 +1,8 @@
 """Finding a checkpoint of another tool by the names it uses; reads names and JSON, never a pickle, and writes nothing.
 
 A reference may be a file, a checkpoint folder, or a folder that contains checkpoints. What is named explicitly is
-taken; in a folder of checkpoints the newest step is taken, and anything that is not clearly the newest is an error. Two
-kinds are told apart: ``dcp``, a folder of torch's Distributed Checkpoint, and ``model``, gathered files. Where one step
+taken; in a folder of checkpoints the newest step is taken, and anything that is not clearly the newest is an error.
+There are two kinds: ``dcp``, a folder of torch's Distributed Checkpoint, and ``model``, gathered files. Where one step
 has both, ``dcp`` is taken, unless the other is named or required.
 """
 

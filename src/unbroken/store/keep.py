@@ -9,7 +9,9 @@ without any policy nothing is released.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
+
+NOT_YET_MIRRORED: Final = "not yet mirrored"
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class NotYetMirrored:
 
     def keeps(self, newest_first: Sequence[Candidate]) -> Mapping[str, str]:
         """The names it keeps, each with the reason."""
-        return {c.name: "not yet mirrored" for c in newest_first if c.is_mirrored is False}
+        return {c.name: NOT_YET_MIRRORED for c in newest_first if c.is_mirrored is False}
 
 
 def best_by(text: str) -> BestBy:
@@ -152,6 +154,11 @@ class Decision:
     kept: Mapping[str, tuple[str, ...]]
     released: tuple[str, ...]
     newest: str | None = None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What is kept for no other reason than that a mirror lacks it, oldest first."""
+        return tuple(name for name, reasons in reversed(list(self.kept.items())) if reasons == (NOT_YET_MIRRORED,))
 
 
 def keeps_everything(policies: Collection[Policy]) -> bool:

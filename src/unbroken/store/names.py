@@ -19,16 +19,27 @@ MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
 # The folder of a run that holds its checkpoints: what has one inside is a run, never a checkpoint.
 CHECKPOINTS: Final = "checkpoints"
+# In a run whose framework saves its checkpoints beside the records, not in a folder of their own.
+CHECKPOINTS_HERE: Final = ".checkpoints_here"
+# The records that stand beside the checkpoints then.
+RUN_RECORDS: Final = (CHECKPOINTS_HERE, ".lease", ".run_state.json", ".shutdown_requested", "journal", "metrics")
 # Parts that no other tool writes: what holds one of them was a checkpoint of ours.
 OWN_PARTS: Final = ("state/index.json", "ranks/rank-00000.json")
 QUARANTINE: Final = "quarantine"
+# Behind the name of a checkpoint there: the file with the reason.
+REASON: Final = ".reason.json"
 ABANDONED: Final = "abandoned"
 PINS: Final = ".pins"
 REWINDS: Final = ".rewinds"
+MIRROR: Final = ".mirror"
+# In a mirror: which checkpoint a name belongs to, from before its first part to after its removal.
+CLAIMS: Final = f"{MIRROR}/claims"
 DRAFT_PREFIX: Final = ".tmp-"
 TRASH_PREFIX: Final = ".trash-"
 SCRATCH_PREFIX: Final = ".scratch-"
 
+# What saved a checkpoint, where it was no framework.
+OWN: Final = "unbroken"
 PERIODIC: Final = "periodic"
 SHUTDOWN: Final = "shutdown"
 FINAL: Final = "final"
@@ -72,6 +83,19 @@ class DraftName:
     def __str__(self) -> str:
         stem = f"{DRAFT_PREFIX}{self.job}-{self.step}-{self.attempt}"
         return _marked(stem) if self.is_marked else stem
+
+
+def scratch_draft(job: str) -> DraftName:
+    """What stands for the scratch files of a job where drafts are judged; attempts of drafts count from 1."""
+    return DraftName(job, 0, 0)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A checkpoint that is being written, as ranks tell each other of it: its step, and the name of its place."""
+
+    step: int
+    place: str
 
 
 def checkpoint_name(step: int, kind: str, copy: int = 1) -> str:

@@ -17,7 +17,16 @@ from unbroken.files import LOCAL, Files
 from unbroken.store.directory import Store
 from unbroken.store.foreign import import_command
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import CHECKPOINTS, LATEST, MANIFEST, is_checkpoint_name, parse_draft, step_in_name, step_of
+from unbroken.store.names import (
+    CHECKPOINTS,
+    CHECKPOINTS_HERE,
+    LATEST,
+    MANIFEST,
+    is_checkpoint_name,
+    parse_draft,
+    step_in_name,
+    step_of,
+)
 from unbroken.store.scan import Inventory, Torn, holds_store, newest_first, read_quietly, scan, without_manifest
 from unbroken.store.seal import seal_command
 
@@ -27,10 +36,15 @@ _STEP: Final = re.compile(r"[0-9](_?[0-9]){0,18}")
 
 @dataclass(frozen=True)
 class Reference:
-    """A store, and one checkpoint in it if the reference named one."""
+    """A store, and one checkpoint in it if the reference named one.
+
+    ``records`` is the store beside the records of the run where that is another one: a run may save its checkpoints to
+    an object store.
+    """
 
     store: Store
     name: str | None = None
+    records: Store | None = None
 
     @property
     def path(self) -> Path:
@@ -38,7 +52,7 @@ class Reference:
         return self.store.path(self.name) if self.name else self.store.root
 
 
-def resolve(reference: str, files: Files = LOCAL) -> Reference:
+def resolve_in_store(reference: str, files: Files = LOCAL) -> Reference:
     """The store, and the checkpoint if one is named.
 
     Raises:
@@ -72,7 +86,7 @@ def resolve_checkpoint(reference: str, files: Files = LOCAL) -> tuple[Store, str
         ManifestDamaged: the named one cannot be trusted.
         FormatUnknown: another version wrote the named one.
     """
-    return checkpoint_of(resolve(reference, files))
+    return checkpoint_of(resolve_in_store(reference, files))
 
 
 def checkpoint_of(found: Reference) -> tuple[Store, str, Manifest]:
@@ -106,6 +120,9 @@ def find_store(path: Path, files: Files = LOCAL) -> Store:
     """
     if files.find(path) is None:
         raise PathMissing(path=path, purpose="run or store")
+    if files.find(path / CHECKPOINTS_HERE) is not None:
+        # Accelerate has a folder called checkpoints of its own, beside those of the run.
+        return Store(path, files)
     for root in (path / CHECKPOINTS, path):
         if _is_directory(root, files):
             store = Store(root, files)

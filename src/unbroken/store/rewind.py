@@ -29,7 +29,7 @@ _COUNT: Final = re.compile(r"#(?P<count>[0-9]{1,9})(\.[^#/@]*)?\Z")
 
 
 @dataclass(frozen=True)
-class Request:
+class RewindRequest:
     """A request to resume from another than the newest checkpoint, as it was written, and the job that did it."""
 
     text: str
@@ -53,38 +53,47 @@ def next_request(request: str) -> str:
     return f"{without_tag(request)}#{int(found['count']) + 1 if found else 2}"
 
 
-def last_request(store: Store) -> Request | None:
+def last_request(store: Store) -> RewindRequest | None:
     """The newest request that was carried out; None where there was none.
 
     Raises:
         RecordDamaged: a record cannot be read.
         StorageFailed: I/O error.
     """
-    found: Request | None = None
+    found: RewindRequest | None = None
     for body in _records(store):
         if "requested" in body:
-            found = Request(body.text("requested"), body.text("target"), body.text("job"))
+            found = RewindRequest(body.text("requested"), body.text("target"), body.text("job"))
     return found
 
 
 def record_rewind(
-    store: Store, *, target: str, abandoned: Mapping[str, str], job: str, at_ns: int, request: str | None = None
+    store: Store,
+    *,
+    target: str,
+    abandoned: Mapping[str, str],
+    job: str,
+    at_ns: int,
+    request: str | None = None,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> None:
     """Publish the decision to continue from ``target``; ``abandoned`` maps names to the ids that are given up.
 
-    ``request`` is kept as it was written, so that the same command does not rewind again.
+    ``request`` is kept as it was written, so that the same command does not rewind again. ``elsewhere`` is what is
+    given up in mirrors, by the names there.
 
     Raises:
         StorageFailed: I/O error; nothing is abandoned.
     """
     directory = store.path(REWINDS)
     store.files.make_directory(directory, durable=True)
+    given_up = {*abandoned.items(), *(elsewhere or {}).items()}
     body = {
         "schema": _SCHEMA,
         "target": target,
         "job": job,
         "at_ns": at_ns,
-        "abandoned": [{"name": name, "id": abandoned[name]} for name in sorted(abandoned)],
+        "abandoned": [{"name": name, "id": id_} for name, id_ in sorted(given_up)],
         **({} if request is None else {"requested": request}),
     }
     number = 1 + max(
@@ -99,7 +108,14 @@ def record_rewind(
 
 
 def rewind(
-    store: Store, names_newest_first: list[str], *, target: str, job: str, at_ns: int, request: str | None = None
+    store: Store,
+    names_newest_first: list[str],
+    *,
+    target: str,
+    job: str,
+    at_ns: int,
+    request: str | None = None,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Abandon every checkpoint newer than ``target`` and move them aside; returns their names.
 
@@ -113,9 +129,9 @@ def rewind(
     if target not in names_newest_first:
         raise CheckpointUnknown(reference=target, store=store.root, known=tuple(names_newest_first))
     newer = names_newest_first[: names_newest_first.index(target)]
-    if newer or request is not None:
+    if newer or elsewhere or request is not None:
         ids = {name: id_ for name in newer if (id_ := _id_of(store, name)) is not None}
-        record_rewind(store, target=target, abandoned=ids, job=job, at_ns=at_ns, request=request)
+        record_rewind(store, target=target, abandoned=ids, job=job, at_ns=at_ns, request=request, elsewhere=elsewhere)
         move_abandoned(store, newer)
     return newer
 
@@ -131,9 +147,13 @@ def _id_of(store: Store, name: str) -> str | None:
 def move_abandoned(store: Store, names: Iterable[str]) -> None:
     """Move abandoned checkpoints out of the way; doing it again, or after a crash, is harmless.
 
+    In an object store they stay where they are: the record alone abandons them.
+
     Raises:
         StorageFailed: I/O error; what could not be moved is still abandoned.
     """
+    if not store.files.can_rename:
+        return
     store.files.make_directory(store.path(ABANDONED), durable=True)
     taken = {node.name for node in store.files.list_directory(store.path(ABANDONED))}
     for name in names:
@@ -163,10 +183,7 @@ def abandoned_ids(store: Store) -> dict[str, frozenset[str]]:
 def _records(store: Store) -> Iterator[Table]:
     """Every record, oldest first, each with all required fields."""
     directory = store.path(REWINDS)
-    if store.files.find(directory) is None:
-        return
-    nodes = store.files.list_directory(directory)
-    for node in sorted(nodes, key=lambda node: node.name):
+    for node in store.files.list_present(directory):
         if node.kind is not NodeKind.FILE or not node.name.endswith(".json"):
             continue
         path = directory / node.name

@@ -21,12 +21,17 @@ from unbroken.store.manifest import Manifest
 from unbroken.store.names import (
     ABANDONED,
     CHECKPOINTS,
+    CHECKPOINTS_HERE,
+    CLAIMS,
     LATEST,
     MANIFEST,
+    MIRROR,
     OWN_PARTS,
     PINS,
     QUARANTINE,
+    REASON,
     REWINDS,
+    RUN_RECORDS,
     DraftName,
     is_checkpoint_name,
     is_trash,
@@ -37,7 +42,7 @@ from unbroken.store.names import (
 )
 from unbroken.store.rewind import abandoned_ids
 
-_RECORDS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS)
+_RECORDS: Final = (QUARANTINE, ABANDONED, PINS, REWINDS, MIRROR)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Inventory:
     leftover: tuple[Leftover, ...] = ()
     quarantined: tuple[str, ...] = ()
     abandoned: tuple[str, ...] = ()
+    # In a mirror: checkpoints whose upload has begun and not ended.
+    uploading: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     latest: str | None = None
 
@@ -87,11 +94,15 @@ def scan(store: Store) -> Inventory:
     if files.find(store.root) is None:
         return Inventory()
     nodes = files.list_directory(store.root)
+    if any(node.name == CHECKPOINTS_HERE for node in nodes):
+        nodes = [node for node in nodes if node.name not in RUN_RECORDS]
     given_up = abandoned_ids(store)
+    in_place = dict.fromkeys(_quarantined_in_place(store))
     committed: list[str] = []
     abandoned: list[str] = []
     torn: list[Torn] = []
     leftover: list[Leftover] = []
+    uploading: list[str] = []
     foreign: list[str] = []
     for node in nodes:
         draft = parse_draft(node.name)
@@ -104,7 +115,9 @@ def scan(store: Store) -> Inventory:
         elif _is_record(node):
             continue
         elif not _carries_manifest(store, node):
-            foreign.append(node.name)
+            (uploading if _is_claimed(store, node) else foreign).append(node.name)
+        elif node.name in in_place:
+            continue
         elif node.name in given_up and _has_id(store, node.name, given_up):
             abandoned.append(node.name)
         else:
@@ -113,8 +126,9 @@ def scan(store: Store) -> Inventory:
         committed=tuple(committed),
         torn=tuple(torn),
         leftover=(*leftover, *_scratch_of_records(store, nodes)),
-        quarantined=_names_below(store, QUARANTINE),
+        quarantined=(*in_place, *_names_below(store, QUARANTINE)),
         abandoned=(*abandoned, *(f"{ABANDONED}/{name}" for name in _names_below(store, ABANDONED))),
+        uploading=tuple(uploading),
         foreign=tuple(foreign),
         latest=files.read_link(store.path(LATEST)),
     )
@@ -217,9 +231,22 @@ def _carries_manifest(store: Store, node: Node) -> bool:
     return begins_one(store.files, path)
 
 
+def _is_claimed(store: Store, node: Node) -> bool:
+    return node.kind is NodeKind.DIRECTORY and store.files.find(store.path(CLAIMS) / node.name) is not None
+
+
 def _has_id(store: Store, name: str, ids: Mapping[str, frozenset[str]]) -> bool:
     manifest = read_quietly(store, name)
     return manifest is not None and manifest.id in ids[name]
+
+
+def _quarantined_in_place(store: Store) -> tuple[str, ...]:
+    """Of an object store, where nothing can be moved: the checkpoints for which there is a reason file."""
+    directory = store.path(QUARANTINE)
+    if store.files.can_rename:
+        return ()
+    names = (node.name for node in store.files.list_present(directory) if node.kind is NodeKind.FILE)
+    return tuple(name.removesuffix(REASON) for name in names if name.endswith(REASON))
 
 
 def _names_below(store: Store, name: str) -> tuple[str, ...]:

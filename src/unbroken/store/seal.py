@@ -148,13 +148,13 @@ def seal(
     if earlier is not None:
         _require_same(store, earlier, step, metrics)
         return earlier
-    names = _names_to_seal(store.files, directory)
+    names = files_to_seal(store.files, directory)
     before = _stamps(store.files, directory, names)
     known_step = step if step is not None else infer_step(store.files, directory)
     if known_step is None:
         remedy = Help(f"unbroken seal {quoted(directory)} --step 1000", "state the step")
         raise CannotSeal(path=directory, reason="neither its name nor its files state the step", remedy=remedy)
-    parts = _digest_files(store.files, directory, names, workers, progress)
+    parts = digest_files(store.files, directory, names, workers, progress)
     if _stamps(store.files, directory, names) != before:
         raise CannotSeal(path=directory, reason="its files changed while they were read; let its writer finish first")
     content = digest_bytes("".join(p.digest.whole + p.name for p in parts).encode()).hex()
@@ -167,7 +167,7 @@ def seal(
         job=_JOB,
         origin=infer_origin(names),
         parts=parts,
-        tensors=_tensors(store.files, directory, parts),
+        tensors=tensors_of(store.files, directory, parts),
         metrics=metrics or {},
     )
     encoded = encode(manifest)
@@ -217,7 +217,13 @@ def _earlier_seal(store: Store, name: str, workers: int, progress: Callable[[int
     return Sealed(name, verdict.manifest, is_new=False)
 
 
-def _names_to_seal(files: Files, directory: Path) -> list[str]:
+def files_to_seal(files: Files, directory: Path) -> list[str]:
+    """The files of a folder, by name.
+
+    Raises:
+        CannotSeal: it has none, or something in it is not a regular file.
+        StorageFailed: I/O error.
+    """
     names = []
     for name, size_bytes in walk_files(files, directory):
         if name == _SCRATCH:
@@ -236,9 +242,19 @@ def _stamps(files: Files, directory: Path, names: list[str]) -> list[tuple[int, 
     return [(status.size_bytes, status.modified_ns) if status else None for status in found]
 
 
-def _digest_files(
-    files: Files, directory: Path, names: list[str], workers: int, progress: Callable[[int], None] | None
+def digest_files(
+    files: Files,
+    directory: Path,
+    names: list[str],
+    workers: int = DEFAULT_WORKERS,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[Part, ...]:
+    """Read and sync the files of a folder; what was read is the evidence for a manifest.
+
+    Raises:
+        CannotSeal: a file became shorter meanwhile.
+        StorageFailed: I/O error.
+    """
     sizes = {name: status.size_bytes for name in names if (status := files.find(directory / name))}
     blocks = [(name, *span) for name in names for span in block_ranges(sizes[name], BLOCK_BYTES)]
     reader = BlockReader(files, BLOCK_BYTES)
@@ -266,7 +282,13 @@ def _digest_files(
     return tuple(Part(name, PartDigest(sizes[name], tuple(found[name]))) for name in names)
 
 
-def _tensors(files: Files, directory: Path, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+def tensors_of(files: Files, directory: Path, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+    """The tensors of all safetensors files of a folder.
+
+    Raises:
+        CannotSeal: a file ends before its tensors do.
+        StorageFailed: I/O error.
+    """
     found: dict[str, Tensor] = {}
     for part in parts:
         if part.name.endswith(".safetensors"):

@@ -16,9 +16,10 @@ from unbroken.store.commit import point_latest, walk_files
 from unbroken.store.directory import Store
 from unbroken.store.keep import Candidate, Decision, Policy, decide, keeps_everything
 from unbroken.store.manifest import Manifest
-from unbroken.store.names import ABANDONED, MANIFEST, PINS, DraftName, scratch, trash_name
+from unbroken.store.mirrored import missing_copies
+from unbroken.store.names import ABANDONED, MANIFEST, PINS, DraftName, scratch, scratch_draft, trash_name
 from unbroken.store.rewind import move_abandoned
-from unbroken.store.scan import Inventory, holds_store, scan
+from unbroken.store.scan import holds_store, scan
 
 # ---- pins ----
 
@@ -64,9 +65,7 @@ def pinned_ids(store: Store) -> frozenset[str]:
     Raises:
         StorageFailed: I/O error.
     """
-    if store.files.find(store.path(PINS)) is None:
-        return frozenset()
-    nodes = store.files.list_directory(store.path(PINS))
+    nodes = store.files.list_present(store.path(PINS))
     return frozenset(node.name for node in nodes if node.kind is NodeKind.FILE and not node.name.startswith("."))
 
 
@@ -74,7 +73,7 @@ def pinned_ids(store: Store) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep would remove, with the bytes each holds, and what it leaves alone, with the reason."""
 
     checkpoints: Mapping[str, int]
@@ -94,15 +93,15 @@ class Plan:
         return sum(self.checkpoints.values()) + sum(self.drafts.values())
 
 
-def candidates(
-    store: Store, names: Iterable[str], *, is_mirrored: Callable[[Manifest], bool] | None = None
-) -> list[Candidate]:
+def candidates(store: Store, names: Iterable[str]) -> list[Candidate]:
     """What the policies may know of committed checkpoints; one whose manifest does not verify is not usable.
 
     Raises:
-        StorageFailed: I/O error to list the pins.
+        StorageFailed: I/O error to list the pins or what is mirrored.
     """
     pins = pinned_ids(store)
+    # Read here, like the pins: whoever decides about checkpoints cannot forget those that wait for a mirror.
+    missing = missing_copies(store)
     found = []
     for name in names:
         try:
@@ -118,7 +117,7 @@ def candidates(
                 manifest.metrics,
                 is_usable=_has_all_parts(store, name, manifest),
                 is_pinned=manifest.id in pins,
-                is_mirrored=is_mirrored(manifest) if is_mirrored else None,
+                is_mirrored=not missing(manifest.id) if missing is not None else None,
             )
         )
     return found
@@ -138,7 +137,7 @@ def plan_sweep(
     *,
     is_live: Callable[[DraftName], bool],
     spared: Mapping[str, str] | None = None,
-) -> Plan:
+) -> SweepPlan:
     """What to remove: released checkpoints, torn drafts of jobs that are gone, leftovers of earlier sweeps.
 
     ``is_live`` says whether a job may still be writing a draft; such a draft is never touched.
@@ -148,30 +147,31 @@ def plan_sweep(
         StorageFailed: I/O error.
     """
     inventory = scan(store)
+    committed = frozenset(inventory.committed)
     checkpoints: dict[str, int] = {}
     left: list[tuple[str, str]] = []
     for name in released:
-        obstacle, size_bytes = _weigh(store, name, inventory)
+        obstacle, size_bytes = _weigh(store, name, committed)
         obstacle = (spared or {}).get(name, obstacle)
         if obstacle:
             left.append((name, obstacle))
         else:
             checkpoints[name] = size_bytes
     left += [(str(torn.name), "its job may still be writing it") for torn in inventory.torn if is_live(torn.name)]
-    return Plan(
+    return SweepPlan(
         checkpoints=checkpoints,
         drafts={str(t.name): t.weigh(store)[1] for t in inventory.torn if not is_live(t.name)},
         leftovers=tuple(
             leftover.name
             for leftover in inventory.leftover
-            if leftover.job is None or not is_live(DraftName(leftover.job, 0, 0))
+            if leftover.job is None or not is_live(scratch_draft(leftover.job))
         ),
         left=tuple(left),
         unfinished_rewind=tuple(name for name in inventory.abandoned if not name.startswith(f"{ABANDONED}/")),
     )
 
 
-def carry_out(store: Store, plan: Plan) -> None:
+def carry_out(store: Store, plan: SweepPlan) -> None:
     """Remove what a plan names.
 
     Raises:
@@ -186,7 +186,7 @@ def carry_out(store: Store, plan: Plan) -> None:
         store.files.remove_tree(store.path(name))
 
 
-def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftName], bool]) -> Plan:
+def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftName], bool]) -> SweepPlan:
     """Plan and carry out; returns what was removed.
 
     Raises:
@@ -197,14 +197,18 @@ def sweep(store: Store, released: Collection[str], *, is_live: Callable[[DraftNa
     return plan
 
 
-def _weigh(store: Store, name: str, inventory: Inventory) -> tuple[str | None, int]:
+def _weigh(store: Store, name: str, committed: Collection[str]) -> tuple[str | None, int]:
     """What forbids removing a checkpoint, if anything, and the bytes it holds."""
-    if name not in inventory.committed:
+    if name not in committed:
         return "it is not a committed checkpoint", 0
     if holds_store(store.files, store.path(name)):
         return "it is a run with checkpoints of its own, not a checkpoint", 0
     try:
         manifest = store.read_manifest(name)
+    except StorageFailed as refused:
+        if refused.is_missing:
+            return "it was removed meanwhile", 0
+        raise
     except CheckpointError as refused:
         return f"its manifest does not verify, so its files are not known to be ours ({refused.kind})", 0
     ours = {part.name for part in manifest.parts} | {MANIFEST}
@@ -218,8 +222,14 @@ def _remove_checkpoint(store: Store, name: str) -> None:
     trash = store.path(trash_name(name))
     # A crash may have left an earlier checkpoint of this name in the trash.
     store.files.remove_tree(trash)
-    # crash here: the checkpoint under its own name, or as trash; in one instant it stops being a checkpoint.
-    store.files.publish(store.path(name), trash)
+    try:
+        # crash here: the checkpoint under its own name, or as trash; in one instant it stops being a checkpoint.
+        store.files.publish(store.path(name), trash)
+    except StorageFailed as refused:
+        # The run that is at work, or a command, was first.
+        if refused.is_missing:
+            return
+        raise
     # crash here: trash with fewer files, which the next sweep removes.
     store.files.remove_tree(trash)
 
@@ -232,8 +242,7 @@ def settle(
     job: str,
     is_live: Callable[[DraftName], bool],
     resume_target: str | None = None,
-    is_mirrored: Callable[[Manifest], bool] | None = None,
-) -> tuple[Decision, Plan]:
+) -> tuple[Decision, SweepPlan]:
     """All that follows a commit, in the one order that loses nothing: the hint, then keep, then sweep.
 
     Where the policies can release nothing, no manifest is read and the decision is empty.
@@ -245,6 +254,6 @@ def settle(
     if keeps_everything(policies):
         decision = Decision({}, ())
     else:
-        known = candidates(store, scan(store).committed, is_mirrored=is_mirrored)
+        known = candidates(store, scan(store).committed)
         decision = decide(known, tuple(policies), resume_target=resume_target)
     return decision, sweep(store, decision.released, is_live=is_live)

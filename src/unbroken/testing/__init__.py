@@ -127,7 +127,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 -- whatever the name stands for
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- any public name
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

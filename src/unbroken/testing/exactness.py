@@ -64,12 +64,12 @@ class FirstDifference:
             here, there = (a, b) if self.job_b is None else (b, a)
             return f"{at} is in {here} and not in {there}"
         return (
-            f"{at} is the first that differs: {self.metric} is {_told(self.bits_a, self.job_a)} in {a}, "
-            f"{_told(self.bits_b, self.job_b)} in {b}"
+            f"{at} is the first that differs: {self.metric} is {_shown(self.bits_a, self.job_a)} in {a}, "
+            f"{_shown(self.bits_b, self.job_b)} in {b}"
         )
 
 
-def _told(bits: str | None, job: int | None) -> str:
+def _shown(bits: str | None, job: int | None) -> str:
     return "missing" if bits is None else f"{bits} (job {job})"
 
 

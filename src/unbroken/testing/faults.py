@@ -271,6 +271,10 @@ class FaultyDisk:
         """Count, strike or pass on."""
         return self._run("read_at", self._path(handle), lambda: self.inner.read_at(handle, offset, into))
 
+    def use_direct_io(self, handle: int, is_on: bool) -> None:
+        """Count, strike or pass on."""
+        self._run("use_direct_io", self._path(handle), lambda: self.inner.use_direct_io(handle, is_on))
+
     def sync_file(self, handle: int) -> None:
         """Count, strike, ignore or pass on."""
         self._sync("sync_file", self._path(handle), lambda: self.inner.sync_file(handle))

@@ -360,6 +360,10 @@ class MemoryDisk:
         self._used_bytes += len(taken)
         return len(taken)
 
+    def use_direct_io(self, handle: int, is_on: bool) -> None:
+        """Nothing to do: there is no page cache to go past."""
+        self._held(handle)
+
     @_one_at_a_time
     def sync_file(self, handle: int) -> None:
         """Make a file's bytes durable, and not its name."""

@@ -105,7 +105,7 @@ class Tree:
         """The directory and the name for something new.
 
         Raises:
-            OSError: as ``at``, and EEXIST where something stands.
+            OSError: as ``at``, and EEXIST where something exists.
         """
         place = self.at(path)
         if place.inode is not None or place.name is None:

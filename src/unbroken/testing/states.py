@@ -1,7 +1,8 @@
 """Compare the state of two checkpoints: every tensor by its fingerprint, every value by its JSON.
 
 Writers, time and number of files do not matter. State per rank can be compared only between equal world sizes;
-otherwise it is left out, and named. Reads manifests and records, needs no torch.
+otherwise it is left out, and named. Reads manifests and records, and of a framework's checkpoint the pickled parts
+whose bytes differ: only for those torch is needed.
 """
 
 import json
@@ -26,6 +27,12 @@ _RNG: Final = "rng_state"
 _GENERATOR: Final = re.compile(
     rf"(?:{_BY_RANK}\.[0-9]+\.)?(?:data\.(?:.+\.)?)?(?P<at>{_RNG}|generators|began)\.(?P<name>[a-z]+)(?:\..*)?"
 )
+# Parts of a framework's checkpoint: the RNG states that unbroken has added, and what is no weight.
+_RNG_PART: Final = re.compile(r"unbroken_rng_(?P<rank>[0-9]+)\.pt")
+_STATE_PART: Final = re.compile(r"(optimizer|scheduler|scaler|sampler|custom_checkpoint)[^/]*\.(pt|bin|pkl)")
+# Where the loop of a framework was: what follows the last step of an epoch may change all but the weights.
+_PLACE: Final = "place"
+_PICKLED: Final = (".pt", ".pth", ".bin", ".pkl")
 _LONGEST_VALUE: Final = 40
 _MOST_NAMED: Final = 8
 
@@ -117,14 +124,17 @@ def compare_checkpoints(
     record_a, record_b = _record(a, name_a, first), _record(b, name_b, second)
     is_one_size = record_a.get("world_size") == record_b.get("world_size")
     ranked = set() if is_one_size else {*record_a.get("per_rank", ()), *record_b.get("per_rank", ())}
-    tensors_a, own_a = _told_tensors(first, is_one_size=is_one_size)
-    tensors_b, own_b = _told_tensors(second, is_one_size=is_one_size)
+    is_one_place = first.metadata.get(_PLACE) == second.metadata.get(_PLACE)
+    tensors_a, own_a = _told_tensors(first, is_one_size=is_one_size, is_one_place=is_one_place)
+    tensors_b, own_b = _told_tensors(second, is_one_size=is_one_size, is_one_place=is_one_place)
     values_a, values_b = _values(record_a, ranked), _values(record_b, ranked)
-    if is_one_size:
+    if is_one_size and is_one_place:
         values_a |= _rank_values(a, name_a, first)
         values_b |= _rank_values(b, name_b, second)
     names = sorted({*tensors_a, *tensors_b})
-    tensors = [name for name in names if tensors_a.get(name) != tensors_b.get(name)]
+    unlike = [name for name in names if tensors_a.get(name) != tensors_b.get(name)]
+    places_of = {name: _by_value(name, (a, name_a, first), (b, name_b, second)) for name in unlike}
+    tensors = [place for places in places_of.values() for place in places]
     items = sorted({*values_a, *values_b})
     changed = {name: list(_places((name,), values_a.get(name), values_b.get(name))) for name in items}
     paths = [*tensors, *(path for places in changed.values() for path, _ in places)]
@@ -134,7 +144,7 @@ def compare_checkpoints(
         a=name_a,
         b=name_b,
         step=first.step,
-        tensors=len(names) - len(tensors),
+        tensors=len(names) - sum(bool(places) for places in places_of.values()),
         values=sum(not places for places in said.values()),
         tensors_differing=tuple(name for name in tensors if name not in unused),
         values_differing=tuple(places[0] for places in said.values() if places),
@@ -171,11 +181,17 @@ def _is_idle(path: str, drawn: Collection[str] | None, idle: Collection[str] | N
     return idle is None or found["name"] in idle
 
 
-def _told_tensors(manifest: Manifest, *, is_one_size: bool) -> tuple[dict[str, object], set[str]]:
-    """The fingerprint of each tensor, and the items kept per rank; digests of parts, if no tensor is named."""
+def _told_tensors(manifest: Manifest, *, is_one_size: bool, is_one_place: bool) -> tuple[dict[str, object], set[str]]:
+    """The fingerprint of each tensor, and the items kept per rank; digests of parts, if no tensor is named.
+
+    The names of tensors in a framework's checkpoint may be those of its weights alone: its optimizer is a part.
+    """
+    parts = {part.name: part.digest.whole for part in manifest.parts if not _RNG_PART.fullmatch(part.name)}
     if not manifest.tensors:
-        return {part.name: part.digest.whole for part in manifest.parts if part.name != TRAINER_STATE}, set()
-    described: dict[str, object] = {}
+        return {name: digest for name, digest in parts.items() if name != TRAINER_STATE}, set()
+    described: dict[str, object] = {
+        name: digest for name, digest in parts.items() if is_one_place and _STATE_PART.fullmatch(name)
+    }
     own: set[str] = set()
     for name, tensor in manifest.tensors.items():
         owner = _OWN_TENSOR.match(name)
@@ -203,7 +219,35 @@ def _rank_values(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
             record = _json_part(store, name, manifest, part.name) or {}
             own = _by_generator(record.get("values", {}))
             found |= {f"{_BY_RANK}.{record.get('rank')}.{item}": each for item, each in own.items()}
+        elif of_framework := _RNG_PART.fullmatch(part.name):
+            data = read_whole(store.files, store.path(name), manifest, part.name) or b""
+            found |= _framework_rng(f"{_BY_RANK}.{of_framework['rank']}", part.name, data)
     return found
+
+
+def _framework_rng(owner: str, part: str, data: bytes) -> dict[str, Any]:
+    """The RNG states that a rank of a framework's job has saved."""
+    from unbroken.testing.pickled_parts import as_json, read_pickled
+
+    held = read_pickled(part, data)
+    states = held.get("rng") if isinstance(held, dict) else None
+    return {f"{owner}.{_RNG}.{name}": as_json(state) for name, state in (states or {}).items()}
+
+
+_Saved = tuple[Store, str, Manifest]
+
+
+def _by_value(name: str, a: _Saved, b: _Saved) -> list[str]:
+    """Where a tensor, or a part of a framework's checkpoint, differs; a pickled part is compared by its values."""
+    if name in a[2].tensors or not name.endswith(_PICKLED):
+        return [name]
+    from unbroken.testing.pickled_parts import differing
+
+    found = [read_whole(store.files, store.path(at), manifest, name) for store, at, manifest in (a, b)]
+    if None in found:
+        return [name]
+    places = differing(name, *(each or b"" for each in found))
+    return [name] if places is None else places
 
 
 def _by_generator(values: Mapping[str, Any]) -> dict[str, Any]:

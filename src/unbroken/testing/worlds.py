@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -29,14 +30,17 @@ from typing import Any, Final
 
 # A busy machine may need more.
 DEFAULT_TIMEOUT_S: Final = float(os.environ.get("UNBROKEN_TEST_TIMEOUT_S", "120"))
-_PRELOADED: Final = (
+# An optimizer's first step imports torch._dynamo: half a second in every rank that was forked without it.
+_PRELOADED: Final = [
     "torch",
+    "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
     "unbroken.loop.run",
-)
+]
+_FROZEN: Final = "unbroken.testing.frozen"
 # One thread a rank: the ranks of a test share a few cores, and a server with threads could not be forked. Gloo asks the
 # name service for this machine unless it is told the interface.
 _ENVIRONMENT: Final = {
@@ -122,9 +126,9 @@ class Ranks:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _ended(self, rank: int) -> Ended:
-        log_path, told_path = _log_path(self._directory, rank), _told_path(self._directory, rank)
+        log_path, result_path = _log_path(self._directory, rank), _result_path(self._directory, rank)
         log = log_path.read_text(errors="replace") if log_path.exists() else ""
-        value, error = pickle.loads(told_path.read_bytes()) if told_path.exists() else (None, None)  # noqa: S301
+        value, error = pickle.loads(result_path.read_bytes()) if result_path.exists() else (None, None)  # noqa: S301
         code = self._processes[rank].exitcode
         return Ended(rank, -1 if code is None else code, value, error, log, rank in self._late)
 
@@ -170,25 +174,36 @@ def start(
     is_plain: bool = False,
 ) -> Ranks:
     """Start a world and return while it runs, to send it signals and to wait for it; use it as a context manager."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    context = warm_context()
     directory = Path(tempfile.mkdtemp(prefix="unbroken-world-"))
-    with _environment(_ENVIRONMENT):
-        # The server takes its environment from here, and torch looks at it once.
-        multiprocessing.forkserver.ensure_running()
     processes: list[BaseProcess] = []
     ranks = Ranks(processes, directory)
     try:
         for rank in range(size):
             seen = {**os.environ, **_ENVIRONMENT, **(env or {})}
-            told = (rank, None if is_plain else size, str(directory), seen, function, args)
-            process = context.Process(target=_run_rank, args=told, name=f"rank-{rank}", daemon=True)
+            result = (rank, None if is_plain else size, str(directory), seen, function, args)
+            process = context.Process(target=_run_rank, args=result, name=f"rank-{rank}", daemon=True)
             process.start()
             ranks._processes.append(process)
     except BaseException:
         ranks.end()
         raise
     return ranks
+
+
+def preload(*modules: str) -> None:
+    """Have the server import these too; no effect on one that runs already. None of them may start a thread."""
+    _PRELOADED.extend(module for module in modules if module not in _PRELOADED)
+
+
+def warm_context() -> ForkServerContext:
+    """The context of multiprocessing whose processes have torch already; starts the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_PRELOADED, _FROZEN])
+    with _environment(_ENVIRONMENT):
+        # The server takes its environment from here, and torch looks at it once.
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 def logs(ended: Sequence[Ended], *, last: int = 3000) -> str:
@@ -201,8 +216,8 @@ def _log_path(directory: Path, rank: int) -> Path:
     return directory / f"{rank}.log"
 
 
-def _told_path(directory: Path, rank: int) -> Path:
-    return directory / f"{rank}.told"
+def _result_path(directory: Path, rank: int) -> Path:
+    return directory / f"{rank}.result"
 
 
 @contextlib.contextmanager
@@ -239,15 +254,15 @@ def _run_rank(
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         value = function(*args) if size is None else _in_group(rank, size, directory, function, args)
-        told: tuple[object, BaseException | None] = (value, None)
+        result: tuple[object, BaseException | None] = (value, None)
     except BaseException as error:  # noqa: BLE001 - a process's top: whatever it is, the test is to hear it
         traceback.print_exc()
-        told = (None, error)
-    _tell(_told_path(Path(directory), rank), told)
+        result = (None, error)
+    _write_result(_result_path(Path(directory), rank), result)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not by returning: threads of a group whose other ranks are gone may never end.
-    os._exit(0 if told[1] is None else 1)
+    os._exit(0 if result[1] is None else 1)
 
 
 def _in_group(
@@ -271,12 +286,12 @@ def _in_group(
     return value
 
 
-def _tell(path: Path, told: tuple[object, BaseException | None]) -> None:
+def _write_result(path: Path, result: tuple[object, BaseException | None]) -> None:
     try:
-        data = pickle.dumps(told)
+        data = pickle.dumps(result)
         pickle.loads(data)  # noqa: S301
     except Exception as refused:  # noqa: BLE001 - pickling an exception of the user may fail in any way
-        value, error = told
+        value, error = result
         data = pickle.dumps((None, RuntimeError(f"{error if error is not None else value!r} ({refused})")))
     scratch = path.with_suffix(".scratch")
     scratch.write_bytes(data)

@@ -19,10 +19,10 @@ SPEED = 10
 ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
-def wait_for(what: str, holds: Callable[[], bool], told: Callable[[], str] = lambda: "") -> None:
+def wait_for(what: str, holds: Callable[[], bool], results: Callable[[], str] = lambda: "") -> None:
     until = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < until, f"waited in vain for {what}\n{told()}"
+        assert time.monotonic() < until, f"waited in vain for {what}\n{results()}"
         time.sleep(0.1)
 
 
@@ -61,8 +61,8 @@ class Cluster:
     def state(self, job: str) -> str:
         return self.facts(job)["JobState"]
 
-    def wait_for_end(self, job: str, told: Callable[[], str]) -> str:
-        wait_for(f"the end of job {job}", lambda: self.state(job) in ENDED, told)
+    def wait_for_end(self, job: str, results: Callable[[], str]) -> str:
+        wait_for(f"the end of job {job}", lambda: self.state(job) in ENDED, results)
         return self.state(job)
 
     def fail_node(self, name: str) -> None:

@@ -22,7 +22,8 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.
 optimizer = torch.optim.AdamW(model.parameters())
 examples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 loader = torch.utils.data.DataLoader(examples, batch_size=8, shuffle=True)
-settings = unbroken.Settings(save_steps=200, logging_steps=1)
+trackers = tuple(sys.argv[3:])
+settings = unbroken.Settings(save_steps=200, logging_steps=1, trackers=trackers)
 with unbroken.Run(run_dir, settings=settings, model=model, optimizer=optimizer, data=loader) as run:
     for step in run.steps(600):
         features, target = next(run.data)

@@ -97,5 +97,11 @@ def test_what_is_near_nothing_gets_no_suggestion() -> None:
     assert nearest("zzzzzz", list(COMMANDS)) == ()
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("resume", "train"), ("delete", "prune"), ("kill", "stop")])
+def test_a_name_that_other_tools_use_leads_to_the_command(typed: str, meant: str) -> None:
+    assert nearest(typed, list(COMMANDS)) == (meant,)
+    assert nearest(typed, ["resumed"]) == (("resumed",) if typed == "resume" else ())
+
+
 def test_an_underscore_is_a_dash() -> None:
     assert as_dashed("--output_dir") == "--output-dir"

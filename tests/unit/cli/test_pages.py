@@ -57,8 +57,8 @@ def test_a_page_says_what_how_and_what_to_do_on_one_screen(kind: str) -> None:
 def test_every_finding_of_doctor_has_a_page() -> None:
     assert set(explain.finding_pages()) == KINDS and not KINDS & set(TABLE)
     source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("*.py"))
-    told = set(re.findall(r'\b(?:note|problem)\(\s*"[^"]+",\s*"([a-z-]+)"', source))
-    assert told <= KINDS | set(TABLE) and len(told) > 10
+    results = set(re.findall(r'\b(?:note|problem)\(\s*"[^"]+",\s*"([a-z-]+)"', source))
+    assert results <= KINDS | set(TABLE) and len(results) > 10
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

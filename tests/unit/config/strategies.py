@@ -84,6 +84,10 @@ def configs(draw: st.DrawFn, text: st.SearchStrategy[str] = TEXT) -> Config:
     values["training.keep_best"] = draw(st.sampled_from([None, "loss:max", *measured]))
     values["training.max_runtime_seconds"] = draw(st.none() | st.floats(100, 1e9))
     values["training.walltime_reserve_seconds"] = draw(st.none() | st.floats(0, 99))
+    values["training.mirror"] = draw(st.sampled_from([None, "s3://bucket/runs/a", "file:///a/b, gs://bucket"]))
+    values["training.trackers"] = draw(st.sampled_from([None, "tensorboard", "wandb:a, mlflow"]))
+    is_alone = values["training.mirror"] is None and values["training.emergency_dir"] is None
+    values["training.checkpoints"] = draw(st.sampled_from([None, "s3://bucket/runs/a"])) if is_alone else None
     if values["training.emergency_dir"] is None:
         values["training.persistent_dir"] = None
     return _built(values)

@@ -47,7 +47,8 @@ def test_every_field_stands_in_the_file_with_a_comment_within_the_width(name: st
 
 def test_what_is_commented_out_decodes_too_when_it_is_taken_in() -> None:
     lines = commented(preset("small"), "small").splitlines()
-    names = {field.name for field in all_fields().values()}
+    # Checkpoints straight in an object store do not go with a mirror of local ones.
+    names = {field.name for field in all_fields().values()} - {"checkpoints"}
 
     def taken_in(line: str) -> str:
         bare = line.removeprefix("  # ")

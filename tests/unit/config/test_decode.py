@@ -30,7 +30,7 @@ def problems(folder: Path, text: str, *overrides: str) -> list[Problem]:
     return list(caught.value.problems)
 
 
-def told(folder: Path, text: str, *overrides: str) -> list[tuple[int | None, str, str | None]]:
+def explained(folder: Path, text: str, *overrides: str) -> list[tuple[int | None, str, str | None]]:
     return [(problem.line, problem.field, problem.nearest) for problem in problems(folder, text, *overrides)]
 
 
@@ -49,7 +49,7 @@ optimizer:
 training:
   learning_rate: 1
 """
-    assert told(tmp_path, text, "training.sed=1") == [
+    assert explained(tmp_path, text, "training.sed=1") == [
         (1, "modle", "model"),
         (3, "model.n_embd", None),
         (4, "model.n_heads", "model.n_head"),
@@ -63,7 +63,7 @@ training:
 
 
 def test_a_field_at_the_top_level_is_reported_where_it_belongs(tmp_path: Path) -> None:
-    assert told(tmp_path, SOUND + "seed: 3\n") == [(2, "seed", "training.seed")]
+    assert explained(tmp_path, SOUND + "seed: 3\n") == [(2, "seed", "training.seed")]
 
 
 def test_a_name_that_resembles_nothing_gets_no_suggestion_and_a_topic_that_exists(tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ def test_an_empty_section_leaves_its_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["3", "[1]", "abc"])
 def test_a_section_that_holds_no_fields_is_a_problem(value: str, tmp_path: Path) -> None:
-    assert told(tmp_path, SOUND + f"model: {value}\n") == [(2, "model", None)]
+    assert explained(tmp_path, SOUND + f"model: {value}\n") == [(2, "model", None)]
 
 
 def test_a_scalar_field_that_holds_a_list_or_section_is_a_problem(tmp_path: Path) -> None:
     text = SOUND + "model:\n  n_layer: [1]\n  n_embd: {a: 1}\n"
-    assert told(tmp_path, text) == [(3, "model.n_layer", None), (4, "model.n_embd", None)]
+    assert explained(tmp_path, text) == [(3, "model.n_layer", None), (4, "model.n_embd", None)]
 
 
 def test_a_curriculum_keeps_its_phases_and_sorts_its_buckets(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_phase_that_is_wrong_is_recognized_by_its_place_in_the_list(
 
 @pytest.mark.parametrize("value", ["[]", "3", "{a: 1}"])
 def test_a_curriculum_that_is_no_list_of_phases_is_a_problem(value: str, tmp_path: Path) -> None:
-    assert told(tmp_path, f"data:\n  path: a\n  curriculum: {value}\n") == [(3, "data.curriculum", None)]
+    assert explained(tmp_path, f"data:\n  path: a\n  curriculum: {value}\n") == [(3, "data.curriculum", None)]
 
 
 def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_record_of_a_run_can_be_used_as_a_config(tmp_path: Path) -> None:
 
 
 def test_schema_and_digest_are_unknown_in_a_file_that_is_no_record(tmp_path: Path) -> None:
-    assert told(tmp_path, SOUND + "digest: x\n") == [(2, "digest", None)]
+    assert explained(tmp_path, SOUND + "digest: x\n") == [(2, "digest", None)]
 
 
 def test_a_name_or_value_that_is_endless_or_moves_the_cursor_takes_one_short_line(tmp_path: Path) -> None:
@@ -225,5 +225,5 @@ def test_a_single_mistake_takes_at_most_eight_lines(tmp_path: Path) -> None:
 def test_a_script_that_does_not_catch_it_shows_every_problem_and_what_helps(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         loaded(tmp_path, SOUND, "model.n_head=5", "training.max_steps=0")
-    (note,) = caught.value.__notes__
-    assert "model.n_head" in note and "training.max_steps" in note and "unbroken explain" in note
+    shown = str(caught.value)
+    assert "model.n_head" in shown and "training.max_steps" in shown and "unbroken explain" in shown

@@ -79,7 +79,7 @@ def test_a_value_that_this_version_does_not_know_is_refused_with_its_field(
 def test_a_rule_about_what_every_job_chooses_again_does_not_lock_a_run_that_was_begun_without_it() -> None:
     text = record(lambda document: document["training"].update(keep_best="accuracy:max"))
     assert from_json(text, "config.json").config.training.keep_best == "accuracy:max"
-    with pytest.raises(ConfigInvalid, match="1 problem"):
+    with pytest.raises(ConfigInvalid, check=lambda each: len(each.problems) == 1):
         from_json(record(lambda document: document["model"].update(n_head=5)), "config.json")
 
 

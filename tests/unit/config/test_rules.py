@@ -46,6 +46,17 @@ BROKEN = {
         "training.walltime_reserve_seconds",
         "below training.max_runtime_seconds (300), is 300",
     ),
+    "no address": (["training.checkpoints=runs/a"], "training.checkpoints", "it has no scheme"),
+    "an unknown tracker": (
+        ["training.trackers=tensorboard, comet"],
+        "training.trackers",
+        "'comet' is no tracker: wandb, trackio, tensorboard, mlflow, each with or without :PROJECT",
+    ),
+    "direct and mirrored": (
+        ["training.checkpoints=s3://bucket/a", "training.mirror=s3://bucket/b"],
+        "training.mirror",
+        "is for local checkpoints",
+    ),
     "copies": (["training.persistent_dir=/shared"], "training.persistent_dir", "training.emergency_dir is not"),
 }
 

@@ -203,7 +203,7 @@ def test_the_refusal_counts_and_names_everything_at_once(trained: Trained) -> No
         move(web, "b", "z")
 
     error = trained.after(everything).as_error(trained.data)
-    assert str(error) == (
+    assert error.message == (
         "the data has changed since the run was started: 1 shard changed, 1 shard missing, 1 shard added"
     )
     assert len(list(error.details())) == 3

@@ -14,7 +14,7 @@ def test_the_windows_of_all_samples_tell_every_document_whole(tmp_path: Path) ->
     shards = {"a": [texts_of(range(1, 90, 4), 1), texts_of([200, 7], 2)], "b": [texts_of([15] * 9, 3)]}
     corpus = open_corpus(write_corpus(tmp_path, shards))
     stream = Stream(corpus, max_length=32, overlap=4, seed=3)
-    told: dict[tuple[str, str, int], dict[int, int]] = {}
+    results: dict[tuple[str, str, int], dict[int, int]] = {}
     for sample in range(len(stream)):
         found = describe(stream, sample)
         assert (found.sample, found.epoch, found.phase) == (sample, 0, 0)
@@ -22,7 +22,7 @@ def test_the_windows_of_all_samples_tell_every_document_whole(tmp_path: Path) ->
         for window in found.windows:
             length = window.last - window.first
             fresh = enumerate(found.tokens[at : at + length][window.masked :], start=window.first + window.masked)
-            document = told.setdefault((found.bucket, window.shard, window.document), {})
+            document = results.setdefault((found.bucket, window.shard, window.document), {})
             entries = dict(fresh)
             assert not document.keys() & entries.keys()
             document.update(entries)
@@ -34,7 +34,7 @@ def test_the_windows_of_all_samples_tell_every_document_whole(tmp_path: Path) ->
         for shard, texts in enumerate(lists)
         for number, text in enumerate(texts)
     }
-    assert {key: [found[place] for place in sorted(found)] for key, found in told.items()} == expected
+    assert {key: [found[place] for place in sorted(found)] for key, found in results.items()} == expected
 
 
 def test_a_sample_beyond_the_end_is_refused(tmp_path: Path) -> None:

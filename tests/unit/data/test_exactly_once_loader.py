@@ -20,8 +20,8 @@ def test_the_ranks_accounts_add_up_to_what_the_stream_says(tmp_path: Path) -> No
         read_steps(loaders, steps)
         total = sum((loader.served_share() for loader in loaders), Served())
         for loader in loaders:
-            told = loader.settle_served(total)()
-            assert told == {"samples": loader.position, "digest": loader.served.digest, "agrees": True}
+            results = loader.settle_served(total)()
+            assert results == {"samples": loader.position, "digest": loader.served.digest, "agrees": True}
             assert loader.served == expected(stream.identities, 0, loader.position)
             assert loader.served_share() == Served()
         states = [loader.state_dict() for loader in loaders]

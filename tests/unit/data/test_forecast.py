@@ -64,7 +64,7 @@ def test_the_forecast_is_what_the_stream_then_does(data: Path) -> None:
 def test_data_that_ends_before_the_steps_do_is_a_problem_with_the_exact_step(data: Path) -> None:
     found = forecast(config(data, 16))
     assert found.problems == ("data exhausted at step 15 of 16; data.epochs is 1",)
-    with pytest.raises(DataUnfit, match="1 problem"):
+    with pytest.raises(DataUnfit, check=lambda each: len(each.problems) == 1):
         found.require_fit()
     assert forecast(config(data, 15)).problems == ()
     assert forecast(config(data, 16, epochs=2)).problems == ()

@@ -341,10 +341,10 @@ def test_the_proof_of_an_account_opens_nothing_and_shares_nothing(tmp_path: Path
     shutil.rmtree(tmp_path / ".unbroken")
     served = iter(loader)
     next(served)
-    told = loader.settle_served(loader.served_share())
+    results = loader.settle_served(loader.served_share())
     apart = loader.stream.identities_apart()
     next(served)
-    assert told()["agrees"] is True
+    assert results()["agrees"] is True
     samples = np.arange(len(loader.stream), dtype=np.int64)
     assert apart(samples).tolist() == loader.stream.identities(samples).tolist()
 

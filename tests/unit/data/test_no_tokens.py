@@ -22,7 +22,7 @@ def test_text_without_a_token_makes_no_data_set_and_continues_when_there_is_some
     assert list(refusal.value.details()) == ["2 documents left out: empty", "1 document left out: short"]
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() or path.name == ".tokenize"]
     (tmp_path / "text" / "a.jsonl").write_bytes(b"")
-    with pytest.raises(NoTokens, match="contain no documents"):
+    with pytest.raises(NoTokens, check=lambda each: each.left_out == ()):
         tokenize(asked)
     (tmp_path / "text" / "a.jsonl").write_bytes(lines(["abc"]))
     tokenize(asked)

@@ -241,7 +241,7 @@ def test_windows_that_cannot_be_are_refused_before_anything_is_written(
 
 
 def test_progress_is_reported_group_by_group(tmp_path: Path, small_groups: None) -> None:
-    told: list[int] = []
+    results: list[int] = []
     plan = open_plan(
         SHARDS,
         max_length=256,
@@ -249,9 +249,9 @@ def test_progress_is_reported_group_by_group(tmp_path: Path, small_groups: None)
         packing=True,
         cache=tmp_path,
         index_of=index_of(SHARDS),
-        progress=told.append,
+        progress=results.append,
     )
-    assert len(told) == plan.groups and sum(told) == sum(shard.entries for shard in SHARDS)
+    assert len(results) == plan.groups and sum(results) == sum(shard.entries for shard in SHARDS)
 
 
 def test_no_shards_make_an_empty_plan(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from unbroken.data.order.mixture import apportion
-from unbroken.data.order.schedule import Exhausted, Generation, OnExhausted, Phase, Schedule
+from unbroken.data.order.schedule import DataGeneration, Exhausted, OnExhausted, Phase, Schedule
 from unbroken.errors import BadMix
 
 
@@ -17,8 +17,8 @@ def phase(samples: int, **weights: float) -> Phase:
 
 def bounded(
     epochs: int | None = 1, on_exhausted: OnExhausted = "halt", at_sample: int = 0, **sequences: int
-) -> Generation:
-    return Generation(at_sample, sequences, epochs, on_exhausted)
+) -> DataGeneration:
+    return DataGeneration(at_sample, sequences, epochs, on_exhausted)
 
 
 def drawn(schedule: Schedule, first: int, last: int) -> list[tuple[str, int]]:
@@ -82,8 +82,8 @@ def test_a_bucket_that_is_exhausted_ends_the_samples_at_the_very_one_that_asks_f
 def test_renormalising_continues_with_the_others_in_proportion_for_the_rest_of_the_phase() -> None:
     phases = [phase(1000, web=0.5, code=0.2, math=0.3), phase(500, web=0.5, math=0.25, code=0.25)]
     sequences = {"web": 10_000, "code": 50, "math": 10_000}
-    halt = Schedule(phases, [Generation(0, sequences, 1, "halt")], seed=5)
-    on = Schedule(phases, [Generation(0, sequences, 1, "renormalise")], seed=5)
+    halt = Schedule(phases, [DataGeneration(0, sequences, 1, "halt")], seed=5)
+    on = Schedule(phases, [DataGeneration(0, sequences, 1, "renormalise")], seed=5)
     assert halt.end is not None
     assert drawn(on, 0, halt.end) == drawn(halt, 0, halt.end)
     rest = counts(on, halt.end, 1000)
@@ -200,7 +200,7 @@ def test_every_problem_of_a_curriculum_is_reported_at_once() -> None:
     assert "phase 2 names the bucket 'wiki', which does not exist" in said
     assert "phase 2 gives 'web' a weight below 0" in said
     assert "phase 3 has no weight above 0" in said
-    with pytest.raises(BadMix, match="1 problem"):
+    with pytest.raises(BadMix, check=lambda each: len(each.problems) == 1):
         Schedule([], [bounded(web=9)], seed=1)
 
 
@@ -214,7 +214,7 @@ def test_every_problem_of_a_curriculum_is_reported_at_once() -> None:
         [bounded(a=50), bounded(at_sample=6, a=60), bounded(at_sample=5, a=70)],
     ],
 )
-def test_generations_that_take_away_or_begin_where_nothing_is_are_refused(generations: list[Generation]) -> None:
+def test_generations_that_take_away_or_begin_where_nothing_is_are_refused(generations: list[DataGeneration]) -> None:
     with pytest.raises(ValueError):
         Schedule(None, generations, seed=1)
 

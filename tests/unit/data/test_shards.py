@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from tests.unit.data.making import entries_of, make_shard
-from unbroken.data.corpus.shards import Entries, Index, bin_beside, map_tokens, open_index, token_bytes_for, write_shard
+from unbroken.data.corpus.shards import (
+    Entries,
+    ShardIndex,
+    bin_beside,
+    map_tokens,
+    open_index,
+    token_bytes_for,
+    write_shard,
+)
 from unbroken.errors import ShardDamaged, StorageFailed
 from unbroken.files import LOCAL
 from unbroken.store.digest import digest_of
@@ -26,19 +34,19 @@ def index_bytes(
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Index:
+def shard(tmp_path: Path) -> ShardIndex:
     make_shard(tmp_path, "00000-000", DOCUMENTS)
     return open_index(tmp_path / "00000-000.idx")
 
 
-def test_what_was_written_is_read_back(shard: Index) -> None:
+def test_what_was_written_is_read_back(shard: ShardIndex) -> None:
     assert (shard.entries, shard.tokens, shard.token_bytes) == (3, 9, 2)
     assert shard.offsets(0, 3).tolist() == [0, 3, 4, 9]
     assert shard.prefixes(0, 3).tolist() == [0, 0, 0]
     assert map_tokens(bin_beside(shard.path), shard).tolist() == [token for each in DOCUMENTS for token in each]
 
 
-def test_an_index_is_read_in_ranges(shard: Index) -> None:
+def test_an_index_is_read_in_ranges(shard: ShardIndex) -> None:
     assert shard.offsets(1, 2).tolist() == [3, 4]
     assert shard.offsets(3, 3).tolist() == [9]
     assert shard.prefixes(2, 2).tolist() == []
@@ -47,12 +55,12 @@ def test_an_index_is_read_in_ranges(shard: Index) -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 4), (2, 1)])
-def test_a_range_outside_of_the_index_is_an_index_error(shard: Index, first: int, last: int) -> None:
+def test_a_range_outside_of_the_index_is_an_index_error(shard: ShardIndex, first: int, last: int) -> None:
     with pytest.raises(IndexError):
         shard.offsets(first, last)
 
 
-def test_the_digest_is_that_of_the_files_bytes(shard: Index) -> None:
+def test_the_digest_is_that_of_the_files_bytes(shard: ShardIndex) -> None:
     assert shard.digest() == digest_of([shard.path.read_bytes()]).whole
 
 
@@ -66,7 +74,7 @@ def test_the_record_of_a_writer_is_what_stands_on_disk(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "2020").iterdir()) == ["00012-000.bin", "00012-000.idx"]
 
 
-def test_a_mapped_shard_cannot_be_written_to(shard: Index) -> None:
+def test_a_mapped_shard_cannot_be_written_to(shard: ShardIndex) -> None:
     tokens = map_tokens(bin_beside(shard.path), shard)
     assert type(tokens) is np.ndarray
     with pytest.raises(ValueError, match="read-only"):
@@ -74,7 +82,7 @@ def test_a_mapped_shard_cannot_be_written_to(shard: Index) -> None:
 
 
 def test_a_map_that_the_system_refuses_is_an_error_that_names_the_file(
-    shard: Index, monkeypatch: pytest.MonkeyPatch
+    shard: ShardIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
@@ -182,20 +190,20 @@ def test_disorder_is_seen_where_two_stretches_of_a_long_index_meet(tmp_path: Pat
 
 
 @pytest.mark.parametrize("change", [-2, 2, -18])
-def test_a_bin_of_another_size_is_refused_before_it_is_mapped(shard: Index, change: int) -> None:
+def test_a_bin_of_another_size_is_refused_before_it_is_mapped(shard: ShardIndex, change: int) -> None:
     path = bin_beside(shard.path)
     path.write_bytes((path.read_bytes() + b"\x00" * 2)[: 18 + change])
     with pytest.raises(ShardDamaged, match=f"it has {18 + change} bytes; its index says 18"):
         map_tokens(path, shard)
 
 
-def test_a_bin_that_is_not_there_is_named(shard: Index) -> None:
+def test_a_bin_that_is_not_there_is_named(shard: ShardIndex) -> None:
     bin_beside(shard.path).unlink()
     with pytest.raises(ShardDamaged, match="missing"):
         map_tokens(bin_beside(shard.path), shard)
 
 
-def test_an_index_that_shrinks_after_it_was_opened_is_refused(shard: Index) -> None:
+def test_an_index_that_shrinks_after_it_was_opened_is_refused(shard: ShardIndex) -> None:
     shard.path.write_bytes(shard.path.read_bytes()[:20])
     with pytest.raises(ShardDamaged, match="became shorter"):
         shard.offsets(0, 3)

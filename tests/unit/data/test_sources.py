@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.data.texts import DOCUMENTS, lines, write_format
 from unbroken.data.ingest import documents
 from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, Stretch
-from unbroken.data.ingest.sources import SUFFIXES, Source, find_sources
+from unbroken.data.ingest.sources import SUFFIXES, TextSource, find_sources
 from unbroken.data.ingest.units import UNIT_BYTES, cut_units
 from unbroken.errors import ColumnMissing, NoTextFound, PathMissing, SourceBroken
 from unbroken.store.digest import BlockDigester, PartDigest, digest_of
@@ -192,10 +192,10 @@ def test_a_bad_line_in_the_middle_of_a_file_is_reported_with_its_own_number(tmp_
 
 def test_units_cover_every_file_once_and_hang_on_names_and_sizes_alone() -> None:
     sources = [
-        Source("big.jsonl", 3 * UNIT_BYTES + 5),
-        *(Source(f"small-{n}.jsonl", UNIT_BYTES // 3) for n in range(7)),
-        Source("web/one.jsonl.gz", UNIT_BYTES),
-        Source("web/two.txt", 10),
+        TextSource("big.jsonl", 3 * UNIT_BYTES + 5),
+        *(TextSource(f"small-{n}.jsonl", UNIT_BYTES // 3) for n in range(7)),
+        TextSource("web/one.jsonl.gz", UNIT_BYTES),
+        TextSource("web/two.txt", 10),
     ]
     units = list(cut_units(sources, {"web": 4}))
     assert units == list(cut_units(sources[::-1], {"web": 4}))

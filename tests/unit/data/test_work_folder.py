@@ -29,9 +29,14 @@ def asked(tmp_path: Path) -> TokenizeRequest:
 
 def _begin(asked: TokenizeRequest, monkeypatch: pytest.MonkeyPatch) -> WorkFolder:
     """A tokenization that was killed before its first unit."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizing, "_carried_out", lambda *_: None)
-        tokenize(asked)
+        patch.setattr(tokenizing, "_taken_part", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(asked)
     return WorkFolder(LOCAL, asked.output_dir)
 
 
@@ -67,7 +72,9 @@ def test_a_worker_refuses_a_tokenizer_that_is_not_the_plan_s(
     own, other = (train_tokenizer(asked.input_dir, tmp_path / f"{n}.json", vocab_size=n).path for n in (300, 310))
     asked = TokenizeRequest(asked.input_dir, asked.output_dir, str(own), workers=1, accelerate=False)
     work = _begin(asked, monkeypatch)
-    work.tokenizer_path.write_bytes(other.read_bytes())
+    plan = work.plan()
+    assert plan is not None
+    work.tokenizer_path(plan).write_bytes(other.read_bytes())
     with pytest.raises(ShardDamaged, match="not the tokenizer of this tokenization"):
         tokenize(asked)
     assert not shards(asked.output_dir)

@@ -11,7 +11,7 @@ from tests.crash.test_file_systems import KINDS as LACKING
 from tests.crash.test_file_systems import LINKS, SYMLINKS, SYNC, lacking
 from unbroken.disk import Disk, LocalDisk
 from unbroken.doctor.file_system import PREFIX, Surroundings, examine, mount_of
-from unbroken.doctor.finding import Finding, Level
+from unbroken.doctor.finding import CheckResult, Severity
 from unbroken.files import Files
 from unbroken.testing import FaultyDisk, MemoryDisk
 from unbroken.testing.faults import Plan
@@ -31,7 +31,7 @@ def around(**changes: object) -> Surroundings:
     return Surroundings(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def findings(directory: Path, plan: Plan = lambda _: None, **changes: object) -> dict[str, Finding]:
+def findings(directory: Path, plan: Plan = lambda _: None, **changes: object) -> dict[str, CheckResult]:
     """What is found, by subject; the directory holds afterwards exactly what it held before."""
     before = sorted(directory.rglob("*")) if os.path.isdir(directory) else []
     found = list(examine(directory, around(**changes), Files(FaultyDisk(LocalDisk(), plan), logs_lacking=False)))
@@ -39,7 +39,7 @@ def findings(directory: Path, plan: Plan = lambda _: None, **changes: object) ->
     return {each.subject: each for each in found}
 
 
-def kinds(found: dict[str, Finding], level: Level) -> set[str | None]:
+def kinds(found: dict[str, CheckResult], level: Severity) -> set[str | None]:
     return {each.kind for each in found.values() if each.level is level}
 
 
@@ -49,7 +49,7 @@ def test_on_a_usual_file_system_all_is_well(tmp_path: Path) -> None:
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     found = findings(tmp_path)
     assert list(found) == SUBJECTS
-    assert {each.level for each in found.values()} == {Level.OK}
+    assert {each.level for each in found.values()} == {Severity.OK}
     assert found["disk speed"].values["write_bytes_per_s"] > 0
     assert found["free space"].values["free_bytes"] == pytest.approx(os.statvfs(tmp_path).f_bavail * 4096, rel=0.5)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
@@ -62,8 +62,8 @@ def test_what_it_lacks_is_a_note_each_and_everything_else_is_tried(
 ) -> None:
     found = findings(tmp_path, plan)
     assert list(found) == SUBJECTS
-    assert kinds(found, Level.NOTE) == {KIND_OF[lack] for lack in lacks}
-    assert not kinds(found, Level.PROBLEM)
+    assert kinds(found, Severity.NOTE) == {KIND_OF[lack] for lack in lacks}
+    assert not kinds(found, Severity.PROBLEM)
     # The finding says it; the log does not say it again.
     assert not caplog.messages
 
@@ -87,7 +87,7 @@ REFUSALS = {
 @pytest.mark.parametrize(("plan", "subject", "kind"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_a_refusal_is_a_problem_with_the_systems_words(tmp_path: Path, plan: Plan, subject: str, kind: str) -> None:
     found = findings(tmp_path, plan)
-    assert (found[subject].level, found[subject].kind) == (Level.PROBLEM, kind)
+    assert (found[subject].level, found[subject].kind) == (Severity.PROBLEM, kind)
     assert found[subject].values["cause"] in found[subject].text
 
 
@@ -109,12 +109,12 @@ def test_a_path_that_is_no_directory_is_one_problem_and_nothing_is_made(tmp_path
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "link").symlink_to(tmp_path)
-    assert kinds(findings(tmp_path / "absent"), Level.PROBLEM) == {"path-missing"}
-    assert kinds(findings(tmp_path / "file"), Level.PROBLEM) == {"not-a-directory"}
-    assert kinds(findings(tmp_path / "dangling"), Level.PROBLEM) == {"not-a-directory"}
-    assert kinds(findings(tmp_path / "circle"), Level.PROBLEM) == {"not-a-directory"}
-    assert kinds(findings(tmp_path / "file" / "below"), Level.PROBLEM) == {"path-missing"}
-    assert kinds(findings(tmp_path / ("n" * 300)), Level.PROBLEM) == {"path-missing"}
+    assert kinds(findings(tmp_path / "absent"), Severity.PROBLEM) == {"path-missing"}
+    assert kinds(findings(tmp_path / "file"), Severity.PROBLEM) == {"not-a-directory"}
+    assert kinds(findings(tmp_path / "dangling"), Severity.PROBLEM) == {"not-a-directory"}
+    assert kinds(findings(tmp_path / "circle"), Severity.PROBLEM) == {"not-a-directory"}
+    assert kinds(findings(tmp_path / "file" / "below"), Severity.PROBLEM) == {"path-missing"}
+    assert kinds(findings(tmp_path / ("n" * 300)), Severity.PROBLEM) == {"path-missing"}
     assert list(findings(tmp_path / "link")) == SUBJECTS
     assert {path.name for path in tmp_path.iterdir()} == {"file", "dangling", "circle", "link"}
 

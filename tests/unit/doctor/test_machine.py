@@ -2,9 +2,9 @@
 
 import pytest
 
-from unbroken.doctor.finding import Level
+from unbroken.doctor.finding import Severity
 from unbroken.doctor.machine import torch_findings
-from unbroken.doctor.self_test_process import Combination, Report
+from unbroken.doctor.self_test_process import Combination, SelfTestReport
 
 GPU = {"name": "NVIDIA H200", "capability": "9.0", "memory_bytes": 150 * 10**9, "copy_bytes_per_s": 25e9}
 TORCH = {"version": "2.13.0", "build": "abc", "cuda": "13.0", "hip": None, "gpus": [GPU]}
@@ -15,7 +15,7 @@ def found(
     *combinations: Combination, driver: str | None = "570.1", gloo: tuple[str, ...] = (), **torch: object
 ) -> list[tuple[str, str, str | None]]:
     machine = {"torch": {**TORCH, **torch}, "torch_error": None, "gloo_errors": list(gloo)}
-    report = Report({"device": "cuda", "gpu": "NVIDIA H200"}, combinations or (EXACT,), machine)
+    report = SelfTestReport({"device": "cuda", "gpu": "NVIDIA H200"}, combinations or (EXACT,), machine)
     return [(each.subject, each.level.value, each.kind) for each in torch_findings(report, driver)]
 
 
@@ -61,14 +61,14 @@ def test_each_verdict_is_a_finding_of_its_own() -> None:
         ("exact", "problem", "self-test-unfinished"),
         ("exact", "note", "self-test-unfinished"),
     ]
-    report = Report({"device": "cpu"}, tuple(several), {"torch": TORCH})
+    report = SelfTestReport({"device": "cpu"}, tuple(several), {"torch": TORCH})
     exact = [each for each in torch_findings(report, None) if each.subject == "exact"]
-    assert exact[0].level is Level.PROBLEM and exact[0].details == ("sharded float32: on 2 ranks",)
+    assert exact[0].level is Severity.PROBLEM and exact[0].details == ("sharded float32: on 2 ranks",)
     assert [each.details for each in exact[1:]] == [("late",), ("no: float16",)]
 
 
 def test_a_torch_that_crashes_on_being_asked_is_a_problem() -> None:
-    report = Report({"device": "cpu"}, (EXACT,), {"torch": None, "torch_error": "it ended with SIGSEGV"})
+    report = SelfTestReport({"device": "cpu"}, (EXACT,), {"torch": None, "torch_error": "it ended with SIGSEGV"})
     assert [(each.kind, each.text) for each in torch_findings(report, None)] == [
         ("torch-broken", "it ended with SIGSEGV")
     ]

@@ -9,7 +9,7 @@ import pytest
 from unbroken.doctor.self_test_process import (
     Combination,
     NoReport,
-    Report,
+    SelfTestReport,
     cache_folder,
     find_kept,
     is_switched_off,
@@ -19,7 +19,7 @@ from unbroken.doctor.self_test_process import (
 )
 
 KEY = {"torch": "2.13.0", "device": "cpu"}
-REPORT = Report(
+REPORT = SelfTestReport(
     KEY, (Combination("replicated", "float32", "exact"), Combination("sharded", "bfloat16", "not-exact", ("x",)))
 )
 

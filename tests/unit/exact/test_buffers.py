@@ -4,13 +4,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.exact.sums import Buffers
+from unbroken.exact.sums import SumBuffers
 
 CPU = torch.device("cpu")
 
 
 def test_pieces_of_many_sizes_share_the_memory_of_the_largest() -> None:
-    buffers = Buffers()
+    buffers = SumBuffers()
     for numel in (10, 1000, 30, 999, 500, 1000, 1):
         pair = [buffers.take(numel, torch.float32, CPU) for _ in range(2)]
         assert [each.numel() for each in pair] == [numel, numel]
@@ -21,7 +21,7 @@ def test_pieces_of_many_sizes_share_the_memory_of_the_largest() -> None:
 
 
 def test_types_are_kept_apart_and_what_is_lent_is_lent_to_one() -> None:
-    buffers = Buffers()
+    buffers = SumBuffers()
     first = buffers.take(8, torch.float32, CPU)
     second = buffers.take(8, torch.float32, CPU)
     narrow = buffers.take(8, torch.bfloat16, CPU)
@@ -36,7 +36,7 @@ def test_types_are_kept_apart_and_what_is_lent_is_lent_to_one() -> None:
 
 
 def test_what_somebody_still_looks_at_is_known_and_left_to_them() -> None:
-    buffers = Buffers()
+    buffers = SumBuffers()
     lent = buffers.take(8, torch.float32, CPU)
     assert not buffers.is_seen(lent)
     view = lent[2:4].view(2, 1)
@@ -49,7 +49,7 @@ def test_what_somebody_still_looks_at_is_known_and_left_to_them() -> None:
 
 
 def test_empty_ones_are_not_kept() -> None:
-    buffers = Buffers()
+    buffers = SumBuffers()
     buffers.give(buffers.take(8, torch.float32, CPU))
     for _ in range(3):
         buffers.give(buffers.take(0, torch.float32, CPU))
@@ -60,7 +60,7 @@ def test_empty_ones_are_not_kept() -> None:
 def test_no_two_that_are_lent_share_memory_and_no_more_is_kept_than_was_lent_at_one_time(
     moves: list[tuple[int, int, bool]],
 ) -> None:
-    buffers = Buffers()
+    buffers = SumBuffers()
     lent: dict[int, torch.Tensor] = {}
     for slot, numel, is_left in moves:
         if slot in lent:

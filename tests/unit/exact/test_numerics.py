@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.torch_versions import torch_is_older
 from unbroken import exact, tested_versions
 from unbroken.errors import ArithmeticDiffers
 from unbroken.exact.numerics import _fp32_precision, differences
@@ -39,6 +42,24 @@ def test_pinning_sets_what_can_be_set_and_keeps_what_somebody_chose(monkeypatch:
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "1"
+
+
+# Whether pinning loads inductor, is in force, and is known to inductor once that is loaded.
+PINNING = """
+import sys, torch
+from unbroken import exact
+exact.pin("cpu")
+print("torch._inductor" in sys.modules, torch.are_deterministic_algorithms_enabled())
+import torch._inductor.config
+print(torch._inductor.config.deterministic)
+"""
+
+
+@pytest.mark.skipif(torch_is_older(2, 13), reason="older versions of torch load it by themselves")
+def test_pinning_does_not_load_the_compiler_and_binds_it_all_the_same() -> None:
+    environ = {**os.environ, "UNBROKEN_SELF_TEST": "off"}
+    said = subprocess.run([sys.executable, "-c", PINNING], env=environ, check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["False", "True", "True"]
 
 
 def test_the_record_is_json_and_a_process_agrees_with_itself() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from unbroken.exact.exchange import RankGroup, Transfer
 from unbroken.exact.reduction import ReplicatedFold
 from unbroken.exact.stock import ReplicatedStock
-from unbroken.exact.sums import _AT_ONCE, Accumulator, Buffers, put
+from unbroken.exact.sums import _AT_ONCE, Accumulator, SumBuffers, put
 
 Say = Callable[[torch.Tensor], torch.Tensor]
 BIG, SMALL = 2.0**24, 1.0  # in float32, BIG + SMALL is BIG: another order is another sum
@@ -69,7 +69,7 @@ def test_a_rank_without_a_lane_adds_nothing_not_even_a_zero() -> None:
 
 
 def test_the_first_lane_is_taken_as_it_is_and_a_new_step_begins_afresh() -> None:
-    total = Accumulator(1, torch.device("cpu"), Buffers())
+    total = Accumulator(1, torch.device("cpu"), SumBuffers())
     for _ in range(2):
         total.add(torch.tensor([-0.0]))
         assert str(total.tensor.item()) == "-0.0"

@@ -40,13 +40,13 @@ def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]
 @pytest.mark.parametrize("kind", ["model", "dcp"])
 def test_both_layouts_continue_in_a_run_with_the_same_bits(tmp_path: Path, kind: str) -> None:
     """The imported run, and the original objects trained on: the same weights and moments after two more steps."""
-    things = trained()
-    per_rank(tmp_path, things, ranks=1, step=4)
-    dcp_folder(tmp_path / "dcp_000004", things)
+    objects = trained()
+    per_rank(tmp_path, objects, ranks=1, step=4)
+    dcp_folder(tmp_path / "dcp_000004", objects)
     code, document = call(tmp_path, tmp_path / "run", "--require-kind", kind, "--item", "model", "--item", "optimizer")
     assert code == 0 and document["kind"] == kind and document["step"] == 4
     resumed = tiny(9)
-    with pytest.raises(NotExact, match="would not be exact") as refused:
+    with pytest.raises(NotExact) as refused:
         job(tmp_path / "run", 6, **resumed)
     assert [name for name, _ in refused.value.differences] == ["rng_state"]
     torch.manual_seed(3)
@@ -54,24 +54,25 @@ def test_both_layouts_continue_in_a_run_with_the_same_bits(tmp_path: Path, kind:
     assert run.step == 6
     torch.manual_seed(3)
     for _ in range(2):
-        learn(things)
-    assert bits(resumed["model"]) == bits(things["model"])
-    assert same(moments(resumed["optimizer"]), moments(things["optimizer"]))
+        learn(objects)
+    assert bits(resumed["model"]) == bits(objects["model"])
+    assert same(moments(resumed["optimizer"]), moments(objects["optimizer"]))
 
 
 def test_items_are_loaded_by_name_without_a_run(tmp_path: Path) -> None:
-    things = trained()
-    per_rank(tmp_path, things)
+    objects = trained()
+    per_rank(tmp_path, objects)
     assert call(tmp_path / "model_000100.pt", tmp_path / "run")[0] == 0
     module = model(5)
     optimizer = adam(module)
     found = unbroken.load(tmp_path / "run", model=module, optimizer=optimizer)
     assert (found.step, found.counters, found.notes) == (100, {"val_loss": 2.5}, ())
     assert found.items == ("model", "optimizer", "scheduler")
-    assert bits(module) == bits(things["model"])
-    assert same(moments(optimizer), moments(things["optimizer"]))
+    assert bits(module) == bits(objects["model"])
+    assert same(moments(optimizer), moments(objects["optimizer"]))
 
 
+@pytest.mark.promise("M26")
 def test_a_numbered_optimizer_fits_the_live_one_or_is_an_error(tmp_path: Path) -> None:
     per_rank(tmp_path, trained())
     assert call(tmp_path / "model_000100.pt", tmp_path / "run")[0] == 0
@@ -139,10 +140,10 @@ def test_bad_input_is_one_error_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], kind: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    things = trained()
-    per_rank(tmp_path, things)
-    torch.save(things["model"].state_dict(), "plain.pt")
-    torch.save({"model": things["model"].state_dict(), "global_step": 7, "step": 9}, "two.pt")
+    objects = trained()
+    per_rank(tmp_path, objects)
+    torch.save(objects["model"].state_dict(), "plain.pt")
+    torch.save({"model": objects["model"].state_dict(), "global_step": 7, "step": 9}, "two.pt")
     Path("cut.pt").write_bytes(Path("plain.pt").read_bytes()[:300])
     before = sorted(tmp_path.rglob("*"))
     source, *options = arguments

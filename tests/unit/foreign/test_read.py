@@ -24,9 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def trained(seed: int = 0) -> dict[str, Any]:
-    things = tiny(seed)
-    learn(things)
-    return things
+    objects = tiny(seed)
+    learn(objects)
+    return objects
 
 
 def read(path: Path, **chosen: Any) -> Contents:  # noqa: ANN401
@@ -43,19 +43,19 @@ def same(one: Any, other: Any) -> bool:  # noqa: ANN401
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
-def per_rank(folder: Path, things: dict[str, Any], *, ranks: int = 2, step: int = 100) -> Path:
+def per_rank(folder: Path, objects: dict[str, Any], *, ranks: int = 2, step: int = 100) -> Path:
     """The layout of gathered weights and one optimizer file per rank."""
-    torch.save(things["model"].state_dict(), folder / f"model_{step:06d}.pt")
+    torch.save(objects["model"].state_dict(), folder / f"model_{step:06d}.pt")
     for rank in range(ranks):
-        torch.save(things["optimizer"].state_dict(), folder / f"optim_{step:06d}_rank{rank}.pt")
+        torch.save(objects["optimizer"].state_dict(), folder / f"optim_{step:06d}_rank{rank}.pt")
     (folder / f"meta_{step:06d}.json").write_text(json.dumps({"step": step, "world_size": ranks, "val_loss": 2.5}))
-    schedule = torch.optim.lr_scheduler.StepLR(things["optimizer"], 3)
+    schedule = torch.optim.lr_scheduler.StepLR(objects["optimizer"], 3)
     torch.save({"scheduler": schedule.state_dict(), "rng": torch.get_rng_state()}, folder / f"extra_{step:06d}.pt")
     return folder / f"model_{step:06d}.pt"
 
 
-def dcp_folder(folder: Path, things: dict[str, Any]) -> Path:
-    model, optimizer = things["model"], things["optimizer"]
+def dcp_folder(folder: Path, objects: dict[str, Any]) -> Path:
+    model, optimizer = objects["model"], objects["optimizer"]
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     dcp_save(state, checkpoint_id=folder)
     return folder
@@ -63,11 +63,11 @@ def dcp_folder(folder: Path, things: dict[str, Any]) -> Path:
 
 @pytest.mark.promise("M1")
 def test_files_of_ranks_are_read_bit_for_bit(tmp_path: Path) -> None:
-    things = trained()
-    found = read(per_rank(tmp_path, things))
+    objects = trained()
+    found = read(per_rank(tmp_path, objects))
     assert found.steps == {100} and found.counters == {"val_loss": 2.5} and found.world_size == 2
-    assert same(found.items["model"].state, dict(things["model"].state_dict()))
-    saved = things["optimizer"].state_dict()["state"]
+    assert same(found.items["model"].state, dict(objects["model"].state_dict()))
+    saved = objects["optimizer"].state_dict()["state"]
     assert same(found.items["optimizer"].state["state"], {str(number): kept for number, kept in saved.items()})
     assert found.items["scheduler"].state["state"]["step_size"] == 3
     assert "rng" in found.left_out
@@ -76,26 +76,26 @@ def test_files_of_ranks_are_read_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.promise("M1")
 @pytest.mark.parametrize("name", ["dcp_000100", "dist_ckpt_000100"])
 def test_folders_of_dcp_are_read_bit_for_bit_under_both_names(tmp_path: Path, name: str) -> None:
-    things = trained()
-    folder = dcp_folder(tmp_path / name, things)
+    objects = trained()
+    folder = dcp_folder(tmp_path / name, objects)
     (folder / "meta.json").write_text('{"step": 100}')
     torch.save({"scheduler": {"last_epoch": 4}}, folder / "extra_state.pt")
     found = read(tmp_path)
     assert found.steps == {100}
-    assert same(found.items["model"].state, dict(things["model"].state_dict()))
-    expected = get_optimizer_state_dict(things["model"], things["optimizer"])
+    assert same(found.items["model"].state, dict(objects["model"].state_dict()))
+    expected = get_optimizer_state_dict(objects["model"], objects["optimizer"])
     assert found.items["optimizer"].kind == "optimizer"
     assert same(found.items["optimizer"].state["state"], expected["state"])
     assert found.items["scheduler"].state["state"] == {"last_epoch": 4}
 
 
 def test_a_dictionary_is_sorted_by_what_its_values_are(tmp_path: Path) -> None:
-    things = trained()
-    wrapped = {f"module._orig_mod.{key}": value for key, value in things["model"].state_dict().items()}
-    saved = {"model": wrapped, "optimizer": things["optimizer"].state_dict(), "iter_num": 40, "best_val_loss": 1.5}
-    torch.save({**saved, "model_args": {"n_layer": 2}, "hook": [things["model"].state_dict()]}, tmp_path / "ckpt.pt")
+    objects = trained()
+    wrapped = {f"module._orig_mod.{key}": value for key, value in objects["model"].state_dict().items()}
+    saved = {"model": wrapped, "optimizer": objects["optimizer"].state_dict(), "iter_num": 40, "best_val_loss": 1.5}
+    torch.save({**saved, "model_args": {"n_layer": 2}, "hook": [objects["model"].state_dict()]}, tmp_path / "ckpt.pt")
     found = read(tmp_path)
-    assert same(found.items["model"].state, dict(things["model"].state_dict()))
+    assert same(found.items["model"].state, dict(objects["model"].state_dict()))
     assert found.steps == {40} and found.counters == {"best_val_loss": 1.5, "model_args": {"n_layer": 2}}
     assert sorted(found.items) == ["model", "optimizer"] and sorted(found.left_out) == ["hook"]
     assert sorted(read(tmp_path, items=("model",)).items) == ["model"]
@@ -134,7 +134,7 @@ def test_files_of_items_that_were_not_asked_for_need_not_be_there(tmp_path: Path
     (tmp_path / "optim_000100_rank1.pt").unlink()
     (tmp_path / "extra_000100.pt").write_bytes(b"\x00 cut")
     assert sorted(read(path, items=("model",)).items) == ["model"]
-    with pytest.raises(ForeignDamaged, match="2 problems"):
+    with pytest.raises(ForeignDamaged, check=lambda each: len(each.problems) == 2):
         read(path)
 
 
@@ -154,7 +154,7 @@ def test_a_flipped_bit_is_noticed_though_torch_loads_it(tmp_path: Path) -> None:
     data[bytes(data).index(weight[500:501].numpy().tobytes())] ^= 1
     path.write_bytes(data)
     assert not torch.equal(torch.load(path)["weight"], weight)
-    with pytest.raises(ForeignDamaged, match="1 problem"):
+    with pytest.raises(ForeignDamaged, check=lambda each: len(each.problems) == 1):
         read(path)
 
 
@@ -164,7 +164,7 @@ def test_missing_short_and_outside_files_of_dcp_are_all_named(tmp_path: Path) ->
     (shard,) = folder.glob("*.distcp")
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-10])
-    with pytest.raises(ForeignDamaged, match="1 problem") as refused:
+    with pytest.raises(ForeignDamaged, check=lambda each: len(each.problems) == 1) as refused:
         read(folder)
     assert "bytes, the index needs" in refused.value.problems[0]
     shard.unlink()
@@ -200,7 +200,7 @@ def test_a_pickle_that_would_run_code_is_not_run(tmp_path: Path, is_legacy: bool
         assert "posix.mkdir" in refused.value.problems[0]
     folder = dcp_folder(tmp_path / "dcp_000001", trained())
     (folder / ".metadata").write_bytes(pickle.dumps(Runs(proof)))
-    with pytest.raises(ForeignDamaged, match="1 problem") as refused:
+    with pytest.raises(ForeignDamaged, check=lambda each: len(each.problems) == 1) as refused:
         read(folder)
     assert "posix.mkdir" in refused.value.problems[0]
     assert not proof.exists()

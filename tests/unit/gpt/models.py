@@ -36,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.2},
     "sdpa_mask": {"attention_mode": "sdpa_mask"},
     "flex": {"attention_mode": "flex"},
+    "fp32 stream": {"residual_dtype": "fp32"},
     "all at once": {
         "n_kv_head": 2,
         "norm": "layernorm",

@@ -24,7 +24,7 @@ from unbroken.gpt.export import to_safetensors, to_torch
 from unbroken.gpt.huggingface import to_huggingface
 from unbroken.gpt.model import GPT
 from unbroken.gpt.optimizer import make_optimizer
-from unbroken.launch.run_config import require_own
+from unbroken.launch.run_config import require_own_run
 from unbroken.records.layout import Layout
 
 GOLDEN = Path(__file__).parents[2] / "format" / "golden"
@@ -112,7 +112,7 @@ def test_a_gpt_simple_model_that_ours_cannot_compute_is_an_error(tmp_path: Path)
 
 def test_a_run_of_gpt_simple_in_output_dir_names_the_import(tmp_path: Path) -> None:
     with pytest.raises(GptSimpleRun) as refused:
-        require_own(Layout(GPT_SIMPLE))
+        require_own_run(Layout(GPT_SIMPLE))
     command = refused.value.help()[0].command
     assert command == f"unbroken import {GPT_SIMPLE} {GPT_SIMPLE}-imported"
 

@@ -92,10 +92,10 @@ def test_scale_and_growth_tracker_after_a_kill_and_a_stop_on_two_ranks_are_those
     assert scaler_of(chained) == scaler
     assert losses(chained) == losses(config) and len(losses(config)) == 12
     assert fingerprint(chained) == fingerprint(config) is not None
-    told = [
+    results = [
         (fact.values["step"], fact.values["scale"], fact.values["overflowed"]) for fact in facts(config, "overflowed")
     ]
-    assert told == [(2, 64.0, 1), (5, 32.0, 2)]
+    assert results == [(2, 64.0, 1), (5, 32.0, 2)]
     said = (Path(config.training.output_dir) / "logs" / "job-0001.log").read_text().splitlines()
     lines = {line.split("step")[1].split("/")[0].strip(): line for line in said if " % " in line}
     assert "overflowed" not in lines["1"] and lines["12"].endswith("done  2 overflowed")

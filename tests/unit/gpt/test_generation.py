@@ -93,7 +93,7 @@ def test_what_is_wrong_is_named_before_anything_is_generated(
 def test_a_text_may_fill_the_positions_and_not_one_more() -> None:
     model = model_of(config_of())
     assert len(generate(model, [1] * 10, max_new_tokens=23)) == 23
-    with pytest.raises(SequenceTooLong, match="33 tokens"):
+    with pytest.raises(SequenceTooLong, check=lambda each: each.tokens == 33):
         generate(model, [1] * 10, max_new_tokens=24)
     assert generate(model, [1] * 10, max_new_tokens=0) == []
 

@@ -141,7 +141,7 @@ def test_positions_shift_what_is_rotated_and_nothing_else() -> None:
 
 
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:
-    with pytest.raises(SequenceTooLong, match="33 tokens is longer than the model's 32"):
+    with pytest.raises(SequenceTooLong, check=lambda each: (each.tokens, each.positions) == (33, 32)):
         model_of(config_of())(tokens_of(length=33))
 
 
@@ -151,9 +151,23 @@ def test_a_vocabulary_that_nobody_names_is_refused() -> None:
     assert GPT(config_of(vocab_size=None), 10).vocab_size == 10
 
 
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_a_stream_in_fp32_adds_up_without_rounding_and_products_stay_narrow(norm: str) -> None:
+    seen: dict[str, set[torch.dtype]] = {"stream": set(), "products": set()}
+    model = model_of(config_of(norm=norm, residual_dtype="fp32")).to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.register_forward_hook(lambda _, __, out: seen["stream"].add(out.dtype))
+        elif isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _, taken, out: seen["products"].update({taken[0].dtype, out.dtype}))
+    model(tokens_of(), labels=tokens_of())
+    assert seen == {"stream": {torch.float32}, "products": {torch.bfloat16}}
+
+
+@pytest.mark.parametrize("stream", ["fp32", None])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_computes_the_bits_of_weights_cast_beforehand(dtype: torch.dtype) -> None:
-    config = config_of(use_bias=True, norm="layernorm", tie_word_embeddings=False)
+def test_autocast_computes_the_bits_of_weights_cast_beforehand(dtype: torch.dtype, stream: str | None) -> None:
+    config = config_of(use_bias=True, norm="layernorm", tie_word_embeddings=False, residual_dtype=stream)
     model, cast = model_of(config), model_of(config).to(dtype)
     tokens = tokens_of()
     with torch.autocast("cpu", dtype):

@@ -23,7 +23,7 @@ from unbroken.errors import (
 from unbroken.gpt import Generation, Sampling, TextModel, generate
 from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.device import chosen_device, chosen_dtype
-from unbroken.gpt.text import TextSource
+from unbroken.gpt.text import TextFinder
 
 GREEDY = Generation(greedy=True, max_new_tokens=12)
 
@@ -80,7 +80,7 @@ def test_left_alone_a_text_ends_where_the_positions_do(run: Path) -> None:
 
 def test_words_of_a_control_token_and_odd_letters_are_text(tmp_path: Path) -> None:
     save_run(tmp_path / "run", tokenizer=str(train_bpe(tmp_path / "bpe")))
-    source = TextSource.find(str(tmp_path / "run"))
+    source = TextFinder.find(str(tmp_path / "run"))
     ids = source.vocabulary.encode("a <|endoftext|> b")
     assert source.vocabulary.identity.eod_id not in ids
     assert source.vocabulary.decode_after([], ids) == "a <|endoftext|> b"
@@ -102,7 +102,7 @@ def test_every_bad_option_is_named_at_once() -> None:
 
 def test_a_prompt_without_a_token_is_refused_before_weights_are_read(run: Path) -> None:
     with pytest.raises(GenerationInvalid, match="the prompt has no token"):
-        TextSource.find(str(run)).encode("", Generation())
+        TextFinder.find(str(run)).encode("", Generation())
 
 
 def test_a_run_without_a_checkpoint_a_step_or_a_config_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_byte_that_is_not_what_was_written_is_found_when_it_is_read(tmp_path: 
     save_run(tmp_path / "run")
     found = find_model(str(tmp_path / "run"))
     damage(found.path)
-    with pytest.raises(DamagedCheckpoint, match="is damaged in 1 place"):
+    with pytest.raises(DamagedCheckpoint, check=lambda each: len(each.findings) == 1):
         TextModel.open(str(found.path))
 
 
@@ -147,7 +147,7 @@ def test_where_none_is_named_the_next_older_one_is_taken_in_place_of_one_that_is
     damage(newest.path)
     opened = TextModel.open(str(tmp_path / "run"))
     [over] = opened.source.found.passed_over
-    assert over.name == newest.name and "are not the bytes that were written" in over.reason
+    assert over.name == newest.name and "state/__0_0.distcp" in over.reason
     assert (opened.loaded.name, opened.loaded.step) == ("checkpoint-1", 1)
     said = opened.continue_text("def ", Generation(greedy=True))
     assert said == TextModel.open(f"{tmp_path / 'run'}@1").continue_text("def ", Generation(greedy=True))
@@ -193,27 +193,27 @@ def test_another_tokenizer_is_refused_by_contents_and_the_same_one_taken_under_a
     save_run(tmp_path / "run", tokenizer=str(own))
     other = train_bpe(tmp_path / "other", text="something else entirely, something else again")
     with pytest.raises(WrongTokenizer, match="of other contents"):
-        TextSource.find(str(tmp_path / "run"), str(other))
+        TextFinder.find(str(tmp_path / "run"), str(other))
     with pytest.raises(WrongTokenizer):
-        TextSource.find(str(tmp_path / "run"), "bytes")
+        TextFinder.find(str(tmp_path / "run"), "bytes")
     laid_out_anew = tmp_path / "elsewhere.json"
     laid_out_anew.write_text(json.dumps(json.loads(own.read_text()), indent=3))
-    assert TextSource.find(str(tmp_path / "run"), str(laid_out_anew)).vocabulary.encode("def ")
+    assert TextFinder.find(str(tmp_path / "run"), str(laid_out_anew)).vocabulary.encode("def ")
 
 
 def test_without_a_kept_tokenizer_one_with_too_many_ids_is_refused(tmp_path: Path) -> None:
     save_run(tmp_path / "run", keeps_tokenizer=False, rows=256)
     with pytest.raises(WrongTokenizer, match="it has 257 ids, the model 256"):
-        TextSource.find(str(tmp_path / "run"), "bytes")
+        TextFinder.find(str(tmp_path / "run"), "bytes")
 
 
 def test_a_tokenizer_that_is_nowhere_or_a_record_that_is_none_is_reported(tmp_path: Path) -> None:
     save_run(tmp_path / "run")
     with pytest.raises(TokenizerUnknown):
-        TextSource.find(str(tmp_path / "run"), str(tmp_path / "no.json"))
+        TextFinder.find(str(tmp_path / "run"), str(tmp_path / "no.json"))
     (tmp_path / "run" / "tokenizer" / "identity.json").write_text("[]")
     with pytest.raises(TokenizerUnknown) as caught:
-        TextSource.find(str(tmp_path / "run"))
+        TextFinder.find(str(tmp_path / "run"))
     assert "the record is damaged" in caught.value.reason
 
 
@@ -230,5 +230,5 @@ def test_a_device_without_room_is_an_error_with_its_name(run: Path, monkeypatch:
 
     model = TextModel.open(str(run))
     monkeypatch.setattr("unbroken.gpt.text.generate", full)
-    with pytest.raises(DeviceFull, match="out of memory on cpu, for the text"):
+    with pytest.raises(DeviceFull, check=lambda each: (each.device, each.doing) == ("cpu", "the text")):
         model.continue_text("abc")

@@ -7,7 +7,7 @@ import torch
 
 from unbroken import exact
 from unbroken.config.document import all_fields
-from unbroken.data.resume import GROW as GROW_OF_THE_DATA
+from unbroken.data.stream_record import GROW as GROW_OF_THE_DATA
 from unbroken.errors import AcceptUnknown
 from unbroken.gpt.arithmetic import FOLLOWING, ITEMS_FOLLOWING, Arithmetic
 from unbroken.launch.accepted import ARITHMETIC, GROW, ITEMS, require_known

@@ -6,7 +6,7 @@ import pytest
 
 from unbroken.launch.exit_code import JobExit, exit_report
 from unbroken.launch.job_files import JobOutcome
-from unbroken.launch.restarts import LONGEST_DELAY_S, Attempt, NoRestart, Policy, Restart, decide
+from unbroken.launch.restarts import LONGEST_DELAY_S, Attempt, NoRestart, Restart, RestartPolicy, decide
 
 STORAGE = JobOutcome("runs/a", "error", 74, "again", "storage failed")
 
@@ -16,7 +16,7 @@ def crash(step: int | None, code: int = 1, outcome: JobOutcome | None = None, *,
 
 
 def after(*attempts: Attempt, max_restarts: int = 9) -> Restart | NoRestart:
-    return decide(attempts, Policy(max_restarts))
+    return decide(attempts, RestartPolicy(max_restarts))
 
 
 def stopped(by: str | None, step: int = 5) -> Attempt:
@@ -26,7 +26,7 @@ def stopped(by: str | None, step: int = 5) -> Attempt:
 
 
 def until_done(*attempts: Attempt, max_restarts: int | None = None, in_allocation: bool = False) -> Restart | NoRestart:
-    return decide(attempts, Policy(max_restarts, until_done=True, is_in_allocation=in_allocation))
+    return decide(attempts, RestartPolicy(max_restarts, until_done=True, is_in_allocation=in_allocation))
 
 
 @pytest.mark.parametrize(

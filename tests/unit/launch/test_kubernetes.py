@@ -25,7 +25,7 @@ from unbroken.launch.kubernetes.options import (
     named_after,
     require_fit,
 )
-from unbroken.launch.kubernetes.text import manifest
+from unbroken.launch.kubernetes.render import manifest
 from unbroken.records.journal import Event
 
 TRAIN = Program(
@@ -177,8 +177,8 @@ def test_a_pytorchjob_gets_a_code_that_its_operator_starts_again() -> None:
 def test_the_command_of_a_pod_is_one_that_the_tool_takes(options: ManifestOptions) -> None:
     first, verb, *words = container(options)["command"]
     assert (first, verb) == ("unbroken", options.program.verb)
-    told = {"$(NODE_RANK)": "1", "$(RANK)": "1", "$(MASTER_ADDR)": "h", "$(MASTER_PORT)": "29500"}
-    for variable, value in told.items():
+    results = {"$(NODE_RANK)": "1", "$(RANK)": "1", "$(MASTER_ADDR)": "h", "$(MASTER_PORT)": "29500"}
+    for variable, value in results.items():
         words = [word.replace(variable, value) for word in words]
     taker: click.Command = {"train": train_command.command, "run": run_command.command}[verb]
     taken = taker.make_context(verb, list(words)).params
@@ -257,8 +257,8 @@ def test_a_path_with_a_control_character_is_refused_by_name() -> None:
     program = replace(SCRIPT, run="/runs/a\nb")
     with pytest.raises(ManifestUnfit) as refused:
         require_fit(replace(ONE, program=program, mount="/runs\x1b"))
-    told = [each for each in refused.value.problems if "control character" in each]
-    assert [each.split(" ")[0] for each in told] == ["--mount", "the"]
+    results = [each for each in refused.value.problems if "control character" in each]
+    assert [each.split(" ")[0] for each in results] == ["--mount", "the"]
 
 
 def test_the_claim_that_is_made_can_be_shared_by_several_nodes() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import RecordDamaged, StorageFailed
-from unbroken.launch.job_files import JobOutcome, make_outcome_path, read_outcome, write_outcome
+from unbroken.launch.job_files import JobOutcome, make_outcome_path, read_job_outcome, write_outcome
 
 STOPPED = JobOutcome("runs/a", "stopped", 0, "again", "SIGTERM")
 
 
-def told(**changes: object) -> str:
+def outcome_text(**changes: object) -> str:
     facts = {
         "schema": "unbroken.outcome/1",
         "run": "runs/a",
@@ -26,8 +26,8 @@ def told(**changes: object) -> str:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_outcome(path, STOPPED)
-    assert read_outcome(path) == STOPPED
-    assert json.loads(path.read_text()) == json.loads(told())
+    assert read_job_outcome(path) == STOPPED
+    assert json.loads(path.read_text()) == json.loads(outcome_text())
 
 
 def test_the_last_word_counts_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -36,18 +36,18 @@ def test_the_last_word_counts_and_nothing_else_is_left(tmp_path: Path) -> None:
     write_outcome(path, begun)
     assert not begun.has_ended
     write_outcome(path, STOPPED)
-    assert read_outcome(path) == STOPPED and STOPPED.has_ended
+    assert read_job_outcome(path) == STOPPED and STOPPED.has_ended
     assert [each.name for each in tmp_path.iterdir()] == ["outcome.json"]
 
 
 def test_a_run_whose_name_is_no_unicode_comes_through(tmp_path: Path) -> None:
     outcome = JobOutcome("runs/\udcff", "completed", 0, "done", "ende: größe \n")
     write_outcome(tmp_path / "o", outcome)
-    assert read_outcome(tmp_path / "o") == outcome
+    assert read_job_outcome(tmp_path / "o") == outcome
 
 
 def test_nothing_told_is_none(tmp_path: Path) -> None:
-    assert read_outcome(tmp_path / "outcome.json") is None
+    assert read_job_outcome(tmp_path / "outcome.json") is None
 
 
 @pytest.mark.parametrize(
@@ -57,30 +57,30 @@ def test_nothing_told_is_none(tmp_path: Path) -> None:
         "null",
         "{",
         "[" * 100_000,
-        told(schema="unbroken.outcome/2"),
-        told(status="fine"),
-        told(exit_code=256),
-        told(exit_code=-1),
-        told(exit_code=True),
-        told(**{"class": "maybe"}),
-        told(run=None),
-        told(reason=3),
+        outcome_text(schema="unbroken.outcome/2"),
+        outcome_text(status="fine"),
+        outcome_text(exit_code=256),
+        outcome_text(exit_code=-1),
+        outcome_text(exit_code=True),
+        outcome_text(**{"class": "maybe"}),
+        outcome_text(run=None),
+        outcome_text(reason=3),
     ],
 )
 def test_what_is_no_outcome_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "outcome.json"
     path.write_text(content)
     with pytest.raises(RecordDamaged):
-        read_outcome(path)
+        read_job_outcome(path)
 
 
 def test_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text(told())
+    (tmp_path / "real").write_text(outcome_text())
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "folder").mkdir()
     for name in ("link", "folder"):
         with pytest.raises(RecordDamaged):
-            read_outcome(tmp_path / name)
+            read_job_outcome(tmp_path / name)
 
 
 def test_the_place_is_writable_by_its_owner_alone(tmp_path: Path) -> None:

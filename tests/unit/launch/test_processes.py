@@ -2,7 +2,7 @@
 
 import os
 
-from unbroken.launch.processes import Process, below, living, workers_of
+from unbroken.launch.processes import Process, below, child_ranks, living
 
 
 def test_descendants_are_found_at_any_depth_and_no_others() -> None:
@@ -14,7 +14,7 @@ def test_descendants_are_found_at_any_depth_and_no_others() -> None:
 
 def test_workers_are_the_children_that_lead_a_session() -> None:
     tree = {each.pid: each for each in (Process(10, 9, 10), Process(11, 9, 9), Process(12, 10, 12))}
-    assert workers_of(9, tree) == [10]
+    assert child_ranks(9, tree) == [10]
 
 
 def test_this_process_is_among_the_living_below_its_parent() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.store.saving import save
 from unbroken.config import Config, DataConfig
 from unbroken.errors import (
+    BadUsage,
     CheckpointsExist,
     ConfigDiffers,
     ConfigInvalid,
@@ -16,7 +17,7 @@ from unbroken.errors import (
     RunRecordDamaged,
 )
 from unbroken.gpt.run_files import keep_config
-from unbroken.launch.run_config import RunConfig, resolve_run_config
+from unbroken.launch.run_config import CONFIG_VARIABLE, RunConfig, passed_on, resolve_run_config, taken_over
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 from unbroken.store.directory import Store
@@ -39,6 +40,22 @@ def record(config: Config, *, has_checkpoint: bool = True) -> None:
 
 def with_rate(config: Config, rate: float) -> Config:
     return replace(config, optimizer=replace(config.optimizer, learning_rate=rate))
+
+
+def test_a_rank_gets_the_config_that_the_launcher_decoded(asked: Config) -> None:
+    # A path that is no valid UTF-8, as Linux allows it.
+    odd = with_rate(replace(asked, data=replace(asked.data, path="d\udcff")), 0.1 + 0.2)
+    assert taken_over(passed_on(odd, "unbroken train")).config == odd
+
+
+def test_a_config_that_is_missing_cut_or_too_large_is_an_error(asked: Config) -> None:
+    whole = passed_on(asked, "unbroken train")[CONFIG_VARIABLE]
+    for environ in ({}, {CONFIG_VARIABLE: ""}, {CONFIG_VARIABLE: whole[:-10]}, {CONFIG_VARIABLE: "no config"}):
+        with pytest.raises(BadUsage, match="--launched needs UNBROKEN_TRAIN_CONFIG"):
+            taken_over(environ)
+    path = "".join(chr(0x4E00 + number * number % 20_000) for number in range(60_000))
+    with pytest.raises(BadUsage, match="too large"):
+        passed_on(replace(asked, data=replace(asked.data, path=path)), "unbroken train")
 
 
 def test_the_first_job_settles_the_global_batch_by_its_ranks(asked: Config) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.clouds import azure_events
 from unbroken.errors import BadSpot
 from unbroken.launch.spot.notices import GCP_WINDOW_S, Notice, Unreadable, read_aws, read_azure, read_gcp
-from unbroken.launch.spot.services import Address, find_address
+from unbroken.launch.spot.services import ServiceAddress, find_address
 from unbroken.launch.spot.watch import choose, detect, polls_here
 from unbroken.loop.settings import Settings
 
@@ -126,11 +126,11 @@ def test_the_first_process_of_each_node_listens_and_its_neighbours_do_not() -> N
 
 
 def test_the_address_is_the_one_of_every_cloud_or_of_this_machine() -> None:
-    assert find_address({}) == Address("169.254.169.254", 80)
-    assert find_address({"UNBROKEN_SPOT_ADDRESS": "127.0.0.1:8080"}) == Address("127.0.0.1", 8080)
-    assert find_address({"UNBROKEN_SPOT_ADDRESS": "http://127.0.0.1:8080/"}) == Address("127.0.0.1", 8080)
-    assert find_address({"UNBROKEN_SPOT_ADDRESS": "[::1]:8080"}) == Address("::1", 8080)
-    assert find_address({"UNBROKEN_SPOT_ADDRESS": "169.254.169.254"}) == Address()
+    assert find_address({}) == ServiceAddress("169.254.169.254", 80)
+    assert find_address({"UNBROKEN_SPOT_ADDRESS": "127.0.0.1:8080"}) == ServiceAddress("127.0.0.1", 8080)
+    assert find_address({"UNBROKEN_SPOT_ADDRESS": "http://127.0.0.1:8080/"}) == ServiceAddress("127.0.0.1", 8080)
+    assert find_address({"UNBROKEN_SPOT_ADDRESS": "[::1]:8080"}) == ServiceAddress("::1", 8080)
+    assert find_address({"UNBROKEN_SPOT_ADDRESS": "169.254.169.254"}) == ServiceAddress()
 
 
 OTHERS = ["10.0.0.1:80", "169.254.1.1:80", "8.8.8.8:80", "localhost:80", "example.org:80", "127.0.0.1:0", "127.0.0.1:x"]

@@ -113,8 +113,8 @@ def test_a_notice_that_cannot_be_read_is_reported_once_and_listening_continues(
         assert watching.look() is None
         cloud.announce()
         assert heard(watching).kind == "spot"
-        told = [record.message for record in caplog.records]
-        assert [line.split(":")[0] for line in told] == [
+        results = [record.message for record in caplog.records]
+        assert [line.split(":")[0] for line in results] == [
             "cannot read spot notices",
             "spot notices can be read again",
             "preemption notice",

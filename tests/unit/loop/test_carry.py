@@ -32,9 +32,9 @@ def train(directory: Path, total: int, *, data: bool, kill_at: int | None = None
     """A batch fetched before the loop, and the next one prefetched inside; the losses, and the weights' bits."""
     module = model()
     optimizer = adam(module)
-    things: dict[str, Any] = {"data": rows()} if data else {}
+    objects: dict[str, Any] = {"data": rows()} if data else {}
     losses = []
-    with Run(directory, settings=quietly(save_steps=2), model=module, optimizer=optimizer, **things) as run:
+    with Run(directory, settings=quietly(save_steps=2), model=module, optimizer=optimizer, **objects) as run:
 
         def batch() -> Any:  # noqa: ANN401
             make = (lambda: next(run.data)) if data else fetch

@@ -13,6 +13,8 @@ from unbroken.errors import NeedsPickle, NoMemory, NotAnItem, TensorUnsupported,
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.state.host_memory import asking_for_memory
+from unbroken.state.index import Box
+from unbroken.state.planners import Piece
 from unbroken.state.stage import Buffers
 
 
@@ -33,17 +35,17 @@ class Note:
 
 def train(run: Path, total: int, odd: object = None, at_step: int = 4) -> dict[str, bytes]:
     """A job whose note holds something odd at the edge of one step."""
-    note, things = Note(), tiny()
+    note, objects = Note(), tiny()
 
     def body(_: Run, step: int) -> None:
         note.value = odd if step + 1 == at_step else step
 
     torch.manual_seed(5)
-    job(run, total, body=body, note=note, **things)
-    return bits(things["model"])
+    job(run, total, body=body, note=note, **objects)
+    return bits(objects["model"])
 
 
-def told(run: Path) -> list[tuple[Any, ...]]:
+def journalled(run: Path) -> list[tuple[Any, ...]]:
     failed = read_history(Layout(run)).of_kind("save-failed")
     return [(fact.values["step"], fact.values["rank"], fact.values["cause"]) for fact in failed]
 
@@ -61,7 +63,7 @@ def test_a_value_that_cannot_be_saved_at_one_step_costs_that_save_and_nothing_el
     tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: object, kind: str
 ) -> None:
     assert train(tmp_path / "run", 8, odd) == train(tmp_path / "whole", 8)
-    assert told(tmp_path / "run") == [(4, 0, kind)]
+    assert journalled(tmp_path / "run") == [(4, 0, kind)]
     assert committed(tmp_path / "run") == [2, 6, 8]
     assert "could not save step 4" in caplog.text
 
@@ -76,7 +78,7 @@ def test_the_last_save_of_a_job_that_cannot_be_made_is_an_error(tmp_path: Path) 
 def test_an_error_of_an_objects_own_is_no_failed_save(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="of its own"):
         train(tmp_path / "run", 8, LookupError("of its own"))
-    assert told(tmp_path / "run") == []
+    assert journalled(tmp_path / "run") == []
 
 
 def test_a_host_without_memory_costs_the_save_and_the_next_one_finds_some(
@@ -90,7 +92,7 @@ def test_a_host_without_memory_costs_the_save_and_the_next_one_finds_some(
 
     monkeypatch.setattr(Buffers, "_arena_sizes", too_many)
     found = train(tmp_path / "run", 8)
-    assert told(tmp_path / "run") == [(4, 0, "no-memory")]
+    assert journalled(tmp_path / "run") == [(4, 0, "no-memory")]
     assert committed(tmp_path / "run") == [2, 6, 8]
     monkeypatch.undo()
     assert found == train(tmp_path / "whole", 8)
@@ -114,22 +116,22 @@ def test_only_the_want_of_memory_is_called_so(error: Exception, is_shortage: boo
 
 
 def test_the_allocators_own_refusal_is_the_want_of_memory() -> None:
-    with pytest.raises(NoMemory, match="out of host memory for the copies of the save"):
-        Buffers(arena_bytes=1 << 60).take(1 << 60, is_pinned=False)
+    with pytest.raises(NoMemory):
+        Buffers(arena_bytes=1 << 60).take((Piece("w", "uint8", Box((0,), (1 << 60,))),), None)
 
 
 @pytest.mark.parametrize("place", ["buffer", "object"])
 def test_a_tensor_that_no_save_could_hold_is_refused_before_the_first_step(tmp_path: Path, place: str) -> None:
     sparse = torch.eye(2).to_sparse()
-    things: dict[str, Any] = tiny()
+    objects: dict[str, Any] = tiny()
     if place == "buffer":
         module = nn.Linear(2, 2)
         module.register_buffer("codes", sparse)
-        things["odd"] = module
+        objects["odd"] = module
     else:
-        things["odd"] = Note()
-        things["odd"].value = sparse
-    with pytest.raises(TensorUnsupported), Run(tmp_path / "run", settings=quietly(), **things):
+        objects["odd"] = Note()
+        objects["odd"].value = sparse
+    with pytest.raises(TensorUnsupported), Run(tmp_path / "run", settings=quietly(), **objects):
         pass
 
 

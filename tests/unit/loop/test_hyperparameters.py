@@ -32,25 +32,25 @@ def script(make: Make | None = None, *, lr: float = 0.1, **options: Any) -> dict
     return {"model": module, "optimizer": optimizer, **({} if make is None else {"scheduler": make(optimizer)})}
 
 
-def train(run: Path, total: int, things: dict[str, Any], *, kill_at: int | None = None, **settings: Any) -> float:  # noqa: ANN401
+def train(run: Path, total: int, objects: dict[str, Any], *, kill_at: int | None = None, **settings: Any) -> float:  # noqa: ANN401
     """One job; returns the learning rate after it."""
-    with Run(run, settings=quietly(**settings), **things) as held:
+    with Run(run, settings=quietly(**settings), **objects) as held:
         for step in held.steps(total):
-            learn(things)
-            scheduler = things.get("scheduler")
+            learn(objects)
+            scheduler = objects.get("scheduler")
             if isinstance(scheduler, schedules.ReduceLROnPlateau):
                 scheduler.step(1.0)
             elif scheduler is not None:
                 scheduler.step()
             elif step == 3:
-                things["optimizer"].param_groups[0]["lr"] = 1e-3
-            held.log(loss=float(things["optimizer"].param_groups[0]["lr"]))
+                objects["optimizer"].param_groups[0]["lr"] = 1e-3
+            held.log(loss=float(objects["optimizer"].param_groups[0]["lr"]))
             if step == kill_at:
                 raise RuntimeError("killed")
-    return float(things["optimizer"].param_groups[0]["lr"])
+    return float(objects["optimizer"].param_groups[0]["lr"])
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [line for line in caplog.messages if " in the script and was " in line]
     caplog.clear()
     return found
@@ -73,12 +73,12 @@ SCHEDULES: dict[str, Make | None] = {
 @pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # torch 2.6 warns of its own SequentialLR
 @pytest.mark.parametrize("by", SCHEDULES)
 def test_a_schedule_that_moves_the_rate_is_no_change(by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    things = script(SCHEDULES[by])
-    train(tmp_path, 5, things)
+    objects = script(SCHEDULES[by])
+    train(tmp_path, 5, objects)
     train(tmp_path, 7, script(SCHEDULES[by]))
     # The same objects once more, as a notebook has them: their values have moved.
-    train(tmp_path, 9, things)
-    assert told(caplog) == []
+    train(tmp_path, 9, objects)
+    assert warnings_in(caplog) == []
 
 
 @pytest.mark.promise("U8")
@@ -89,10 +89,10 @@ def test_each_changed_value_is_reported_in_one_line_and_the_checkpoints_is_used(
     reached = train(tmp_path, 5, script(make))
     changed = partial(schedules.StepLR, step_size=3, gamma=0.5)
     for target in (6, 7):
-        things = script(changed, lr=0.2, weight_decay=0.05)
-        assert train(tmp_path, target, things) == pytest.approx(0.1 * DECAY ** (target // 2))
-        assert things["optimizer"].param_groups[0]["weight_decay"] == 0.01
-        lines = told(caplog)
+        objects = script(changed, lr=0.2, weight_decay=0.05)
+        assert train(tmp_path, target, objects) == pytest.approx(0.1 * DECAY ** (target // 2))
+        assert objects["optimizer"].param_groups[0]["weight_decay"] == 0.01
+        lines = warnings_in(caplog)
         assert [line.split(" is ")[0] for line in lines] == [
             "optimizer.param_groups[0].weight_decay",
             "optimizer.lr",
@@ -112,11 +112,11 @@ def test_the_scripts_values_are_put_in_place_as_if_the_schedule_had_them_from_th
     old = partial(schedules.CosineAnnealingLR, T_max=20)
     new = partial(schedules.CosineAnnealingLR, T_max=9, eta_min=1e-3)
     train(tmp_path / "run", total, script(old))
-    things = script(new, lr=0.2, weight_decay=0.05, momentum=0.8)
-    reached = train(tmp_path / "run", 8, things, hyperparameters="script")
+    objects = script(new, lr=0.2, weight_decay=0.05, momentum=0.8)
+    reached = train(tmp_path / "run", 8, objects, hyperparameters="script")
     assert reached == train(tmp_path / "other", 8, script(new, lr=0.2))
-    assert [group["weight_decay"] for group in things["optimizer"].param_groups] == [0.05, 0.0]
-    assert things["optimizer"].param_groups[1]["momentum"] == 0.8
+    assert [group["weight_decay"] for group in objects["optimizer"].param_groups] == [0.05, 0.0]
+    assert objects["optimizer"].param_groups[1]["momentum"] == 0.8
     history = read_history(Layout(tmp_path / "run"))
     assert set(history.of_kind("resume")[-1].values["changed"]) == {
         *("optimizer.lr", "optimizer.momentum", "optimizer.param_groups[0].weight_decay"),
@@ -125,9 +125,11 @@ def test_the_scripts_values_are_put_in_place_as_if_the_schedule_had_them_from_th
     # They are the run's values now: the same script says nothing, and the old one is told again.
     caplog.clear()
     train(tmp_path / "run", 9, script(new, lr=0.2, weight_decay=0.05, momentum=0.8))
-    assert told(caplog) == []
+    assert warnings_in(caplog) == []
     train(tmp_path / "run", 10, script(old))
-    assert "optimizer.lr is 0.1 in the script and was 0.2 when the run began: using 0.2" in "\n".join(told(caplog))
+    assert "optimizer.lr is 0.1 in the script and was 0.2 when the run began: using 0.2" in "\n".join(
+        warnings_in(caplog)
+    )
 
 
 @pytest.mark.promise("U8")
@@ -140,7 +142,7 @@ def test_a_function_of_the_script_is_used_in_any_case_and_its_numbers_are_report
 
     train(tmp_path, 2, script(partial(make, steps=4)))
     train(tmp_path, 4, script(partial(make, steps=8)))
-    lines = told(caplog)
+    lines = warnings_in(caplog)
     assert [line.split(" is ")[0] for line in lines] == [
         "scheduler.lr_lambdas[0].steps",
         "scheduler.lr_lambdas[1].floor",
@@ -148,7 +150,7 @@ def test_a_function_of_the_script_is_used_in_any_case_and_its_numbers_are_report
     assert all("functions are not part of a checkpoint" in line for line in lines)
     monkeypatch.setitem(globals(), "DECAY", 0.4)
     train(tmp_path, 6, script(partial(make, steps=8)))
-    assert [line.split(" is ")[0] for line in told(caplog)] == ["scheduler.lr_lambdas[1].DECAY"]
+    assert [line.split(" is ")[0] for line in warnings_in(caplog)] == ["scheduler.lr_lambdas[1].DECAY"]
 
 
 @pytest.mark.promise("U8", "X3")

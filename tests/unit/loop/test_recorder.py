@@ -32,8 +32,8 @@ def test_so_many_steps_that_differ_are_written_one_by_one_and_all_are_counted(tm
     recorder.end(conclude(StopReason("done")))
     history = read_history(layout)
     assert [fact.values["step"] for fact in history.of_kind("mismatch")] == list(range(2, MOST_MISMATCHES + 2))
-    [told] = history.of_kind("recomputed")
-    assert (told.values["compared"], told.values["agreeing"]) == (len(steps), 1)
+    [results] = history.of_kind("recomputed")
+    assert (results.values["compared"], results.values["agreeing"]) == (len(steps), 1)
 
 
 def test_a_rank_waits_for_the_word_of_the_first_one_but_not_of_one_that_is_gone(

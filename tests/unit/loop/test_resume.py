@@ -61,8 +61,8 @@ def test_a_rewind_sets_the_abandoned_branch_aside_and_auto_never_meets_it(tmp_pa
     run = tmp_path / "run"
     job(run, 7, **tiny())
     assert {"checkpoint-4", "checkpoint-6", "final"} <= names(run)
-    things = tiny(3)
-    with Run(run, settings=quietly(resume=str(run / "checkpoints" / "checkpoint-4")), **things) as held:
+    objects = tiny(3)
+    with Run(run, settings=quietly(resume=str(run / "checkpoints" / "checkpoint-4")), **objects) as held:
         assert held.step == 4
     # It crashed before it saved anything: the next job goes on from step 4, not from the branch that was left.
     assert began(run) == 4
@@ -84,12 +84,12 @@ def test_a_warm_start_from_another_run_gives_way_to_the_runs_own_checkpoints(tmp
     source = tiny(1)
     job(tmp_path / "old", 6, **source)
     warm = quietly(load_path=str(tmp_path / "old"))
-    things = tiny(2)
-    with Run(tmp_path / "new", settings=warm, **things) as run:
+    objects = tiny(2)
+    with Run(tmp_path / "new", settings=warm, **objects) as run:
         assert run.step == 6
         assert run.resumed_from == str(tmp_path / "old" / "checkpoints" / "final")
-    assert bits(things["model"]) == bits(source["model"])
-    job(tmp_path / "new", 8, warm, **things)
+    assert bits(objects["model"]) == bits(source["model"])
+    job(tmp_path / "new", 8, warm, **objects)
     # The same command again: its own checkpoint wins, also when the other run is gone.
     assert began(tmp_path / "new", load_path=str(tmp_path / "old")) == 8
     assert began(tmp_path / "new", load_path=str(tmp_path / "gone")) == 8

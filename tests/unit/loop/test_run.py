@@ -16,7 +16,8 @@ from unbroken.errors import EvidenceMissing, Halted, NeedsPickle, NotAnItem, Not
 from unbroken.records.journal import read_journal
 from unbroken.records.layout import Layout
 from unbroken.records.lease import read_current
-from unbroken.state import payload
+from unbroken.state.description import Describer
+from unbroken.state.payload import METADATA_PART
 from unbroken.store.fields import Malformed
 from unbroken.testing import FaultyDisk, Operation
 
@@ -41,12 +42,12 @@ def test_steps_number_what_was_completed_before_and_the_end_is_committed(tmp_pat
 
 
 def test_a_loop_in_two_parts_continues_to_the_second_target(tmp_path: Path) -> None:
-    things = tiny()
+    objects = tiny()
     seen: list[int] = []
-    with Run(tmp_path / "run", settings=quietly(), **things) as run:
+    with Run(tmp_path / "run", settings=quietly(), **objects) as run:
         for target in (3, 6):
             for step in run.steps(target):
-                learn(things)
+                learn(objects)
                 seen.append(step)
     assert seen == [0, 1, 2, 3, 4, 5]
     with Run(tmp_path / "run", settings=quietly(), **tiny()) as run:
@@ -104,7 +105,7 @@ def test_a_run_that_is_not_open_reports_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("things", "lacks"),
+    ("objects", "lacks"),
     [
         ({"schedule": print}, "state_dict and load_state_dict"),
         ({"data": 3}, "a way to be iterated"),
@@ -114,21 +115,21 @@ def test_a_run_that_is_not_open_reports_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(
-    things: dict[str, Any], lacks: str, tmp_path: Path
+    objects: dict[str, Any], lacks: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(NotAnItem) as refused, Run(tmp_path / "run", **things):
+    with pytest.raises(NotAnItem) as refused, Run(tmp_path / "run", **objects):
         pass
     assert lacks in refused.value.lacks
     assert not (tmp_path / "run").exists()
 
 
 def test_an_optimizer_over_two_models_is_saved_under_the_names_of_both(tmp_path: Path) -> None:
-    def things(seed: int) -> dict[str, Any]:
+    def objects(seed: int) -> dict[str, Any]:
         first, second = model(seed), model(seed + 1)
         both = torch.optim.AdamW([*first.parameters(), *second.parameters()])
         return {"actor": first, "critic": second, "optimizer": both}
 
-    saved, fresh = things(0), things(5)
+    saved, fresh = objects(0), objects(5)
     job(tmp_path / "run", 2, **saved)
     with Run(tmp_path / "run", settings=quietly(), **fresh):
         pass
@@ -139,7 +140,7 @@ def test_an_optimizer_over_two_models_is_saved_under_the_names_of_both(tmp_path:
 
 
 def test_several_optimizers_of_one_model_come_back_each(tmp_path: Path) -> None:
-    def things(seed: int) -> dict[str, Any]:
+    def objects(seed: int) -> dict[str, Any]:
         module = model(seed)
         return {
             "model": module,
@@ -147,7 +148,7 @@ def test_several_optimizers_of_one_model_come_back_each(tmp_path: Path) -> None:
             "optimizer": adam(module[2]),
         }
 
-    saved, fresh = things(0), things(5)
+    saved, fresh = objects(0), objects(5)
     job(tmp_path / "run", 2, **saved)
     with Run(tmp_path / "run", settings=quietly(), **fresh):
         pass
@@ -252,14 +253,14 @@ def test_a_hint_that_storage_refuses_does_not_make_a_committed_save_a_failed_one
 def test_a_part_of_the_plan_that_nobody_reports_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = payload.finish
+    describe = Describer.write
 
-    def without_metadata(plan: Any, written: Any, draft: Any) -> Any:  # noqa: ANN401
-        index, _ = whole(plan, written, draft)
-        (draft.path / payload.METADATA_PART).unlink()
+    def without_metadata(self: Describer, plan: Any, reports: Any, draft: Any) -> Any:  # noqa: ANN401
+        index, _ = describe(self, plan, reports, draft)
+        (draft.path / METADATA_PART).unlink()
         return (index,)
 
-    monkeypatch.setattr(payload, "finish", without_metadata)
+    monkeypatch.setattr(Describer, "write", without_metadata)
     with pytest.raises(EvidenceMissing, match="metadata: planned and not reported"):
         job(tmp_path / "run", 1, **tiny())
     assert names(tmp_path / "run") == set()
@@ -279,7 +280,7 @@ def test_a_halt_in_the_last_step_is_a_halt(tmp_path: Path) -> None:
 def test_interrupted_while_it_waits_for_a_save_a_job_records_it_and_releases_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    things = tiny()
+    objects = tiny()
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -287,7 +288,7 @@ def test_interrupted_while_it_waits_for_a_save_a_job_records_it_and_releases_the
     monkeypatch.setattr("unbroken.state.save.Saver.wait", interrupt)
 
     def train() -> None:
-        with Run(tmp_path / "run", settings=quietly(), **things) as run:
+        with Run(tmp_path / "run", settings=quietly(), **objects) as run:
             steps = run.steps(3)
             next(steps)
 
@@ -327,7 +328,10 @@ def test_a_target_that_is_not_a_number_of_steps_is_refused_at_the_call(tmp_path:
 @pytest.mark.parametrize("below", ["", "run", "runs/a"])
 def test_a_file_where_the_run_is_to_stand_is_a_mistake_in_the_command_that_names_it(tmp_path: Path, below: str) -> None:
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(NotAStore, match="this is a file") as refused, Run(tmp_path / "notes" / below, **tiny()):
+    with (
+        pytest.raises(NotAStore, check=lambda each: not each.is_directory) as refused,
+        Run(tmp_path / "notes" / below, **tiny()),
+    ):
         pass
     assert (refused.value.path, refused.value.exit_code) == (tmp_path / "notes", 2)
     assert (tmp_path / "notes").read_text() == "mine"

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.state.tiny import job, quietly, tiny
 from unbroken.errors import BaselineFails, NotDeterministic, NothingToProve
 from unbroken.prove.baseline import Baseline, require_same, run_alone
-from unbroken.prove.command import understood
+from unbroken.prove.drilled_command import understood
 from unbroken.prove.proof_setup import ProofSetup, environment, proof_folder
 
 
@@ -46,7 +46,7 @@ def test_a_command_that_ends_by_itself_shows_the_end_of_its_output(tmp_path: Pat
 
 def test_a_command_without_a_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("")
-    with pytest.raises(NothingToProve, match=r"never entered an unbroken\.Run$"):
+    with pytest.raises(NothingToProve, match=r"never entered an unbroken\.Run"):
         run_alone(setup(tmp_path, sys.executable, "idle.py"), "alone", save_steps=None, ranks=None)
 
 

@@ -10,7 +10,7 @@ from unbroken.prove.baseline import likely_causes, script_text
 SEEDED = "torch.manual_seed(1)\n"
 
 
-def told(text: str, first_step: int | None = 5, **environ: str) -> str:
+def causes_of(text: str, first_step: int | None = 5, **environ: str) -> str:
     return "\n".join(likely_causes(text, environ, first_step=first_step))
 
 
@@ -28,8 +28,8 @@ def told(text: str, first_step: int | None = 5, **environ: str) -> str:
     ],
 )
 def test_a_line_that_may_differ_from_run_to_run_is_named(line: str, word: str) -> None:
-    assert word in told(SEEDED + line)
-    assert word not in told(SEEDED)
+    assert word in causes_of(SEEDED + line)
+    assert word not in causes_of(SEEDED)
 
 
 @pytest.mark.parametrize(
@@ -43,20 +43,20 @@ def test_a_line_that_may_differ_from_run_to_run_is_named(line: str, word: str) -
     ],
 )
 def test_a_line_that_is_seeded_is_not_blamed(line: str) -> None:
-    assert told(SEEDED + line) == told(SEEDED)
+    assert causes_of(SEEDED + line) == causes_of(SEEDED)
 
 
 def test_what_is_missing_altogether_comes_first() -> None:
     first, *_ = likely_causes("model = nn.Linear(1, 1)", {}, first_step=1)
     assert "torch.manual_seed" in first
-    assert "exact.pin" in told("torch.manual_seed(1)")
-    assert "too late" in told("torch.manual_seed(1)", first_step=1)
-    assert "PYTHONHASHSEED" not in told(SEEDED + "set(words)", PYTHONHASHSEED="0")
+    assert "exact.pin" in causes_of("torch.manual_seed(1)")
+    assert "too late" in causes_of("torch.manual_seed(1)", first_step=1)
+    assert "PYTHONHASHSEED" not in causes_of(SEEDED + "set(words)", PYTHONHASHSEED="0")
 
 
 def test_without_a_script_to_read_the_usual_causes_are_named() -> None:
     for word in ("manual_seed", "exact.pin", "workers", "PYTHONHASHSEED"):
-        assert word in told("")
+        assert word in causes_of("")
 
 
 def test_the_script_is_the_first_python_file_of_the_command(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def train(run: Path, *, steps: int = 4, first: int | None = None, nudge: float =
 
 def test_two_runs_that_are_one_are_proven_equal_and_each_job_has_its_row(tmp_path: Path) -> None:
     alone, chained = train(tmp_path / "alone"), train(tmp_path / "chained", first=3)
-    proof = demo_report.prove(alone, chained)
+    proof = demo_report.prove_demo(alone, chained)
     assert proof.exit_code == 0
     assert "equal, bit for bit" in proof.text(PLAIN) and "4 of 4 steps agree" in proof.text(PLAIN)
     acts = (DemoJob(1, 0, "stopped"), DemoJob(1, 2, "completed"))
@@ -141,7 +141,7 @@ def test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named(tmp_path: Path
     row["loss"] += 2.0**-40
     row["bits"]["loss"] = row["loss"].hex()
     metrics.write_text("\n".join([*lines[:3], json.dumps(row), *lines[4:]]) + "\n")
-    proof = demo_report.prove(alone, chained)
+    proof = demo_report.prove_demo(alone, chained)
     assert proof.exit_code == 3
     said = proof.text(PLAIN)
     assert "NOT EQUAL" in said and "3 of 4 steps agree" in said and "step 3 is the first that differs: loss" in said
@@ -149,7 +149,7 @@ def test_one_bit_of_one_loss_is_exit_code_3_and_the_step_is_named(tmp_path: Path
 
 def test_the_same_losses_with_another_state_at_the_end_are_exit_code_3(tmp_path: Path) -> None:
     alone, chained = train(tmp_path / "alone"), train(tmp_path / "chained", nudge=2.0**-20)
-    proof = demo_report.prove(alone, chained)
+    proof = demo_report.prove_demo(alone, chained)
     assert proof.comparison.agreeing == 4
     assert proof.comparison.tensors_differing == ("model.bias",)
     assert proof.exit_code == 3

@@ -8,7 +8,7 @@ import pytest
 from unbroken.config import Config, DataConfig, OptimizerConfig, TrainingConfig
 from unbroken.config.changes import with_values
 from unbroken.errors import BadUsage, RunRecordDamaged
-from unbroken.prove.command import Relocation, config_of_jobs, recorded_config
+from unbroken.prove.drilled_command import Relocation, config_of_jobs, recorded_config
 from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 

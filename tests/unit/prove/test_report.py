@@ -98,8 +98,8 @@ def test_the_document_is_json_and_says_what_the_text_says(comparison: Comparison
     found = proof(chain(comparison))
     facts = json.loads(json.dumps(found.json_fields()))
     assert facts["is_proven"] is found.is_proven is (comparison is EQUAL)
-    [told] = facts["chains"]
-    assert told["computed_again"] == 3
-    assert [job["injected"] for job in told["jobs"]] == [list(job.injected) for job in JOBS]
+    [results] = facts["chains"]
+    assert results["computed_again"] == 3
+    assert [job["injected"] for job in results["jobs"]] == [list(job.injected) for job in JOBS]
     assert facts["left_out"] == [{"fault": "full", "reason": "needs root"}]
-    assert (told["comparison"] or {}).get("agreeing") == (comparison.agreeing if comparison else None)
+    assert (results["comparison"] or {}).get("agreeing") == (comparison.agreeing if comparison else None)

@@ -22,14 +22,14 @@ WHOLE = Drill(
 )
 
 
-def told(path: Path) -> dict[str, str]:
+def recorded(path: Path) -> dict[str, str]:
     return {ENVIRONMENT: str(path)}
 
 
 @pytest.mark.parametrize("drill", [Drill(), WHOLE, Drill(faults=(Fault("edge", "kill", seconds=0.1),))], ids=str)
 def test_what_was_written_is_read(tmp_path: Path, drill: Drill) -> None:
     write_drill(tmp_path / "drill.json", drill)
-    assert read_drill(told(tmp_path / "drill.json")) == drill
+    assert read_drill(recorded(tmp_path / "drill.json")) == drill
 
 
 def test_without_the_variable_there_is_no_drill() -> None:
@@ -38,7 +38,7 @@ def test_without_the_variable_there_is_no_drill() -> None:
 
 def test_a_drill_that_is_not_there_is_an_error_and_not_a_real_job(tmp_path: Path) -> None:
     with pytest.raises(DrillUnreadable, match="cannot be read"):
-        read_drill(told(tmp_path / "gone.json"))
+        read_drill(recorded(tmp_path / "gone.json"))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_a_drill_that_says_anything_else_is_refused_by_name(
     write_drill(path, WHOLE)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(DrillUnreadable, match=complaint):
-        read_drill(told(path))
+        read_drill(recorded(path))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": "unbroken.drill/1"}', "[" * 100_000])
 def test_what_is_no_drill_at_all_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "drill.json").write_text(text)
     with pytest.raises(DrillUnreadable):
-        read_drill(told(tmp_path / "drill.json"))
+        read_drill(recorded(tmp_path / "drill.json"))
 
 
 def test_every_phase_and_action_has_words() -> None:

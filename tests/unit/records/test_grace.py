@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from unbroken.records.deadline import (
-    Answer,
     Costs,
+    GraceAnswer,
     answer,
     deadline_warning,
     is_patience_over,
@@ -15,7 +15,7 @@ from unbroken.records.deadline import (
 )
 from unbroken.records.journal import Event
 
-SAVE, DUMP, LET_GO = Answer.SAVE, Answer.DUMP, Answer.LET_GO
+SAVE, DUMP, LET_GO = GraceAnswer.SAVE, GraceAnswer.DUMP, GraceAnswer.LET_GO
 WINDOWS = (0.0, 5.0, 15.0, 25.0, 30.0, 120.0)
 
 # For each cost of a save, of a dump and of a step: what each of the windows is used for, with an area and without.
@@ -35,9 +35,9 @@ WORDS = {"let": LET_GO, "dump": DUMP, "save": SAVE}
 @pytest.mark.promise("M11")
 @pytest.mark.parametrize("costs", TABLE, ids=str)
 def test_each_window_is_used_for_what_fits_into_it(costs: Costs) -> None:
-    for has_area, told in zip((True, False), TABLE[costs], strict=True):
+    for has_area, results in zip((True, False), TABLE[costs], strict=True):
         found = [answer(window, costs, edges=1, has_area=has_area) for window in WINDOWS]
-        assert found == [WORDS[word] for word in told.split()], f"with an area: {has_area}"
+        assert found == [WORDS[word] for word in results.split()], f"with an area: {has_area}"
 
 
 def test_without_a_window_every_stop_saves() -> None:

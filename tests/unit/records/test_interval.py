@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from unbroken.records.interval import (
     Auto,
     Every,
-    EverySeconds,
     Timings,
     daly_interval_s,
     interval_steps,
+    is_due_by_time,
     mean_time_between_failures_s,
 )
 from unbroken.records.journal import Event
@@ -28,10 +28,9 @@ def test_every_so_many_steps() -> None:
 
 
 def test_every_so_many_seconds_at_the_last_edge_before_they_are_over() -> None:
-    cadence = EverySeconds(60.0)
-    assert not cadence.is_due(Timings(10, 49.0, step_s=10.0))
-    assert cadence.is_due(Timings(10, 51.0, step_s=10.0))
-    assert not cadence.is_due(Timings(0, 1000.0, step_s=10.0)), "nothing was computed since the last save"
+    assert not is_due_by_time(60.0, steps=10, elapsed_s=49.0, step_s=10.0)
+    assert is_due_by_time(60.0, steps=10, elapsed_s=51.0, step_s=10.0)
+    assert not is_due_by_time(60.0, steps=0, elapsed_s=1000.0, step_s=10.0), "nothing was computed since the last save"
 
 
 def test_young_and_daly() -> None:
@@ -53,7 +52,6 @@ def test_the_interval_loses_least(cost_s: float, failures_s: float) -> None:
 def test_before_a_save_is_measured_the_first_comes_early() -> None:
     pace = Timings(1, 0.0, step_s=1.0)
     assert Auto().interval_s(pace) == 60.0
-    assert not Auto().is_due(replace(pace, elapsed_s=58.0)) and Auto().is_due(replace(pace, elapsed_s=60.0))
     assert "first after 60 s" in Auto().describe(pace)
 
 

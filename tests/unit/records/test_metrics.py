@@ -4,13 +4,16 @@ import json
 import math
 import struct
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.errors import StorageFailed
 from unbroken.files import Files
+from unbroken.records.jsonl import plain
 from unbroken.records.layout import Layout
 from unbroken.records.metrics import (
     MOST_WAITING,
@@ -21,11 +24,13 @@ from unbroken.records.metrics import (
     Recheck,
     Recomputed,
     Row,
+    _line,
     bits_of,
     compare_recomputed,
     is_exact,
     lost_values,
     read_metrics,
+    stitch,
 )
 from unbroken.testing import FaultyDisk, MemoryDisk, Shorten, at_nth
 
@@ -62,6 +67,15 @@ def test_bits_are_equal_exactly_when_the_numbers_are(value: int | float) -> None
         assert bits_of(-value) != text or math.isnan(value)
     else:
         assert int(text) == value
+
+
+_NUMBERS = st.one_of(st.floats(), st.integers(-(10**300), 10**300), st.booleans(), st.floats().map(np.float64))
+
+
+@given(st.dictionaries(st.text(max_size=8).filter(lambda name: name not in ("step", "bits")), _NUMBERS, max_size=4))
+def test_a_line_made_by_hand_is_what_json_makes_of_it(values: dict[str, Number]) -> None:
+    bits = {name: bits_of(value) for name, value in values.items()}
+    assert _line(3, values) == json.dumps({"step": 3, **plain(values), "bits": bits})
 
 
 @pytest.mark.promise("X3")
@@ -263,3 +277,42 @@ def test_whatever_the_kills_an_exact_run_agrees_and_counts_every_step_again(kill
 def _row(step: int, job: int) -> Row:
     values: dict[str, Number] = {"loss": _loss(step)}
     return Row(step, job, values, {"loss": bits_of(_loss(step))})
+
+
+@settings(deadline=None, max_examples=60)
+@given(tail_bytes=st.sampled_from([1, 300, 1 << 16]), kills=KILLS, asked=st.integers(0, 60), torn=st.integers(0, 40))
+def test_the_end_of_the_files_is_enough_to_know_what_was_lost(
+    tail_bytes: int, kills: list[tuple[int, int]], asked: int, torn: int
+) -> None:
+    files, reached, expected = Files(MemoryDisk()), 0, dict[int, tuple[int, str]]()
+    files.make_directory(RUN.run)
+    for number, (back, length) in enumerate(kills, start=1):
+        start = max(0, reached - back)
+        writer = MetricsWriter(RUN, number, start=start, files=files)
+        for step in range(start + 1, start + length + 1):
+            writer.write(step, {"loss": _loss(step) + number})
+            expected |= {step: (number, bits_of(_loss(step) + number))} if step > asked else {}
+        # A kill in the middle of a line, anywhere in it.
+        files.appending(RUN.metrics / f"job-{number:04}.jsonl").append(b'{"step": 70, "loss": 1.0, "bits": {'[:torn])
+        reached = start + length
+    with mock.patch("unbroken.records.jsonl._TAIL_BYTES", tail_bytes):
+        found = lost_values(RUN, job=len(kills) + 1, start=asked, files=files).lost
+    assert {step: (row.job, row.bits["loss"]) for step, row in found.items()} == expected
+
+
+def test_what_was_committed_is_not_read_again(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    _job(layout, 1, 0, 2_000)
+    path = tmp_path / "metrics" / "job-0001.jsonl"
+    text = path.read_text().splitlines(keepends=True)
+    # The middle of the file: lines that would be met if all of it were read.
+    path.write_text("".join([*text[:10], '{"step": 5000, "loss": 1.0, "bits": {"loss": "1"}}\n', *text[10:]]))
+    assert path.stat().st_size > 2 * 65_536
+    assert sorted(lost_values(layout, job=2, start=1_990).lost) == list(range(1_991, 2_001))
+    assert 5000 in read_metrics(layout).kept
+
+
+def test_a_file_whose_steps_are_not_in_order_is_read_all_the_same() -> None:
+    rows = [_row(step, 1) for step in (1, 2, 9, 4, 3, 8)]
+    found = stitch([JobRows(1, 0, True, rows), JobRows(2, 3, True, [_row(4, 2)])])
+    assert sorted(found.kept) == [1, 2, 3, 4] and [row.step for row in found.lost] == [4, 8, 9]

@@ -50,7 +50,7 @@ class Note:
         self.value = state["value"]
 
 
-def things(step: int) -> list[Item]:
+def items_at(step: int) -> list[Item]:
     """What a run is handed."""
     return make_items({"model": Tied(step), "note": Note(step)})
 
@@ -61,7 +61,7 @@ def dump_step(
     """One rank's dump of a step."""
     assert area.local is not None
     return dump(
-        things(step),
+        items_at(step),
         capture_rng,
         world,
         area.store(area.local, world.rank, files),

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from unbroken.state.description import finish
+from unbroken.state.host_copy import as_bits
 from unbroken.state.index import DTYPES
-from unbroken.state.payload import Written, finish, plan_save, planned_parts, read, read_index, write
-from unbroken.state.stage import Buffers, as_bits, stage
+from unbroken.state.payload import Written, plan_save, planned_parts, read, read_index, write
+from unbroken.state.stage import Buffers, stage
 from unbroken.store.commit import Record, begin, commit
 from unbroken.store.directory import Store
 from unbroken.store.names import PERIODIC
@@ -68,9 +70,9 @@ def save(
         parts += finish(plan, written, draft)
         record = Record(kind=PERIODIC, saved_at_ns=step)
         name = commit(draft, plan=planned_parts(plan, files=files), parts=parts, record=record)
-    told = world.broadcast(name)
-    assert told is not None
-    return told
+    results = world.broadcast(name)
+    assert results is not None
+    return results
 
 
 def load(store: Store, name: str, tensors: Mapping[str, torch.Tensor], world: World = ALONE) -> None:

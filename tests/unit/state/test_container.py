@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.state.payloads import random_bits, same_bits
 from unbroken.state.container import container
+from unbroken.state.host_copy import as_bits
 from unbroken.state.index import DTYPES
-from unbroken.state.stage import as_bits
 
 
 def blob(tensor: torch.Tensor) -> bytes:

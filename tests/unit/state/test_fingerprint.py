@@ -1,5 +1,5 @@
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.state import fingerprint_reference as reference
 from unbroken.state import mixing
 from unbroken.state.fingerprint import combine, contribution, fingerprints
-from unbroken.state.mixing import Keys, Passes, Places, signed
+from unbroken.state.mixing import Add, HostPasses, Keys, Passes, Places, signed
 from unbroken.world import World
 
 ALONE = World(0, 1)
@@ -21,6 +21,10 @@ DTYPES = [
     # Since torch 2.7.
     *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),
 ]  # fmt: skip
+
+
+# The passes by the size of their chunks: those of every device, and those of host memory.
+WAYS: list[Callable[[int], Add]] = [lambda chunk: Passes(torch.device("cpu"), chunk), HostPasses]
 
 
 def sample(dtype: torch.dtype, shape: Sequence[int], seed: int = 7) -> torch.Tensor:
@@ -124,14 +128,13 @@ def test_bits_count_and_not_values() -> None:
     assert print_of(quiet[:1]) != print_of(quiet[1:]) and print_of(quiet[:1]) == print_of(quiet[:1].clone())
 
 
-def test_a_number_and_its_complement_do_not_collide() -> None:
+@pytest.mark.parametrize("add", WAYS, ids=["torch", "numpy"])
+def test_a_number_and_its_complement_do_not_collide(add: Callable[[int], Add]) -> None:
     # An arithmetic shift where a logical one belongs makes exactly these two equal.
     keys = Keys(0, 0)
     sums = torch.zeros(2, 2, dtype=torch.int64)
     for row, word, place in ((0, 5, 9), (1, ~5, (1 << 32) - 1 - 9)):
-        Passes(torch.device("cpu"), 1)(
-            torch.tensor([word], dtype=torch.int32), Places(place, (), False), keys, sums[row]
-        )
+        add(1)(torch.tensor([word], dtype=torch.int32), Places(place, (), False), keys, sums[row])
     assert sums[0].tolist() != sums[1].tolist()
 
 
@@ -173,13 +176,15 @@ def test_the_places_of_a_box_are_those_of_its_elements_in_the_whole(dims: list[t
 @pytest.mark.parametrize("start", [0, (1 << 32) - 3, 5 << 32, (1 << 62) + 11])
 @pytest.mark.parametrize("jumps", [(), ((2, 1 << 33),), ((1, 7), (4, (1 << 40) - 1))], ids=str)
 @pytest.mark.parametrize("chunk", [1, 3, 64])
+@pytest.mark.parametrize("add", WAYS, ids=["torch", "numpy"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32], ids=str)
 def test_places_beyond_32_bits_count_as_the_reference_counts_them(
-    start: int, jumps: tuple[tuple[int, int], ...], chunk: int
+    start: int, jumps: tuple[tuple[int, int], ...], chunk: int, add: Callable[[int], Add], dtype: torch.dtype
 ) -> None:
-    words = sample(torch.int32, (9,))
+    words = sample(dtype, (9,))
     keys = Keys(0x0123456789ABCDEF, 0xFEDCBA9876543210)
     total = torch.zeros(2, dtype=torch.int64)
-    Passes(torch.device("cpu"), chunk)(words, Places(start, jumps, True), keys, total)
+    add(chunk)(words, Places(start, jumps, True), keys, total)
     expected = [0, 0]
     for j, word in enumerate(words.tolist()):
         place = start + j + sum(j // period * jump for period, jump in jumps)
@@ -196,8 +201,7 @@ def test_a_tensor_of_more_than_32_bits_of_elements_is_counted_with_its_pages() -
     prints = set()
     for row in (0, 1 << 12, 2 << 12, 1 << 20):
         total = torch.zeros(2, dtype=torch.int64)
-        add = Passes(torch.device("cpu"), 4)
-        mixing.add_box(total, tensor[:1], whole=whole, offsets=(row, offset), keys=Keys(1, 2), add=add)
+        mixing.add_box(total, tensor[:1], whole=whole, offsets=(row, offset), keys=Keys(1, 2), add=HostPasses(4))
         prints.add(tuple(total.tolist()))
     assert len(prints) == 4
 

@@ -28,21 +28,21 @@ class Mixture(nn.Module):
         self.register_buffer("load", torch.rand(experts))
 
 
-def things(experts: int, seed: int) -> dict[str, Any]:
+def objects(experts: int, seed: int) -> dict[str, Any]:
     module = Mixture(experts, seed)
     return {"model": module, "optimizer": adam(module)}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    job(tmp_path / "run", 3, **things(4, seed=0))
+    job(tmp_path / "run", 3, **objects(4, seed=0))
     return tmp_path / "run"
 
 
 @pytest.mark.promise("M19")
 @pytest.mark.parametrize("experts", [3, 6])
 def test_another_number_of_experts_is_refused_naming_each_tensor_and_nothing_is_loaded(run: Path, experts: int) -> None:
-    fresh = things(experts, seed=1)
+    fresh = objects(experts, seed=1)
     before = bits(fresh["model"])
     with pytest.raises(StateDiffers) as refused, Run(run, settings=quietly(), **fresh):
         pass
@@ -59,7 +59,7 @@ def test_accepted_by_name_routing_starts_cold_and_all_else_is_loaded_and_it_is_r
     saved = Mixture(4, seed=0)
     with Run(run, settings=quietly(accept=("optimizer",)), model=saved) as held:
         assert held.step == 3
-    fresh = things(experts, seed=1)
+    fresh = objects(experts, seed=1)
     module, optimizer = fresh["model"], fresh["optimizer"]
     cold = {name: value for name, value in bits(module).items() if name.startswith(("router", "load"))}
     accept = ("model.router", "model.load", *(f"model.experts.{n}" for n in range(3, 6)))
@@ -77,7 +77,7 @@ def test_accepted_by_name_routing_starts_cold_and_all_else_is_loaded_and_it_is_r
 
 
 def test_a_tensor_that_fits_is_loaded_though_it_was_accepted(run: Path) -> None:
-    fresh = things(4, seed=1)
+    fresh = objects(4, seed=1)
     with Run(run, settings=quietly(accept=("model.router",)), **fresh) as held:
         assert held.step == 3
     saved = Mixture(4, seed=0)
@@ -89,7 +89,7 @@ def test_a_tensor_that_fits_is_loaded_though_it_was_accepted(run: Path) -> None:
 def test_an_accepted_name_that_met_no_difference_is_reported_and_journalled_and_others_are_not(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fresh = things(6, seed=1)
+    fresh = objects(6, seed=1)
     accept = ("model.router", "model.load", "model.experts", "model.ruoter", "trunk", "rng_state")
     with caplog.at_level("WARNING"), Run(run, settings=quietly(accept=accept), **fresh):
         pass
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_is_not_ours_has_nothing_to_reshard_and_is_refused(tmp
     seal(Store(folder.parent), folder.name, at_ns=1)
     with (
         pytest.raises(ManifestDamaged) as refused,
-        Run(tmp_path / "run", settings=quietly(load_path=str(folder)), **things(4, seed=1)),
+        Run(tmp_path / "run", settings=quietly(load_path=str(folder)), **objects(4, seed=1)),
     ):
         pass
     assert "trainer_state.json" in str(refused.value.at())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from unbroken.state.index import Box, Chunk, Entry, Index, coverage_complaint, decode, encode
+from unbroken.state.index import Box, Chunk, Index, TensorEntry, coverage_complaint, decode, encode
 from unbroken.store.fields import Malformed
 
 SIZES = {"state/__0_0.distcp": 4096, "state/__1_0.distcp": 4096}
@@ -15,7 +15,7 @@ SIZES = {"state/__0_0.distcp": 4096, "state/__1_0.distcp": 4096}
 def index() -> Index:
     return Index(
         {
-            "model.a": Entry(
+            "model.a": TensorEntry(
                 torch.float32,
                 (4, 6),
                 (
@@ -23,7 +23,7 @@ def index() -> Index:
                     Chunk(Box((2, 0), (2, 6)), "state/__1_0.distcp", 704),
                 ),
             ),
-            "n": Entry(torch.int64, (), (Chunk(Box((), ()), "state/__0_0.distcp", 1024),)),
+            "n": TensorEntry(torch.int64, (), (Chunk(Box((), ()), "state/__0_0.distcp", 1024),)),
         }
     )
 
@@ -50,7 +50,7 @@ def test_what_was_encoded_is_decoded() -> None:
 
 
 def test_names_of_any_text_survive() -> None:
-    odd = Index({'a".é\n🙂': Entry(torch.bool, (0,), ())})
+    odd = Index({'a".é\n🙂': TensorEntry(torch.bool, (0,), ())})
     assert decode(encode(odd), {}) == odd
 
 

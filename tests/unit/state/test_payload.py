@@ -15,9 +15,15 @@ from tests.unit.state.payloads import (
     save,
     tensors_of_every_kind,
 )
-from unbroken import errors
+from unbroken import Run, Settings, errors
 from unbroken.state import read as read_module
-from unbroken.state.payload import Written, finish, plan_save, read_index, write
+from unbroken.state.description import finish
+from unbroken.state.index import Box
+from unbroken.state.items import OptimizerItem, make_items
+from unbroken.state.payload import Written, plan_save, read_index, write
+from unbroken.state.pieces import LARGE_BYTES, number_of_files
+from unbroken.state.planners import Piece
+from unbroken.state.save import expected_bytes
 from unbroken.state.stage import Buffers, stage
 from unbroken.store import parts
 from unbroken.store.commit import begin
@@ -60,6 +66,23 @@ def test_a_tensor_larger_than_a_block_and_than_an_arena_comes_back(store: Store)
     load(store, name, fresh)
     assert differing(tensors, fresh) == []
     assert max(len(part.digest.blocks) for part in store.read_manifest(name).parts) > 1
+
+
+def test_small_tensors_lie_together_at_the_front_of_a_part(store: Store) -> None:
+    """A rank that needs the step counts of an optimizer must not read all blocks of another rank's part."""
+    tensors: dict[str, torch.Tensor] = {}
+    for number in range(20):
+        tensors[f"optimizer.{number}.exp_avg"] = random_bits((5000,), torch.float32, number)
+        tensors[f"optimizer.{number}.step"] = torch.tensor(float(number))
+    name = save(store, tensors)
+    index = read_index(store, name, store.read_manifest(name))
+    places = {each: chunk.at for each, entry in index.tensors.items() for chunk in entry.chunks}
+    assert max(places[each] for each in places if each.endswith("step")) < min(
+        places[each] for each in places if each.endswith("exp_avg")
+    )
+    fresh = poisoned(tensors)
+    load(store, name, fresh)
+    assert differing(tensors, fresh) == []
 
 
 def test_a_view_is_written_without_the_rest_of_its_storage(store: Store) -> None:
@@ -211,3 +234,62 @@ def test_nothing_is_saved_or_loaded_by_way_of_numbers(store: Store) -> None:
     fresh = poisoned(tensors)
     load(store, name, fresh)
     assert all(same_bits(tensors[key], fresh[key]) for key in tensors)
+
+
+@pytest.mark.parametrize(("size_bytes", "files"), [(0, 1), (LARGE_BYTES - 1, 1), (2 * LARGE_BYTES, 2), (1 << 40, 2)])
+def test_a_large_state_is_written_into_two_files(size_bytes: int, files: int) -> None:
+    pieces = [Piece(name, "uint8", Box((0,), (size_bytes // 4,))) for name in "abcd"]
+    assert number_of_files(pieces, None) == files
+    assert number_of_files(pieces, 3) == 3
+    assert number_of_files(pieces[:1], None) == 1
+
+
+def test_a_large_state_comes_back_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files past the page cache, in a run with default settings; its memory made ready beside the first step."""
+    monkeypatch.setattr("unbroken.state.pieces.LARGE_BYTES", 1 << 12)
+    monkeypatch.setattr("unbroken.state.payload.LARGE_BYTES", 1 << 12)
+    monkeypatch.setattr("unbroken.state.save._WORTH_PREPARING_BYTES", 0)
+
+    def job(steps: int) -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with Run(tmp_path / "run", settings=Settings(console=False), model=model, optimizer=optimizer) as run:
+            for _ in run.steps(steps):
+                model(torch.randn(8, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return model
+
+    saved, resumed = job(3), job(3)
+    parts = sorted((tmp_path / "run" / "checkpoints" / "final" / "state").glob("*.distcp"))
+    assert len(parts) == 2
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name])
+
+
+def test_the_memory_of_a_save_is_known_before_the_first_step() -> None:
+    model = torch.nn.Linear(1000, 100)
+    items = make_items({"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    expected, device = expected_bytes(items, 1)
+    assert (expected, device) == (3 * 4 * 100_100, None)
+    model(torch.randn(2, 1000)).sum().backward()
+    assert isinstance(items[1], OptimizerItem)
+    items[1].optimizer.step()
+    assert expected_bytes(items, 1)[0] == expected + 2 * 4, "and one counter each of weight and bias"
+    assert expected_bytes(items, 4)[0] <= expected // 4 + 4
+    items[1].optimizer.state[torch.empty(0)] = 7
+    assert expected_bytes(items, 1)[0] == expected + 2 * 4, "a value that is of no parameter"
+
+
+def test_without_a_gpu_no_memory_is_taken_before_the_job_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unbroken.state.save._WORTH_PREPARING_BYTES", 1)
+    prepared: list[int] = []
+    monkeypatch.setattr(Buffers, "prepare", lambda self, size_bytes, device: prepared.append(size_bytes))
+    model = torch.nn.Linear(8, 8)
+    with Run(tmp_path / "run", settings=Settings(console=False), model=model) as run:
+        for _ in run.steps(1):
+            pass
+    assert not prepared

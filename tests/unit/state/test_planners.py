@@ -68,14 +68,14 @@ def test_a_planner_that_would_lose_a_piece_is_an_error(rank: int | None, given: 
 
 @pytest.mark.promise("M28")
 def test_a_run_saves_with_another_planner_and_resumes_without_it(tmp_path: Path) -> None:
-    things = tiny()
+    objects = tiny()
     planner = BalanceTime()
-    job(tmp_path / "run", 4, quietly(planner=planner), **things)
+    job(tmp_path / "run", 4, quietly(planner=planner), **objects)
     # Both saves were measured.
     assert len(planner.bytes_per_s) == 1 and planner.bytes_per_s[0] > 0
     other = model(5)
     unbroken.load(tmp_path / "run", model=other)
-    assert bits(other) == bits(things["model"])
+    assert bits(other) == bits(objects["model"])
     with pytest.raises(ValueError, match=r"Settings\.planner is a int"):
         quietly(planner=3)
     assert unbroken.BalanceBytes is BalanceBytes and unbroken.SavePlanner is SavePlanner

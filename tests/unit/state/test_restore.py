@@ -51,12 +51,12 @@ def test_every_dtype_and_layout_comes_back_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.promise("M14", "M15")
 def test_the_optimizer_the_step_and_objects_of_ones_own_make_the_round_trip(tmp_path: Path) -> None:
-    things = tiny()
-    job(tmp_path / "run", 5, **things)
+    objects = tiny()
+    job(tmp_path / "run", 5, **objects)
     again = tiny(seed=9)
     with Run(tmp_path / "run", settings=quietly(), **again) as run:
         assert run.step == 5
-    before, after = things["optimizer"].state_dict(), again["optimizer"].state_dict()
+    before, after = objects["optimizer"].state_dict(), again["optimizer"].state_dict()
     assert before["param_groups"] == after["param_groups"]
     for number, kept in before["state"].items():
         assert all(torch.equal(kept[key], after["state"][number][key]) for key in kept)
@@ -118,15 +118,15 @@ def read_tensors(run: Run) -> list[str]:
 def test_another_architecture_is_refused_key_by_key_and_nothing_is_touched(tmp_path: Path) -> None:
     job(tmp_path / "run", 2, **tiny())
     other = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1, bias=False), nn.Linear(1, 1))
-    things: dict[str, Any] = {"model": other, "optimizer": adam(other)}
+    objects: dict[str, Any] = {"model": other, "optimizer": adam(other)}
     before = bits(other)
-    with pytest.raises(StateDiffers) as refused, Run(tmp_path / "run", settings=quietly(), **things):
+    with pytest.raises(StateDiffers) as refused, Run(tmp_path / "run", settings=quietly(), **objects):
         pass
     assert {"model.3.bias", "model.3.weight"} <= set(refused.value.missing)
     assert "model.2.bias" in refused.value.unexpected
     assert "model.0.weight: shape (4, 3) in the checkpoint, (8, 3) here" in refused.value.changed
     assert bits(other) == before
-    assert not things["optimizer"].state
+    assert not objects["optimizer"].state
     assert refused.value.exit_code == 6
     # Nothing was quarantined, and the right model goes on.
     assert job(tmp_path / "run", 4, **tiny(seed=3)).step == 4
@@ -238,12 +238,12 @@ def test_a_run_that_turns_mixed_precision_on_starts_a_fresh_scaler_and_reports_i
 
 @pytest.mark.promise("C16")
 def test_an_average_evaluates_to_the_same_bits_after_a_resume(tmp_path: Path) -> None:
-    def things(seed: int) -> dict[str, Any]:
+    def objects(seed: int) -> dict[str, Any]:
         made = tiny(seed)
         average = AveragedModel(made["model"])
         return {**made, "swa": average, "swa_scheduler": SWALR(made["optimizer"], swa_lr=0.05, anneal_epochs=3)}
 
-    saved, fresh = things(0), things(1)
+    saved, fresh = objects(0), objects(1)
 
     def average(run: Run, step: int) -> None:
         saved["swa"].update_parameters(saved["model"])

@@ -83,12 +83,12 @@ def test_one_element_that_is_not_what_was_saved_is_found_after_the_load(
 def test_a_load_that_skips_one_key_names_it_though_the_object_had_the_right_value_before(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    things = {**tiny(), "note": Note()}
-    job(tmp_path / "run", 2, **things)
+    objects = {**tiny(), "note": Note()}
+    job(tmp_path / "run", 2, **objects)
     monkeypatch.setattr(payload, "read", _skip(key))
     # The very same objects: what is not written would pass for what was saved, but for the pattern it is filled with.
     with pytest.raises(NotRestored) as refused:
-        job(tmp_path / "run", 4, **things)
+        job(tmp_path / "run", 4, **objects)
     assert refused.value.names == (key,)
 
 
@@ -128,8 +128,8 @@ def damage(checkpoint: Path) -> None:
 def test_a_damaged_newest_checkpoint_is_quarantined_and_the_older_one_is_used(tmp_path: Path) -> None:
     job(tmp_path / "run", 4, **tiny())
     damage(tmp_path / "run" / "checkpoints" / "final")
-    things = tiny(1)
-    with Run(tmp_path / "run", settings=quietly(), **things) as run:
+    objects = tiny(1)
+    with Run(tmp_path / "run", settings=quietly(), **objects) as run:
         assert run.step == 2
     assert (tmp_path / "run" / "checkpoints" / "quarantine" / "final").exists()
 

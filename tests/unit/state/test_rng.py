@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.unit.state.tiny import job, quietly
+from unbroken.state import rng
 from unbroken.state.flatten import flatten, unflatten
 from unbroken.state.rng import capture_rng, restore_rng
 from unbroken.store.fields import Malformed
@@ -51,6 +52,31 @@ def test_capturing_draws_nothing_and_what_is_captured_does_not_move_on() -> None
     assert draws() == first
     restore_rng(state)
     assert draws() == first
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+@pytest.mark.parametrize("drawn_before", [0, 1, 700])
+def test_a_glance_expands_to_what_a_capture_finds(
+    drawn_before: int, is_readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_readable:
+        monkeypatch.setattr(rng, "_is_twister_readable", lambda: False)
+    random.seed(5)
+    for _ in range(drawn_before):
+        random.gauss(0.0, 1.0)
+    glance, captured = rng.glance_at_rng(), capture_rng()
+    random.random()
+    torch.rand(3)
+    found = glance.state()
+    assert found["python"] == captured["python"]
+    assert torch.equal(found["torch"], captured["torch"])  # type: ignore[arg-type]
+
+
+def test_a_glance_shows_that_numpy_drew() -> None:
+    before = rng.glance_at_numpy(np)
+    assert rng.glance_at_numpy(np) == before
+    np.random.random()
+    assert rng.glance_at_numpy(np) != before
 
 
 @pytest.mark.parametrize(

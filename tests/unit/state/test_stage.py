@@ -1,13 +1,21 @@
 """Staging: copies that no later change reaches, in one set of buffers that is used over and over."""
 
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.unit.state.payloads import ALONE, random_bits, tensors_of_every_kind
+from tests.unit.state.tiny import learn, quietly, tiny
+from unbroken import Run
+from unbroken.errors import NoMemory
+from unbroken.state import save
+from unbroken.state.host_copy import as_bits
+from unbroken.state.host_memory import Arena
 from unbroken.state.pieces import plan_save
-from unbroken.state.stage import Buffers, Staged, as_bits, stage
+from unbroken.state.stage import Buffers, Staged, room, stage
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -52,6 +60,71 @@ def test_the_second_save_uses_the_memory_of_the_first() -> None:
         assert buffers.addresses == first
 
 
+def all_made_ready(buffers: Buffers) -> None:
+    assert buffers._preparing is not None
+    buffers._preparing.join()
+
+
+def test_memory_that_was_made_ready_is_that_of_the_first_save() -> None:
+    tensors = {"a": torch.randn(100_000), "b": torch.randn(7)}
+    buffers, plan = Buffers(arena_bytes=1 << 17), plan_save(tensors, ALONE)
+    buffers.prepare(room(plan.pieces), None)
+    all_made_ready(buffers)
+    ready = buffers.addresses
+    staged = stage(plan, tensors, buffers)
+    assert buffers.addresses == ready
+    assert staged_bytes(staged) == live_bytes(tensors)
+
+
+def test_without_a_gpu_memory_is_made_ready_after_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it, gradients and optimizer state are still to come into the same memory."""
+    monkeypatch.setattr(save, "_WORTH_PREPARING_BYTES", 1)
+    # Large enough that the estimate ends in the same power of two as the save.
+    objects, ready = tiny(width=40_000), []
+    with Run(tmp_path / "run", settings=quietly(save_steps=3), **objects) as run:
+        buffers: Buffers = run._open.opened.saver._buffers
+        for step in run.steps(4):
+            if step == 0:
+                assert buffers._preparing is None
+            elif step == 1:
+                all_made_ready(buffers)
+            ready.append(buffers.addresses)
+            learn(objects)
+    assert ready[1]
+    assert ready[3] == ready[1]
+
+
+def test_a_save_makes_the_memory_that_is_not_ready_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"a": torch.randn(100_000)}
+    buffers, plan = Buffers(arena_bytes=1 << 17), plan_save(tensors, ALONE)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slowly(arena: Arena) -> float:
+        began.set()
+        go_on.wait()
+        return 0.0
+
+    monkeypatch.setattr(Arena, "make_ready", slowly)
+    buffers.prepare(room(plan.pieces), None)
+    began.wait()
+    threading.Timer(0.1, go_on.set).start()
+    assert staged_bytes(stage(plan, tensors, buffers)) == live_bytes(tensors)
+
+
+def test_no_more_than_half_of_the_free_memory_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unbroken.state.stage.available_bytes", lambda: 10 << 17)
+    buffers = Buffers(arena_bytes=1 << 17)
+    buffers.prepare(100 << 17, None)
+    buffers.close()
+    assert not buffers.size_bytes
+    buffers = Buffers(arena_bytes=1 << 17)
+    buffers.prepare(100 << 17, None)
+    all_made_ready(buffers)
+    assert buffers.size_bytes == 5 << 17
+
+
 def test_the_memory_is_bounded_by_what_is_staged_and_follows_it_down() -> None:
     buffers = Buffers(arena_bytes=1 << 16)
     for elements in (100_000, 5_000, 200_000, 10):
@@ -89,7 +162,8 @@ def test_an_arena_that_is_no_power_of_two_is_refused(arena_bytes: int) -> None:
 
 
 @needs_gpu
-def test_on_a_gpu_a_step_waits_for_what_is_not_copied_yet() -> None:
+def test_on_a_gpu_a_step_waits_for_what_is_not_copied_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unbroken.state.stage._has_room", lambda *_: False)
     parameter = torch.nn.Parameter(torch.zeros(64 << 20, device="cuda"))
     changed_by_forward = torch.zeros(1 << 20, device="cuda")
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -108,7 +182,7 @@ def test_on_a_gpu_a_step_waits_for_what_is_not_copied_yet() -> None:
         assert torch.frombuffer(bytearray(found["b"]), dtype=torch.float32).eq(step).all()
         staged.release()
     assert all(addresses == first[0] for addresses in first)
-    assert all(arena.is_pinned() for arena in buffers._arenas)
+    assert all(arena.tensor.is_pinned() for arena in buffers._arenas)
 
 
 @needs_gpu
@@ -129,11 +203,8 @@ def test_memory_that_the_host_has_not_leaves_the_buffers_free(monkeypatch: pytes
     buffers = Buffers()
     plan = plan_save(tensors, ALONE)
 
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise RuntimeError("out of host memory")
-
     with monkeypatch.context() as patched:
-        patched.setattr("unbroken.state.stage.torch.empty", refuse)
-        with pytest.raises(RuntimeError, match="host memory"):
+        patched.setattr("unbroken.state.stage.available_bytes", lambda: 100)
+        with pytest.raises(NoMemory):
             stage(plan, tensors, buffers)
     stage(plan, tensors, buffers).release()

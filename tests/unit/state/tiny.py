@@ -29,20 +29,20 @@ def tiny(seed: int = 0, width: int = 4) -> dict[str, Any]:
     return {"model": module, "optimizer": adam(module)}
 
 
-def job(directory: Path, total: int, settings: Settings | None = None, body: Body | None = None, **things: Any) -> Run:  # noqa: ANN401
+def job(directory: Path, total: int, settings: Settings | None = None, body: Body | None = None, **objects: Any) -> Run:  # noqa: ANN401
     """One job to a target; the model learns from noise if there is an optimizer."""
     plain = settings or Settings(save_steps=2, audit="off", catch_signals=False)
-    with Run(directory, settings=plain, **things) as run:
+    with Run(directory, settings=plain, **objects) as run:
         for step in run.steps(total):
-            learn(things)
+            learn(objects)
             run.log(loss=1.0 / (step + 1))
             if body is not None:
                 body(run, step)
     return run
 
 
-def learn(things: dict[str, Any]) -> None:
-    optimizer = things.get("optimizer")
+def learn(objects: dict[str, Any]) -> None:
+    optimizer = objects.get("optimizer")
     if optimizer is None:
         return
     for group in optimizer.param_groups:

@@ -1,11 +1,13 @@
 """Verifying: how far each level looks, and that every bad place is named."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.unit.store.saving import store_with, tree
 from unbroken.store.check import Level, verify
+from unbroken.store.choose import Choice, choose
 from unbroken.store.digest import digest_of
 from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest, Part, encode
@@ -93,4 +95,24 @@ def test_verifying_changes_nothing(store: Store) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
     verdict = verify(store_with(tmp_path, 1), "checkpoint-2", Level.QUICK)
-    assert verdict.is_damaged and verdict.findings[0].part == "manifest.json"
+    assert not verdict.is_sound and verdict.findings[0].part == "manifest.json"
+
+
+@pytest.mark.promise("X6")
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_damaged(store: Store) -> None:
+    directory = store.path("checkpoint-1")
+    verdict = verify(
+        store, "checkpoint-1", Level.FULL, workers=1, progress=lambda _: shutil.rmtree(directory, ignore_errors=True)
+    )
+    assert verdict.is_removed and not verdict.is_sound and not verdict.is_damaged
+    # It is not there to be chosen, and nobody is told of damage.
+    assert choose(["checkpoint-1"], lambda name: verify(store, name, Level.QUICK)) == Choice(None)
+
+
+@pytest.mark.promise("X6")
+def test_a_part_that_is_lost_meanwhile_is_damage(store: Store) -> None:
+    directory = store.path("checkpoint-1") / "deep"
+    verdict = verify(
+        store, "checkpoint-1", Level.FULL, workers=1, progress=lambda _: shutil.rmtree(directory, ignore_errors=True)
+    )
+    assert verdict.is_damaged and not verdict.is_removed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.format.make_golden_run import HERE
-from unbroken.data.resume import read_record
+from unbroken.data.stream_record import read_stream_record
 from unbroken.store.fields import Malformed
 from unbroken.store.old_names import updated, updated_event
 
@@ -52,7 +52,7 @@ def test_no_event_is_written_under_an_old_name() -> None:
 
 def test_a_stream_of_the_first_version_is_read_as_today_s() -> None:
     old_era = {"on_dry" if name == "on_exhausted" else name: value for name, value in ERA.items()}
-    assert read_record({**TODAY, "schema": "unbroken.stream/1", "eras": [old_era]}) == read_record(TODAY)
+    assert read_stream_record({**TODAY, "schema": "unbroken.stream/1", "eras": [old_era]}) == read_stream_record(TODAY)
 
 
 def test_a_name_of_today_in_an_old_record_is_refused() -> None:

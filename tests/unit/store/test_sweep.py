@@ -8,7 +8,7 @@ from tests.unit.store.saving import everybody, nobody, save, store_with, tree
 from unbroken.store.commit import begin
 from unbroken.store.directory import Store
 from unbroken.store.keep import LastK
-from unbroken.store.manifest import Manifest
+from unbroken.store.mirrored import record_upload, upload_of, write_mirrors
 from unbroken.store.names import DraftName, scratch, trash_name
 from unbroken.store.rewind import record_rewind
 from unbroken.store.scan import scan
@@ -147,17 +147,15 @@ def test_settling_points_the_hint_keeps_and_sweeps(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
     pin(store, "checkpoint-1", reason="paper", job="cli", at_ns=1)
     name = save(store, 4)
-    mirrored: list[str] = []
-
-    def is_mirrored(manifest: Manifest) -> bool:
-        mirrored.append(manifest.id)
-        return manifest.step != 2
-
-    decision, plan = settle(store, name, [LastK(1)], job="j1", is_live=nobody, is_mirrored=is_mirrored)
+    write_mirrors(store, ["file:///shared/a"], job="j1")
+    for copied in ("checkpoint-1", "checkpoint-3", name):
+        manifest = store.read_manifest(copied)
+        record_upload(store, upload_of("file:///shared/a", manifest, copied, copied), job="j1", at_ns=1)
+    decision, plan = settle(store, name, [LastK(1)], job="j1", is_live=nobody)
     assert plan.names == decision.released == ("checkpoint-3",)
     assert decision.kept["checkpoint-2"] == ("not yet mirrored",)
+    assert decision.held == ("checkpoint-2",)
     assert (tmp_path / "latest").readlink() == Path("checkpoint-4")
-    assert len(mirrored) == 4
 
 
 def test_a_pin_is_on_the_checkpoint_and_not_on_its_name(tmp_path: Path) -> None:

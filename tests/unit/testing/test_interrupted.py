@@ -46,9 +46,9 @@ def test_a_loader_with_workers_can_be_tried(tmp_path: Path) -> None:
 
 
 def test_what_was_not_registered_is_reported_with_the_first_step_that_differs(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         assert_exact(train, tmp_path, "scheduler forgotten", kills=[7], save_steps=2)
-    said = str(told.value)
+    said = str(raised.value)
     assert "job 1: on 1 rank, from step 0, killed at step 7" in said
     assert "is the first that differs: loss is 0x" in said
     assert "a second uninterrupted run" not in said
@@ -95,10 +95,10 @@ def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> 
 def test_a_job_that_does_not_end_as_planned_is_reported_with_its_log(
     tmp_path: Path, bug: str, kills: list[int | str] | None, said: str
 ) -> None:
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         assert_exact(train, tmp_path, bug, kills=kills)
-    assert said in str(told.value) and "--- rank 0" in str(told.value)
-    assert bug != "fails" or "the trainer's own error" in str(told.value)
+    assert said in str(raised.value) and "--- rank 0" in str(raised.value)
+    assert bug != "fails" or "the trainer's own error" in str(raised.value)
 
 
 def test_a_trainer_that_leaves_no_checkpoint_is_refused(tmp_path: Path) -> None:

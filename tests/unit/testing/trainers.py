@@ -22,14 +22,14 @@ def train(directory: str, bug: str = "", total: int = TOTAL) -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 1 / (1 + at))
     rows = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
     loader = DataLoader(rows, batch_size=8, shuffle=True, num_workers=1 if bug == "workers" else 0)
-    things: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
+    objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
     if bug == "scheduler forgotten":
-        del things["scheduler"]
+        del objects["scheduler"]
     if bug == "fails":
         raise RuntimeError("the trainer's own error")
     settings = unbroken.Settings(save_steps=None, logging_steps=1, audit="off")
     drawn = random.SystemRandom() if bug == "not deterministic" else random
-    with unbroken.Run(directory, settings=settings, **things) as run:
+    with unbroken.Run(directory, settings=settings, **objects) as run:
         for _ in run.steps(total):
             features, target = next(run.data)
             loss = (model(features * (1 + drawn.random())) - target).square().mean()

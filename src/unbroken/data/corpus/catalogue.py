@@ -16,7 +16,7 @@ from unbroken.data.corpus.listing import LISTING, Listing, TokenizerIdentity, re
 from unbroken.data.corpus.shards import (
     BIN_SUFFIX,
     IDX_SUFFIX,
-    Index,
+    ShardIndex,
     ShardRecord,
     bin_complaint,
     open_index,
@@ -58,9 +58,9 @@ class Shard:
         return self.directory / f"{self.name}{IDX_SUFFIX}"
 
     @property
-    def index(self) -> Index:
+    def index(self) -> ShardIndex:
         """Its index, as it was when the corpus was opened."""
-        return Index(self.idx_path, self.token_bytes, self.entries, self.tokens)
+        return ShardIndex(self.idx_path, self.token_bytes, self.entries, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _look(
     return shard, problems
 
 
-def _differences(index: Index, digest: str, record: ShardRecord | None) -> Iterator[str]:
+def _differences(index: ShardIndex, digest: str, record: ShardRecord | None) -> Iterator[str]:
     if record is None:
         return
     pairs = (
@@ -273,7 +273,7 @@ def _differences(index: Index, digest: str, record: ShardRecord | None) -> Itera
     yield from differing
 
 
-def _shard(folder: Path, name: str, index: Index, digest: str, record: ShardRecord | None) -> Shard:
+def _shard(folder: Path, name: str, index: ShardIndex, digest: str, record: ShardRecord | None) -> Shard:
     bucket, _, inner = name.partition("/") if "/" in name else ("", "", name)
     return Shard(
         bucket=bucket or DEFAULT_BUCKET,

@@ -89,14 +89,16 @@ def encode_listing(listing: Listing) -> bytes:
     return sealed(body, FORMAT)
 
 
-def write_listing(files: Files, directory: Path, listing: Listing) -> None:
+def write_listing(files: Files, directory: Path, listing: Listing, *, by: str = "") -> None:
     """Write ``shards.json`` into a folder atomically and durably; an existing one is replaced.
+
+    ``by`` is the name of this process, where several may write it.
 
     Raises:
         StorageFailed: an I/O error; the list is the old one or the new one, whole.
     """
     # crash here: the old list or the new one; a scratch file may be left, which the next writer removes.
-    files.replace(directory / LISTING, encode_listing(listing), scratch=_SCRATCH)
+    files.replace(directory / LISTING, encode_listing(listing), scratch=_SCRATCH + by)
 
 
 def read_listing(path: Path, files: Files = LOCAL) -> Listing:

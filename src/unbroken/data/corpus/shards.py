@@ -67,7 +67,7 @@ class _Counted:
 
 
 @dataclass(frozen=True)
-class Index(_Counted):
+class ShardIndex(_Counted):
     """An ``.idx`` with a valid header and size; its numbers are read in ranges, never all at once."""
 
     path: Path
@@ -152,7 +152,7 @@ class Index(_Counted):
         return f"its offsets exceed its {self.tokens:,} tokens"
 
 
-def open_index(path: Path) -> Index:
+def open_index(path: Path) -> ShardIndex:
     """Open an index and check its header, size and outer offsets.
 
     Raises:
@@ -172,7 +172,7 @@ def open_index(path: Path) -> Index:
         complaint = f"it has {size_bytes:,} bytes; {entries:,} entries take {_index_bytes(entries):,}"
     if complaint:
         raise ShardDamaged(path=path, complaint=complaint)
-    return Index(path, token_bytes, entries, _total(path, entries))
+    return ShardIndex(path, token_bytes, entries, _total(path, entries))
 
 
 def _header_complaint(magic: bytes, version: int, token_bytes: int) -> str | None:
@@ -199,7 +199,7 @@ def _total(path: Path, entries: int) -> int:
     return total
 
 
-def map_tokens(bin_path: Path, index: Index) -> Tokens:
+def map_tokens(bin_path: Path, index: ShardIndex) -> Tokens:
     """Memory-map the tokens of a shard read-only.
 
     Raises:
@@ -215,7 +215,7 @@ def map_tokens(bin_path: Path, index: Index) -> Tokens:
         return np.memmap(bin_path, index.dtype, mode="r", shape=(index.tokens,)).view(np.ndarray)
 
 
-def bin_complaint(bin_path: Path, index: Index) -> str | None:
+def bin_complaint(bin_path: Path, index: ShardIndex) -> str | None:
     """What is wrong with the size of a ``.bin``; None if nothing is.
 
     Raises:
@@ -379,7 +379,7 @@ class Content:
             yield f"it holds token id {self.highest:,}; the vocabulary has {vocab_size:,}"
 
 
-def read_content(bin_path: Path, index: Index, files: Files = LOCAL) -> Content:
+def read_content(bin_path: Path, index: ShardIndex, files: Files = LOCAL) -> Content:
     """Read every token of a shard once, block by block.
 
     Raises:

@@ -11,9 +11,9 @@ from pathlib import Path
 from unbroken.data.corpus.listing import LISTING, TokenizerIdentity
 from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, digest_file
 from unbroken.data.ingest.documents import Stretch
+from unbroken.data.ingest.fast_engine import ENGINE
 from unbroken.data.ingest.request import TokenizeOptions
-from unbroken.data.ingest.sources import Source
-from unbroken.data.ingest.tokenize_unit import UnitContext, clear_unit
+from unbroken.data.ingest.sources import TextSource
 from unbroken.data.ingest.units import cut_units
 from unbroken.data.ingest.work_folder import Finished, TokenizePlan, WorkFolder
 from unbroken.errors import ShardsExist, SourcesChanged, TokenizedDifferently
@@ -26,7 +26,7 @@ _Kind = tuple[TokenizeOptions, TokenizerIdentity]
 def new_plan(
     work: WorkFolder,
     kind: _Kind,
-    sources: tuple[Source, ...],
+    sources: tuple[TextSource, ...],
     finished: Finished | None,
     *,
     eod_token: str | None,
@@ -46,8 +46,10 @@ def new_plan(
 
 
 def _require_no_shards(work: WorkFolder, folder: Path) -> None:
-    for node in work.files.list_directory(folder) if work.files.find(folder) is not None else ():
-        if node.name.endswith((BIN_SUFFIX, IDX_SUFFIX)) or node.name == LISTING:
+    for node in work.files.list_present(folder):
+        # Names with a dot are leftovers of an earlier tokenization, which readers ignore.
+        is_shard = node.name.endswith((BIN_SUFFIX, IDX_SUFFIX)) and not node.name.startswith(".")
+        if is_shard or node.name == LISTING:
             raise ShardsExist(output=work.output, found=str((folder / node.name).relative_to(work.output)))
 
 
@@ -78,13 +80,13 @@ def _facts(options: TokenizeOptions, tokenizer: TokenizerIdentity) -> dict[str, 
 def new_sources(
     work: WorkFolder,
     input_dir: Path,
-    found: tuple[Source, ...],
+    found: tuple[TextSource, ...],
     *,
     finished: Finished | None,
     plan: TokenizePlan | None,
     may_add: bool,
     command: str,
-) -> tuple[Source, ...]:
+) -> tuple[TextSource, ...]:
     """The files that are not in the shards yet; the others are checked to be unchanged.
 
     Raises:
@@ -117,33 +119,33 @@ def new_sources(
     return added
 
 
-def recut(
-    work: WorkFolder, context: UnitContext, plan: TokenizePlan, found: tuple[Source, ...], finished: Finished | None
-) -> bool:
-    """Cut a plan again if some of its files were repaired, keeping finished units; returns whether it was cut.
+def recut(plan: TokenizePlan, found: tuple[TextSource, ...], finished: Finished | None) -> TokenizePlan:
+    """The plan, cut again if some of its files were repaired."""
+    sizes = {source.name: source.size_bytes for source in found}
+    sources = tuple(TextSource(source.name, sizes[source.name]) for source in plan.sources)
+    if sources == plan.sources:
+        return plan
+    return replace(plan, sources=sources, units=tuple(cut_units(sources, {} if finished is None else finished.units)))
+
+
+def change_plan(work: WorkFolder, old: TokenizePlan, new: TokenizePlan, *, by: str) -> None:
+    """Replace a plan, keeping the units that are finished and still count; ``by`` is the name of this process.
+
+    Other processes at the old plan see that it was replaced; what they have not recorded yet is done again.
 
     Raises:
         StorageFailed: an I/O error.
     """
-    sizes = {source.name: source.size_bytes for source in found}
-    sources = tuple(Source(source.name, sizes[source.name]) for source in plan.sources)
-    if sources == plan.sources:
-        return False
-    units = tuple(cut_units(sources, {} if finished is None else finished.units))
-    new = replace(plan, sources=sources, units=units)
-    numbers = {unit: number for number, unit in enumerate(units)}
-    for number, unit in enumerate(plan.units):
-        record = work.unit(plan, number)
-        if unit in numbers and record is not None:
+    untrusted = (ENGINE,) if new.engine_dropped is not None else ()
+    numbers = {unit: number for number, unit in enumerate(new.units)}
+    work.files.make_directory(work.units_path(new), durable=True)
+    for number, unit in enumerate(old.units):
+        record = work.unit(old, number)
+        if record is not None and unit in numbers and record.engine not in untrusted:
             # crash here: the old plan; some of its records also exist for the new one, which is not read yet.
             work.record(new, numbers[unit], record)
-        else:
-            # crash here: the old plan, with fewer records; the next start cuts it again.
-            work.forget(plan, number)
-            clear_unit(context, unit)
     # crash here: the old plan or the new one.
-    work.replace_plan(new)
-    return True
+    work.replace_plan(new, by=by)
 
 
 def _rewritten(

@@ -1,38 +1,112 @@
-"""Publish a finished tokenization: list the shards of every folder, and record what they were made from.
+"""Publish a finished tokenization: name the shards, list those of every folder, and record what they were made from.
 
-Everything is computed from the records of the units and idempotent: after a kill it is simply done again.
+Everything is computed from the records of the units and idempotent: after a kill it is simply done again. One process
+does it; ``fence`` raises if another has taken over from it, and is called last before every change that would matter.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from unbroken.data.corpus.listing import LISTING, BakedWindows, Listing, SourceRecord, read_listing, write_listing
-from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, ShardRecord
+from unbroken.data.corpus.shards import BIN_SUFFIX, IDX_SUFFIX, SCRATCH_PREFIX, ShardRecord
+from unbroken.data.ingest.tokenize_unit import DRAFT_PREFIX, draft_name
 from unbroken.data.ingest.work_folder import Finished, SourceShare, TokenizePlan, Totals, UnitRecord, WorkFolder
-from unbroken.errors import DataDamaged
+from unbroken.errors import DataDamaged, StorageFailed
 from unbroken.store.digest import PartDigest
 
+Fence = Callable[[], None]
 
-def finish(work: WorkFolder, plan: TokenizePlan, records: Sequence[UnitRecord], before: Finished | None) -> Finished:
-    """List the shards of every folder, record the end, remove the plan.
+
+def name_shards(work: WorkFolder, records: Sequence[UnitRecord]) -> list[int]:
+    """Give the recorded drafts their final names; returns the units of which a shard is missing.
+
+    Raises:
+        StorageFailed: an I/O error.
+    """
+    present = {target: _names(work, work.output / target) for target in _by_target(records)}
+    return [number for number, record in enumerate(records) if not _is_named(work, record, present)]
+
+
+def _is_named(work: WorkFolder, record: UnitRecord, present: Mapping[str, frozenset[str]]) -> bool:
+    for target, shards in record.shards.items():
+        for shard in shards:
+            for suffix, size_bytes in ((BIN_SUFFIX, shard.bin_bytes), (IDX_SUFFIX, shard.idx_bytes)):
+                final = work.output / target / f"{shard.name}{suffix}"
+                draft = final.with_name(draft_name(record.attempt, final.name))
+                if draft.name in present[target]:
+                    _move(work, draft, final)
+                elif (found := work.files.find(final)) is None or found.size_bytes != size_bytes:
+                    return False
+    return True
+
+
+def _move(work: WorkFolder, draft: Path, final: Path) -> None:
+    try:
+        # crash here: some shards have their names, some not; the plan exists, so readers reject all of them.
+        work.files.publish(draft, final)
+    except StorageFailed:
+        # A process that was taken for dead may have moved it meanwhile.
+        if work.files.find(draft) is not None or work.files.find(final) is None:
+            raise
+
+
+def _names(work: WorkFolder, folder: Path) -> frozenset[str]:
+    return frozenset(node.name for node in work.files.list_present(folder))
+
+
+def finish(
+    work: WorkFolder,
+    plan: TokenizePlan,
+    records: Sequence[UnitRecord],
+    before: Finished | None,
+    targets: Iterable[str],
+    *,
+    by: str,
+    fence: Fence,
+) -> Finished:
+    """List the shards of every folder, record the end, remove leftovers and the plan.
+
+    ``targets`` are the folders that may have shards.
 
     Raises:
         ShardDamaged: an existing list is damaged.
         StorageFailed: an I/O error.
     """
-    if before is not None and all(source.name in before.sources for source in plan.sources):
-        # Killed between the last record and the removal of the plan.
-        work.clear()
-        return before
     shares = _by_source(records)
     digests = {name: _whole(parts) for name, parts in shares.items()}
     for target, shards in _by_target(records).items():
+        fence()
+        sources = _source_records(target, shares, digests, records)
         # crash here: some folders have their new list, some not; the plan exists, so readers reject all of them.
-        _list(work, plan, work.output / target, shards, _source_records(target, shares, digests, records))
+        _list(work, plan, work.output / target, shards, sources, by=by)
     finished = _finished(plan, records, digests, before)
-    work.finish(finished)
+    fence()
+    work.finish(finished, by=by)
+    end(work, targets, fence=fence)
     return finished
+
+
+def end(work: WorkFolder, targets: Iterable[str], *, fence: Fence) -> None:
+    """Remove leftovers and the plan of a tokenization that has its final record.
+
+    Not before: until then the drafts of every record may be needed.
+
+    Raises:
+        StorageFailed: an I/O error.
+    """
+    for target in dict.fromkeys(("", *targets)):
+        fence()
+        # Of processes that were killed, or were not the first to finish a unit.
+        left = [name for name in _names(work, work.output / target) if name.startswith((SCRATCH_PREFIX, DRAFT_PREFIX))]
+        for name in sorted(left):
+            # crash here: fewer leftovers; the plan exists, so that the rest is removed next time.
+            work.files.remove_file(work.output / target / name)
+        if left:
+            # A power cut after the plan is removed must not bring them back.
+            work.files.sync_directory(work.output / target)
+    fence()
+    work.clear()
 
 
 def require_present(work: WorkFolder, finished: Finished, targets: Sequence[str]) -> None:
@@ -125,7 +199,13 @@ def _skipped(shares: Sequence[SourceShare]) -> Counter[str]:
 
 
 def _list(
-    work: WorkFolder, plan: TokenizePlan, folder: Path, shards: Sequence[ShardRecord], sources: Sequence[SourceRecord]
+    work: WorkFolder,
+    plan: TokenizePlan,
+    folder: Path,
+    shards: Sequence[ShardRecord],
+    sources: Sequence[SourceRecord],
+    *,
+    by: str,
 ) -> None:
     has_list = work.files.find(folder / LISTING) is not None
     before = read_listing(folder / LISTING, work.files) if has_list else Listing((), plan.tokenizer)
@@ -139,7 +219,7 @@ def _list(
         baked=baked,
         sources=tuple(merged_sources[name] for name in sorted(merged_sources)),
     )
-    write_listing(work.files, folder, listing)
+    write_listing(work.files, folder, listing, by=by)
 
 
 def _finished(

@@ -27,7 +27,7 @@ SUFFIXES: Final = tuple(_KIND_BY_SUFFIX)
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """One file of documents: its name below the input folder, and its size."""
 
     name: str
@@ -49,7 +49,7 @@ class Source:
 class SourceFiles:
     """The files below a folder: files of documents, and files of unknown format."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[TextSource, ...]
     unknown: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ def find_sources(folder: Path) -> SourceFiles:
     with storage_errors("list", folder):
         names = sorted(_names_below(folder))
         _require_utf8(folder, names)
-    sources = tuple(Source(name, _size_bytes(folder / name)) for name in names if kind_of(name))
+    sources = tuple(TextSource(name, _size_bytes(folder / name)) for name in names if kind_of(name))
     unknown = tuple(name for name in names if not kind_of(name))
     if not sources:
         raise NoTextFound(path=folder, known=SUFFIXES, unknown=unknown)

@@ -1,58 +1,71 @@
-"""From a folder of text to folders of shards, resumable at every instant.
+"""From a folder of text to folders of shards, resumable at every instant, by any number of processes at once.
 
-A tokenization writes a plan, tokenizes its units in any order with any number of workers, lists the shards and removes
-the plan. A kill costs the units in flight. The same command again resumes, finds nothing left to do, or fails with the
-differences.
+A tokenization writes a plan, tokenizes its units in any order with any number of processes and workers, names and lists
+the shards and removes the plan. A kill costs the units in flight. The same command again takes part, resumes, finds
+nothing left to do, or fails with the differences.
 """
 
 import contextlib
-import errno
-import fcntl
-import os
 import secrets
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
+from unbroken.data.ingest.claims import Claims, Participant, PlanChanged, Say, joined, this_participant
 from unbroken.data.ingest.encoders import Encoder, ReferenceEncoder, TokenizerFile, find_tokenizer, load_encoder
 from unbroken.data.ingest.fast_engine import ENGINE, EnginesDiffer, find_fast_engine, with_fast_engine
-from unbroken.data.ingest.planning import new_plan, new_sources, recut, require_same_kind
-from unbroken.data.ingest.publish import finish, require_present
+from unbroken.data.ingest.planning import change_plan, new_plan, new_sources, recut, require_same_kind
+from unbroken.data.ingest.publish import end, finish, name_shards, require_present
 from unbroken.data.ingest.request import TokenizeRequest
 from unbroken.data.ingest.sources import SourceFiles, find_sources
-from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
-from unbroken.data.ingest.work_folder import TokenizePlan, Totals, UnitRecord, WorkFolder
-from unbroken.data.ingest.worker_pool import UnitTask, WorkerPool
+from unbroken.data.ingest.tokenize_unit import UnitContext, UnitDone, do_unit
+from unbroken.data.ingest.work_folder import Finished, TokenizePlan, Totals, UnitRecord, WorkFolder
+from unbroken.data.ingest.workbench import BenchSettings
+from unbroken.data.ingest.worker_pool import Done, Take, UnitTask, WorkerPool
 from unbroken.data.packing.windows import require_bakeable
-from unbroken.errors import NoTokens, TokenizeBusy
-from unbroken.files import LOCAL, Files, storage_errors
+from unbroken.errors import DataDamaged, NoTokens, StorageFailed, TokenizeBusy, UnbrokenError
+from unbroken.files import LOCAL, Files
 
 Advance = Callable[[int], None]
 Progress = Callable[[int], contextlib.AbstractContextManager[Advance]]
-_GLANCE_S: Final = 0.05
-_NO_HOLD: Final = -1
-# File systems without locks: there the user must not start it twice at the same time.
-_NO_LOCKS: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+# A shard that is missing again after its unit was done again: something removes files.
+_MOST_REPAIRS: Final = 3
+
+
+class UnitPool(Protocol):
+    """Where the units are tokenized: processes of this machine, or an engine on many."""
+
+    def run(self, take: Take, advance: Advance, done: Done) -> None:
+        """Tokenize units until ``take`` gives none; ``done`` is told each."""
+
+
+NewPool = Callable[[BenchSettings], UnitPool]
 
 
 @dataclass(frozen=True)
 class TokenizeReport:
-    """The result of a tokenization: totals of the shards, and what this call did."""
+    """The result of a tokenization: totals of the shards, and what this call did.
+
+    Attributes:
+        new_units: units that this process did.
+        other_units: units that other processes did meanwhile.
+        kept_units: units that were done before.
+    """
 
     totals: Totals
     unknown: tuple[str, ...]
     engine: str
     new_tokens: int = 0
     new_units: int = 0
+    other_units: int = 0
     kept_units: int = 0
 
     @property
     def is_new(self) -> bool:
         """Whether there was anything to do."""
-        return self.new_units + self.kept_units > 0
+        return self.new_units + self.other_units + self.kept_units > 0
 
 
 @dataclass(frozen=True)
@@ -85,10 +98,53 @@ class _Resolved:
         )
 
 
-def tokenize(request: TokenizeRequest, *, progress: Progress | None = None, files: Files = LOCAL) -> TokenizeReport:
-    """Tokenize a folder of documents, or resume an interrupted tokenization.
+@dataclass
+class _Tally:
+    """What this process has done, over all plans it took part in."""
 
-    ``progress`` is a context manager that gets the total bytes and yields a function to be called with bytes read.
+    units: int = 0
+    kept: int | None = None
+    mine: set[int] = field(default_factory=set)
+    tokens: int = 0
+    engines: set[str] = field(default_factory=set)
+    dropped: str | None = None
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, plan: TokenizePlan, pending: int) -> None:
+        """Note how much is left when this process joins."""
+        self.units, self.dropped = len(plan.units), plan.engine_dropped
+        self.mine.clear()
+        self.kept = self.units - pending if self.kept is None else min(self.kept, self.units - pending)
+
+    def done(self, unit: UnitDone) -> None:
+        """Count a unit of this process."""
+        with self.guard:
+            if unit.counts:
+                self.mine.add(unit.number)
+                self.tokens += unit.tokens
+                self.engines.add(unit.engine)
+
+    def report(self, asked: _Resolved, totals: Totals) -> TokenizeReport:
+        """The report of this process."""
+        kept = self.kept or 0
+        others = max(0, self.units - kept - len(self.mine))
+        engine = _engine_words(asked, self) if self.mine or self.dropped else "nothing was encoded"
+        return TokenizeReport(totals, asked.found.unknown, engine, self.tokens, len(self.mine), others, kept)
+
+
+def tokenize(
+    request: TokenizeRequest,
+    *,
+    progress: Progress | None = None,
+    files: Files = LOCAL,
+    who: Participant | None = None,
+    new_pool: NewPool | None = None,
+    say: Say = lambda _: None,
+) -> TokenizeReport:
+    """Tokenize a folder of documents, resume an interrupted tokenization, or take part in one in progress.
+
+    ``progress`` is a context manager that gets the total bytes and yields a function to be called with bytes read;
+    ``say`` gets the few sentences for a person who waits.
 
     Raises:
         PathMissing: the input folder does not exist.
@@ -105,32 +161,30 @@ def tokenize(request: TokenizeRequest, *, progress: Progress | None = None, file
         ControlToken: text became a control token.
         DataDamaged: finished shards are missing.
         WorkerDied: a worker was killed.
-        TokenizeBusy: another process tokenizes into the same folder.
+        TokenizeBusy: other processes tokenize an earlier state of the text.
+        TokenizeNotShared: a worker does not see the output folder.
         StorageFailed: an I/O error.
         ValueError: the window sizes are invalid.
     """
     if request.options.max_length is not None:
         require_bakeable(request.options.max_length, request.options.overlap_size or 0)
     file = find_tokenizer(request.tokenizer)
-    asked = _Resolved(
-        request=request,
-        found=find_sources(request.input_dir),
-        file=file,
-        encoder=load_encoder(file, request.eod_token),
-        work=WorkFolder(files, request.output_dir),
-    )
-    while (plan := _planned(asked)) is not None:
-        # Only a local disk is shared with other processes.
-        with _held(asked.work.plan_path, request) if files is LOCAL else contextlib.nullcontext(_NO_HOLD) as lock:
-            # The previous holder may have written another plan: then it is read again.
-            if lock is None or asked.work.plan() != plan:
-                continue
-            # A plan that was cut again is another file: it is locked again.
-            if not recut(asked.work, asked.context(asked.encoder), plan, asked.found.sources, asked.work.finished()):
-                return _carried_out(asked, plan, progress or _unseen, lock)
-    finished = asked.work.finished()
-    totals = finished.totals if finished else Totals()
-    return TokenizeReport(totals, asked.found.unknown, "nothing was encoded")
+    encoder = load_encoder(file, request.eod_token)
+    work = WorkFolder(files, request.output_dir)
+    who = who or this_participant()
+    tally = _Tally()
+    while True:
+        asked = _Resolved(request, find_sources(request.input_dir), file, encoder, work)
+        plan = _planned(asked)
+        if plan is None:
+            finished = work.finished()
+            return tally.report(asked, finished.totals if finished else Totals())
+        # Another process may finish or replace the plan at any moment: then the records are read again.
+        with contextlib.suppress(PlanChanged), joined(work, plan, who, say) as claims:
+            finished = _taken_part(
+                _Part(asked, plan, claims, tally, new_pool or _pool_of(request)), progress or _unseen
+            )
+            return tally.report(asked, finished.totals)
 
 
 def _planned(asked: _Resolved) -> TokenizePlan | None:
@@ -154,40 +208,196 @@ def _planned(asked: _Resolved) -> TokenizePlan | None:
         return plan
     if finished is not None and not added:
         require_present(work, finished, asked.targets)
-        work.clear()
+        work.tidy()
         return None
     plan = new_plan(work, kind, added, finished, eod_token=request.eod_token, targets=iter(asked.targets))
     command = request.command() + (" --add" if finished else "")
     # Processes on two hosts can have the same pid and share this folder.
     scratch = f".begin-{secrets.token_hex(8)}"
-    work.begin(plan, tokenizer=asked.file.content, command=command, scratch=scratch)
+    try:
+        work.begin(plan, tokenizer=asked.file.content, command=command, scratch=scratch)
+    except StorageFailed:
+        # Another process may have come and gone meanwhile, with the work folder.
+        if work.finished() == finished:
+            raise
     # Another process may have been first: its plan is used, if it matches the request.
     return _planned(asked)
 
 
-def _carried_out(asked: _Resolved, plan: TokenizePlan, progress: Progress, lock: int) -> TokenizeReport:
-    work = asked.work
-    left = _pending(work, plan)
-    with progress(sum(plan.units[number].size_bytes for number in left)) as advance:
-        while pending := _pending(work, plan):
-            try:
-                _do(asked, plan, pending, advance, lock)
-            except EnginesDiffer as difference:
-                # After one wrong document the engine is not trusted: all its units are done again.
-                work.drop_engine(plan, str(difference))
-    records = [record for number in range(len(plan.units)) if (record := work.unit(plan, number)) is not None]
-    engine = _engine_words(asked, records, work.dropped_engine(plan))
-    _require_tokens(asked, records)
-    finished = finish(work, plan, records, work.finished())
-    shares = [share for number in left for share in records[number].shares]
-    return TokenizeReport(
-        totals=finished.totals,
-        unknown=asked.found.unknown,
-        engine=engine,
-        new_tokens=sum(sum(share.tokens.values()) for share in shares),
-        new_units=len(left),
-        kept_units=len(plan.units) - len(left),
-    )
+@dataclass(frozen=True)
+class _Part:
+    """The part of this process in a plan."""
+
+    asked: _Resolved
+    plan: TokenizePlan
+    claims: Claims
+    tally: _Tally
+    new_pool: NewPool | None
+
+    def do(self, numbers: Callable[[], int | None], advance: Advance) -> None:
+        """Tokenize units until there is no other.
+
+        Raises:
+            PlanChanged: the plan was replaced, because the fast engine differs.
+            UnbrokenError: a unit cannot be done.
+        """
+        asked, plan = self.asked, self.plan
+        accelerate = asked.request.accelerate and plan.engine_dropped is None
+        try:
+            if self.new_pool is None:
+                encoder = with_fast_engine(asked.encoder, asked.file.content) if accelerate else asked.encoder
+                context = asked.context(encoder)
+                while (number := numbers()) is not None:
+                    self.tally.done(do_unit(asked.work, plan, context, number, self.claims.name, advance))
+                return
+
+            def take() -> UnitTask | None:
+                number = numbers()
+                if number is None:
+                    return None
+                return UnitTask(number, str(plan.units[number]), plan.units[number].size_bytes)
+
+            self.new_pool(self._settings(accelerate)).run(take, advance, self.tally.done)
+        except EnginesDiffer as difference:
+            self.drop_engine(str(difference))
+
+    def _settings(self, accelerate: bool) -> BenchSettings:
+        request = self.asked.request
+        return BenchSettings(
+            input_dir=str(request.input_dir),
+            output_dir=str(request.output_dir),
+            plan=self.plan.digest,
+            accelerate=accelerate,
+            command=request.command(),
+            skip_bad=request.skip_bad,
+            attempt=self.claims.name,
+        )
+
+    def drop_engine(self, reason: str) -> None:
+        """Go on without the fast engine.
+
+        After one wrong document it is not trusted: all its units are done again.
+
+        Raises:
+            PlanChanged: always; the plan is another one now.
+        """
+        self.change_plan(replace(self.plan, engine_dropped=reason))
+
+    def change_plan(self, new: TokenizePlan) -> None:
+        """Replace the plan.
+
+        Raises:
+            PlanChanged: always; the plan is another one now.
+        """
+        self.claims.require_current()
+        change_plan(self.asked.work, self.plan, new, by=self.claims.name)
+        raise PlanChanged
+
+
+def _taken_part(part: _Part, progress: Progress) -> Finished:
+    """Do units until all are done, by whomever, and finish.
+
+    Raises:
+        PlanChanged: another process has finished or replaced the plan.
+        UnbrokenError: a unit cannot be done.
+    """
+    asked, plan, claims = part.asked, part.plan, part.claims
+    before = asked.work.finished()
+    is_over = before is not None and all(source.name in before.sources for source in plan.sources)
+    try:
+        if not is_over:
+            _work(part, progress)
+        claims.take_finish()
+        records = [] if is_over else _sound_records(part)
+    except UnbrokenError:
+        # The work folder may have been removed under this process, because all is done.
+        claims.require_plan()
+        raise
+    if not is_over:
+        _require_tokens(asked, records)
+    fence = claims.require_current
+    try:
+        if before is not None and is_over:
+            # Killed between the final record and the removal of the plan.
+            end(asked.work, asked.targets, fence=fence)
+            return before
+        return finish(asked.work, plan, records, before, asked.targets, by=claims.name, fence=fence)
+    except StorageFailed:
+        fence()
+        raise
+
+
+def _work(part: _Part, progress: Progress) -> None:
+    """Do units, and wait for those of other processes, until every unit has a record.
+
+    Raises:
+        PlanChanged: another process has finished or replaced the plan.
+        UnbrokenError: a unit cannot be done.
+    """
+    plan, claims = part.plan, part.claims
+    _require_up_to_date(part)
+    part.tally.begin(plan, len(claims.pending))
+    with progress(sum(plan.units[number].size_bytes for number in claims.pending)) as advance:
+        while True:
+            for number in claims.news():
+                advance(plan.units[number].size_bytes)
+            if not claims.pending:
+                return
+            if (first := claims.take()) is not None:
+                part.do(_given([first], claims.take), advance)
+            else:
+                claims.wait()
+
+
+def _require_up_to_date(part: _Part) -> None:
+    """Replace a plan whose files were repaired since.
+
+    Raises:
+        PlanChanged: it was replaced.
+        TokenizeBusy: other processes work at it.
+    """
+    asked, plan = part.asked, part.plan
+    new = recut(plan, asked.found.sources, asked.work.finished())
+    if new != plan:
+        if part.claims.others_alive(asked.request.patience_s):
+            raise TokenizeBusy(output=asked.request.output_dir)
+        part.change_plan(new)
+
+
+def _given(numbers: Iterable[int], then: Callable[[], int | None] = lambda: None) -> Callable[[], int | None]:
+    """Give some numbers, one per call from any thread, then what ``then`` gives."""
+    waiting = deque(numbers)
+
+    def give() -> int | None:
+        try:
+            return waiting.popleft()
+        except IndexError:
+            return then()
+
+    return give
+
+
+def _sound_records(part: _Part) -> list[UnitRecord]:
+    """The records of all units, their shards under their names; a unit that was damaged since is done again.
+
+    Raises:
+        DataDamaged: something removes shards as they are made.
+        UnbrokenError: a unit cannot be done again.
+    """
+    work, plan = part.asked.work, part.plan
+    lost: list[int] = []
+    for _ in range(_MOST_REPAIRS):
+        found = [work.unit(plan, number) for number in range(len(plan.units))]
+        records = [record for record in found if record is not None]
+        part.claims.require_current()
+        lost = [number for number, record in enumerate(found) if record is None] or name_shards(work, records)
+        if not lost:
+            return records
+        for number in lost:
+            work.forget(plan, number)
+        part.do(_given(lost), lambda _: None)
+    findings = tuple(f"{plan.units[number]}: its shards are missing again" for number in lost)
+    raise DataDamaged(path=work.output, findings=findings)
 
 
 def _require_tokens(asked: _Resolved, records: Sequence[UnitRecord]) -> None:
@@ -203,44 +413,21 @@ def _require_tokens(asked: _Resolved, records: Sequence[UnitRecord]) -> None:
     raise NoTokens(path=asked.request.input_dir, left_out=tuple(sorted(left_out.items())))
 
 
-def _pending(work: WorkFolder, plan: TokenizePlan) -> list[int]:
-    """The units to do: those without a record, and those of a dropped engine."""
-    untrusted = (ENGINE,) if work.dropped_engine(plan) is not None else ()
-    return [
-        number
-        for number in range(len(plan.units))
-        if (record := work.unit(plan, number)) is None or record.engine in untrusted
-    ]
-
-
-def _do(asked: _Resolved, plan: TokenizePlan, pending: Sequence[int], advance: Advance, lock: int) -> None:
-    work, request = asked.work, asked.request
-    accelerate = request.accelerate and work.dropped_engine(plan) is None
+def _pool_of(request: TokenizeRequest) -> NewPool | None:
     if not request.workers:
-        context = asked.context(with_fast_engine(asked.encoder, asked.file.content) if accelerate else asked.encoder)
-        for number in pending:
-            work.record(plan, number, tokenize_unit(context, plan.units[number], advance))
-        return
-    settings = {
-        "input_dir": str(request.input_dir),
-        "output_dir": str(request.output_dir),
-        "accelerate": accelerate,
-        "command": request.command(),
-        "skip_bad": request.skip_bad,
-    }
-    pool = WorkerPool(settings, count=request.workers, command=request.command(), inherited=(lock,))
-    pool.run([UnitTask(number, str(plan.units[number])) for number in pending], advance)
+        return None
+    return lambda settings: WorkerPool(settings.as_json(), count=request.workers, command=request.command())
 
 
-def _engine_words(asked: _Resolved, records: Sequence[UnitRecord], dropped: str | None) -> str:
+def _engine_words(asked: _Resolved, tally: _Tally) -> str:
     content = asked.file.content
     if content is None or not isinstance(asked.encoder, ReferenceEncoder):
         return "built in"
     if not asked.request.accelerate:
         return "the reference, as requested"
-    if dropped is not None:
-        return f"the reference; {ENGINE} was dropped: {dropped}"
-    if any(record.engine == ENGINE for record in records):
+    if tally.dropped is not None:
+        return f"the reference; {ENGINE} was dropped: {tally.dropped}"
+    if ENGINE in tally.engines:
         return f"{ENGINE}, checked against the reference on samples of every shard"
     return f"the reference; {find_fast_engine(asked.encoder, content).reason}"
 
@@ -249,47 +436,3 @@ def _engine_words(asked: _Resolved, records: Sequence[UnitRecord], dropped: str 
 def _unseen(total_bytes: int) -> Iterator[Advance]:
     """No progress display."""
     yield lambda _: None
-
-
-@contextlib.contextmanager
-def _held(path: Path, request: TokenizeRequest) -> Iterator[int | None]:
-    """Lock a plan against other processes; yields the lock, or None if another process finished it meanwhile.
-
-    Workers inherit the lock: it is released when the last of them ends, however this process ends.
-    """
-    give_up_at = time.monotonic() + request.patience_s
-    while path.exists():
-        with storage_errors("open", path):
-            file = path.open("rb")
-        with file:
-            is_mine = _lock(file.fileno(), path)
-            if is_mine and _is_same(file.fileno(), path):
-                yield file.fileno()
-                return
-        if not is_mine and time.monotonic() > give_up_at:
-            raise TokenizeBusy(output=request.output_dir)
-        time.sleep(_GLANCE_S)
-    yield None
-
-
-def _lock(handle: int, path: Path) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as refusal:
-        if refusal.errno in _NO_LOCKS:
-            return True
-        with storage_errors("lock", path):
-            raise
-    return True
-
-
-def _is_same(handle: int, path: Path) -> bool:
-    # The previous holder may have removed it between our open and our lock.
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(handle)
-    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)

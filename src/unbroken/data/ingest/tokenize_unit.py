@@ -1,11 +1,12 @@
-"""Tokenize one unit: read its documents, encode them, write its shards, and return its record.
+"""Tokenize one unit: read its documents, encode them, write its shards as drafts, and record it.
 
 The shards of a unit depend only on its documents, the tokenizer and the options. A unit with a document that cannot be
 read publishes nothing. Memory is bounded by one shard per target folder.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from unbroken.data.corpus.shards import (
-    BIN_SUFFIX,
-    IDX_SUFFIX,
+    SCRATCH_PREFIX,
     Entries,
     ShardRecord,
     Tokens,
@@ -27,14 +27,15 @@ from unbroken.data.ingest.documents import BadDocument, DocumentBatch, Reader, S
 from unbroken.data.ingest.encoders import Encoded, Encoder
 from unbroken.data.ingest.fast_engine import ENGINE, FastEngine
 from unbroken.data.ingest.request import TokenizeOptions
-from unbroken.data.ingest.sources import Source
+from unbroken.data.ingest.sources import TextSource
 from unbroken.data.ingest.units import Unit
-from unbroken.data.ingest.work_folder import SourceShare, UnitRecord
+from unbroken.data.ingest.work_folder import SourceShare, TokenizePlan, UnitRecord, WorkFolder
 from unbroken.data.packing.windows import cut
-from unbroken.errors import BadDocuments, ControlToken, SourcesChanged
+from unbroken.errors import BadDocuments, ControlToken, SourcesChanged, StorageFailed
 from unbroken.files import Files, storage_errors
 from unbroken.store.digest import BlockDigester
 
+DRAFT_PREFIX: Final = ".draft-"
 TRAIN: Final = "train"
 VAL: Final = "val"
 REFERENCE: Final = "reference"
@@ -64,25 +65,31 @@ class UnitContext:
         return tuple(f"{split}/{folder}" if folder else split for split in (TRAIN, VAL))
 
 
-def clear_unit(context: UnitContext, unit: Unit) -> None:
-    """Remove what an interrupted attempt left of a unit: shards without a record.
+def draft_name(attempt: str, name: str) -> str:
+    """The name of a shard, or of a file of it, until it is published; readers ignore names with a dot."""
+    return f"{DRAFT_PREFIX}{attempt}-{name}"
+
+
+def discard_drafts(context: UnitContext, unit: Unit, attempt: str) -> None:
+    """Remove the drafts of an attempt that does not count.
 
     Raises:
         StorageFailed: an I/O error.
     """
     for target in context.targets(unit.folder):
         directory = context.output_dir / target
-        if context.files.find(directory) is None:
-            continue
-        for node in context.files.list_directory(directory):
-            own = node.name.removeprefix(".writing-")
-            if own.startswith(f"{unit.stem}-") and own.endswith((BIN_SUFFIX, IDX_SUFFIX)):
-                # crash here: fewer files of a unit without a record.
+        for node in context.files.list_present(directory):
+            if node.name.removeprefix(SCRATCH_PREFIX).startswith(draft_name(attempt, f"{unit.stem}-")):
+                # crash here: fewer drafts of an attempt without a record.
                 context.files.remove_file(directory / node.name)
 
 
-def tokenize_unit(context: UnitContext, unit: Unit, advance: Callable[[int], None] = lambda _: None) -> UnitRecord:
-    """Tokenize a unit and write its shards; the caller must save the returned record.
+def tokenize_unit(
+    context: UnitContext, unit: Unit, attempt: str, advance: Callable[[int], None] = lambda _: None
+) -> UnitRecord:
+    """Tokenize a unit and write its shards as drafts; the caller must save the returned record.
+
+    Two attempts at the same unit do not disturb each other, since ``attempt`` is in the names of their drafts.
 
     Raises:
         BadDocuments: documents cannot be read, and ``skip_bad`` is off.
@@ -93,13 +100,55 @@ def tokenize_unit(context: UnitContext, unit: Unit, advance: Callable[[int], Non
         PackageMissing: a format needs a package that is not installed.
         StorageFailed: an I/O error.
     """
-    clear_unit(context, unit)
-    work = _Work(context, unit)
-    for stretch in unit.stretches:
-        work.take(stretch, advance)
-    work.require_sound()
+    work = _Work(context, unit, attempt)
+    try:
+        for stretch in unit.stretches:
+            work.take(stretch, advance)
+        work.require_sound()
+        shards = {target: side.close() for target, side in work.sides.items()}
+    except Exception:
+        # What stays behind is removed at the end of the tokenization.
+        with contextlib.suppress(StorageFailed):
+            discard_drafts(context, unit, attempt)
+        raise
     engine = ENGINE if isinstance(context.encoder, FastEngine) else REFERENCE
-    return UnitRecord(engine, {target: side.close() for target, side in work.sides.items()}, work.shares)
+    return UnitRecord(engine, shards, work.shares, attempt)
+
+
+def do_unit(
+    work: WorkFolder,
+    plan: TokenizePlan,
+    context: UnitContext,
+    number: int,
+    attempt: str,
+    advance: Callable[[int], None],
+) -> "UnitDone":
+    """Tokenize a unit of a plan and record it.
+
+    Raises:
+        EnginesDiffer: the fast engine gave other ids than the reference.
+        UnbrokenError: as ``tokenize_unit``.
+    """
+    record = tokenize_unit(context, plan.units[number], attempt, advance)
+    counts = False
+    try:
+        counts = work.record(plan, number, record)
+    finally:
+        found = record if counts else work.unit(plan, number)
+        if found is None or found.attempt != attempt:
+            # Another process took this one for dead and was quicker, or has even finished the plan.
+            discard_drafts(context, plan.units[number], attempt)
+    return UnitDone(number, record.tokens, record.engine, counts)
+
+
+@dataclass(frozen=True)
+class UnitDone:
+    """A unit that was tokenized; ``counts`` says whether it is this attempt that was recorded."""
+
+    number: int
+    tokens: int
+    engine: str
+    counts: bool
 
 
 @dataclass
@@ -109,6 +158,7 @@ class _Side:
     context: UnitContext
     target: str
     stem: str
+    attempt: str
     waiting: list[Entries] = field(default_factory=list)
     waiting_tokens: int = 0
     records: list[ShardRecord] = field(default_factory=list)
@@ -141,8 +191,10 @@ class _Side:
         name = f"{self.stem}-{len(self.records):03d}"
         directory = self.context.output_dir / self.target
         token_bytes = token_bytes_for(self.context.encoder.identity.vocab_size)
-        # crash here: shards without a record; the next start does their unit again.
-        self.records.append(write_shard(self.context.files, directory, name, self.waiting, token_bytes=token_bytes))
+        draft = draft_name(self.attempt, name)
+        # crash here: drafts without a record; another process or the next start does their unit again.
+        written = write_shard(self.context.files, directory, draft, self.waiting, token_bytes=token_bytes)
+        self.records.append(replace(written, name=name))
         self.waiting, self.waiting_tokens = [], 0
 
     def close(self) -> list[ShardRecord]:
@@ -155,13 +207,13 @@ class _Side:
 class _Work:
     """A unit in progress."""
 
-    def __init__(self, context: UnitContext, unit: Unit) -> None:
+    def __init__(self, context: UnitContext, unit: Unit, attempt: str) -> None:
         self.context = context
-        self.sides = {target: _Side(context, target, unit.stem) for target in context.targets(unit.folder)}
+        self.sides = {target: _Side(context, target, unit.stem, attempt) for target in context.targets(unit.folder)}
         self.shares: list[SourceShare] = []
         self._problems: list[BadDocument] = []
         self._is_more = False
-        # The last element stands for every id beyond the vocabulary: no encoder may give one.
+        # The last element counts every id beyond the vocabulary: no encoder may give one.
         self._is_forbidden = np.zeros(context.encoder.identity.vocab_size + 1, bool)
         self._is_forbidden[[*context.encoder.control, -1]] = True
 
@@ -173,7 +225,7 @@ class _Work:
         )
         digester = BlockDigester()
         before = self._look(stretch)
-        for batch in reader.batches(stretch, Source(stretch.name, 0).kind, digester):
+        for batch in reader.batches(stretch, TextSource(stretch.name, 0).kind, digester):
             if self._is_more:
                 break
             if not self._problems:

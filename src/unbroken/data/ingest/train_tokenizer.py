@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from unbroken.data.ingest.documents import BadDocument, Reader, Stretch
-from unbroken.data.ingest.sources import Source, find_sources
+from unbroken.data.ingest.sources import TextSource, find_sources
 from unbroken.errors import BadDocuments, Help, NoTextFound, PackageMissing, WouldOverwrite
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL, Files
@@ -46,7 +46,7 @@ class _Texts:
         for source in self._sources:
             yield from self._of(source)
 
-    def _of(self, source: Source) -> Iterator[list[str]]:
+    def _of(self, source: TextSource) -> Iterator[list[str]]:
         stretch = Stretch(source.name, 0, source.size_bytes)
         for batch in self._reader.batches(stretch, source.kind, BlockDigester()):
             self.documents += len(batch.texts)

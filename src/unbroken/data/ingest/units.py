@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Final
 
 from unbroken.data.ingest.documents import Stretch
-from unbroken.data.ingest.sources import Source
+from unbroken.data.ingest.sources import TextSource
 from unbroken.store.digest import BLOCK_BYTES
 
 # A multiple of a digest's block, so that the digests of byte ranges combine to that of their file.
@@ -44,14 +44,14 @@ class Unit:
         return f"{names[0]}{more}" + (f" from byte {first:,}" if first else "")
 
 
-def cut_units(sources: Sequence[Source], first_numbers: Mapping[str, int]) -> Iterator[Unit]:
+def cut_units(sources: Sequence[TextSource], first_numbers: Mapping[str, int]) -> Iterator[Unit]:
     """Cut files, sorted by name, into units; ``first_numbers`` is the number of existing units per folder."""
     for folder, files in groupby(sorted(sources, key=lambda each: (each.folder, each.name)), lambda each: each.folder):
         for number, stretches in enumerate(_joined(files), start=first_numbers.get(folder, 0)):
             yield Unit(folder, number, tuple(stretches))
 
 
-def _joined(files: Iterator[Source]) -> Iterator[list[Stretch]]:
+def _joined(files: Iterator[TextSource]) -> Iterator[list[Stretch]]:
     """Small files together up to ``UNIT_BYTES``; large plain ones in pieces."""
     waiting: list[Stretch] = []
     weight = 0
@@ -70,7 +70,7 @@ def _joined(files: Iterator[Source]) -> Iterator[list[Stretch]]:
         yield waiting
 
 
-def _stretches(source: Source) -> list[Stretch]:
+def _stretches(source: TextSource) -> list[Stretch]:
     if source.kind != "jsonl" or source.size_bytes <= UNIT_BYTES:
         return [Stretch(source.name, 0, source.size_bytes)]
     starts = range(0, source.size_bytes, UNIT_BYTES)

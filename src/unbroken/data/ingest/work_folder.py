@@ -1,13 +1,14 @@
 """The records of a tokenization: its plan, the finished units, and the final record.
 
 ``.tokenize/`` is next to the shards while the work is in progress: the plan, the tokenizer, one record per finished
-unit. ``tokenization.json`` stays afterwards, so that the same command can see that nothing is left to do. Every record
-has a checksum of itself.
+unit, and the processes that take part with their claims (``claims.py``). ``tokenization.json`` stays afterwards, so
+that the same command can see that nothing is left to do. Every record has a checksum of itself.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,9 +17,9 @@ from unbroken.data.corpus.listing import TokenizerIdentity, identity_from_json, 
 from unbroken.data.corpus.shards import ShardRecord
 from unbroken.data.ingest.documents import Stretch
 from unbroken.data.ingest.request import TokenizeOptions
-from unbroken.data.ingest.sources import Source
+from unbroken.data.ingest.sources import TextSource
 from unbroken.data.ingest.units import Unit
-from unbroken.errors import ShardDamaged, UnsafeName
+from unbroken.errors import ShardDamaged, StorageFailed, UnsafeName
 from unbroken.files import Files
 from unbroken.store.digest import digest_bytes
 from unbroken.store.envelope import opened_bare, sealed_bare
@@ -26,8 +27,9 @@ from unbroken.store.fields import Malformed
 
 FINISHED: Final = "tokenization.json"
 PLAN: Final = "plan.json"
-_DROPPED: Final = "reference-only.json"
 _LIMIT_BYTES: Final = 1 << 30
+_ATTEMPT: Final = re.compile(r"[0-9a-z-]{0,80}")
+_CLEARINGS: Final = 20
 
 
 T = TypeVar("T")
@@ -35,18 +37,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TokenizePlan:
-    """The plan of a tokenization: options, files and units."""
+    """The plan of a tokenization: options, files and units.
+
+    ``engine_dropped`` is why the fast engine must not be used any more; None while it may be.
+    """
 
     options: TokenizeOptions
     tokenizer: TokenizerIdentity
     eod_token: str | None
-    sources: tuple[Source, ...]
+    sources: tuple[TextSource, ...]
     units: tuple[Unit, ...]
+    engine_dropped: str | None = None
 
     @property
     def digest(self) -> str:
         """A digest that separates this plan's records from those of another."""
-        return digest_bytes(_encoded(_plan_to_json(self))).hex()[:16]
+        # Two processes may drop the engine at once, each for its own reason: their plan is the same.
+        said = self if self.engine_dropped is None else replace(self, engine_dropped="")
+        return digest_bytes(_encoded(_plan_to_json(said))).hex()[:16]
 
 
 @dataclass
@@ -62,11 +70,20 @@ class SourceShare:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """A finished unit: its shards by target folder, and what it took from each byte range."""
+    """A finished unit: its shards by target folder, and what it took from each byte range.
+
+    ``attempt`` is in the names of its shards until they are published.
+    """
 
     engine: str
     shards: Mapping[str, Sequence[ShardRecord]]
     shares: Sequence[SourceShare]
+    attempt: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens."""
+        return sum(sum(share.tokens.values()) for share in self.shares)
 
 
 @dataclass(frozen=True)
@@ -107,18 +124,25 @@ class WorkFolder:
         """The file of the plan."""
         return self.folder / PLAN
 
-    @property
-    def tokenizer_path(self) -> Path:
-        """A copy of the tokenizer; none for the built-in one."""
-        return self.folder / "tokenizer.json"
+    def tokenizer_path(self, plan: TokenizePlan) -> Path:
+        """A copy of the tokenizer; none for the built-in one.
+
+        Its digest is in the name: a process with another tokenizer, which is going to fail, does not overwrite it.
+        """
+        return self.folder / f"tokenizer-{digest_bytes(plan.tokenizer.digest.encode()).hex()[:16]}.json"
 
     @property
     def finished_path(self) -> Path:
         """The file of the final record."""
         return self.output / FINISHED
 
+    @property
+    def processes_path(self) -> Path:
+        """The folder with a lease for each process that takes part."""
+        return self.folder / "processes"
+
     def units_path(self, plan: TokenizePlan) -> Path:
-        """The folder of one plan's unit records."""
+        """The folder of one plan's unit records and claims."""
         return self.folder / f"units-{plan.digest}"
 
     # ---- the plan ----
@@ -131,12 +155,14 @@ class WorkFolder:
         Raises:
             StorageFailed: an I/O error.
         """
-        self.files.make_directory(self.folder, durable=True)
         # crash here: a folder without a plan; no shard was written, and the next start writes its own plan.
+        for folder in (self.units_path(plan), self.processes_path):
+            self.files.make_directory(folder, durable=True)
+        # crash here: as before.
         self.files.replace(self.folder / COMMAND, f"{command}\n".encode(), scratch=scratch)
         if tokenizer is not None:
             # crash here: as before, with the command that resumes.
-            self.files.replace(self.tokenizer_path, tokenizer, scratch=scratch)
+            self.files.replace(self.tokenizer_path(plan), tokenizer, scratch=scratch)
         # crash here: as before, with the tokenizer beside it.
         self.files.create_once(self.plan_path, sealed_bare(_encoded(_plan_to_json(plan))), scratch=scratch)
 
@@ -150,25 +176,33 @@ class WorkFolder:
         found = self._read(self.plan_path)
         return None if found is None else _understood(self.plan_path, _plan, found)
 
-    def replace_plan(self, plan: TokenizePlan) -> None:
-        """Replace the plan.
+    def replace_plan(self, plan: TokenizePlan, *, by: str) -> None:
+        """Replace the plan; ``by`` is the name of this process.
 
         Raises:
             StorageFailed: an I/O error.
         """
-        self._write(self.plan_path, _plan_to_json(plan), scratch=".writing-plan")
+        self._write(self.plan_path, _plan_to_json(plan), scratch=f".writing-plan-{by}")
 
     # ---- units ----
 
-    def record(self, plan: TokenizePlan, number: int, record: UnitRecord) -> None:
-        """Record a finished unit, so that a restart does not do it again.
+    def record(self, plan: TokenizePlan, number: int, record: UnitRecord) -> bool:
+        """Record a finished unit; says whether it is this record that counts, because there was none.
+
+        Raises:
+            StorageFailed: an I/O error; also if the plan was finished meanwhile.
+        """
+        content = sealed_bare(_encoded(_unit_to_json(record)))
+        # crash here: drafts of shards without a record; another process or the next start does their unit again.
+        return self.files.create_once(self._unit_path(plan, number), content, scratch=f".{number}-{record.attempt}")
+
+    def has_record(self, plan: TokenizePlan, number: int) -> bool:
+        """Whether a unit has a record, sound or not.
 
         Raises:
             StorageFailed: an I/O error.
         """
-        self.files.make_directory(self.units_path(plan), durable=True)
-        # crash here: shards without a record; the next start does their unit again.
-        self._write(self._unit_path(plan, number), _unit_to_json(record), scratch=f".writing-{number}")
+        return self.files.find(self._unit_path(plan, number)) is not None
 
     def unit(self, plan: TokenizePlan, number: int) -> UnitRecord | None:
         """The record of a unit; None if it has to be done.
@@ -190,39 +224,17 @@ class WorkFolder:
         Raises:
             StorageFailed: an I/O error.
         """
-        if self.unit(plan, number) is not None:
-            self.files.remove_file(self._unit_path(plan, number))
-            self.files.sync_directory(self.units_path(plan))
+        # crash here: drafts of shards without a record.
+        self.files.remove_file(self._unit_path(plan, number))
+        self.files.sync_directory(self.units_path(plan))
 
     def _unit_path(self, plan: TokenizePlan, number: int) -> Path:
         return self.units_path(plan) / f"{number:06d}.json"
 
-    # ---- the dropped engine ----
-
-    def drop_engine(self, plan: TokenizePlan, reason: str) -> None:
-        """Record that this tokenization must not use the fast engine any more.
-
-        Raises:
-            StorageFailed: an I/O error.
-        """
-        self.files.make_directory(self.units_path(plan), durable=True)
-        # crash here: the engine is tried again, and differs again.
-        self._write(self.units_path(plan) / _DROPPED, {"reason": reason}, scratch=".writing-dropped")
-
-    def dropped_engine(self, plan: TokenizePlan) -> str | None:
-        """Why the fast engine was dropped; None if it was not.
-
-        Raises:
-            ShardDamaged: the record is damaged.
-            StorageFailed: an I/O error.
-        """
-        found = self._read(self.units_path(plan) / _DROPPED)
-        return None if found is None else str(found["reason"])
-
     # ---- the end ----
 
-    def finish(self, finished: Finished) -> None:
-        """Write the final record, and remove the plan.
+    def finish(self, finished: Finished, *, by: str) -> None:
+        """Write the final record; ``by`` is the name of this process.
 
         Raises:
             StorageFailed: an I/O error.
@@ -234,9 +246,8 @@ class WorkFolder:
             "totals": asdict(finished.totals),
             "units": dict(finished.units),
         }
-        self._write(self.finished_path, body, scratch=".writing-tokenization")
-        # crash here: finished, and a plan with every unit done; the next start removes it.
-        self.clear()
+        # crash here: a plan with every unit done; the next process or start finishes it.
+        self._write(self.finished_path, body, scratch=f".writing-tokenization-{by}")
 
     def clear(self) -> None:
         """Remove the work folder, the plan first: without it nothing is in progress.
@@ -248,8 +259,24 @@ class WorkFolder:
             return
         self.files.remove_file(self.plan_path)
         self.files.sync_directory(self.folder)
-        # crash here: a folder without a plan, which the next start removes.
-        self.files.remove_tree(self.folder)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove a work folder without a plan.
+
+        Raises:
+            StorageFailed: an I/O error.
+        """
+        for attempt in range(_CLEARINGS):
+            if self.files.find(self.folder) is None or self.files.find(self.plan_path) is not None:
+                return
+            try:
+                # crash here: a folder without a plan, which the next start removes.
+                self.files.remove_tree(self.folder)
+            except StorageFailed:
+                # Another process renewed its lease in it meanwhile; it will see that the plan is gone.
+                if attempt == _CLEARINGS - 1:
+                    raise
         self.files.sync_directory(self.output)
 
     def finished(self) -> Finished | None:
@@ -298,7 +325,10 @@ def _options_to_json(options: TokenizeOptions) -> dict[str, Any]:
 
 
 def _plan_to_json(plan: TokenizePlan) -> dict[str, Any]:
+    # Left out if it was not: plans of older versions keep their digest.
+    dropped = {} if plan.engine_dropped is None else {"engine_dropped": plan.engine_dropped}
     return {
+        **dropped,
         "options": _options_to_json(plan.options),
         "tokenizer": identity_to_json(plan.tokenizer),
         "eod_token": plan.eod_token,
@@ -332,16 +362,18 @@ def _plan(found: dict[str, Any]) -> TokenizePlan:
         options=TokenizeOptions(**found["options"]),
         tokenizer=identity_from_json(found["tokenizer"]),
         eod_token=found["eod_token"],
-        sources=tuple(Source(_inside(name), size) for name, size in found["sources"]),
+        sources=tuple(TextSource(_inside(name), size) for name, size in found["sources"]),
         units=tuple(
             Unit(_inside(folder), number, tuple(Stretch(_inside(name), *ends) for name, *ends in stretches))
             for folder, number, stretches in found["units"]
         ),
+        engine_dropped=found.get("engine_dropped"),
     )
 
 
 def _unit_to_json(record: UnitRecord) -> dict[str, Any]:
     return {
+        **({"attempt": record.attempt} if record.attempt else {}),
         "engine": record.engine,
         "shards": {folder: [asdict(shard) for shard in shards] for folder, shards in record.shards.items()},
         "shares": [asdict(share) for share in record.shares],
@@ -352,10 +384,18 @@ def _unit(found: dict[str, Any]) -> UnitRecord:
     return UnitRecord(
         engine=found["engine"],
         shards={
-            _inside(folder): [ShardRecord(**shard) for shard in shards] for folder, shards in found["shards"].items()
+            _inside(folder): [ShardRecord(**{**shard, "name": _inside(shard["name"])}) for shard in shards]
+            for folder, shards in found["shards"].items()
         },
         shares=[
             SourceShare(**{**share, "stretch": Stretch(**share["stretch"]), "blocks": tuple(share["blocks"])})
             for share in found["shares"]
         ],
+        attempt=_attempt(found.get("attempt", "")),
     )
+
+
+def _attempt(name: str) -> str:
+    if not _ATTEMPT.fullmatch(name):
+        raise Malformed("an attempt has an invalid name")
+    return name

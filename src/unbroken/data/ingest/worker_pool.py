@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 
 from unbroken import errors
 from unbroken.data.ingest.fast_engine import EnginesDiffer
+from unbroken.data.ingest.tokenize_unit import UnitDone
 from unbroken.errors import Bug, UnbrokenError, WorkerDied
 
 _MODULE: Final = "unbroken.data.ingest.worker_process"
@@ -57,10 +58,15 @@ def _fancy(value: object) -> object:
 
 @dataclass(frozen=True)
 class UnitTask:
-    """A unit to tokenize: its number in the plan, and its name for messages."""
+    """A unit to tokenize: its number in the plan, its name for messages, and the bytes it reads."""
 
     number: int
     name: str
+    size_bytes: int
+
+
+Take = Callable[[], UnitTask | None]
+Done = Callable[[UnitDone], None]
 
 
 @dataclass
@@ -69,35 +75,31 @@ class WorkerPool:
 
     Attributes:
         settings: the first message to every worker.
-        count: the number of workers.
+        count: the largest number of workers.
         command: the command that resumes after a worker died.
-        inherited: file descriptors that stay open as long as any worker lives.
     """
 
     settings: Mapping[str, Any]
     count: int
     command: str
-    inherited: Sequence[int] = ()
     _processes: list["subprocess.Popen[str]"] = field(default_factory=list)
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _is_over: bool = False
 
-    def run(self, tasks: Sequence[UnitTask], advance: Callable[[int], None]) -> None:
-        """Tokenize every unit; ``advance`` is called with bytes as they are read, from any thread.
+    def run(self, take: Take, advance: Callable[[int], None], done: Done) -> None:
+        """Tokenize units until ``take`` gives none.
+
+        ``take``, ``advance`` with the bytes that were read, and ``done`` are called from any thread.
 
         Raises:
             EnginesDiffer: the fast engine gave other ids than the reference.
             WorkerDied: a worker was killed or exited.
             UnbrokenError: an error of a worker.
         """
-        waiting: queue.SimpleQueue[UnitTask] = queue.SimpleQueue()
-        for task in tasks:
-            waiting.put(task)
         ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        count = min(self.count, len(tasks))
         threads = [
-            threading.Thread(target=self._lead, args=(waiting, ends, advance), name=f"unbroken-tokenize-{n}")
-            for n in range(count)
+            threading.Thread(target=self._lead, args=(take, ends, advance, done), name=f"unbroken-tokenize-{n}")
+            for n in range(self.count)
         ]
         try:
             for thread in threads:
@@ -131,25 +133,26 @@ class WorkerPool:
                 stdout=subprocess.PIPE,
                 env=environ,
                 text=True,
-                pass_fds=tuple(self.inherited),
             )
             self._processes.append(process)
         return process
 
     def _lead(
         self,
-        waiting: "queue.SimpleQueue[UnitTask]",
+        take: Take,
         ends: "queue.SimpleQueue[BaseException | None]",
         advance: Callable[[int], None],
+        done: Done,
     ) -> None:
         """Run one worker, in a thread of this process."""
         problem: BaseException | None = None
         process = None
         try:
             # If the process cannot be started, the wait for it must end too.
-            process = self._start()
-            if process is not None:
-                _give_units(process, dict(self.settings), waiting, advance, self.command)
+            task = take()
+            process = self._start() if task is not None else None
+            if process is not None and task is not None:
+                _Link(process, advance, self.command).give_units(dict(self.settings), task, take, done)
         # Any error of this thread is raised in the thread that waits.
         except BaseException as met:  # noqa: BLE001
             problem = met
@@ -159,40 +162,47 @@ class WorkerPool:
             ends.put(problem)
 
 
-def _give_units(
-    process: "subprocess.Popen[str]",
-    settings: Message,
-    waiting: "queue.SimpleQueue[UnitTask]",
-    advance: Callable[[int], None],
-    command: str,
-) -> None:
-    requests, answers = process.stdin, process.stdout
-    if requests is None or answers is None:
-        raise Bug(cause="a worker was started without pipes")
-    send(requests, settings)
-    while True:
-        try:
-            task = waiting.get_nowait()
-        except queue.Empty:
-            return
-        send(requests, {"unit": task.number})
-        _wait_until_done(process, answers, task, advance, command)
+@dataclass(frozen=True)
+class _Link:
+    """One worker process, as this process talks to it."""
+
+    process: "subprocess.Popen[str]"
+    advance: Callable[[int], None]
+    command: str
+
+    def give_units(self, settings: Message, first: UnitTask, take: Take, done: Done) -> None:
+        requests = self.process.stdin
+        if requests is None:
+            raise Bug(cause="a worker was started without pipes")
+        send(requests, settings)
+        task: UnitTask | None = first
+        while task is not None:
+            send(requests, {"unit": task.number})
+            done(self._wait_until_done(task))
+            task = take()
+
+    def _wait_until_done(self, task: UnitTask) -> UnitDone:
+        for line in self.process.stdout or ():
+            answer = json.loads(line)
+            if "bytes" in answer:
+                self.advance(answer["bytes"])
+            else:
+                return done_from_json(answer)
+        raise WorkerDied(how=_how_it_ended(self.process.wait()), unit=task.name, command=self.command)
 
 
-def _wait_until_done(
-    process: "subprocess.Popen[str]", answers: IO[str], task: UnitTask, advance: Callable[[int], None], command: str
-) -> None:
-    for line in answers:
-        answer = json.loads(line)
-        if "bytes" in answer:
-            advance(answer["bytes"])
-        elif "differ" in answer:
-            raise EnginesDiffer(answer["differ"])
-        elif "error" in answer:
-            raise error_from_json(answer["error"])
-        else:
-            return
-    raise WorkerDied(how=_how_it_ended(process.wait()), unit=task.name, command=command)
+def done_from_json(answer: Message) -> UnitDone:
+    """The end of a unit, as a worker told it.
+
+    Raises:
+        EnginesDiffer: the fast engine gave other ids than the reference.
+        UnbrokenError: an error of the worker.
+    """
+    if "differ" in answer:
+        raise EnginesDiffer(answer["differ"])
+    if "error" in answer:
+        raise error_from_json(answer["error"])
+    return UnitDone(**answer["done"])
 
 
 def _how_it_ended(code: int) -> str:

@@ -6,36 +6,15 @@ import queue
 import signal
 import sys
 import threading
-from pathlib import Path
+from dataclasses import asdict
 from typing import IO, Any
 
-from unbroken.data.ingest.encoders import Encoder, TokenizerFile, load_encoder
-from unbroken.data.ingest.fast_engine import EnginesDiffer, with_fast_engine
-from unbroken.data.ingest.tokenize_unit import UnitContext, tokenize_unit
-from unbroken.data.ingest.work_folder import TokenizePlan, WorkFolder
+from unbroken.data.ingest.fast_engine import EnginesDiffer
+from unbroken.data.ingest.workbench import BenchSettings, open_bench
 from unbroken.data.ingest.worker_pool import error_to_json, send
-from unbroken.errors import ShardDamaged, UnbrokenError
-from unbroken.files import LOCAL
+from unbroken.errors import UnbrokenError
 
 _SEND_EVERY_BYTES = 1 << 20
-
-
-def _encoder_of(work: WorkFolder, plan: TokenizePlan, *, accelerate: bool) -> Encoder:
-    """The encoder of a plan, with the fast engine if wanted and available.
-
-    Raises:
-        TokenizerUnknown: the copy of the tokenizer is not a tokenizer.
-        ShardDamaged: it differs from the tokenizer of the plan.
-        StorageFailed: an I/O error.
-    """
-    content = None
-    if work.files.find(work.tokenizer_path) is not None:
-        content = work.files.read_bytes(work.tokenizer_path, limit_bytes=1 << 30)
-    encoder = load_encoder(TokenizerFile(plan.tokenizer.name, content), plan.eod_token)
-    if encoder.identity.digest != plan.tokenizer.digest:
-        complaint = "it is not the tokenizer of this tokenization"
-        raise ShardDamaged(path=work.tokenizer_path, complaint=complaint)
-    return with_fast_engine(encoder, content) if accelerate else encoder
 
 
 class _ProgressSender:
@@ -57,26 +36,12 @@ class _ProgressSender:
 
 
 def _work(orders: "queue.SimpleQueue[dict[str, Any]]", pipe: IO[str]) -> None:
-    settings = orders.get()
-    work = WorkFolder(LOCAL, Path(settings["output_dir"]))
-    plan = work.plan()
-    if plan is None:
-        return
-    context = UnitContext(
-        files=LOCAL,
-        input_dir=Path(settings["input_dir"]),
-        output_dir=Path(settings["output_dir"]),
-        options=plan.options,
-        encoder=_encoder_of(work, plan, accelerate=settings["accelerate"]),
-        command=settings["command"],
-        skip_bad=settings["skip_bad"],
-    )
+    bench = open_bench(BenchSettings.from_json(orders.get()))
     progress = _ProgressSender(pipe)
     while True:
-        number = orders.get()["unit"]
-        work.record(plan, number, tokenize_unit(context, plan.units[number], progress))
+        done = bench.do(orders.get()["unit"], progress)
         progress.flush()
-        send(pipe, {"done": number})
+        send(pipe, {"done": asdict(done)})
 
 
 def main() -> int:

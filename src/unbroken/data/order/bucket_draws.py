@@ -17,7 +17,7 @@ from unbroken.data.packing.bucket_plan import BucketPlan, Slots
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedBucket:
     """Shards that joined a bucket together: their plan, and the stream's number of the first shard and group."""
 
     plan: BucketPlan
@@ -42,7 +42,7 @@ class BucketDraws:
     """
 
     def __init__(
-        self, name: str, planned: Sequence[Planned], growth: Sequence[Growth], *, seed: int, shuffle: bool = True
+        self, name: str, planned: Sequence[PlannedBucket], growth: Sequence[Growth], *, seed: int, shuffle: bool = True
     ) -> None:
         self.name = name
         self.planned = tuple(planned)
@@ -64,7 +64,7 @@ class BucketDraws:
         """The number of sequences."""
         return sum(each.plan.total_sequences for each in self.planned)
 
-    def find(self, group: int) -> tuple[Planned, int]:
+    def find(self, group: int) -> tuple[PlannedBucket, int]:
         """The plan of a group, and its number in that plan."""
         planned = self.planned[int(np.searchsorted(self._firsts, group, "right")) - 1]
         return planned, group - planned.first_group

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unbroken.data.order.epoch_order import Epoch
 from unbroken.data.order.keyed import subkey
 from unbroken.data.order.mixture import apportion
-from unbroken.data.order.segments import Exhausted, Generation, Line, OnExhausted, Phase, Segment
+from unbroken.data.order.segments import DataGeneration, Exhausted, OnExhausted, Phase, Segment, SegmentLine
 from unbroken.errors import BadMix
 
 # ---- without phases ----
@@ -26,7 +26,7 @@ class Natural:
     All buckets are in the same epoch, even one that has no draws yet.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SegmentLine) -> None:
         self.line = line
         self._generations = 0
         self._sequences: list[int] = []
@@ -34,7 +34,7 @@ class Natural:
         self._epochs = [Epoch()] * len(line.names)
         self._stop: int | None = 0  # where the last segment ends; None: nowhere
 
-    def extend(self, generation: Generation, until: int | None) -> int | None:
+    def extend(self, generation: DataGeneration, until: int | None) -> int | None:
         """Decide samples up to ``until``; where they end before that, or None if they never do."""
         line = self.line
         sequences = [generation.sequences.get(name, 0) for name in line.names]
@@ -87,7 +87,7 @@ class Curriculum:
     ``halt`` are a prefix.
     """
 
-    def __init__(self, line: Line, phases: Sequence[Phase]) -> None:
+    def __init__(self, line: SegmentLine, phases: Sequence[Phase]) -> None:
         self.line = line
         self.phases = phases
         self._weights = [dict(phase.mix) for phase in phases]
@@ -99,7 +99,7 @@ class Curriculum:
         self._segment: Segment | None = None
         self._stop: int | None = 0  # where the segment ends; None: nowhere
 
-    def extend(self, generation: Generation, until: int | None) -> int | None:
+    def extend(self, generation: DataGeneration, until: int | None) -> int | None:
         """Decide samples up to ``until``; where they end before that, or None if they never do."""
         line = self.line
         self._take(generation)
@@ -123,14 +123,14 @@ class Curriculum:
                 self._segment = None
         return None
 
-    def _take(self, generation: Generation) -> None:
+    def _take(self, generation: DataGeneration) -> None:
         """Set the total draws of each bucket; an exhausted bucket that has more now returns to its phase."""
         line = self.line
         sequences = [generation.sequences.get(name, 0) for name in line.names]
         numbers = [epoch.number_at(drawn) for epoch, drawn in zip(self._epochs, line.drawn, strict=True)]
         line.grow(numbers)
-        stands = zip(self._epochs, numbers, sequences, strict=True)
-        self._epochs = [epoch.grown(number, count) for epoch, number, count in stands]
+        rows = zip(self._epochs, numbers, sequences, strict=True)
+        self._epochs = [epoch.grown(number, count) for epoch, number, count in rows]
         self._limits = [epoch.limit(generation.epochs) for epoch in self._epochs]
         back = {bucket for bucket in self._gone if self._has_more(bucket)}
         self._gone -= back
@@ -188,7 +188,7 @@ class Curriculum:
 
 # ---- the schedule ----
 
-__all__ = ["Exhausted", "Generation", "OnExhausted", "Phase", "Schedule"]
+__all__ = ["DataGeneration", "Exhausted", "OnExhausted", "Phase", "Schedule"]
 
 
 class Schedule:
@@ -209,11 +209,11 @@ class Schedule:
         ValueError: the generations are not in order, or remove sequences.
     """
 
-    def __init__(self, phases: Sequence[Phase] | None, generations: Sequence[Generation], *, seed: int) -> None:
+    def __init__(self, phases: Sequence[Phase] | None, generations: Sequence[DataGeneration], *, seed: int) -> None:
         _require_growth(generations)
         self.buckets = tuple(sorted({name for each in generations for name in each.sequences}))
         _require_usable(phases, self.buckets)
-        line = Line(self.buckets, seed)
+        line = SegmentLine(self.buckets, seed)
         plan = Natural(line) if phases is None else Curriculum(line, phases)
         self.end: int | None = None
         for number, generation in enumerate(generations):
@@ -270,7 +270,7 @@ class Schedule:
             raise IndexError(f"sample {sample} is out of range: there are {self.end}")
 
 
-def _require_growth(generations: Sequence[Generation]) -> None:
+def _require_growth(generations: Sequence[DataGeneration]) -> None:
     if not generations or generations[0].at_sample != 0:
         raise ValueError("the first generation must start at sample 0")
     for before, after in pairwise(generations):

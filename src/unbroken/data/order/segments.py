@@ -1,7 +1,7 @@
 """The parts of a schedule: phases and generations are its input, segments its output.
 
-A segment is an interleave of buckets, repeated as often as needed, from a first sample on. ``Line`` is the list of
-segments while it is computed, with the draws from each bucket so far.
+A segment is an interleave of buckets, repeated as often as needed, from a first sample on. ``SegmentLine`` is the list
+of segments while it is computed, with the draws from each bucket so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Generation:
+class DataGeneration:
     """The data from a sample on: sequences of each bucket, ``epochs``, and what to do when one is exhausted."""
 
     at_sample: int
@@ -89,7 +89,7 @@ class Segment:
         return self.first + rounds * self.pattern.slots + self.pattern.slot_of(source, rest)
 
 
-class Line:
+class SegmentLine:
     """Segments as they are computed: the samples so far, and their draws from each bucket."""
 
     def __init__(self, names: Sequence[str], seed: int) -> None:
@@ -103,8 +103,8 @@ class Line:
 
     def grow(self, epochs: Sequence[int]) -> None:
         """Record the draws and epoch of each bucket at the start of a generation: new sequences join there."""
-        stands = zip(self.names, self.drawn, epochs, strict=True)
-        self.growth.append({name: Growth(drawn, epoch) for name, drawn, epoch in stands})
+        rows = zip(self.names, self.drawn, epochs, strict=True)
+        self.growth.append({name: Growth(drawn, epoch) for name, drawn, epoch in rows})
 
     def begin(self, phase: int, buckets: Sequence[int], quotas: Sequence[int], key: int) -> Segment:
         """Start a new segment at the next sample."""

@@ -26,7 +26,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BinLayout:
     """All strategies as flat tables over windows that are sorted by length, longest first.
 
     Sequence q belongs to the strategy t with ``cumulative[t] <= q < cumulative[t + 1]``. Its slots are ``first[t]`` to
@@ -96,7 +96,7 @@ class _Piles:
         return taken
 
     def strategies(self) -> Iterator[Strategy]:
-        """Every pile as it stands, the fullest bins first."""
+        """Every pile, the fullest bins first."""
         for room in sorted(self._piles):
             for filling, bins in self._piles[room]:
                 yield Strategy(tuple(_unchained(filling)), bins)
@@ -110,7 +110,7 @@ def _unchained(filling: _Filling | tuple[()]) -> list[tuple[int, int]]:
     return runs[::-1]
 
 
-def lay_out(strategies: list[Strategy], histogram: NDArray[np.int64]) -> Layout:
+def lay_out(strategies: list[Strategy], histogram: NDArray[np.int64]) -> BinLayout:
     """Give every slot of every strategy its windows: each window of the histogram once."""
     longer = histogram[::-1].cumsum()[::-1] - histogram
     unused = longer.tolist()
@@ -125,7 +125,7 @@ def lay_out(strategies: list[Strategy], histogram: NDArray[np.int64]) -> Layout:
             lengths.append(length)
             times.append(count)
         slots.append(sum(count for _, count in strategy.runs))
-    return Layout(
+    return BinLayout(
         base=np.concatenate(bases),
         length=np.repeat(np.array(lengths, np.int64), np.array(times, np.int64)),
         first=np.cumsum(slots),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unbroken.data.corpus.shards import open_index
 from unbroken.data.order.keyed import Permutation, subkey
-from unbroken.data.packing.best_fit import Layout, best_fit, lay_out, one_each
+from unbroken.data.packing.best_fit import BinLayout, best_fit, lay_out, one_each
 from unbroken.data.packing.groups import Counted, Group, OpenIndex, Span
 from unbroken.data.packing.windows import Windows, cut
 from unbroken.store.digest import DIGEST_BYTES, HEX_LENGTH, digest_bytes
@@ -51,7 +51,7 @@ class GroupPlan:
     """
 
     counts: Counts
-    layout: Layout
+    layout: BinLayout
     position: Unsigned
     masked: Unsigned
 
@@ -95,7 +95,7 @@ def decode_plan(data: memoryview) -> GroupPlan:
     kinds = [(_WORD, slots), (_WORD, slots), (_WORD, bounds), (_WORD, bounds)]
     kinds += [(_UNSIGNED[position_bytes], found.windows), (_UNSIGNED[masked_bytes], found.windows)]
     base, length, first, cumulative, position, masked = _arrays(data[_BODY + _HEADER.size :], kinds)
-    return GroupPlan(found, Layout(base, length, first, cumulative), position, masked)
+    return GroupPlan(found, BinLayout(base, length, first, cumulative), position, masked)
 
 
 def _arrays(data: memoryview, kinds: Iterable[tuple[np.dtype[Any], int]]) -> list[NDArray[Any]]:

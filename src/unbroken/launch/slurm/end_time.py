@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from unbroken.launch.slurm import commands
+from unbroken.launch.slurm import controller
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.records.deadline import runtime_variable
@@ -95,7 +95,7 @@ class EndTime:
         self._complaint = complaint
 
 
-class Record(Protocol):
+class EndTimeRecord(Protocol):
     """Writes one event to the journal."""
 
     def __call__(self, kind: str, /, **fields: object) -> None:
@@ -103,7 +103,7 @@ class Record(Protocol):
 
 
 def follow_end_time(
-    max_runtime_s: float | None, environ: Mapping[str, str], stops: StopSources, record: Record
+    max_runtime_s: float | None, environ: Mapping[str, str], stops: StopSources, record: EndTimeRecord
 ) -> EndTime | None:
     """Keep the deadline of a SLURM job current until ``stops`` end; None if another runtime limit is set."""
     if not is_polled(max_runtime_s, environ):
@@ -115,6 +115,6 @@ def follow_end_time(
         left = "none" if at_s is None else f"in {amounts.duration(at_s - time.time())}"
         _log.info("walltime limit %s (from squeue)", left)
 
-    watch = EndTime(lambda: commands.end_time(environ), on_change, known_s=stops.deadline_s, clock=time.time)
+    watch = EndTime(lambda: controller.end_time(environ), on_change, known_s=stops.deadline_s, clock=time.time)
     stops.end_with(watch.end)
     return watch

@@ -15,7 +15,7 @@ from typing import Final
 from unbroken.errors import BadUsage, SlurmMissing, SlurmRefused, StorageFailed
 from unbroken.launch import processes
 from unbroken.launch.run_records import last_job
-from unbroken.launch.slurm import commands
+from unbroken.launch.slurm import controller
 from unbroken.launch.slurm.decide import NoRequeue, Requeue, Step, after_end, before_start, starts_in_vain
 from unbroken.launch.slurm.submit import submit
 from unbroken.launch.supervise import Say, hold_signals, next_signal
@@ -159,12 +159,12 @@ def _follow(following: Requeue, options: JobOptions, context: JobContext, step: 
     if options.is_chained:
         context.say(f"left to the next job of the chain: {following.reason}")
         return 0
-    state, reason = commands.job_state(job)
+    state, reason = controller.job_state(job)
     if state not in ("RUNNING", "") and reason != _OUT_OF_TIME:
         # Cancelled by the user, or preempted or without its node: then SLURM requeues it itself.
         context.say(f"not requeued: SLURM is already ending this job ({state})")
         return step.code
-    words = commands.requeue(job)
+    words = controller.requeue(job)
     if words is None:
         context.say(f"requeued: {following.reason}")
         return 0

@@ -18,8 +18,8 @@ MOST_LEAD_S: Final = 65_535
 # Ranks of other nodes exit within the time of a save; one that hangs longer is killed.
 _WAIT_FOR_NODES_S: Final = 600
 _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
-_TOLD_TIME: Final = re.compile(r"#SBATCH\s+(?:--time[=\s]|-t)\s*\"?(?P<value>[^\s\"]+)")
-_TOLD_LEAD: Final = re.compile(r"#SBATCH\s+--signal=B:USR1@(?P<value>\d+)")
+_TIME_OPTION: Final = re.compile(r"#SBATCH\s+(?:--time[=\s]|-t)\s*\"?(?P<value>[^\s\"]+)")
+_LEAD_OPTION: Final = re.compile(r"#SBATCH\s+--signal=B:USR1@(?P<value>\d+)")
 _ARRAY_INDEX: Final = '"$SLURM_ARRAY_TASK_ID"'
 
 
@@ -39,7 +39,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Request:
+class ScriptRequest:
     """The sbatch options of the script; ``further`` are passed on unchanged."""
 
     name: str
@@ -85,7 +85,7 @@ def time_limit_s(text: str) -> float | None:
     return (hours * 60 + minutes) * 60.0 + seconds or None
 
 
-def script_text(work: Work, request: Request, path: Path) -> str:
+def script_text(work: Work, request: ScriptRequest, path: Path) -> str:
     """The whole script, to be written to ``path``.
 
     Raises:
@@ -110,7 +110,7 @@ def script_text(work: Work, request: Request, path: Path) -> str:
     )
 
 
-def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
+def _directives(work: Work, request: ScriptRequest) -> list[tuple[str, str]]:
     is_array = len(work.runs) > 1 or request.array is not None
     log = request.output or f"slurm-{request.name}-{'%A_%a' if is_array else '%j'}.out"
     asked = [
@@ -133,7 +133,7 @@ def _directives(work: Work, request: Request) -> list[tuple[str, str]]:
     return [*((name, value) for name, value in asked if value is not None and name not in given), *request.further]
 
 
-def _require_one_line(work: Work, request: Request) -> None:
+def _require_one_line(work: Work, request: ScriptRequest) -> None:
     """Reject paths that would break out of a comment line: sbatch and `submit` read those unquoted."""
     source = "training.output_dir" if work.configs else "--run-dir"
     for name, value in (("the working directory", str(request.folder)), *((source, run) for run in work.runs)):
@@ -148,7 +148,7 @@ def _directive(name: str, value: str) -> str:
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
 
-def _signal_lines(work: Work, request: Request) -> list[str]:
+def _signal_lines(work: Work, request: ScriptRequest) -> list[str]:
     learns = request.learns_lead and request.array is None
     learned = [f"{LEARNS_FROM}{request.folder / run}" for run in work.runs if learns]
     return [
@@ -160,7 +160,7 @@ def _signal_lines(work: Work, request: Request) -> list[str]:
     ]
 
 
-def _surroundings(request: Request) -> list[str]:
+def _surroundings(request: ScriptRequest) -> list[str]:
     lines = [
         "# srun does not inherit this from sbatch.",
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
@@ -179,7 +179,7 @@ def _surroundings(request: Request) -> list[str]:
     return lines
 
 
-def _is_one_node(request: Request) -> bool:
+def _is_one_node(request: ScriptRequest) -> bool:
     return request.nodes == "1"
 
 
@@ -194,7 +194,7 @@ def _chosen_run(work: Work) -> list[str]:
     ]
 
 
-def _start_lines(work: Work, request: Request, path: Path) -> list[str]:
+def _start_lines(work: Work, request: ScriptRequest, path: Path) -> list[str]:
     unbroken = f"{for_shell(request.python)} -m unbroken"
     # Explicit: a requeued job with fewer nodes inherits the old number of tasks. With --kill-on-bad-exit=0 the
     # first rank that fails does not kill the one that writes the outcome.
@@ -237,18 +237,18 @@ def learned_runs(text: str) -> list[Path]:
     return [Path(line.removeprefix(LEARNS_FROM)) for line in text.splitlines() if line.startswith(LEARNS_FROM)]
 
 
-def told_time(text: str) -> str | None:
+def script_time(text: str) -> str | None:
     """The time limit in a script, as written; None if there is none."""
-    return _told(text, _TOLD_TIME)
+    return _last_value(text, _TIME_OPTION)
 
 
-def told_lead_s(text: str) -> int | None:
+def script_lead_s(text: str) -> int | None:
     """The lead time of the signal in a script; None if there is none."""
-    found = _told(text, _TOLD_LEAD)
+    found = _last_value(text, _LEAD_OPTION)
     return None if found is None else int(found)
 
 
-def _told(text: str, pattern: re.Pattern[str]) -> str | None:
+def _last_value(text: str, pattern: re.Pattern[str]) -> str | None:
     """The last match: sbatch reads up to the first command, and a later line overrides an earlier one."""
     head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
     return next((found["value"] for line in reversed([*head]) if (found := pattern.match(line))), None)

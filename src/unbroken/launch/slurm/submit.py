@@ -8,8 +8,15 @@ from typing import Final
 
 from unbroken.errors import BadUsage, PathMissing, SlurmRefused, StorageFailed
 from unbroken.files import LOCAL
-from unbroken.launch.slurm.commands import RunCommand, run_sbatch, submitted
-from unbroken.launch.slurm.script import further_options, learned_runs, time_limit_s, told_lead_s, told_time, whole_lead
+from unbroken.launch.slurm.controller import RunCommand, run_sbatch, submitted
+from unbroken.launch.slurm.script import (
+    further_options,
+    learned_runs,
+    script_lead_s,
+    script_time,
+    time_limit_s,
+    whole_lead,
+)
 from unbroken.quoting import amounts
 from unbroken.records.deadline import learned_reserve
 from unbroken.records.journal import read_history
@@ -98,7 +105,7 @@ def submit(
     further = further_options(options)
     limit_s = _limit_s(dict(further), text)
     lead = lead_s(runs, limit_s) if _have_saved(runs) else None
-    lead_given = lead if lead is not None else told_lead_s(text)
+    lead_given = lead if lead is not None else script_lead_s(text)
     if lead_given is not None:
         require_lead(lead_given, limit_s, command=command_line)
     command = ["sbatch", "--parsable"]
@@ -113,7 +120,7 @@ def submit(
 
 def _limit_s(further: Mapping[str, str], text: str) -> float | None:
     """The time limit, in sbatch's order of precedence; None if there is none or it cannot be parsed."""
-    time = further.get("time") or os.environ.get("SBATCH_TIMELIMIT") or told_time(text)
+    time = further.get("time") or os.environ.get("SBATCH_TIMELIMIT") or script_time(text)
     try:
         return time_limit_s(time) if time else None
     except BadUsage:

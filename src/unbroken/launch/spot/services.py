@@ -19,7 +19,7 @@ _HTTP: Final = 80
 
 
 @dataclass(frozen=True)
-class Address:
+class ServiceAddress:
     """The address of a metadata service."""
 
     host: str = STANDARD
@@ -39,7 +39,7 @@ class Unreachable(OSError):
     """The service did not respond, or not with HTTP."""
 
 
-def find_address(environ: Mapping[str, str]) -> Address:
+def find_address(environ: Mapping[str, str]) -> ServiceAddress:
     """The address that all clouds use, or a loopback address from the environment, for tests.
 
     Raises:
@@ -47,7 +47,7 @@ def find_address(environ: Mapping[str, str]) -> Address:
     """
     text = environ.get(ADDRESS, "").strip()
     if not text:
-        return Address()
+        return ServiceAddress()
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     if not colon:
         host, port = port, str(_HTTP)
@@ -61,11 +61,11 @@ def find_address(environ: Mapping[str, str]) -> Address:
     if not found.is_loopback and str(found) != STANDARD:
         complaint = f"it must be a loopback address or {STANDARD}"
         raise BadSpot(source=ADDRESS, value=text, complaint=complaint)
-    return Address(str(found), int(port))
+    return ServiceAddress(str(found), int(port))
 
 
 def request(
-    address: Address,
+    address: ServiceAddress,
     path: str,
     *,
     method: str = "GET",
@@ -119,7 +119,7 @@ class Service(Protocol):
 class Aws:
     """EC2: a token first (IMDSv2), then the action; 404 while there is none."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServiceAddress) -> None:
         self._address = address
         self._token: str | None = None
 
@@ -145,7 +145,7 @@ class Aws:
 class Gcp:
     """Compute Engine: two values, each with a header that identifies the service."""
 
-    def __init__(self, address: Address, clock: Callable[[], float]) -> None:
+    def __init__(self, address: ServiceAddress, clock: Callable[[], float]) -> None:
         self._address, self._clock = address, clock
         self._seen: Notice | None = None
 
@@ -167,7 +167,7 @@ class Gcp:
 class Azure:
     """Azure scheduled events, never acknowledged: that would only hasten them."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServiceAddress) -> None:
         self._address = address
         self._machine: str | None = None
 
@@ -180,7 +180,7 @@ class Azure:
         )
 
 
-def service_of(cloud: Cloud, address: Address, clock: Callable[[], float]) -> Service:
+def service_of(cloud: Cloud, address: ServiceAddress, clock: Callable[[], float]) -> Service:
     """The service of a cloud."""
     if cloud == "aws":
         return Aws(address)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.launch.slurm import commands
+from unbroken.launch.slurm import controller
 from unbroken.launch.slurm.end_time import LONGEST_S, SHORTEST_S, EndTime, follow_end_time, is_polled, pause_s
 from unbroken.records.layout import Layout
 from unbroken.records.stop import StopSources
@@ -22,16 +22,16 @@ TIMEOUT_S = 60
     [("1794737120", 1794737120.0), ("NONE", None), ("N/A", None), ("UNLIMITED", None), ("17\n18", 17.0)],
 )
 def test_what_squeue_says_of_the_end(said: str, meant: float | None) -> None:
-    assert commands.parsed_end(said) == meant
+    assert controller.parsed_end(said) == meant
 
 
 def test_a_local_time_is_this_machines_own() -> None:
-    assert commands.parsed_end("2026-11-15T10:05:20") == time.mktime((2026, 11, 15, 10, 5, 20, 0, 0, -1))
-    assert "cannot be parsed" in str(commands.parsed_end("tomorrow"))
+    assert controller.parsed_end("2026-11-15T10:05:20") == time.mktime((2026, 11, 15, 10, 5, 20, 0, 0, -1))
+    assert "cannot be parsed" in str(controller.parsed_end("tomorrow"))
 
 
 def test_no_answer_takes_no_deadline_back() -> None:
-    assert "does not list this job" in str(commands.parsed_end(""))
+    assert "does not list this job" in str(controller.parsed_end(""))
 
 
 def test_it_is_polled_only_where_nobody_set_a_limit_otherwise() -> None:
@@ -53,19 +53,19 @@ def test_the_nearer_the_end_the_more_often_it_is_polled() -> None:
 
 def _told(answers: list[float | str | None], known_s: float | None) -> list[float | None]:
     """What is told of these answers, one after the other."""
-    told: list[float | None] = []
+    results: list[float | None] = []
     over = threading.Event()
 
     def question() -> float | str | None:
         if not answers:
             over.set()
-            return known_s if not told else told[-1]
+            return known_s if not results else results[-1]
         return answers.pop(0)
 
-    watch = EndTime(question, told.append, known_s=known_s, clock=lambda: 1000.0, pause=lambda left: 0.0)
+    watch = EndTime(question, results.append, known_s=known_s, clock=lambda: 1000.0, pause=lambda left: 0.0)
     assert over.wait(TIMEOUT_S)
     watch.end()
-    return told
+    return results
 
 
 def test_a_limit_that_is_moved_is_reported_and_one_that_stays_is_not() -> None:
@@ -92,17 +92,17 @@ def _squeue(folder: Path, text: str) -> None:
 
 def test_a_squeue_that_hangs_is_ended_and_said_to_have_given_no_answer(slurm: Path) -> None:
     _squeue(slurm, f"echo $$ > {slurm}/pid; exec sleep 600")
-    answer = commands.run_command(["squeue"], timeout_s=2.0)
+    answer = controller.run_command(["squeue"], timeout_s=2.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((slurm / "pid").read_text()), 0)
-    assert answer.code == commands.NO_ANSWER and "did not answer within 2 s" in answer.stderr
+    assert answer.code == controller.NO_ANSWER and "did not answer within 2 s" in answer.stderr
     _squeue(slurm, "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
-    assert "Invalid job id" in str(commands.end_time({"SLURM_JOB_ID": "7"}))
+    assert "Invalid job id" in str(controller.end_time({"SLURM_JOB_ID": "7"}))
 
 
 def test_no_squeue_at_all_is_an_answer_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "squeue" in str(commands.end_time({"SLURM_JOB_ID": "7"}))
+    assert "squeue" in str(controller.end_time({"SLURM_JOB_ID": "7"}))
 
 
 @pytest.mark.promise("G7")

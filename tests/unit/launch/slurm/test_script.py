@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.errors import BadUsage
 from unbroken.launch.slurm.script import (
-    Request,
+    ScriptRequest,
     Work,
     further_options,
     learned_runs,
@@ -23,9 +23,9 @@ from unbroken.records.layout import Layout
 ECHO = "import json, os, sys; print(json.dumps(sys.argv[1:]))"
 
 
-def _request(folder: Path, **changes: object) -> Request:
+def _request(folder: Path, **changes: object) -> ScriptRequest:
     asked: dict[str, object] = {"name": "a", "folder": folder, "python": "/opt/a b/python", "lead_s": 120, **changes}
-    return Request(**asked)  # type: ignore[arg-type]
+    return ScriptRequest(**asked)  # type: ignore[arg-type]
 
 
 def _run(text: str, folder: Path, **environ: str) -> list[str]:

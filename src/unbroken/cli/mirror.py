@@ -1,0 +1,169 @@
+"""``unbroken mirror``: copies checkpoints to the mirrors of a run and verifies them there."""
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from unbroken.cli.arguments import FiniteRange
+from unbroken.cli.output import Output, as_command
+from unbroken.errors import BadUsage, CheckpointError, MirrorIncomplete, NotMirrored, UnbrokenError
+from unbroken.mirror.address import addresses_in, is_url, parse_address
+from unbroken.mirror.background import Mirror, forget_removed, pending
+from unbroken.mirror.client import open_client
+from unbroken.mirror.ownership import is_mirror, push_rewinds, require_own
+from unbroken.mirror.remote import home_of
+from unbroken.mirror.transfer import Limits
+from unbroken.mirror.upload import upload_checkpoint
+from unbroken.quoting import amounts
+from unbroken.records.layout import run_of
+from unbroken.records.run_references import resolve
+from unbroken.report.style import Style
+from unbroken.store.directory import Store
+from unbroken.store.mirrored import forget_uploads, mirrored_ids, read_mirrors, write_mirrors
+from unbroken.store.scan import read_quietly, scan
+
+
+@dataclass
+class _Done:
+    """What became of the checkpoints of a run at one mirror."""
+
+    mirror: str
+    before: int
+    pending: list[str]
+    mirrored: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "mirror": self.mirror,
+            "already_mirrored": self.before,
+            "pending": self.pending,
+            "mirrored": self.mirrored,
+            "failed": [{"name": name, "reason": reason} for name, reason in self.failed],
+        }
+
+
+@as_command(
+    "mirror",
+    examples=(
+        ("unbroken mirror runs/a", "upload what is not mirrored yet"),
+        ("unbroken mirror runs/a --to s3://bucket/runs/a", "to a new mirror, from now on one of the run"),
+        ("unbroken mirror outputs --to file:///shared/outputs", "sealed checkpoints of another tool"),
+    ),
+    exit_codes={0: "everything is mirrored", 74: "something is not mirrored"},
+)
+@click.argument("run", metavar="RUN")
+@click.option("--to", multiple=True, metavar="ADDRESS", help="Add a mirror: s3://, gs://, az:// or file:///.")
+@click.option("--forget", multiple=True, metavar="ADDRESS", help="Give up a mirror; nothing is deleted there.")
+@click.option("--dry-run", is_flag=True, help="Show what would be uploaded, upload nothing.")
+@click.option("--bytes-per-second", type=FiniteRange(1), metavar="N", help="Limit the bandwidth.")
+def command(
+    output: Output,
+    run: str,
+    to: tuple[str, ...],
+    forget: tuple[str, ...],
+    dry_run: bool,
+    bytes_per_second: float | None,
+) -> None:
+    """Copy checkpoints to the mirrors of a run.
+
+    Uploads every checkpoint that is not known to be in each mirror and verifies it there. A training job with a
+    `mirror` setting does this by itself; this command finishes what a job left, or mirrors a run after the fact.
+    An interrupted command can be repeated. Checkpoints that are not mirrored yet are never pruned.
+    """
+    store = _to_be_copied(run)
+    job = f"mirror_{os.getpid()}"
+    mirrors = _mirrors(store, to, forget, run)
+    opened = [] if dry_run else [_opened(store, text, job) for text in mirrors]
+    if not dry_run and tuple(mirrors) != read_mirrors(store):
+        for text in {str(parse_address(each)) for each in forget}:
+            # First, so that a kill leaves a mirror that is asked anew. Were they kept, a mirror that is emptied and
+            # added again would count as full.
+            forget_uploads(store, text, mirrored_ids(store, text))
+        write_mirrors(store, mirrors, job=job)
+    done = [_Done(text, len(_known(store, text)), pending(store, text)) for text in mirrors]
+    if not dry_run:
+        total = sum(_size(store, each.pending) for each in done)
+        with output.progress("upload", total, is_bytes=True) as advance:
+            for mirror, each in zip(opened, done, strict=True):
+                _upload(store, mirror, each, Limits(bytes_per_second=bytes_per_second, progress=advance), job)
+    fields = {"store": str(store.root), "dry_run": dry_run, "mirrors": [each.as_json() for each in done]}
+    failed = tuple((f"{name} to {each.mirror}", reason) for each in done for name, reason in each.failed)
+    if failed:
+        raise MirrorIncomplete(failed=failed, mirrored=sum(len(each.mirrored) for each in done))
+    output.document("unbroken.mirror/1", fields, lambda: _text(done, dry_run=dry_run, style=output.style))
+
+
+def _to_be_copied(run: str) -> Store:
+    """The local store of a run."""
+    store = resolve(run).store
+    if is_url(str(store.root)) or is_mirror(store):
+        complaint = f"the checkpoints at {store.root} are in a mirror already, and a mirror is made of a run directory"
+        raise BadUsage(command="unbroken mirror", complaint=f"{complaint}; `unbroken fetch` copies them into one")
+    return store
+
+
+def _mirrors(store: Store, to: Sequence[str], forget: Sequence[str], run: str) -> list[str]:
+    known = read_mirrors(store)
+    gone = [str(parse_address(text)) for text in forget]
+    for text in gone:
+        if text not in known:
+            raise BadUsage(command="unbroken mirror", complaint=f"{text} is no mirror of this run")
+    added = [str(parse_address(text)) for each in to for text in addresses_in(each)]
+    mirrors = [text for text in dict.fromkeys((*known, *added)) if text not in gone]
+    if not mirrors and not gone:
+        raise NotMirrored(run=str(run_of(store).run) if store.root.is_absolute() else run)
+    return mirrors
+
+
+def _opened(store: Store, text: str, job: str) -> Mirror:
+    address = parse_address(text)
+    client = open_client(home_of(address, store))
+    require_own(store, client, new_id=secrets.token_hex(8), job=job)
+    mirror = Mirror(address, client)
+    forget_removed(store, mirror)
+    return mirror
+
+
+def _known(store: Store, mirror: str) -> set[str]:
+    done = mirrored_ids(store, mirror)
+    return {
+        name
+        for name in scan(store).committed
+        if (manifest := read_quietly(store, name)) is not None and manifest.id in done
+    }
+
+
+def _size(store: Store, names: Sequence[str]) -> int:
+    return sum(manifest.size_bytes for name in names if (manifest := read_quietly(store, name)) is not None)
+
+
+def _upload(store: Store, mirror: Mirror, done: _Done, limits: Limits, job: str) -> None:
+    push_rewinds(store, mirror.client)
+    for name in done.pending:
+        try:
+            upload_checkpoint(store, name, mirror.client, mirror.url, limits, job=job, clock_ns=time.time_ns)
+        except UnbrokenError as refused:
+            done.failed.append((name, refused.message))
+            if not isinstance(refused, CheckpointError):
+                # The store itself refuses: the others would fare no better.
+                done.failed += [(rest, "not tried") for rest in done.pending[done.pending.index(name) + 1 :]]
+                return
+        else:
+            done.mirrored.append(name)
+
+
+def _text(done: Sequence[_Done], *, dry_run: bool, style: Style) -> str:
+    lines = []
+    for each in done:
+        names = each.pending if dry_run else each.mirrored
+        word = "would upload" if dry_run else "mirrored"
+        what = ", ".join(names) if names else "nothing"
+        before = f"; {amounts.plural(each.before, 'checkpoint')} mirrored before" if each.before else ""
+        lines.append(f"{style.good(word)}  {what} to {each.mirror}{before}")
+    return "\n".join(lines) or "no mirrors left"

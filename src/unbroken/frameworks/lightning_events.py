@@ -1,0 +1,305 @@
+"""The events of a Lightning ``Trainer``, translated: what ``lightning`` and ``pytorch_lightning`` share.
+
+``Events`` is mixed into a callback of either package, ``Redirected`` into its ``CheckpointIO``. Imports neither.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+from unbroken.errors import NoUsableCheckpoint, UnbrokenError
+from unbroken.frameworks.framework_run import open_framework_run
+from unbroken.frameworks.left_training import what_left
+from unbroken.frameworks.lightning_job import ORIGIN, LightningJob, SaveOptions
+from unbroken.frameworks.lightning_links import FILE
+from unbroken.frameworks.options import RunOptions, settings_of
+from unbroken.loop.console import show_lines
+from unbroken.loop.settings import Settings
+from unbroken.mirror.address import parse_address
+from unbroken.mirror.client import open_client
+from unbroken.mirror.remote import home_of, store_at
+from unbroken.quoting.log import logger
+from unbroken.records.drill import read_drill
+from unbroken.records.layout import absolute_run
+from unbroken.records.process import before_exit
+from unbroken.records.stop import StopReason
+from unbroken.store.check import Level, verify
+from unbroken.store.directory import Store
+from unbroken.store.scan import newest_first, scan
+from unbroken.world import is_first_process
+
+_log = logger(__name__)
+
+
+class Stopped(SystemExit):
+    """Raised by ``fit`` when the job has saved and stops before its target; the same command resumes it.
+
+    It ends the process with exit code 0, so that nothing that follows ``fit`` sees a training that is not complete.
+    """
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(0)
+        self.reason = reason.sentence()
+
+    def __str__(self) -> str:
+        """Why the job stopped."""
+        return self.reason
+
+
+class Redirected:
+    """A ``CheckpointIO`` around another one: what a ``ModelCheckpoint`` saves is committed to the run."""
+
+    def __init__(self, inner: Any, events: "Events") -> None:  # noqa: ANN401 - a CheckpointIO of either package
+        self.inner, self._events = inner, events
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ANN401
+        """Save; called on rank 0."""
+
+        def write(at: Path) -> None:
+            self.inner.save_checkpoint(checkpoint, str(at), storage_options)
+
+        job = self._events.job
+        if job is None or "://" in str(path):
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+        else:
+            job.write(checkpoint, Path(path), write)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
+        """Load; called on every rank."""
+        # The default of the inner one keeps tensors where they are; passing None would not.
+        more = {} if map_location is None else {"map_location": map_location}
+
+        def read(at: Path) -> dict[str, Any]:
+            found: dict[str, Any] = self.inner.load_checkpoint(str(at), weights_only=weights_only, **more)
+            return found
+
+        return self._events.load(path, read)
+
+    def remove_checkpoint(self, path: Any) -> None:  # noqa: ANN401
+        """Remove what a ``ModelCheckpoint`` gives up; called on rank 0."""
+        job = self._events.job
+        if job is None or not job.remove(Path(path)):
+            self.inner.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Lightning has ended."""
+        self.inner.teardown()
+
+
+class Observed:
+    """A callback before all others, for the loss of a step that one of them saves."""
+
+    def __init__(self, events: "Events") -> None:
+        super().__init__()
+        self._events = events
+
+    def on_train_batch_end(
+        self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """A batch is trained."""
+        if self._events.job is not None:
+            self._events.job.log_step(outputs, batch_idx + 1)
+
+
+class Events:
+    """What the callbacks of both packages do; their arguments are described where they are used."""
+
+    # Of the package that the callback belongs to.
+    version = ""
+    redirect: Callable[..., Any]
+    observe: Callable[..., Any]
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_steps: int | None = None,
+        keep_last_k: int = 2,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(dirpath=str(directory))  # type: ignore[call-arg]
+        self._directory = absolute_run(str(directory))
+        self._options = SaveOptions(save_steps, keep_last_k)
+        known, saved = RunOptions.__optional_keys__, {"save_steps": save_steps, "keep_last_k": keep_last_k}
+        self._settings = settings_of(options, known, called="Callback", **saved)
+        self.job: LightningJob | None = None
+        self._hint: Path | None = None
+        self._savers: list[Any] = []
+
+    # ---- what the Trainer asks ----
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """What ``ckpt_path="last"`` stands for: the newest checkpoint of the run, here or in a mirror; None if none.
+
+        A hint: what is loaded is chosen when all ranks are there, after its bytes were verified.
+        """
+        drill = read_drill(os.environ)
+        directory = drill.directory if drill is not None and drill.directory is not None else self._directory
+        self._hint = _newest_in(Store(directory), self._settings)
+        return None if self._hint is None else str(self._hint)
+
+    @property
+    def best_model_path(self) -> str:
+        """That of the first ``ModelCheckpoint``: Lightning takes any checkpoint callback for one."""
+        return str(self._savers[0].best_model_path) if self._savers else ""
+
+    def load(self, path: object, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        """Read a checkpoint: to resume, the one that the run chooses; otherwise the one asked for, verified."""
+        if self.job is not None:
+            try:
+                return self.job.load(Path(str(path)), self._hint, read)
+            except UnbrokenError as refused:
+                self._leave(refused)
+                raise
+        folder = Path(str(path)).resolve()
+        folder = folder.parent if folder.name == FILE else folder
+        if (folder / FILE).is_file():
+            _require_sound(folder)
+            return read(folder / FILE)
+        return read(Path(str(path)))
+
+    # ---- the Trainer's events ----
+
+    def setup(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
+        """The ranks are there, and nothing is loaded yet."""
+        if getattr(trainer.strategy, "restore_checkpoint_after_setup", False):
+            name = type(trainer.strategy).__name__
+            raise ValueError(
+                f"{name} writes its checkpoints itself and not through a CheckpointIO, so that the Callback could not "
+                "commit them: use DDPStrategy, or a loop of your own with unbroken.Run (Fabric), "
+                "unbroken.frameworks.dcp or unbroken.frameworks.deepspeed"
+            )
+        trainer.strategy.checkpoint_io = self.redirect(self._inner(trainer), self)
+        # Last of all: what the others do at the edge of a step is then in the checkpoint of that step.
+        trainer.callbacks = [self.observe(self), *self._others(trainer), self]
+        self._savers = [each for each in trainer.checkpoint_callbacks if hasattr(each, "best_k_models")]
+        if stage != "fit" or trainer.fast_dev_run:
+            return
+        for other in [each for each in _open if each is self or each._directory == self._directory]:
+            other._abandon()
+        hide = show_lines(is_wanted=self._settings.console, is_first=is_first_process())
+        try:
+            run = open_framework_run(self._directory, _settings_of(self._settings, self._savers), origin=ORIGIN)
+        except BaseException:
+            hide()
+            raise
+        self.job = LightningJob(run, trainer, self._options, hide)
+        _open.add(self)
+
+    def _others(self, trainer: Any) -> list[Any]:  # noqa: ANN401
+        return [each for each in trainer.callbacks if each is not self and not isinstance(each, Observed)]
+
+    def _inner(self, trainer: Any) -> Any:  # noqa: ANN401
+        found = trainer.strategy.checkpoint_io
+        return found.inner if isinstance(found, Redirected) else found
+
+    def on_load_checkpoint(self, trainer: object, pl_module: object, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint is read, and the callbacks are about to get their states."""
+        if self.job is not None:
+            self.job.place_states(checkpoint)
+
+    def on_fit_start(self, trainer: object, pl_module: object) -> None:
+        """Weights and callbacks are restored."""
+        if self.job is not None:
+            self._leaving(lambda job: job.begin(self.version))
+
+    def on_train_start(self, trainer: object, pl_module: object) -> None:
+        """The loops are restored, and the first batch is about to be fetched."""
+        if self.job is not None:
+            self._leaving(lambda job: job.begin_training(pl_module))
+
+    def _leaving(self, action: Callable[[LightningJob], object]) -> None:
+        try:
+            if self.job is not None:
+                action(self.job)
+        except (UnbrokenError, ValueError) as refused:
+            self._leave(refused)
+            raise
+
+    def on_save_checkpoint(self, trainer: object, pl_module: object, checkpoint: dict[str, Any]) -> None:
+        """Lightning is about to write; called on every rank."""
+        if self.job is not None:
+            self.job.describe(checkpoint)
+
+    def on_train_batch_end(
+        self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """A batch is trained."""
+        job = self.job
+        if job is not None and job.end_batch(batch_idx + 1) and job.stop is not None:
+            raise Stopped(job.stop)
+
+    def on_validation_end(self, trainer: Any, pl_module: object) -> None:  # noqa: ANN401
+        """A validation is over."""
+        if self.job is not None and not trainer.sanity_checking:
+            self.job.log_validation()
+
+    def on_train_epoch_end(self, trainer: object, pl_module: object) -> None:
+        """An epoch is over."""
+        if self.job is not None:
+            self.job.end_epoch(pl_module)
+
+    def on_fit_end(self, trainer: object, pl_module: object) -> None:
+        """The training has reached its end."""
+        self._leave(StopReason("done"))
+
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
+        """The training is left by an exception, a stop of ours among them."""
+        stop = self.job.stop if self.job is not None and isinstance(exception, Stopped) else None
+        self._leave(stop or exception)
+
+    def teardown(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
+        """The Trainer is as it was."""
+        trainer.strategy.checkpoint_io = self._inner(trainer)
+        trainer.callbacks = [*self._others(trainer), self]
+
+    # ---- ending ----
+
+    def _leave(self, ending: StopReason | BaseException) -> None:
+        job, self.job = self.job, None
+        _open.discard(self)
+        if job is not None:
+            job.leave(ending)
+
+    def _abandon(self) -> None:
+        """End a job whose training was left without an event."""
+        if self.job is not None:
+            self._leave(what_left(self.job.step))
+
+
+# ---- the newest checkpoint ----
+
+
+def _settings_of(settings: Settings, savers: list[Any]) -> Settings:
+    """The settings of the callback, with the metric of the first ``ModelCheckpoint`` that has one, for prune and ls."""
+    best = next((f"{saver.monitor}:{saver.mode}" for saver in savers if saver.monitor), None)
+    return Settings(**{**vars(settings), "keep_best": best})
+
+
+def _newest_in(store: Store, settings: Settings) -> Path | None:
+    names = newest_first(store, scan(store).committed) if store.root.is_dir() else []
+    if names:
+        return store.path(names[0])
+    for text in settings.mirrors:
+        # Chosen and fetched when the run is open; here it matters only whether there is anything to resume from.
+        with contextlib.suppress(UnbrokenError):
+            remote = store_at(open_client(home_of(parse_address(text), store), store.files))
+            if scan(remote).committed:
+                store.files.make_directory(store.root)
+                return store.root
+    return None
+
+
+def _require_sound(folder: Path) -> None:
+    store = Store(folder.parent)
+    verdict = verify(store, folder.name, Level.FULL)
+    if not verdict.is_sound:
+        reasons = tuple((folder.name, str(finding)) for finding in verdict.findings)
+        raise NoUsableCheckpoint(store=store.root, passed_over=reasons)
+
+
+_open: set[Events] = set()
+before_exit(_open, Events._abandon)

@@ -1,0 +1,489 @@
+"""One ``fit`` of a Lightning ``Trainer``, on one rank: what happens from its setup to its end.
+
+Lightning lets rank 0 alone write, in the middle of a call that all ranks make. What was written is therefore committed
+by rank 0, and the others hear of it at their next edge. Imports neither ``lightning`` nor ``pytorch_lightning``.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from unbroken.errors import LeaseLost, NoUsableCheckpoint, StorageFailed, WeightsOnly
+from unbroken.frameworks.epoch_rng import packed, unpacked
+from unbroken.frameworks.folders import Folder
+from unbroken.frameworks.framework_run import FrameworkRun, Published, ResumePoint
+from unbroken.frameworks.lightning_links import FILE, SAVED_AS, Linked, Links, forget_missing, moved, paths_of
+from unbroken.frameworks.lightning_loader import TrainPosition, sizes_of
+from unbroken.frameworks.lightning_state import OURS, Progress, described, progress_of, size_of
+from unbroken.quoting.log import logger
+from unbroken.records.stop import StopReason
+from unbroken.state.rng import restore_rng
+from unbroken.store.keep import LastK, Policy
+from unbroken.store.scan import newest_first, scan
+from unbroken.tested_versions import minor_version
+
+_log = logger(__name__)
+TESTED: Final = ("2.6",)
+ORIGIN: Final = "lightning"
+# In the manifest: what must not change between two jobs of one run, and the target of a training that has ended.
+_FIXED: Final = "fixed"
+_HYPERPARAMETERS: Final = "hyperparameters"
+_ENDED: Final = "ended"
+# Whether a longer training continues from there exactly.
+_EXTENDS: Final = "extends_exactly"
+# The name by which a difference of the training data is accepted.
+_DATA: Final = "train_dataloader"
+_PACKAGES: Final = ("lightning", "pytorch_lightning")
+
+Write = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """How often a job saves by itself, and how many of the newest checkpoints stay."""
+
+    save_steps: int | None
+    keep_last_k: int
+
+
+class LightningJob:
+    """One ``fit``, on one rank."""
+
+    def __init__(self, run: FrameworkRun, trainer: Any, options: SaveOptions, hide_lines: Callable[[], None]) -> None:  # noqa: ANN401
+        self.run, self._trainer, self._options, self._hide_lines = run, trainer, options, hide_lines
+        self.point = ResumePoint()
+        self.stop: StopReason | None = None
+        self.step = 0
+        # Where Lightning is told to write what this job saves by itself; nothing is ever written there.
+        self.own_path = run.layout.run / FILE
+        self._is_found = False
+        self._loaded: Mapping[str, Any] | None = None
+        self._saved_rng: Mapping[str, Any] | None = None
+        self._links: Links | None = None
+        self._position: TrainPosition | None = None
+        self._fixed: dict[str, Any] = {}
+        self._hyperparameters: dict[str, Any] = {}
+        # Of the last save: whether a resume from there is exact, and on rank 0 what became of it.
+        self._is_exact, self._is_told = False, True
+        self._done: Published | None = None
+        # Where the last save was described, and where and as what the last commit was made.
+        self._edge: tuple[Progress, list[bytes]] | None = None
+        self._committed: tuple[tuple[Progress, list[bytes]] | None, Published] | None = None
+        self._saved_batch: int | None = None
+        # A save that was not exact, or a refused one, is made up for at the next edge.
+        self._is_due = self._is_ending = False
+        self._row: tuple[int, dict[str, float]] = (0, {})
+
+    @property
+    def _savers(self) -> list[Any]:
+        return [each for each in self._trainer.checkpoint_callbacks if hasattr(each, "best_k_models")]
+
+    # ---- resuming ----
+
+    def load(self, path: Path, hint: Path | None, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        """Choose the checkpoint, and read it as Lightning would.
+
+        Raises:
+            NoUsableCheckpoint: there are checkpoints, and none can be used.
+            UnbrokenError: as ``FrameworkRun.find_resume_point`` raises it.
+        """
+        self._find(self._asked(path, hint))
+        if self.point.path is None:
+            passed_over = (*self.point.passed_over, (str(path), "it is not of this run"))
+            raise NoUsableCheckpoint(store=self.run.store.root, passed_over=passed_over)
+        found = self.point.path / FILE if self.point.path.is_dir() else self.point.path
+        self._loaded = loaded = read(found)
+        if OURS in loaded:
+            # Without the states of this rank the world was another one, which is refused by name.
+            states = loaded[OURS]["rng"]
+            rank = self.run.world.rank
+            self._saved_rng = unpacked(bytes(states[rank].tolist())) if rank < len(states) else None
+        elif self.run.world.is_first:
+            _log.warning("%s has no RNG states: the resume is not exact", found)
+        return loaded
+
+    def _asked(self, path: Path, hint: Path | None) -> str | None:
+        """What a path means: the newest one, another one of this run, or a file elsewhere."""
+        newest = newest_first(self.run.store, scan(self.run.store).committed)[:1]
+        if path == hint or path.name.startswith("last"):
+            # A file from before there was a run is where it starts.
+            return str(path) if path.is_file() and not newest else None
+        real = path.resolve()
+        if real.parent.parent == self.run.store.root.resolve():
+            return None if [real.parent.name] == newest else real.parent.name
+        return str(real.parent if real.name == FILE else path)
+
+    def _find(self, asked: str | None) -> None:
+        self._is_found = True
+        self.point = self.run.find_resume_point(asked, _require_complete)
+
+    def place_states(self, checkpoint: dict[str, Any]) -> None:
+        """Let the states of ``ModelCheckpoint`` callbacks name the folders that these have now."""
+        states = checkpoint.get("callbacks", {})
+        for saver in self._savers:
+            if (state := states.get(saver.state_key)) is not None and saver.dirpath is not None:
+                states[saver.state_key] = moved(state, str(saver.dirpath))
+
+    def begin(self, version: str) -> None:
+        """The checkpoint is loaded, or there is none; the loops are not restored yet.
+
+        Raises:
+            ValueError: nothing would be saved.
+            StartsOver: Lightning loads no checkpoint, and the run has some.
+        """
+        if not self._is_found:
+            self._find(None)
+            self.point = ResumePoint(passed_over=self.point.passed_over)
+        if all(saver.save_weights_only for saver in self._savers) and self.save_steps is None:
+            raise ValueError("nothing would be saved: add a ModelCheckpoint, or save_steps= to the unbroken Callback")
+        loaded = self._loaded
+        self.step = int(loaded["global_step"]) if loaded is not None else 0
+        origin = f"lightning {version}"
+        self.run.begin(self.step, self.point, is_comparable=True, origin=origin)
+        if self.run.world.is_first and minor_version(version) not in TESTED:
+            _log.warning("%s was not tested with unbroken (tested: %s)", origin, ", ".join(TESTED))
+        self._mend_links()
+        if loaded is None:
+            return
+        manifest = self.point.manifest
+        ended = manifest.metadata.get(_ENDED) if manifest is not None else None
+        if manifest is not None and not manifest.metadata.get(_EXTENDS, True):
+            self.run.require_same(ended, self._target())
+        if ended == self._target():
+            # A training that ended early, by EarlyStopping for example, would be continued.
+            self._trainer.should_stop = True
+        if self._saved_rng is not None and not progress_of(loaded).is_inside:
+            # From these the next epoch begins, when Lightning makes its iterator.
+            restore_rng(self._saved_rng["rng"])
+
+    def _mend_links(self) -> None:
+        folders = [
+            Path(str(saver.dirpath)) for saver in self._savers if saver.dirpath and "://" not in str(saver.dirpath)
+        ]
+        self._links = links = Links(self.run.store, folders, job=self.run.lease.job)
+        wanted = {path for saver in self._savers for path in paths_of(saver)}
+        existing: set[str] = self.run.world.from_first(lambda: links.mend(wanted))
+        for saver in self._savers:
+            forget_missing(saver, existing)
+        if self.point.path is not None and self.point.path.parent == self.run.store.root:
+            self._point_last(self.point.path.name)
+
+    def _point_last(self, name: str) -> None:
+        """Let the ``last.ckpt`` of every ``ModelCheckpoint`` that has one lead to a checkpoint."""
+        for saver in self._savers:
+            if not saver.save_last:
+                continue
+            if not saver.last_model_path:
+                saver.last_model_path = saver.format_checkpoint_name({}, saver.CHECKPOINT_NAME_LAST)
+            if self.run.world.is_first:
+                self._point(Path(saver.last_model_path), name)
+
+    def _point(self, path: Path, name: str) -> bool:
+        try:
+            return self._links is not None and self._links.holds(path) and self._links.point(path, name)
+        except StorageFailed as refused:
+            _log.warning("%s", refused.headline())
+            return False
+
+    def _target(self) -> dict[str, int | None]:
+        return {"max_steps": self._trainer.max_steps, "max_epochs": self._trainer.max_epochs}
+
+    # ---- the loop ----
+
+    def begin_training(self, module: object) -> None:
+        """Lightning has made the iterator of the first epoch of this job, and is about to fetch.
+
+        Raises:
+            ValueError: the position in the training data could not be restored, and that is not accepted.
+            NotExact: something changed that the bits depend on.
+        """
+        trainer = self._trainer
+        # Lightning has installed its handlers over ours; ours answer at the edge of a step, and requeue by the run.
+        self.run.stops.install_again()
+        self._position = position = TrainPosition(trainer.train_dataloader)
+        self._fixed = {
+            "world_size": self.run.world.size,
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "precision": str(trainer.precision),
+            **sizes_of(trainer.train_dataloader),
+        }
+        self._hyperparameters = {
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "gradient_clip_algorithm": str(trainer.gradient_clip_algorithm),
+        }
+        if self.point.manifest is not None:
+            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._fixed)
+            self.run.name_changes(self.point.manifest.metadata.get(_HYPERPARAMETERS), self._hyperparameters)
+        self._require_position(position)
+        if self.run.world.is_first:
+            self._name_inexact(module)
+        if self._loaded is not None and self._saved_rng is not None:
+            progress = progress_of(self._loaded)
+            if progress.is_inside:
+                position.resume(progress.batches, self._saved_rng)
+        self._loaded = self._saved_rng = None
+        target = trainer.estimated_stepping_batches
+        self.run.recorder.snapshot(step=self.step, max_steps=int(target) if math.isfinite(target) else None)
+        self.run.clock.resume_clock()
+
+    def _require_position(self, position: TrainPosition) -> None:
+        problems = position.problems
+        if not problems and not math.isfinite(self._trainer.num_training_batches):
+            problems = ["it has no length, so that Lightning fetches one batch ahead; set limit_train_batches"]
+        if not problems:
+            return
+        if _DATA not in self.run.settings.accept:
+            raise ValueError(
+                f"the training data cannot be resumed inside an epoch: {'; '.join(problems)}. Use torchdata's "
+                f'StatefulDataLoader, which takes the same arguments; with accept=("{_DATA}",) every resumed epoch '
+                "starts over and samples are repeated"
+            )
+        if self.run.world.is_first:
+            _log.warning("not exact: accepted: %s: %s", _DATA, "; ".join(problems))
+
+    def _name_inexact(self, module: object) -> None:
+        hook = getattr(type(module), "on_train_batch_end", None)
+        if getattr(hook, "__module__", "").partition(".")[0] not in _PACKAGES:
+            _log.warning(
+                "not exact: on_train_batch_end of the module runs after a checkpoint of its batch is saved, and not "
+                "again after a resume from there; move what it changes to a callback"
+            )
+        if any(each.reduce_on_plateau and each.interval == "step" for each in self._trainer.lr_scheduler_configs):
+            _log.warning("not exact: a ReduceLROnPlateau by steps is updated after the checkpoint of its step is saved")
+
+    def log_step(self, outputs: object, batches: int) -> None:
+        """A batch is trained, and no other callback was called: its loss stands before any save of its step."""
+        step = self._trainer.global_step
+        if batches % self._trainer.accumulate_grad_batches == 0 and step != self.step:
+            self._log_loss(step, outputs)
+
+    def end_batch(self, batches: int) -> bool:
+        """A batch is trained, and every other callback was called; whether the job has to stop now.
+
+        Raises:
+            LeaseLost: another job has taken the run.
+            UnbrokenError: the job stops, and its last save failed.
+        """
+        self._hear()
+        if batches % self._trainer.accumulate_grad_batches:
+            # A step is not over: its gradients are in no checkpoint.
+            return False
+        step = self._trainer.global_step
+        if step == self.step:
+            return False
+        self.step = step
+        if self.stop is None:
+            self.stop = self.run.step_done(step)
+        if not self._is_quiet():
+            # The end of the epoch or a validation comes first: Lightning would leave it out after a resume.
+            return False
+        is_target = 0 < self._trainer.max_steps <= step
+        is_periodic = self.save_steps is not None and step % self.save_steps == 0
+        if self.stop is not None or is_target or is_periodic or self._is_due:
+            self._save(is_last=self.stop is not None or is_target)
+        return self.stop is not None
+
+    @property
+    def save_steps(self) -> int | None:
+        """How often this job saves by itself; in a drill, as often as it says."""
+        return self.run.save_steps_of_drill or self._options.save_steps
+
+    def end_epoch(self, module: Any) -> None:  # noqa: ANN401 - a LightningModule
+        """An epoch is over, and the module and every other callback were called; save if it was the last one."""
+        self._hear()
+        trainer = self._trainer
+        is_last = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
+        is_last = is_last or (trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs)
+        if is_last and self._saved_batch != self._batch:
+            self._is_ending = True
+            self._save(is_last=True)
+        if trainer.fit_loop.restarting and module.automatic_optimization:
+            self._step_plateau(module)
+
+    def _step_plateau(self, module: Any) -> None:  # noqa: ANN401
+        """Step a ReduceLROnPlateau, which Lightning leaves out at the end of the epoch that was resumed."""
+        for config in self._trainer.lr_scheduler_configs:
+            is_due = config.interval == "epoch" and (self._trainer.current_epoch + 1) % config.frequency == 0
+            metric = self._trainer.callback_metrics.get(config.monitor) if config.reduce_on_plateau else None
+            if is_due and metric is not None:
+                module.lr_scheduler_step(config.scheduler, metric)
+
+    @property
+    def _batch(self) -> int:
+        return int(self._trainer.fit_loop.total_batch_idx)
+
+    def _is_quiet(self) -> bool:
+        """Whether neither the end of the epoch nor a validation follows this batch."""
+        trainer = self._trainer
+        return not (trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or self._validation_follows())
+
+    def _validation_follows(self) -> bool:
+        trainer = self._trainer
+        every, interval = trainer.check_val_every_n_epoch, trainer.val_check_batch
+        if not trainer.enable_validation or not isinstance(interval, int):
+            return False
+        if every is not None and (trainer.current_epoch + 1) % every:
+            return False
+        batch = self._batch if every is None else trainer.fit_loop.batch_idx
+        return bool((batch + 1) % interval == 0)
+
+    # ---- saving ----
+
+    def _save(self, *, is_last: bool) -> None:
+        if self._saved_batch == self._batch:
+            # By a ModelCheckpoint, at this edge.
+            return
+        self._trainer.save_checkpoint(str(self.own_path), weights_only=False)
+        done = self._hear()
+        if done is not None and done.name is not None:
+            self._point_last(done.name)
+        elif done is not None and done.error is not None and is_last:
+            raise done.error
+
+    def describe(self, checkpoint: dict[str, Any]) -> None:
+        """Add the RNG states of all ranks to what Lightning is about to write; called on all of them."""
+        progress = progress_of(checkpoint)
+        self._is_exact, self._is_told, self._done = self._is_exact_at(progress), False, None
+        position = self._position if self._position is not None else TrainPosition(None)
+        gathered = self.run.world.all_gather(packed(position.states()))
+        self._edge = (progress, gathered)
+        checkpoint[OURS] = {"rng": [torch.tensor(list(each), dtype=torch.uint8) for each in gathered]}
+
+    def _is_exact_at(self, progress: Progress) -> bool:
+        trainer = self._trainer
+        if not progress.is_inside:
+            # With max_steps Lightning starts the end of an epoch over, a ReduceLROnPlateau is stepped after it, and the
+            # state of a loader is restored inside an epoch alone.
+            has_plateau = any(each.reduce_on_plateau for each in trainer.lr_scheduler_configs)
+            is_made_anew = self._position is not None and self._position.is_made_from_global_rng
+            return trainer.max_steps == -1 and is_made_anew and not has_plateau
+        if progress.is_last_batch or progress.batches % trainer.accumulate_grad_batches:
+            return False
+        return progress.is_settled or not self._validation_follows()
+
+    def write(self, checkpoint: dict[str, Any], path: Path, write: Write) -> None:
+        """Commit what Lightning saves, and let its path lead there; for rank 0."""
+        links = self._links
+        is_own = path == self.own_path
+        is_place = self._is_exact or (is_own and self._is_ending)
+        if links is None or OURS not in checkpoint or not is_place or not (is_own or links.holds(path)):
+            # A file of the script, weights alone, or no place to resume from: written as Lightning writes it. The last
+            # one is what a resume starts from: it gets its link at the next edge.
+            if OURS not in checkpoint or is_place or not self._is_last_path(path):
+                write(path)
+            return
+        if self._committed is not None and self._committed[0] == self._edge and self._is_last_path(path):
+            # Its best was saved an instant ago, and nothing but the name of this file has changed since.
+            self._done = self._committed[1]
+            self._point(path, str(self._done.name))
+            return
+        self._flush_metrics(durable=True)
+        metrics = {key: float(value) for key, value in self._trainer.callback_metrics.items() if value.numel() == 1}
+        metadata: dict[str, Any] = {_FIXED: self._fixed, _HYPERPARAMETERS: self._hyperparameters}
+        if not is_own:
+            metadata[SAVED_AS] = path.name
+        if self._is_ending:
+            metadata |= {_ENDED: self._target(), _EXTENDS: self._is_exact}
+        folder = Folder(
+            int(checkpoint["global_step"]),
+            ORIGIN,
+            {key: value for key, value in metrics.items() if math.isfinite(value)},
+            metadata,
+            self._policies(links),
+            described(checkpoint),
+        )
+        self._done = done = self.run.save_by_first(
+            folder, lambda at: write(at / FILE), coming_bytes=size_of(checkpoint)
+        )
+        if done.name is None:
+            return
+        if is_own or self._point(path, done.name):
+            self._committed = (self._edge, done)
+        else:
+            write(path)
+
+    def _is_last_path(self, path: Path) -> bool:
+        return any(saver.last_model_path == str(path) for saver in self._savers)
+
+    def _policies(self, links: Links) -> tuple[Policy, ...]:
+        return LastK(self._options.keep_last_k), Linked(links.all())
+
+    def remove(self, path: Path) -> bool:
+        """Remove a link that a ``ModelCheckpoint`` gives up, and what it alone kept; False if it is no link of ours."""
+        if self._done is not None and self._done.error is not None:
+            # What was to replace it was not saved.
+            return True
+        if self._links is None or not self._links.remove(path):
+            return False
+        self.run.sweep(self._policies(self._links))
+        return True
+
+    def _hear(self) -> Published | None:
+        """What became of the save since the last edge; None if there was none. Collective.
+
+        Raises:
+            LeaseLost: another job has taken the run.
+        """
+        if self._is_told:
+            return None
+        done: Published | None = self.run.world.from_first(lambda: self._done)
+        self._is_told = True
+        if done is None:
+            # A file of the script, or no place to resume from.
+            self._is_due = self._is_due or not self._is_exact
+        elif done.name is None:
+            self._is_due = True
+            if isinstance(done.error, LeaseLost):
+                raise done.error
+        else:
+            self._is_due, self._saved_batch = False, self._batch
+        return done
+
+    # ---- metrics ----
+
+    def _log_loss(self, step: int, outputs: object) -> None:
+        if step % self._trainer.log_every_n_steps and not self.run.is_drill:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._log(step, {"loss": float(loss)})
+
+    def log_validation(self) -> None:
+        """A validation is over: its metrics belong to the last step."""
+        found = {key: float(value) for key, value in self._trainer.callback_metrics.items() if value.numel() == 1}
+        self._log(self._trainer.global_step, found)
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        if step != self._row[0]:
+            self._flush_metrics()
+            self._row = (step, {})
+        self._row[1].update(values)
+
+    def _flush_metrics(self, *, durable: bool = False) -> None:
+        step, values = self._row
+        if values:
+            self.run.recorder.metrics(step, values)
+            if "loss" in values:
+                self.run.recorder.snapshot(loss=values["loss"], loss_step=step)
+            self._row = (step, {})
+        self.run.recorder.flush(durable=durable)
+
+    # ---- ending ----
+
+    def leave(self, ending: StopReason | BaseException) -> None:
+        """Release the run."""
+        try:
+            self._flush_metrics()
+            self.run.close(ending, step=self.step)
+        finally:
+            self._hide_lines()
+
+
+def _require_complete(path: Path) -> None:
+    """A folder of ours with the file in it, or a file that Lightning wrote."""
+    if path.is_dir() and not (path / FILE).is_file():
+        raise WeightsOnly(path=path, missing=(FILE,))

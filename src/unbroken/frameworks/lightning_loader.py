@@ -1,0 +1,173 @@
+"""Where the training data of a Lightning ``Trainer`` stands inside an epoch, by public means alone.
+
+A loader with ``state_dict``, such as torchdata's ``StatefulDataLoader``, is restored by Lightning. A ``DataLoader``
+of torch without workers makes its order when its first batch is fetched: the sampler inside its batch sampler is
+wrapped, so that the RNG states it begins an epoch with are known, and a resume can make the order again and leave out
+what was served. With workers the order is made when Lightning makes the iterator, before any callback is called.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from unbroken.state.items import Stateful
+from unbroken.state.loaders import rngs_of
+from unbroken.state.rng import capture_rng, restore_rng, rng_devices
+
+# In a checkpoint: what the order of an epoch was drawn from, and the generators that a loader holds.
+_BEGAN: Final = "began"
+_HELD: Final = "generators"
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What an order is drawn from: the global RNGs, and the generators that a loader holds."""
+
+    rng: Any
+    generators: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def now(cls, generators: Sequence[torch.Generator]) -> "Draws":
+        """The states as they are."""
+        states = {str(place): each.get_state() for place, each in enumerate(generators)}
+        return cls(capture_rng(rng_devices()), states)
+
+    def restore(self, generators: Sequence[torch.Generator]) -> None:
+        """Set the states."""
+        for place, each in enumerate(generators):
+            if (state := self.generators.get(str(place))) is not None:
+                each.set_state(state)
+        restore_rng(self.rng)
+
+
+class EpochOrder:
+    """A sampler that remembers what it began to draw from, and can leave out the samples already served."""
+
+    def __init__(self, sampler: Any, generators: Sequence[torch.Generator], batch_size: int) -> None:  # noqa: ANN401
+        self.sampler, self.generators, self.batch_size = sampler, generators, batch_size
+        self.began: Draws | None = None
+        self._skip = 0
+        self._resumed: tuple[Draws | None, Draws] | None = None
+
+    def resume(self, batches: int, began: Draws | None, now: Draws) -> None:
+        """Let the next iteration be that of an interrupted epoch.
+
+        Args:
+            batches: how many batches of it were served.
+            began: what its order was drawn from; None if it was not yet made.
+            now: what the next batch is drawn from.
+        """
+        self._skip, self._resumed = batches * self.batch_size, (began, now)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The order of an epoch."""
+        skip, resumed, self._skip, self._resumed = self._skip, self._resumed, 0, None
+        if resumed is not None and resumed[0] is not None:
+            resumed[0].restore(self.generators)
+        self.began = Draws.now(self.generators)
+        order = iter(self.sampler)
+        for _ in range(skip):
+            next(order)
+        if resumed is not None:
+            resumed[1].restore(self.generators)
+        yield from order
+
+    def __len__(self) -> int:
+        """How many samples an epoch has."""
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the sampler has
+        """What the sampler has, ``set_epoch`` for example."""
+        return getattr(self.__dict__["sampler"], name)
+
+
+class TrainPosition:
+    """The position in the training data of one job."""
+
+    def __init__(self, loaders: object) -> None:
+        """Wrap the samplers of plain loaders; ``loaders`` is ``trainer.train_dataloader``."""
+        self._loaders = list(_flat(loaders))
+        self._orders: list[EpochOrder] = []
+        for loader in self._loaders:
+            if isinstance(loader, DataLoader) and not isinstance(loader, Stateful) and problem_of(loader) is None:
+                batches: Any = loader.batch_sampler
+                held = [each for each in rngs_of(loader) if isinstance(each, torch.Generator)]
+                batches.sampler = order = EpochOrder(batches.sampler, held, int(batches.batch_size))
+                self._orders.append(order)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why a resume inside an epoch would not be exact; one sentence for each loader."""
+        return [problem for loader in self._loaders if (problem := problem_of(loader)) is not None]
+
+    @property
+    def is_made_from_global_rng(self) -> bool:
+        """Whether an epoch depends on no other one: no loader has a state or a generator of its own."""
+        return len(self._orders) == len(self._loaders) and not any(order.generators for order in self._orders)
+
+    def states(self) -> dict[str, Any]:
+        """All that the position depends on, by name."""
+        found: dict[str, Any] = {"rng": capture_rng(rng_devices())}
+        for place, order in enumerate(self._orders):
+            found[f"{_HELD}_{place}"] = Draws.now(order.generators).generators
+            if order.began is not None:
+                found[f"{_BEGAN}_{place}"] = order.began.rng
+                found[f"{_BEGAN}_{_HELD}_{place}"] = order.began.generators
+        return found
+
+    def resume(self, batches: int, saved: Mapping[str, Any]) -> None:
+        """Continue behind so many batches; the RNG states are restored when the next one is fetched."""
+        for place, order in enumerate(self._orders):
+            now = Draws(saved["rng"], saved.get(f"{_HELD}_{place}", {}))
+            began = saved.get(f"{_BEGAN}_{place}")
+            held = saved.get(f"{_BEGAN}_{_HELD}_{place}", {})
+            order.resume(batches, None if began is None else Draws(began, held), now)
+        if not self._orders:
+            restore_rng(saved["rng"])
+
+
+def problem_of(loader: object) -> str | None:
+    """Why the position of a loader inside an epoch cannot be restored; None if it can."""
+    if isinstance(loader, Stateful):
+        return None
+    name = type(loader).__name__
+    if not isinstance(loader, DataLoader):
+        return f"{name} has no state_dict and load_state_dict"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"{name} reads an iterable dataset, whose position is not known"
+    if loader.num_workers:
+        return f"{name} has num_workers={loader.num_workers}, which read ahead before a callback is called"
+    if type(loader.batch_sampler) is not BatchSampler:
+        return f"{name} has a batch sampler of its own"
+    return None
+
+
+def _flat(loaders: object) -> Iterator[object]:
+    if isinstance(loaders, Mapping):
+        for each in loaders.values():
+            yield from _flat(each)
+    elif isinstance(loaders, list | tuple):
+        for each in loaders:
+            yield from _flat(each)
+    elif loaders is not None:
+        yield loaders
+
+
+def sizes_of(loaders: object) -> dict[str, Any]:
+    """Batch size and length of the data, as far as loaders say."""
+    found: dict[str, Any] = {}
+    for place, loader in enumerate(_flat(loaders)):
+        suffix = "" if place == 0 else f"_{place}"
+        found[f"batch_size{suffix}"] = getattr(loader, "batch_size", None)
+        found[f"dataset_length{suffix}"] = _length(getattr(loader, "dataset", None))
+    return found
+
+
+def _length(dataset: object) -> int | None:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,283 @@
+"""The batches of the Trainer of Transformers, and how a resume inside an epoch makes the next ones as they were.
+
+The Trainer skips the batches that an epoch has had by their index, which is exact where making a batch draws no random
+numbers. Where it does, two things are missing:
+
+- In the main process the loader reads one batch ahead. The batch after a checkpoint was made with the RNG states from
+  before its last step; those are noted at every read, and restored for that one batch.
+- A loader worker draws for one batch after the other. The batches of the epoch are read again, and dropped.
+
+Batches are read through ``Trainer.get_batch_samples``, which is called for every step and is replaced on this trainer.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from accelerate import skip_first_batches  # type: ignore[import-untyped]
+from accelerate.data_loader import DataLoaderShard, SkipBatchSampler  # type: ignore[import-untyped]
+from torch.utils.data import IterableDataset, TensorDataset
+from transformers import Trainer
+
+from unbroken.frameworks.loader_pass import packed_states, unpacked_states
+from unbroken.quoting.log import logger
+from unbroken.state.loaders import renew, rngs_of, worker_count
+from unbroken.state.rng import capture_rng, restore_rng, rng_devices, rng_state, set_rng_state
+from unbroken.world import is_first_process
+
+_log = logger(__name__)
+_READ: Final = "get_batch_samples"
+# In the file of RNG states: those before the batch that was read ahead, and the count of batches.
+_AHEAD: Final = "ahead"
+_BATCHES: Final = "batches"
+# Collators that pad and copy, and draw nothing.
+_FIXED_COLLATORS: Final = frozenset(
+    {
+        "default_data_collator",
+        "DefaultDataCollator",
+        "DataCollatorWithPadding",
+        "DataCollatorForTokenClassification",
+        "DataCollatorForMultipleChoice",
+        "DataCollatorForSeq2Seq",
+        "DataCollatorWithFlattening",
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """RNG states at one moment: the global ones, and those of generators in the data set and the collator."""
+
+    rng: Mapping[str, Any]
+    own: list[object]
+
+
+class TrainerBatches:
+    """Reads the batches of one job of a trainer.
+
+    Args:
+        trainer: whose ``get_batch_samples`` is replaced until ``close``.
+        reread: read the batches of an interrupted epoch again where loader workers make them. None: unless the data
+            set and the collator are known to draw no random numbers.
+    """
+
+    def __init__(self, trainer: Trainer, *, reread: bool | None) -> None:
+        self._trainer, self._reread = trainer, reread
+        self._own_read = vars(trainer).get(_READ)
+        self._read = trainer.get_batch_samples
+        vars(trainer)[_READ] = self._samples
+        self._loader: Any = None
+        self._rngs: list[Any] = []
+        self._given = 0
+        self._ahead: _Drawn | None = None
+        self._saved: Mapping[str, Any] | None = None
+        self._rest: Iterator[Any] | None = None
+        self._after: _Drawn | None = None
+
+    def close(self) -> None:
+        """Give the trainer its own method back, and end the workers that are kept for another epoch.
+
+        The exit of the interpreter would kill them, and torch report it.
+        """
+        with contextlib.suppress(RuntimeError):
+            renew(self._loader)
+        if self._own_read is None:
+            vars(self._trainer).pop(_READ, None)
+        else:
+            vars(self._trainer)[_READ] = self._own_read
+
+    @property
+    def is_noting(self) -> bool:
+        """Whether a resume inside this epoch makes the batch that was read ahead as it was, whatever it draws."""
+        inner = self._loader
+        return (
+            type(inner) is DataLoaderShard
+            and not isinstance(inner.dataset, IterableDataset)
+            and not worker_count(inner)
+            and getattr(inner, "batch_sampler", None) is not None
+            and not getattr(inner, "use_stateful_dataloader", False)
+        )
+
+    # ---- an epoch ----
+
+    def begin_epoch(self, loader: object, saved: Mapping[str, Any] | None) -> None:
+        """An epoch begins; ``saved`` are the RNG states of a checkpoint inside it."""
+        self._loader, self._saved, self._rest, self._after = loader, saved, None, None
+        self._given, self._ahead = 0, None
+        if self._is_rereading:
+            # Workers that are kept over epochs carry RNG states that nobody knows.
+            renew(loader)
+        if self.is_noting:
+            _make_rng(self._trainer.data_collator)
+        held = SimpleNamespace(dataset=getattr(loader, "dataset", None), collate_fn=getattr(loader, "collate_fn", None))
+        self._rngs = rngs_of(held) if self.is_noting else []
+
+    @property
+    def _is_rereading(self) -> bool:
+        inner = self._loader
+        if type(inner) is not DataLoaderShard or isinstance(inner.dataset, IterableDataset) or not worker_count(inner):
+            # The Trainer itself reads an iterable data set again.
+            return False
+        return not draws_nothing(inner) if self._reread is None else self._reread
+
+    def _samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        saved, self._saved = self._saved, None
+        if saved is not None and self._is_where(saved):
+            self._rest = self._placed(saved)
+        batches = epoch_iterator if self._rest is None else self._rest
+        found = self._read(self._noted(batches), num_batches, device)
+        if saved is not None and self._rest is not None and self.is_noting:
+            self._after = self._drawn()
+        return found
+
+    def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; before each one is read, the RNG states are noted."""
+        is_noting = self.is_noting
+        while True:
+            if is_noting:
+                self._ahead = self._drawn()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self._given += 1
+            yield batch
+
+    def settle(self) -> None:
+        """The Trainer has loaded the RNG states of its checkpoint: the batches that were read since count, too."""
+        after, self._after = self._after, None
+        if after is not None:
+            self._restore(after)
+
+    # ---- a checkpoint ----
+
+    def state(self) -> dict[str, Mapping[str, Any] | None]:
+        """What a resume needs, for the file of RNG states."""
+        own = {"now": packed_states([rng_state(each) for each in self._rngs])}
+        if self._ahead is not None:
+            own["ahead"] = packed_states(self._ahead.own)
+        return {
+            _AHEAD: None if self._ahead is None else self._ahead.rng,
+            _BATCHES: {"count": self._given, "own": own},
+        }
+
+    def restore_own(self, saved: Mapping[str, Any]) -> None:
+        """Put the generators of the data set and the collator where they were at the end of an epoch."""
+        if saved.get(_BATCHES) is not None:
+            for each, held in zip(self._rngs, unpacked_states(saved[_BATCHES]["own"]["now"]), strict=False):
+                set_rng_state(each, held)
+
+    def _is_where(self, saved: Mapping[str, Any]) -> bool:
+        """Whether the checkpoint knows its place, and the Trainer counts the batches up to it alike."""
+        if saved.get(_BATCHES) is None or not (self.is_noting or self._is_rereading):
+            return False
+        count, (_, expected) = saved[_BATCHES]["count"], self._place()
+        return bool(count == expected and (self._is_rereading or saved.get(_AHEAD) is not None))
+
+    def _place(self) -> tuple[int, int]:
+        """The epoch that the Trainer resumes in, and the batches of it that it skips."""
+        accumulated = self._trainer.args.gradient_accumulation_steps
+        updates = max(-(-len(self._loader) // accumulated), 1)
+        epoch, steps = divmod(self._trainer.state.global_step, updates)
+        return epoch, steps * accumulated
+
+    def _placed(self, saved: Mapping[str, Any]) -> Iterator[Any]:
+        """The rest of an epoch that an earlier job began; the RNG states are those with which it began."""
+        epoch, count = self._place()
+        self._given = count
+        if self._is_rereading:
+            if is_first_process():
+                _log.info(
+                    "continuing epoch %d: its first %d batches are read again, because loader workers may draw random "
+                    "numbers (Callback(reread=False) skips them)",
+                    epoch,
+                    count,
+                )
+            self._loader.set_epoch(epoch)
+            batches = iter(self._loader)
+            skipped = 0
+        else:
+            own = saved[_BATCHES]["own"]
+            now = _Drawn(saved["rng"], unpacked_states(own["now"]))
+            ahead = _Drawn(saved[_AHEAD], unpacked_states(own["ahead"]))
+            # The first read of an epoch makes two batches: it is done again as a whole.
+            skipped = count if count > 1 else 0
+            if not skipped:
+                self._restore(ahead)
+            loader = skip_first_batches(self._loader, skipped)
+            loader.set_epoch(epoch)
+            skipping: SkipBatchSampler = loader.batch_sampler
+            states = {count + 1: now} | ({count: ahead} if skipped else {})
+            skipping.batch_sampler = _Restoring(skipping.batch_sampler, states, self._restore)
+            batches = iter(loader)
+        for _ in range(count - skipped):
+            next(batches)
+        found: Iterator[Any] = batches
+        return found
+
+    def _drawn(self) -> _Drawn:
+        return _Drawn(capture_rng(rng_devices()), [rng_state(each) for each in self._rngs])
+
+    def _restore(self, drawn: _Drawn) -> None:
+        restore_rng(drawn.rng)
+        for each, held in zip(self._rngs, drawn.own, strict=False):
+            set_rng_state(each, held)
+
+
+class _Restoring:
+    """The batches of a sampler; RNG states are restored before those of some numbers are asked for."""
+
+    def __init__(self, inner: Any, states: Mapping[int, _Drawn], restore: Any) -> None:  # noqa: ANN401
+        self._inner, self._states, self._restore = inner, states, restore
+
+    def __iter__(self) -> Iterator[Any]:
+        batches, number = iter(self._inner), 0
+        while True:
+            if number in self._states:
+                self._restore(self._states[number])
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+            number += 1
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> object:
+        # Accelerate asks for the sampler in it, which it tells the epoch.
+        return getattr(self._inner, name)
+
+
+def _make_rng(collator: object) -> None:
+    """Let a collator with a seed make its generator now, not with its first batch: a resume sets its state before."""
+    make = getattr(collator, "create_rng", None)
+    if callable(make) and getattr(collator, "seed", None) is not None and getattr(collator, "generator", 0) is None:
+        make()
+
+
+def draws_nothing(loader: Any) -> bool:  # noqa: ANN401 - any loader
+    """Whether the data set and the collator of a loader are known to draw no random numbers."""
+    collator = getattr(loader, "collate_fn", None)
+    # The Trainer puts one around it that removes columns.
+    collator = getattr(collator, "data_collator", collator)
+    name = getattr(collator, "__name__", type(collator).__name__)
+    module = str(getattr(collator, "__module__", type(collator).__module__))
+    is_fixed = module.startswith("transformers.") and name in _FIXED_COLLATORS
+    if name == "DataCollatorForLanguageModeling":
+        # TRL's class of this name has no masks; that of Transformers has them if it is told so.
+        is_fixed = module.startswith(("transformers.", "trl.")) and not getattr(collator, "mlm", False)
+    return is_fixed and _is_fixed_data(getattr(loader, "dataset", None))
+
+
+def _is_fixed_data(dataset: object) -> bool:
+    kind = type(dataset)
+    if kind.__module__.startswith("datasets."):
+        # A transform is a function of the script's own.
+        form = getattr(dataset, "format", None)
+        return isinstance(form, dict) and form.get("type") != "custom"
+    return kind is TensorDataset

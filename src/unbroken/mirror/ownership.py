@@ -1,0 +1,252 @@
+"""Whose mirror a prefix is, and which name a checkpoint has there.
+
+The first upload to a prefix leaves a record with the id of its run, by a conditional create: of two runs that are
+given the same prefix, the second one is refused. Before the parts of a checkpoint are written, its name is claimed the
+same way, so that two checkpoints never write the same keys; one that finds its name claimed by another takes the next.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unbroken.errors import BadMirror, MirrorTaken, MirrorUnverified
+from unbroken.mirror.address import Address
+from unbroken.mirror.client import Client, open_client
+from unbroken.mirror.remote import store_at
+from unbroken.store.directory import Store
+from unbroken.store.fields import Malformed, Table, parsed
+from unbroken.store.mirrored import read_run_id, write_run_id
+from unbroken.store.names import CHECKPOINTS, CLAIMS, MIRROR, REWINDS, is_checkpoint_name
+from unbroken.store.scan import read_quietly, scan
+
+_SCHEMA: Final = "unbroken.mirror/1"
+_RUN: Final = f"{MIRROR}/run.json"
+_LIMIT_BYTES: Final = 1 << 20
+_REWIND_LIMIT_BYTES: Final = 64 << 20
+_JOBS: Final = f"{MIRROR}/jobs"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The run that a prefix belongs to: its id, and the name of its directory for people."""
+
+    run: str
+    name: str
+
+
+def read_owner(client: Client) -> Owner | None:
+    """The run that a prefix belongs to; None for a fresh one.
+
+    Raises:
+        MirrorTaken: there is a record, and it is none of ours.
+        UnbrokenError: the object store refused.
+    """
+    body = _read(client, _RUN)
+    return None if body is None else Owner(body.text("run"), body.text("name"))
+
+
+def name_of_run(store: Store) -> str:
+    """The name of the directory of a run, or of a store that stands alone."""
+    root = store.root.absolute()
+    return root.parent.name if root.name == CHECKPOINTS else root.name
+
+
+def require_own(store: Store, client: Client, *, new_id: str, job: str) -> None:
+    """Make a prefix ours, or pass if it is; ``new_id`` names the run if it has no id yet.
+
+    A run without an id of its own takes over that of the mirror if it is the same run: its checkpoints are there, or
+    it has none yet and its directory has the same name, as after a wiped disk.
+
+    Raises:
+        BadMirror: the mirror is the directory of the run's own checkpoints, or inside it.
+        MirrorTaken: the prefix belongs to another run, or is among the checkpoints of one.
+        MirrorUnverified: the record is not there after it was written.
+        UnbrokenError: the object store refused.
+    """
+    _require_apart(store, client)
+    ours, name = read_run_id(store), name_of_run(store)
+    owner = read_owner(client)
+    if owner is None:
+        client.create(_RUN, _encoded({"run": ours or new_id, "name": name}))
+        # Read back, whoever has won: a store that answers "done" and keeps nothing is found out here.
+        owner = read_owner(client)
+        if owner is None:
+            raise MirrorUnverified(
+                mirror=str(client.address), key=_RUN, complaint="it is not there after it was written"
+            )
+        ours = ours or new_id
+    if ours is None and _is_same_run(store, client, owner, name):
+        ours = owner.run
+    if ours != owner.run:
+        raise MirrorTaken(mirror=str(client.address), complaint=f"it is the mirror of a run called {owner.name}")
+    if read_run_id(store) is None:
+        write_run_id(store, owner.run, job=job)
+
+
+def _require_apart(store: Store, client: Client) -> None:
+    """Refuse a mirror in the store itself or among another run's checkpoints: its records would replace theirs."""
+    address = client.address
+    pieces = address.prefix.split("/")
+    for depth in [n for n, piece in enumerate(pieces) if piece == CHECKPOINTS and n + 1 < len(pieces)]:
+        above = Address(address.scheme, address.bucket, "/".join(pieces[: depth + 1]))
+        if (owner := read_owner(open_client(above))) is not None:
+            complaint = f"{above} holds the checkpoints of a run called {owner.name}"
+            raise MirrorTaken(mirror=str(address), complaint=complaint)
+    if address.scheme != "file":
+        return
+    here, there = store.root.resolve(), address.directory.resolve()
+    if there == here or here in there.parents:
+        complaint = f"it is in {here}, where the checkpoints of this run are"
+        raise BadMirror(text=str(client.address), complaint=complaint)
+
+
+def is_mirror(store: Store) -> bool:
+    """Whether a store is itself a mirror, or where a run saves without a local disk.
+
+    Raises:
+        UnbrokenError: the storage refused.
+    """
+    path = store.path(_RUN)
+    if store.files.find(path) is None:
+        return False
+    try:
+        Table(parsed(store.files.read_bytes(path, limit_bytes=_LIMIT_BYTES)), _RUN).one_of("schema", (_SCHEMA,))
+    except (ValueError, Malformed):
+        return False
+    return True
+
+
+def adopt(store: Store, client: Client, *, job: str) -> None:
+    """Make a local store part of the run that a mirror belongs to, before a checkpoint is fetched by hand.
+
+    Raises:
+        MirrorTaken: the store belongs to another run than the mirror.
+        UnbrokenError: the object store refused.
+    """
+    owner, ours = read_owner(client), read_run_id(store)
+    if owner is None:
+        # Checkpoints that somebody copied there by other means belong to no run.
+        return
+    here = _ids(store) if ours is None else set()
+    if ours not in (None, owner.run) or (here and not here & _ids(store_at(client))):
+        complaint = f"it is the mirror of a run called {owner.name}, and {store.root} holds another run"
+        raise MirrorTaken(mirror=str(client.address), complaint=complaint)
+    if ours is None:
+        write_run_id(store, owner.run, job=job)
+
+
+def _is_same_run(store: Store, client: Client, owner: Owner, name: str) -> bool:
+    here = _ids(store)
+    there = _ids(store_at(client)) if here else set()
+    return bool(here & there) if there else owner.name == name
+
+
+def _ids(store: Store) -> set[str]:
+    found = (read_quietly(store, name) for name in scan(store).committed)
+    return {manifest.id for manifest in found if manifest is not None}
+
+
+def claim_name(client: Client, name: str, id_: str) -> str:
+    """The name of a checkpoint in the mirror: its own, or with a number behind it if another one has that.
+
+    Raises:
+        MirrorTaken: a claim is none of ours.
+        UnbrokenError: the object store refused.
+    """
+    copy, stem = 1, name.partition(".")[0] if is_checkpoint_name(name) else name
+    while True:
+        wanted = name if copy == 1 else f"{stem}.{copy}"
+        key = f"{CLAIMS}/{wanted}"
+        if client.create(key, _encoded({"id": id_})):
+            return wanted
+        body = _read(client, key)
+        if body is not None and body.text("id") == id_:
+            return wanted
+        copy += 1
+
+
+def claimed_by(client: Client, name: str) -> str | None:
+    """The id that a name was claimed with.
+
+    Raises:
+        MirrorTaken: the claim is none of ours.
+        UnbrokenError: the object store refused.
+    """
+    body = _read(client, f"{CLAIMS}/{name}")
+    return None if body is None else body.text("id")
+
+
+def release_names(client: Client, names: Collection[str]) -> None:
+    """Give up the claims of checkpoints that were removed from a mirror.
+
+    Raises:
+        UnbrokenError: the object store refused.
+    """
+    client.delete([f"{CLAIMS}/{name}" for name in names])
+
+
+def take_number(client: Client, job: str) -> int:
+    """Take the next number of the jobs that save straight to a prefix: from now on no job before it may commit.
+
+    Raises:
+        MirrorTaken: a record is none of ours.
+        UnbrokenError: the object store refused.
+    """
+    _, found = client.level(_JOBS)
+    numbers = [int(stem) for each in found if (stem := each.key.rpartition("/")[2].partition(".")[0]).isdecimal()]
+    number, mine = max(numbers, default=0) + 1, _encoded({"id": job})
+    # Read back where it was there already: the answer to our own request may have been lost and the request repeated.
+    while not client.create(_job_key(number), mine) and client.read(_job_key(number), 0, _LIMIT_BYTES) != mine:
+        number += 1
+    return number
+
+
+def newer_job(client: Client, number: int) -> str | None:
+    """The job that has taken the number behind this one; None while this one is the newest.
+
+    Raises:
+        MirrorTaken: a record is none of ours.
+        UnbrokenError: the object store refused.
+    """
+    body = _read(client, _job_key(number + 1))
+    return None if body is None else body.text("id")
+
+
+def _job_key(number: int) -> str:
+    return f"{_JOBS}/{number:06}.json"
+
+
+def push_rewinds(store: Store, client: Client) -> None:
+    """Copy the records of rewinds, so that nobody resumes from a mirror what this run has abandoned.
+
+    Raises:
+        MirrorTaken: the mirror has other records of the same number: another copy of this run went on by itself.
+        UnbrokenError: the object store refused.
+    """
+    for node in store.files.list_present(store.path(REWINDS)):
+        if not node.name.endswith(".json"):
+            continue
+        data = store.files.read_bytes(store.path(REWINDS) / node.name, limit_bytes=_REWIND_LIMIT_BYTES)
+        key = f"{REWINDS}/{node.name}"
+        if not client.create(key, data) and client.read(key, 0, _REWIND_LIMIT_BYTES) != data:
+            complaint = f"{key} differs: another copy of this run was continued from here"
+            raise MirrorTaken(mirror=str(client.address), complaint=complaint)
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    return (json.dumps({"schema": _SCHEMA, **fields}, sort_keys=True) + "\n").encode()
+
+
+def _read(client: Client, key: str) -> Table | None:
+    try:
+        data = client.read(key, 0, _LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        body = Table(parsed(data), key)
+        body.one_of("schema", (_SCHEMA,))
+        _ = (body.text("run"), body.text("name")) if key == _RUN else body.text("id")
+    except (ValueError, Malformed) as wrong:
+        raise MirrorTaken(mirror=str(client.address), complaint=f"{key} is not a record of unbroken") from wrong
+    return body

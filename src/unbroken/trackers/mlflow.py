@@ -1,0 +1,100 @@
+"""MLflow: one run that every job finds by a tag, on the server that MLflow's own variables name."""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+
+from unbroken.records.metrics import Row
+from unbroken.trackers.tracker import Ending, TrackedRun
+
+_Some = TypeVar("_Some")
+TAG: Final = "unbroken.id"
+_DEFAULT_EXPERIMENT: Final = "Default"
+# Of one request, by MLflow's own rules.
+_MOST_METRICS: Final = 1000
+_MOST_PARAMETERS: Final = 100
+_LONGEST_PARAMETER: Final = 6000
+_STATUS: Final[Mapping[Ending, str]] = {"completed": "FINISHED", "stopped": "SCHEDULED", "failed": "FAILED"}
+_UNSAFE: Final = re.compile(r"[^\w\-./ :]")
+
+
+class MlflowTracker:
+    """Shows a run in an experiment of MLflow."""
+
+    def __init__(self, experiment: str) -> None:
+        self._experiment = experiment
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+
+    @property
+    def name(self) -> str:
+        """The experiment is part of it."""
+        return f"mlflow:{self._experiment}" if self._experiment else "mlflow"
+
+    @property
+    def _server(self) -> MlflowClient:
+        if self._client is None:
+            self._client = MlflowClient()
+        return self._client
+
+    def start(self, run: TrackedRun) -> None:
+        """Find the run by its tag, or make it: a job that was killed after it made one leaves no second."""
+        wanted = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _DEFAULT_EXPERIMENT
+        experiment = self._server.get_experiment_by_name(wanted)
+        place = experiment.experiment_id if experiment is not None else self._server.create_experiment(wanted)
+        found = self._server.search_runs([place], f"tags.`{TAG}` = '{run.id}'")
+        if found:
+            self._run_id = found[0].info.run_id
+            self._server.update_run(self._run_id, status="RUNNING")
+            return
+        made = self._server.create_run(place, run_name=run.name, tags={TAG: run.id})
+        self._run_id = made.info.run_id
+        for some in _chunks([*_flat(run.config)], _MOST_PARAMETERS):
+            self._server.log_batch(self._run_id, params=some)
+
+    def last_step(self) -> int | None:
+        """The last step that the server has."""
+        metrics = self._server.get_run(self._run_id).data.to_proto().metrics
+        return max((int(metric.step) for metric in metrics), default=-1)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Store the steps; a request holds whole steps, so that none is half there."""
+        some: list[Metric] = []
+        for row in rows:
+            now_ms = int(time.time() * 1000)
+            of_step = [Metric(_UNSAFE.sub("_", key), value, now_ms, row.step) for key, value in row.values.items()]
+            if some and len(some) + len(of_step) > _MOST_METRICS:
+                self._server.log_batch(self._run_id, metrics=some)
+                some = []
+            some += of_step
+        for rest in _chunks(some, _MOST_METRICS):
+            self._server.log_batch(self._run_id, metrics=rest)
+
+    def finish(self, ending: Ending) -> None:
+        """Set the state of the run; one that another job resumes waits for it."""
+        self._server.set_tag(self._run_id, "unbroken.ending", ending)
+        self._server.update_run(self._run_id, status=_STATUS[ending])
+
+
+def make(target: str) -> MlflowTracker:
+    """The tracker of an experiment; empty for MLflow's default."""
+    return MlflowTracker(target)
+
+
+def _flat(values: Mapping[str, object], above: str = "") -> Iterator[Param]:
+    for key, value in values.items():
+        name = _UNSAFE.sub("_", f"{above}{key}")
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield Param(name, str(value)[:_LONGEST_PARAMETER])
+
+
+def _chunks(values: Sequence[_Some], most: int) -> Iterator[Sequence[_Some]]:
+    for at in range(0, len(values), most):
+        yield values[at : at + most]

@@ -1,0 +1,229 @@
+"""Small trainings with the Trainer of Lightning, each described by a dict and run in a process of its own."""
+
+import hashlib
+import importlib
+import json
+import os
+import random
+import signal
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch  # noqa: F401 - imported before a job is forked
+import numpy
+import torch
+from torch.utils.data import DataLoader
+
+import unbroken.frameworks.lightning  # noqa: F401 - imported before a job is forked
+
+SAMPLES = 40
+
+
+class Samples(torch.utils.data.Dataset[torch.Tensor]):
+    """Vectors, each a function of its number; with ``noise`` drawn from the global RNG while it is read."""
+
+    reads = 0
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self._noise = noise
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        Samples.reads += 1
+        value = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return value + self._noise * torch.randn(8) if self._noise else value
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def network() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+
+
+def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
+    """A module with dropout, and a schedule of each kind that was asked for."""
+
+    class Model(pl.LightningModule):  # type: ignore[misc]
+        trained = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def _loss(self, batch: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(self.net(batch), batch)
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor | None:
+            Model.trained += 1
+            loss = self._loss(batch)
+            self.log("train_loss", loss)
+            if job.get("inside") == [self.global_step + 1]:
+                die()
+            return loss
+
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.log("val_loss", self._loss(batch))
+
+        def configure_optimizers(self) -> Any:  # noqa: ANN401
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            if job.get("plateau"):
+                plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
+                return [optimizer], [{"scheduler": plateau, "monitor": "val_loss"}]
+            decay = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
+            return [optimizer], [{"scheduler": decay, "interval": "step"}]
+
+    class Manual(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.other = network()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            for optimizer, net in zip(self.optimizers(), (self.net, self.other), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(torch.nn.functional.mse_loss(net(batch), batch))
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:  # noqa: ANN401
+            return [torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (self.net, self.other)]
+
+    return Manual() if job.get("manual") else Model()
+
+
+def interrupt(pl: Any, steps: dict[str, Any]) -> Any:  # noqa: ANN401
+    """A callback that sends a signal at the end of a step, or makes a flag file."""
+
+    class Interrupt(pl.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+            if trainer.global_step != steps["step"] or trainer.global_rank != steps.get("rank", 0):
+                return
+            if "raises" in steps:
+                raise ValueError(steps["raises"])
+            if "flag" in steps:
+                Path(steps["flag"]).touch()
+                # It is read once a second.
+                time.sleep(1.1)
+            elif "number" in steps:
+                os.kill(os.getpid(), steps["number"])
+
+    return Interrupt()
+
+
+def kill_while_writing(step: int) -> None:
+    """Die in the middle of the file that Lightning writes for a step."""
+    save = torch.save
+
+    def torn(value: Any, path: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+        if isinstance(value, dict) and value.get("global_step") == step:
+            die()
+        save(value, path, *rest, **more)
+
+    setattr(torch, "save", torn)  # noqa: B010 - typed otherwise
+
+
+def digest(trainer: Any, model: torch.nn.Module) -> str:  # noqa: ANN401
+    """All that a training has come to: weights, optimizers, schedules and RNG states."""
+    found = hashlib.sha256()
+    for value in model.state_dict().values():
+        found.update(value.detach().numpy().tobytes())
+    for optimizer in trainer.optimizers:
+        for key, text in sorted(_flat("", optimizer.state_dict())):
+            found.update(f"{key}={text}".encode())
+    for config in trainer.lr_scheduler_configs:
+        found.update(repr(config.scheduler.state_dict()["_last_lr"]).encode())
+    for callback in trainer.callbacks:
+        average = getattr(callback, "_average_model", None)
+        for value in () if average is None else average.state_dict().values():
+            found.update(value.numpy().tobytes())
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    found.update(b"" if scaler is None else repr(scaler.state_dict()).encode())
+    found.update(torch.get_rng_state().numpy().tobytes())
+    found.update(repr(random.getstate()).encode() + repr(numpy.random.get_state()).encode())
+    return found.hexdigest()
+
+
+def _flat(at: str, value: object) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [each for key, inner in value.items() for each in _flat(f"{at}.{key}", inner)]
+    if isinstance(value, list):
+        return [each for place, inner in enumerate(value) for each in _flat(f"{at}.{place}", inner)]
+    return [(at, value.numpy().tobytes().hex() if isinstance(value, torch.Tensor) else repr(value))]
+
+
+def make_callbacks(pl: Any, ours: Any, job: dict[str, Any]) -> list[Any]:  # noqa: ANN401
+    """The callbacks that a job asks for, ours first: it moves behind the others by itself."""
+    callbacks: list[Any] = [] if job.get("plain") else [ours.Callback(job["directory"], **job.get("options", {}))]
+    callbacks += [interrupt(pl, each) for each in job.get("interrupts", ())]
+    if job.get("ema"):
+        callbacks.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
+    if job.get("early"):
+        callbacks.append(pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0))
+    return callbacks
+
+
+def train(job: dict[str, Any]) -> None:
+    """Do one job. ``plain``: without unbroken. ``trainer``, ``checkpoint``: more arguments. ``result``: its end."""
+    warnings.simplefilter("ignore")
+    package = job.get("package", "lightning")
+    pl = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+    ours = importlib.import_module(f"unbroken.frameworks.{package}")
+    torch.set_num_threads(1)
+    pl.seed_everything(7, verbose=False)
+    model = make_model(pl, job)
+    directory = Path(job["directory"])
+    savers = [
+        pl.callbacks.ModelCheckpoint(**{"dirpath": directory / "models", "save_last": True, **each})
+        for each in job.get("checkpoints", [{"every_n_train_steps": 4}])
+    ]
+    callbacks = make_callbacks(pl, ours, job)
+    trainer = pl.Trainer(
+        **{
+            "max_steps": 24,
+            "accelerator": "cpu",
+            "devices": 1,
+            "logger": False,
+            "default_root_dir": job["directory"],
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "limit_val_batches": 0,
+            "log_every_n_steps": 1,
+            "callbacks": [*callbacks, *savers],
+            **({"plugins": [pl.plugins.MixedPrecision("16-mixed", "cpu")]} if job.get("scaler") else {}),
+            **job.get("trainer", {}),
+        }
+    )
+    kind: Any = DataLoader
+    if job.get("stateful"):
+        kind = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    data = Samples(job.get("noise", 0.0))
+    loader = kind(data, **{"batch_size": 4, "shuffle": True, **job.get("loader", {})})
+    if "torn" in job:
+        kill_while_writing(job["torn"])
+    is_stopped, reason = False, ""
+    try:
+        trainer.fit(model, loader, DataLoader(data, batch_size=8), ckpt_path=job.get("ckpt_path", "last"))
+    except ours.Stopped as stopped:
+        is_stopped, reason = True, str(stopped)
+    except ValueError:
+        if not job.get("catches"):
+            raise
+    result = {
+        "digest": digest(trainer, model),
+        "step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "is_stopped": is_stopped,
+        "reason": reason,
+        "reads": Samples.reads,
+        "trained": model.trained,
+        "best": [saver.best_model_path for saver in savers],
+        "scores": [sorted(float(score) for score in saver.best_k_models.values()) for saver in savers],
+        "last": [saver.last_model_path for saver in savers],
+    }
+    if int(os.environ.get("RANK", "0")) == 0:
+        Path(job["result"]).write_text(json.dumps(result))

@@ -1,0 +1,120 @@
+"""Processes for trainings, forked from one that has imported the framework: importing it takes longer than training.
+
+Run as a program it is that process: a line on stdin is a job, and each job gets a child of its own.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: rank 0's exit code, negative for a signal, what it printed, and its result if it has one."""
+
+    code: int
+    said: str
+    result: dict[str, Any] | None
+
+    @property
+    def digest(self) -> str:
+        assert self.result is not None, self.said
+        return str(self.result["digest"])
+
+
+class Jobs:
+    """Starts jobs and waits for them."""
+
+    def __init__(self, server: "subprocess.Popen[str]", folder: Path) -> None:
+        self._server, self._folder, self._count = server, folder, 0
+
+    def run(self, directory: Path, environ: Mapping[str, str] | None = None, **job: Any) -> Ended:  # noqa: ANN401
+        """Do one job to its end."""
+        self._count += 1
+        result, log = self._folder / f"{self._count}.json", self._folder / f"{self._count}.log"
+        asked = {"directory": str(directory), "result": str(result), "log": str(log), "environ": environ or {}, **job}
+        asked_of, answered_by = self._pipes()
+        asked_of.write(json.dumps(asked) + "\n")
+        asked_of.flush()
+        code = int(answered_by.readline())
+        return Ended(code, log.read_text(), json.loads(result.read_text()) if result.exists() else None)
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        return self._server.stdin, self._server.stdout
+
+
+@contextlib.contextmanager
+def forking(folder: Path, trainings: str = "tests.frameworks.trainings") -> Iterator[Jobs]:
+    """A process that has imported what trainings need: the module of that name, whose ``train`` does a job."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "tests.frameworks.forking", trainings]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True) as server:
+        try:
+            yield Jobs(server, folder)
+        finally:
+            server.kill()
+
+
+def _serve() -> None:
+    train = importlib.import_module(sys.argv[1]).train
+    for line in sys.stdin:
+        job = json.loads(line)
+        children = []
+        for environ in _environments(job.get("ranks", 1)):
+            children.append(os.fork())
+            if children[-1] == 0:
+                signal.alarm(300)
+                log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.environ.update({**environ, **job["environ"]})
+                _end(train, job)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        sys.stdout.write(f"{codes[0]}\n")
+        sys.stdout.flush()
+
+
+def _end(train: Callable[[dict[str, Any]], None], job: dict[str, Any]) -> None:
+    """Do a job and end as Python does, but without taking all modules apart: that takes longer than the training."""
+    code = 0
+    try:
+        train(job)
+    except BaseException as error:  # noqa: BLE001 - the top of a process; errors of DCP are not Exceptions
+        sys.last_value = error
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _environments(ranks: int) -> list[dict[str, str]]:
+    """What a launcher tells each rank; nothing where there is one."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,78 @@
+"""DeepSpeed engines as runs, in every ZeRO stage: killed or stopped, they end in the same bits."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deepspeed")
+pytest.importorskip("tensorboard")
+
+import unbroken
+from tests.frameworks.forking import Ended, Jobs, forking
+from tests.trackers.readers import tensorboard_points
+
+KILL = int(signal.SIGKILL)
+CONVERTERS = {"get": True, "convert": True, "load": True, "script": True, "16bit": True}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with forking(tmp_path_factory.mktemp("jobs"), "tests.frameworks.deepspeed_trainings") as started:
+        yield started
+
+
+def result(ended: Ended) -> dict[str, object]:
+    assert ended.result is not None, ended.said
+    return ended.result
+
+
+@pytest.mark.promise("C8")
+def test_killed_inside_the_engines_own_write_it_resumes_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
+    whole = jobs.run(tmp_path / "whole", plain=True, stage=3, ranks=2, steps=6)
+    run = tmp_path / "run"
+    assert jobs.run(run, stage=3, ranks=2, steps=6, torn=4).code == -KILL
+    resumed = jobs.run(run, stage=3, ranks=2, steps=6, convert=True)
+    assert "resuming from step 2 (checkpoint-2, all checksums verified)" in resumed.said, resumed.said
+    assert result(resumed)["client_state"] == 2
+    assert resumed.digest == whole.digest, resumed.said
+    assert result(resumed)["converted"] == CONVERTERS
+    assert [each.step for each in unbroken.checkpoints(run)] == [6, 4, 2]
+    assert not list(run.glob(".tmp-*"))
+
+
+@pytest.mark.promise("C8", "X6")
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stopped_it_resumes_exactly_and_every_converter_gives_the_live_weights(
+    jobs: Jobs, tmp_path: Path, stage: int
+) -> None:
+    whole = jobs.run(tmp_path / "whole", plain=True, stage=stage, ranks=2)
+    run = tmp_path / "run"
+    shown = {"trackers": "tensorboard", "tracker_mode": "committed", "tracker_run_name": "mine"}
+    # Each rank gets its signal before it votes at step 3; the vote is read at step 4.
+    stopped = jobs.run(run, stage=stage, ranks=2, stop=3, options=shown)
+    assert stopped.code == 0 and result(stopped)["step"] == 4, stopped.said
+    refused = jobs.run(run, stage=3 - stage, ranks=2)
+    assert refused.code == 1 and f"zero_stage: {stage} before, {3 - stage} now" in refused.said
+    resumed = jobs.run(run, stage=stage, ranks=2, convert=True, options=shown)
+    assert result(resumed)["first"] == 4 and resumed.digest == whole.digest, resumed.said
+    assert result(resumed)["converted"] == CONVERTERS
+    ((name, points),) = tensorboard_points(run).items()
+    assert name.startswith("mine-") and [step for step, _ in points] == [*range(1, 9)]
+
+
+@pytest.mark.promise("C8")
+def test_by_its_own_means_a_resumed_engine_draws_other_numbers(jobs: Jobs, tmp_path: Path) -> None:
+    whole = jobs.run(tmp_path / "whole", plain=True, stage=1, ranks=2, steps=4)
+    assert jobs.run(tmp_path / "plain", plain=True, stage=1, ranks=2, steps=2).code == 0
+    again = jobs.run(tmp_path / "plain", plain=True, stage=1, ranks=2, steps=4)
+    assert result(again)["first"] == 2 and again.digest != whole.digest
+
+
+@pytest.mark.promise("C8")
+def test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang(jobs: Jobs, tmp_path: Path) -> None:
+    refused = jobs.run(tmp_path / "run", stage=2, ranks=2, alone=True, options={"meet_seconds": 3.0})
+    assert refused.code == 1, refused.said
+    assert "rank 0 called save, and rank 1 did not" in refused.said
+    assert not unbroken.checkpoints(tmp_path / "run")

@@ -1,0 +1,261 @@
+"""The Trainer of Lightning as a run: killed or stopped at any instant, the identical job ends in the same bits."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning")
+
+import torch
+
+import unbroken
+from tests.frameworks.forking import Ended, Jobs, forking
+from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
+
+KILL = int(signal.SIGKILL)
+TERM = int(signal.SIGTERM)
+EPOCHS = {"max_steps": -1, "max_epochs": 3, "limit_val_batches": 3}
+BEST = [{"monitor": "val_loss", "save_top_k": 2}]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    with forking(tmp_path_factory.mktemp("jobs"), "tests.frameworks.fits") as started:
+        yield started
+
+
+def result(ended: Ended) -> dict[str, Any]:
+    assert ended.result is not None, ended.said
+    return ended.result
+
+
+def steps_of(run: Path) -> list[int | None]:
+    return [each.step for each in unbroken.checkpoints(run)]
+
+
+def killed(ended: Ended) -> None:
+    assert ended.code == -KILL, ended.said
+
+
+def assert_paths(ended: Ended) -> None:
+    """The best and the last of every ``ModelCheckpoint`` are there, and torch reads them."""
+    for path in (*result(ended)["best"], *result(ended)["last"]):
+        assert "state_dict" in torch.load(path, weights_only=True), path
+
+
+@pytest.mark.promise("C11")
+def test_killed_inside_lightnings_own_write_it_resumes_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
+    # Dropout, and a data set that draws from the global RNG; ten batches an epoch, killed in the second one.
+    job: dict[str, Any] = {"noise": 0.1, "trainer": {"max_steps": 18}}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+
+    # Without unbroken the epoch starts over: samples are repeated, and others left out.
+    killed(jobs.run(tmp_path / "plain", plain=True, torn=16, **job))
+    plain = jobs.run(tmp_path / "plain", plain=True, **job)
+    assert result(plain)["step"] == 18 and plain.digest != whole.digest
+
+    run = tmp_path / "run"
+    killed(jobs.run(run, torn=16, **job))
+    assert steps_of(run)[0] == 12 and (run / "models" / "last.ckpt").resolve().parent.name == "checkpoint-12"
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert "resuming from step 12 (checkpoint-12, all checksums verified)" in resumed.said
+    assert result(resumed)["reads"] == 6 * 4
+    assert_paths(resumed)
+    assert all(each.is_usable for each in unbroken.checkpoints(run))
+
+
+@pytest.mark.promise("C11")
+def test_stopped_by_a_signal_it_saves_and_keeps_best_last_and_average(jobs: Jobs, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"ema": True, "trainer": {**EPOCHS, "accumulate_grad_batches": 2}, "checkpoints": BEST}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    # The fifth step ends the epoch: its validation comes first.
+    stopped = jobs.run(run, interrupts=[{"step": 5, "number": TERM}], **job)
+    assert stopped.code == 0 and result(stopped)["is_stopped"] and result(stopped)["step"] == 6, stopped.said
+    assert "SIGTERM" in result(stopped)["reason"]
+    assert_paths(stopped)
+    killed(jobs.run(run, interrupts=[{"step": 12, "number": KILL}], **job))
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert result(resumed)["scores"] == result(whole)["scores"]
+    assert [Path(path).name for path in result(resumed)["best"]] == [Path(path).name for path in result(whole)["best"]]
+    assert_paths(resumed)
+    # Moved and started again: it is done, not one batch is trained, and the best is still known.
+    moved = tmp_path / "moved"
+    run.rename(moved)
+    again = jobs.run(moved, **job)
+    assert result(again)["step"] == 15 and result(again)["trained"] == 0, again.said
+    assert result(again)["scores"] == result(whole)["scores"]
+    assert_paths(again)
+
+
+@pytest.mark.promise("C11", "X6")
+def test_killed_at_every_phase_of_a_save_it_ends_in_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
+    # Saves at steps 3, 6 and 9 come before a validation: made up for by the next step.
+    validated = {"limit_val_batches": 2, "val_check_interval": 6, "check_val_every_n_epoch": None}
+    job: dict[str, Any] = {"stateful": True, "trainer": validated, "checkpoints": [{"every_n_train_steps": 3}]}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    killed(jobs.run(run, inside=[3], **job))
+    assert unbroken.checkpoints(run) == []
+    for phase in ("begin", "manifest", "rename", "committed", "latest", "sweep", "journal"):
+        path = tmp_path / f"{phase}.json"
+        write_drill(path, Drill(directory=run, faults=(Fault(phase, "kill"),)))
+        killed(jobs.run(run, {ENVIRONMENT: str(path)}, **job))
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert_paths(resumed)
+    assert not list(run.glob(".tmp-*")) and not list(run.glob(".trash-*"))
+    assert "mismatch" not in [event.kind for event in read_history(Layout(run)).events]
+
+
+@pytest.mark.promise("C11")
+def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_passed_over(jobs: Jobs, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"manual": True, "trainer": {"max_steps": 36}}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    # Two optimizers: two steps a batch.
+    stopped = jobs.run(run, interrupts=[{"step": 10, "flag": str(Layout(run).stop_request)}], **job)
+    assert result(stopped)["is_stopped"] and result(stopped)["step"] == 10, stopped.said
+    limits = {"max_runtime_seconds": 600.0, "walltime_reserve_seconds": 600.0}
+    stopped = jobs.run(run, options=limits, **job)
+    assert "walltime limit near" in stopped.said and result(stopped)["step"] == 12
+    newest = run / "checkpoint-12" / "lightning.ckpt"
+    data = bytearray(newest.read_bytes())
+    data[-100] ^= 1
+    newest.write_bytes(data)
+    resumed = jobs.run(run, **job)
+    assert "passed over checkpoint-12" in resumed.said and "resuming from step 10" in resumed.said
+    assert resumed.digest == whole.digest, resumed.said
+    assert_paths(resumed)
+    status = subprocess.run(
+        [sys.executable, "-m", "unbroken", "status", str(run)], capture_output=True, text=True, check=True
+    )
+    assert "36" in status.stdout and "jobs        3" in status.stdout
+
+
+@pytest.mark.promise("C11")
+def test_slurms_signal_is_answered_by_the_run_and_not_by_lightnings_requeue(jobs: Jobs, tmp_path: Path) -> None:
+    called = tmp_path / "requeued"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    slurm = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "localhost",
+    }
+    workers: dict[str, Any] = {"stateful": True, "loader": {"num_workers": 2, "persistent_workers": True}}
+    usr1 = [{"step": 6, "number": int(signal.SIGUSR1)}]
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **workers)
+    plain = jobs.run(tmp_path / "plain", slurm, plain=True, ckpt_path=None, interrupts=usr1, **workers)
+    assert called.read_text() == "requeue 7\n", plain.said
+    run = tmp_path / "run"
+    stopped = jobs.run(run, slurm, interrupts=usr1, **workers)
+    assert result(stopped)["is_stopped"] and result(stopped)["step"] == 6, stopped.said
+    assert called.read_text() == "requeue 7\n" and not list(run.rglob("hpc_ckpt*"))
+    resumed = jobs.run(run, slurm, **workers)
+    assert resumed.digest == whole.digest, resumed.said
+
+
+@pytest.mark.promise("C11")
+def test_two_ranks_stop_together_and_resume_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
+    two = {"ranks": 2, "trainer": {"strategy": "ddp", "devices": 2, "max_steps": 12}}
+    job: dict[str, Any] = {**two, "noise": 0.1, "checkpoints": [{"every_n_train_steps": 2}]}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    # The other rank alone hears of it.
+    stopped = jobs.run(run, interrupts=[{"step": 6, "number": TERM, "rank": 1}], **job)
+    assert stopped.code == 0 and result(stopped)["is_stopped"] and result(stopped)["step"] == 7, stopped.said
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert_paths(resumed)
+
+
+@pytest.mark.promise("C11")
+def test_loss_scale_plateau_and_early_stopping_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"scaler": True, "plateau": True, "early": True, "checkpoints": [{}]}
+    job["trainer"] = {**EPOCHS, "max_epochs": 8}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    assert result(whole)["epoch"] == 3
+    run = tmp_path / "run"
+    killed(jobs.run(run, interrupts=[{"step": 15, "number": KILL}], **job))
+    # The end of an epoch is saved before the scheduler is stepped: the step behind it is saved too.
+    assert steps_of(run)[0] == 11
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    again = jobs.run(run, **job)
+    assert result(again)["trained"] == 0 and result(again)["step"] == 30, again.said
+
+
+@pytest.mark.promise("C11")
+def test_what_cannot_be_resumed_exactly_is_refused_by_name(jobs: Jobs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    refused = jobs.run(run, loader={"num_workers": 2})
+    assert refused.code == 1 and "StatefulDataLoader" in refused.said
+    refused = jobs.run(run, checkpoints=[])
+    assert refused.code == 1 and "nothing would be saved" in refused.said
+    killed(jobs.run(run, interrupts=[{"step": 13, "number": KILL}]))
+    refused = jobs.run(run, loader={"batch_size": 2})
+    assert refused.code == 1 and "batch_size: 4 before, 2 now" in refused.said
+    # Back to an older one: once, and the newer ones are set aside.
+    back = str(run / "checkpoint-8" / "lightning.ckpt")
+    killed(jobs.run(run, ckpt_path=back, interrupts=[{"step": 13, "number": KILL}]))
+    assert (run / "abandoned").is_dir() and steps_of(run)[0] == 12
+    resumed = jobs.run(run, ckpt_path=back)
+    assert "resuming from step 12" in resumed.said and resumed.code == 0
+
+
+@pytest.mark.promise("C11", "X6")
+def test_a_lost_directory_comes_back_from_a_mirror_and_for_pytorch_lightning_too(jobs: Jobs, tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning")
+    job: dict[str, Any] = {"package": "pytorch_lightning", "options": {"mirror": f"file://{tmp_path / 'mirror'}"}}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, package="pytorch_lightning")
+    run = tmp_path / "run"
+    stopped = jobs.run(run, interrupts=[{"step": 13, "number": TERM}], **job)
+    assert result(stopped)["step"] == 13, stopped.said
+    shutil.rmtree(run)
+    resumed = jobs.run(run, **job)
+    assert "resuming from step 13" in resumed.said and resumed.digest == whole.digest, resumed.said
+
+
+@pytest.mark.promise("C11")
+def test_an_exception_is_recorded_as_an_error_also_if_the_script_catches_it(jobs: Jobs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for catches in (False, True):
+        jobs.run(run, interrupts=[{"step": 6, "raises": "a batch is odd"}], catches=catches)
+    ends = read_history(Layout(run)).of_kind("job-end")
+    assert [(event.text("status"), event.text("reason")) for event in ends] == 2 * [
+        ("error", "ValueError: a batch is odd")
+    ]
+
+
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("name", ["DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"])
+def test_strategies_that_write_by_themselves_are_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    from lightning.pytorch import strategies
+
+    from unbroken.frameworks import lightning as unbroken_pl
+
+    if name == "DeepSpeedStrategy":
+        pytest.importorskip("deepspeed")
+    trainer = SimpleNamespace(strategy=getattr(strategies, name)())
+    with pytest.raises(ValueError, match=f"{name} writes its checkpoints itself"):
+        unbroken_pl.Callback(tmp_path / "run").setup(trainer, None, "fit")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,245 @@
+"""Real S3 and Azure servers on loopback, and a proxy before one that fails as networks and stores do."""
+
+import base64
+import contextlib
+import email.utils
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+MOTO = Path(__file__).resolve().parents[2] / ".moto" / "bin" / "moto_server"
+AZURITE = Path(__file__).resolve().parents[2] / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
+BUCKET = "bucket"
+_ACCOUNT = "tester"
+_ACCOUNT_KEY = base64.b64encode(b"a very-secret-key of an account on loopback").decode()
+_XML = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>no</Message>{more}</Error>'
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(port: int, **changes: str) -> dict[str, str]:
+    """The environment of a client of a server on loopback; never the metadata service of a cloud."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": "very-secret-key",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        **changes,
+    }
+
+
+def azure_environment(port: int, **changes: str) -> dict[str, str]:
+    """The environment of a client of azurite."""
+    return {
+        "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{_ACCOUNT}",
+        "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
+        "AZURE_STORAGE_ACCOUNT_KEY": _ACCOUNT_KEY,
+        **changes,
+    }
+
+
+def google_environment(port: int) -> dict[str, str]:
+    """The environment of a Google Cloud client of a server on loopback; asks nobody for a token."""
+    account = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
+    return {"GOOGLE_BASE_URL": f"http://127.0.0.1:{port}", "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}
+
+
+def ask(port: int, method: str, path: str, headers: Mapping[str, str] | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers=dict(headers or {}))
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[int]:
+    """A moto server with one bucket; yields its port."""
+    port = free_port()
+    with _serving([str(MOTO), "-H", "127.0.0.1", "-p", str(port)], lambda: ask(port, "PUT", f"/{BUCKET}")):
+        yield port
+
+
+@contextlib.contextmanager
+def azurite() -> Iterator[int]:
+    """An azurite server with one container, which checks signatures; yields its port."""
+    port = free_port()
+    command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
+    command += ["--disableTelemetry", "--skipApiVersionCheck", "--silent"]
+    accounts = {"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{_ACCOUNT_KEY}"}
+    with _serving(command, lambda: _make_container(port), accounts):
+        yield port
+
+
+@contextlib.contextmanager
+def _serving(command: list[str], is_up: Callable[[], int], more: Mapping[str, str] | None = None) -> Iterator[None]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(more or {})
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean)
+    try:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                status = is_up()
+                assert status in (200, 201), f"the server on loopback answers {status}"
+                break
+            except OSError:
+                if time.monotonic() > until or server.poll() is not None:
+                    raise
+                time.sleep(0.1)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _make_container(port: int) -> int:
+    """Create the container with a signed request: the client library makes none."""
+    headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    stated = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+    signed = "PUT" + "\n" * 12 + stated + f"/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"
+    digest = hmac.new(base64.b64decode(_ACCOUNT_KEY), signed.encode(), hashlib.sha256).digest()
+    headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{base64.b64encode(digest).decode()}", "Content-Length": "0"}
+    return ask(port, "PUT", f"/{_ACCOUNT}/{BUCKET}?restype=container", headers)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: what it is, and the how-manieth of its method."""
+
+    method: str
+    path: str
+    nth: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+# What becomes of a request: None passes it on; else one of the words below.
+Rule = Callable[[Asked], str | None]
+FAULTS = ("drop", "error", "lie", "cut", "expired", "refused", "skewed", "elsewhere", "denied", "slow", "deaf")
+
+
+class Proxy:
+    """Passes requests on to a server, but for those that its rule spoils."""
+
+    def __init__(self, upstream: int, translate: Callable[[dict[str, str]], dict[str, str]] = dict) -> None:
+        self.rule: Rule = lambda asked: None
+        self._translate = translate
+        self.seen: list[Asked] = []
+        self._upstream = upstream
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *words: object) -> None:
+                pass
+
+            def _handle(self) -> None:
+                outer.handle(self)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _handle  # noqa: N815 -- the names of http.server
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        with self._lock:
+            nth = self._counts[request.command] = self._counts.get(request.command, 0) + 1
+            asked = Asked(request.command, request.path, nth, dict(request.headers.items()))
+            self.seen.append(asked)
+        fault = self.rule(asked)
+        if fault == "slow":
+            time.sleep(0.3)
+            fault = None
+        if fault == "drop":
+            request.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if fault in (None, "cut", "deaf"):
+            status, headers, answer = self._pass_on(asked, body)
+            if fault == "deaf":
+                # Done there, and nobody hears of it here.
+                request.connection.shutdown(socket.SHUT_RDWR)
+                return
+        else:
+            status, headers, answer = _spoiled(fault)
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        size = int(headers.get("Content-Length", len(answer)))
+        if "Content-Length" not in headers:
+            request.send_header("Content-Length", str(size))
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(answer[: len(answer) // 2] if fault == "cut" else answer)
+        if fault == "cut":
+            request.connection.shutdown(socket.SHUT_RDWR)
+
+    def _pass_on(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=60)
+        try:
+            headers = self._translate(dict(asked.headers))
+            connection.request(asked.method, asked.path, body=body, headers=headers)
+            answer = connection.getresponse()
+            data = answer.read()
+            dropped = ("transfer-encoding", "connection", "content-length")
+            given = {name: value for name, value in answer.getheaders() if name.lower() not in dropped}
+            given["Content-Length"] = answer.getheader("Content-Length") or str(len(data))
+            return answer.status, given, data
+        finally:
+            connection.close()
+
+
+def from_google(headers: dict[str, str]) -> dict[str, str]:
+    """The headers of a request in Google Cloud's XML interface as S3 states them: the condition and who asks."""
+    dropped = ("x-goog-if-generation-match", "authorization")
+    kept = {name: value for name, value in headers.items() if name.lower() not in dropped}
+    is_condition = any(name.lower() == dropped[0] and value == "0" for name, value in headers.items())
+    # The S3 server behind wants a signature and does not check it.
+    kept["Authorization"] = "AWS4-HMAC-SHA256 Credential=tester/20260101/us-east-1/s3/aws4_request, Signature=0"
+    return {**kept, "If-None-Match": "*"} if is_condition else kept
+
+
+def _spoiled(fault: str) -> tuple[int, dict[str, str], bytes]:
+    if fault == "lie":
+        return 200, {"ETag": '"0123456789abcdef0123456789abcdef"'}, b""
+    status, code, more = {
+        "error": (500, "InternalError", ""),
+        "expired": (400, "ExpiredToken", ""),
+        "refused": (403, "InvalidAccessKeyId", ""),
+        "skewed": (403, "RequestTimeTooSkewed", ""),
+        "elsewhere": (400, "AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"),
+        "denied": (403, "AccessDenied", ""),
+    }[fault]
+    return status, {"Content-Type": "application/xml"}, _XML.format(code=code, more=more).encode()

@@ -1,0 +1,35 @@
+"""The tables of ``bench.gpu`` and ``bench.compare``, from results that are kept and from small ones."""
+
+from bench.compare import COLUMNS, DURABLE, LIMIT, LOAD, WAITS, Found, SideFailed, rows_of
+from bench.gpu import COMMANDS, ROWS, kept, whole_table
+
+
+def test_the_gpu_table_is_made_of_the_results_that_are_kept() -> None:
+    shown = whole_table("cuda", list(COMMANDS))
+    for name in COMMANDS:
+        facts = kept(name, "cuda")
+        assert facts is not None
+        assert shown.count(f"\n{name} ") == len(list(ROWS[name](facts))) > 0
+
+
+def test_ratios_are_to_the_limit_and_a_pause_has_no_rate() -> None:
+    seconds = {
+        WAITS: {"unbroken": [0.1, 0.3, 0.2], "torch.save": [4.0]},
+        DURABLE: {LIMIT: [1.0], "unbroken": [1.25]},
+        LOAD: {LIMIT: [0.5], "torch.save": [1.0]},
+    }
+    rows = rows_of(seconds, 1_000_000_000)
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    assert rows[0] == (WAITS, "unbroken", "0.200", "0.1 to 0.3", "", "1.00")
+    assert rows[1][-1] == "20.00"
+    assert (DURABLE, "unbroken", "1.250", "1.25 to 1.25", "0.80", "1.25") in rows
+    assert rows[-1][-1] == "2.00"
+
+
+def test_a_side_that_fails_has_no_figures_and_is_named() -> None:
+    found = Found()
+    found.note(WAITS, "lightning", 1.0)
+    found.note(WAITS, "unbroken", 1.0)
+    found.leave_out("lightning", SideFailed("Traceback\n  line\nModuleNotFoundError: No module named 'lightning'\n"))
+    assert found.seconds[WAITS] == {"unbroken": [1.0]}
+    assert found.failed == {"lightning": "ModuleNotFoundError: No module named 'lightning'"}

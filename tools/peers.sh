@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Install what `make bench` measures beside the project, each in an environment of its own, by name and version.
+#
+#   tools/peers.sh .peers
+#
+# Nothing of them is kept in the repository. torch comes first and pinned, as tools/install.sh takes it: a machine without
+# a GPU must not be given gigabytes of CUDA packages by a dependency.
+set -euo pipefail
+
+folder=$1
+torch=$(grep '^torch==' constraints.txt)
+
+for peer in accelerate lightning; do
+    version=$(grep "^$peer==" constraints.txt)
+    venv="$folder/$peer"
+    mark="$venv/.installed-$version-$torch"
+    [ -e "$mark" ] && continue
+    "${PYTHON:-python3}" -m venv "$venv"
+    pip="$venv/bin/pip --disable-pip-version-check"
+    if ! command -v nvidia-smi >/dev/null; then
+        # Ask pip what it would install before it installs anything.
+        if $pip install --quiet --dry-run --report - -c constraints.txt "$torch" | grep -qiE '"name": *"(nvidia|cuda)[-_]'
+        then
+            echo "no GPU here, and the torch that pip would take brings CUDA packages: see tools/install.sh" >&2
+            exit 1
+        fi
+    fi
+    $pip install --quiet -c constraints.txt "$torch" numpy
+    $pip install --quiet -c constraints.txt "$version"
+    touch "$mark"
+done

@@ -1,8 +1,6 @@
 """Weights that change while a save copies them never become a checkpoint; one that contradicts itself is set aside."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from unbroken import Run
 from unbroken.errors import DamagedCheckpoint, WrittenDuringSave
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
-from unbroken.state import save
+from unbroken.state import host_copy, save
 from unbroken.state.fingerprint import fingerprints
 from unbroken.state.pieces import plan_save
 from unbroken.state.stage import Buffers, Staged, described_by, require_as_fingerprinted, stage, staged_sums
@@ -62,24 +60,30 @@ def test_the_sums_of_staged_bytes_give_the_fingerprints_of_the_live_tensors() ->
             stretch[-1] ^= 1
 
 
-@contextmanager
-def writing(weight: torch.Tensor) -> Iterator[None]:
-    """Another thread that writes to a weight all the time, as an averaging thread does."""
-    end, begun = threading.Event(), threading.Event()
+class Writer:
+    """Another thread that writes to a weight, as an averaging thread does."""
 
-    def write() -> None:
-        while not end.is_set():
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._asked, self._written = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._write, args=(weight,))
+        self._is_ended = False
+        self._thread.start()
+
+    def _write(self, weight: torch.Tensor) -> None:
+        while self._asked.acquire() and not self._is_ended:
             weight.add_(1.0)
-            begun.set()
+            self._written.release()
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        begun.wait()
-        yield
-    finally:
-        end.set()
-        thread.join()
+    def write(self) -> None:
+        """Let it write once more, unless it has ended."""
+        if self._thread.is_alive():
+            self._asked.release()
+            self._written.acquire()
+
+    def end(self) -> None:
+        self._is_ended = True
+        self._asked.release()
+        self._thread.join()
 
 
 def fingerprint_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +98,30 @@ def test_a_save_of_weights_that_another_thread_writes_is_given_up(
 ) -> None:
     if way == "fingerprints":
         fingerprint_at_the_edge(monkeypatch)
-    model = nn.Linear(1000, 4000, bias=False)
+    model = nn.Linear(100, 400, bias=False)
+    # The second look at the weight: its checksum after the copy, or the copy after its fingerprint.
+    place, name = (host_copy, "_checksum") if way == "checksums" else (save, "stage")
+    real, writers = getattr(place, name), list[Writer]()
+
+    def look_again(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        for writer in writers:
+            writer.write()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(place, name, look_again)
     with Run(tmp_path / "run", settings=quietly(save_steps=2), model=model) as run:
-        writer: Any = None
         for step in run.steps(4):
             if step == 1:
-                # It goes on through the edge of step 2, and ends in the body of step 3.
-                writer = writing(model.weight.data)
-                writer.__enter__()
+                # It writes in the edge of step 2, and ends in the body of step 3.
+                writers.append(Writer(model.weight.data))
             elif step == 2:
-                writer.__exit__(None, None, None)
+                writers.pop().end()
     assert [(each["step"], each["cause"]) for each in history(tmp_path / "run", "save-failed")] == [
         (2, "written-during-save")
     ]
     assert [each["step"] for each in history(tmp_path / "run", "commit")] == [4]
     assert "could not save step 2: model.weight changed outside optimizer.step()" in caplog.text
-    again = nn.Linear(1000, 4000, bias=False)
+    again = nn.Linear(100, 400, bias=False)
     with Run(tmp_path / "run", settings=quietly(), model=again) as run:
         assert run.step == 4
     assert torch.equal(again.weight, model.weight)

@@ -1,11 +1,13 @@
 """Weights that change while a save copies them never become a checkpoint; one that contradicts itself is set aside."""
 
+import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -63,22 +65,26 @@ def test_the_sums_of_staged_bytes_give_the_fingerprints_of_the_live_tensors() ->
 
 
 @contextmanager
-def writing(weight: torch.Tensor) -> Iterator[None]:
-    """Another thread that writes to a weight all the time, as an averaging thread does."""
-    end, begun = threading.Event(), threading.Event()
+def writing(weight: torch.Tensor) -> Iterator[Callable[[], None]]:
+    """Another thread, as an averaging thread is; what is given has it write to a weight once, and waits for that."""
+    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    written: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def write() -> None:
-        while not end.is_set():
+        while asked.get():
             weight.add_(1.0)
-            begun.set()
+            written.put(None)
+
+    def ask() -> None:
+        asked.put(True)
+        written.get()
 
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        begun.wait()
-        yield
+        yield ask
     finally:
-        end.set()
+        asked.put(False)
         thread.join()
 
 
@@ -92,24 +98,37 @@ def fingerprint_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_save_of_weights_that_another_thread_writes_is_given_up(
     way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == "fingerprints":
-        fingerprint_at_the_edge(monkeypatch)
-    model = nn.Linear(1000, 4000, bias=False)
-    with Run(tmp_path / "run", settings=quietly(save_steps=2), model=model) as run:
-        writer: Any = None
-        for step in run.steps(4):
-            if step == 1:
-                # It goes on through the edge of step 2, and ends in the body of step 3.
-                writer = writing(model.weight.data)
-                writer.__enter__()
-            elif step == 2:
-                writer.__exit__(None, None, None)
+    model = nn.Linear(100, 40, bias=False)
+    with writing(model.weight.data) as write:
+        once = iter([write])
+        if way == "fingerprints":
+            fingerprint_at_the_edge(monkeypatch)
+
+            def stage_late(*arguments: Any, **options: Any) -> Staged:  # noqa: ANN401
+                # After the fingerprints of step 2 were taken, and before the copies.
+                next(once, lambda: None)()
+                return stage(*arguments, **options)
+
+            monkeypatch.setattr(save, "stage", stage_late)
+        else:
+            copy = np.copyto
+
+            def copy_and_wait(into: Any, source: Any) -> None:  # noqa: ANN401
+                # Between the copy of step 2 and its checksum.
+                copy(into, source)
+                if source.nbytes == model.weight.nbytes:
+                    next(once, lambda: None)()
+
+            monkeypatch.setattr(np, "copyto", copy_and_wait)
+        with Run(tmp_path / "run", settings=quietly(save_steps=2), model=model) as run:
+            for _ in run.steps(4):
+                pass
     assert [(each["step"], each["cause"]) for each in history(tmp_path / "run", "save-failed")] == [
         (2, "written-during-save")
     ]
     assert [each["step"] for each in history(tmp_path / "run", "commit")] == [4]
     assert "could not save step 2: model.weight changed outside optimizer.step()" in caplog.text
-    again = nn.Linear(1000, 4000, bias=False)
+    again = nn.Linear(100, 40, bias=False)
     with Run(tmp_path / "run", settings=quietly(), model=again) as run:
         assert run.step == 4
     assert torch.equal(again.weight, model.weight)

@@ -14,8 +14,8 @@ TIERS = ("quick", "deep")
 TABLE = Path(__file__).with_name("tiers.toml")
 
 
-# A busy neighbour makes the same tests cost up to 1.7 times as many CPU seconds: caches and cores are shared. Budgets are
-# 1.75 times what was measured, so that a run over this many times its budget costs more whatever the neighbours do.
+# A busy neighbour makes the same tests take up to 1.7 times as many CPU seconds: caches and cores are shared. Budgets
+# are 1.75 times what was measured, so a run over this many times its budget costs more, whatever the neighbours do.
 FAILS_OVER = 1.5
 
 

@@ -120,8 +120,8 @@ def _import_what_it_imports(train: Callable[[dict[str, Any]], None], job: Mappin
             os._exit(0)
         os.waitpid(child, 0)
         for name in names.read_text().split("\n") if names.exists() else ():
-            # Some were made without an import, and cannot be imported.
-            with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):
+            # Some were made without an import, and cannot be imported: they are left to the trainings.
+            with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
                 importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads before a fork: it would take the locks they hold into every child"

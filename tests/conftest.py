@@ -38,11 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
         _restore_signals()
     # Every test with a cache of its own would test the machine again; those of the self-test turn it on.
     os.environ.setdefault("UNBROKEN_SELF_TEST", "off")
+    if "UNBROKEN_MUTATED" in os.environ:
+        _leave_failures_as_they_are()
     tier = config.getoption("tier")
     if tier and not has_workers:
         config.pluginmanager.register(Meter())
     if tier and not is_worker:
         config.pluginmanager.register(Account(tiers.read_tiers(), tier))
+
+
+def _leave_failures_as_they_are() -> None:
+    """Let hypothesis end at the first failure: in a test of a mutation nobody reads the smallest example of it."""
+    phases = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+    hypothesis.settings.register_profile("mutated", phases=phases)
+    hypothesis.settings.load_profile("mutated")
 
 
 def _restore_signals() -> None:

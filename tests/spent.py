@@ -1,6 +1,6 @@
 """What every test costs in CPU seconds, with all processes that it starts: measured here, summed up at the end.
 
-CPU seconds and not wall time, because those hardly depend on what else the machine does.
+CPU seconds and not wall time, because those depend much less on what else the machine does.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import Tiers, directory, over_budget
+from tests.tiers import Excess, Tiers, directory, over_budget
 
 _PROPERTY = "cpu_s"
 _SLOWEST = 30
@@ -72,7 +72,7 @@ class Meter:
 
 
 class Account:
-    """Adds up in the process that reports; a directory over its budget fails the run."""
+    """Adds up in the process that reports; a directory far over its budget fails the run."""
 
     def __init__(self, tiers: Tiers, tier: str) -> None:
         self._tiers, self._tier = tiers, tier
@@ -92,12 +92,12 @@ class Account:
             found[directory(node.partition("::")[0].removeprefix("tests/"))] += seconds
         return dict(sorted(found.items()))
 
-    def _complaints(self) -> list[str]:
+    def _excess(self) -> list[Excess]:
         return over_budget(self._tiers, self._tier, self._of_directory_s().items())
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.OK and self._complaints():
+        if exitstatus == pytest.ExitCode.OK and any(each.fails for each in self._excess()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -109,5 +109,5 @@ class Account:
         terminalreporter.section(f"the {len(slowest)} slowest, in CPU seconds")
         for node, seconds in slowest:
             write(f"{seconds:8.1f}  {node}")
-        for line in self._complaints():
-            write(f"OVER BUDGET: {line}", red=True)
+        for each in self._excess():
+            write(f"{'FAR OVER' if each.fails else 'over'} budget: {each.said}", red=each.fails, yellow=not each.fails)

@@ -1,6 +1,8 @@
 """Small loops with Accelerate, each described by a dict and run in a process of its own."""
 
+import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -24,6 +26,11 @@ from unbroken.frameworks import accelerate as unbroken_acc
 
 SAMPLES = 42
 EPOCHS = 3
+# A world of Accelerate's imports it when a loader is prepared, if it is installed; the process that forks has it then.
+with contextlib.suppress(ImportError):
+    importlib.import_module("datasets")
+# What that process does once, to import what the trainings will.
+SMALLEST = {"plain": True, "project": {"automatic_checkpoint_naming": True}}
 
 
 class Rows(Dataset[torch.Tensor]):

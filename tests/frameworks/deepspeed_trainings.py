@@ -26,6 +26,9 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # Once, before the forks: an optimizer imports much when it is made.
 torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 WIDTH = 16
+# What the process that forks the trainings does once, to import what they will: in a world of one, at any free port.
+_ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+SMALLEST = {"plain": True, "stage": 1, "steps": 2, "environ": _ALONE}
 
 
 def make_model() -> torch.nn.Module:

@@ -147,8 +147,9 @@ def test_launched_by_accelerate_killed_and_stopped_it_ends_in_the_same_bits(jobs
     # To the launcher alone, which sends it on.
     _, stopped = launched(run, [{"step": 8, "number": TERM, "launcher": 1}], "stopped")
     assert stopped["is_stopped"] and 8 <= stopped["step"] <= 10
-    code, resumed = launched(run, [], "resumed")
-    assert code == 0 and resumed["digest"] == whole.digest
+    # That one resumed under the launcher; the last job need not be started by it, which takes longer than the training.
+    resumed = jobs.run(run, ranks=2)
+    assert resumed.digest == whole.digest, resumed.said
 
 
 PREPARED: dict[str, dict[str, Any]] = {

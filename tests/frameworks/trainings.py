@@ -31,6 +31,8 @@ from transformers import (
 from unbroken.frameworks import transformers as unbroken_hf
 
 SAMPLES = 50
+# What the process that forks the trainings does once, to import what they will.
+SMALLEST = {"plain": True, "arguments": {"max_steps": 1, "save_steps": 1}}
 
 
 class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):

@@ -1,19 +1,17 @@
 """Keeping as a pure function: what is never released, whatever the policies and the history."""
 
 import math
-import os
 import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.store.keep import BestBy, Candidate, EveryNSteps, EveryT, LastK, Policy, decide
 
 # A mutated source only has to turn a test red; looking for the smallest example would cost a minute.
-PHASES = [phase for phase in Phase if phase is not Phase.shrink or "UNBROKEN_MUTATED" not in os.environ]
-KEEP = settings(derandomize=True, max_examples=200, deadline=None, database=None, phases=PHASES)
+KEEP = settings(derandomize=True, max_examples=200, deadline=None, database=None)
 
 metrics = st.dictionaries(st.sampled_from(["loss", "accuracy"]), st.floats(width=32))
 policies: st.SearchStrategy[Policy] = st.one_of(

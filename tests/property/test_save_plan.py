@@ -1,12 +1,11 @@
 """The save plan of any world is the one made piece by piece: the same tensors, writers and order, or the same error."""
 
 import math
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.errors import TensorUnsupported
@@ -15,8 +14,7 @@ from unbroken.state.pieces import Held, Holding, Planned, agree_on, assign, byte
 from unbroken.state.planners import Piece
 
 # A mutated source only has to turn a test red; looking for the smallest example would cost a minute.
-PHASES = [phase for phase in Phase if phase is not Phase.shrink or "UNBROKEN_MUTATED" not in os.environ]
-PLANS = settings(derandomize=True, max_examples=300, deadline=None, database=None, phases=PHASES)
+PLANS = settings(derandomize=True, max_examples=300, deadline=None, database=None)
 
 Plan = tuple[dict[str, Planned], list[list[Piece]], int]
 

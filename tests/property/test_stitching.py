@@ -1,12 +1,11 @@
 """However a run is cut into jobs, its metrics read as those of one job, and one wrong bit on the way is seen."""
 
 import math
-import os
 import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.records.layout import Layout
@@ -16,8 +15,7 @@ from unbroken.testing import compare_runs, strategies
 from unbroken.testing.exactness import is_measured
 from unbroken.testing.strategies import JobSpan
 
-PHASES = [phase for phase in Phase if phase is not Phase.shrink or "UNBROKEN_MUTATED" not in os.environ]
-STITCHING = settings(derandomize=True, max_examples=40, deadline=None, database=None, phases=PHASES)
+STITCHING = settings(derandomize=True, max_examples=40, deadline=None, database=None)
 STEPS = 8
 series = st.lists(strategies.metric_values(), min_size=STEPS, max_size=STEPS)
 

@@ -6,13 +6,12 @@ best, the milestones, the pinned, what has no second copy, the one the job resum
 
 import itertools
 import math
-import os
 import random
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -388,7 +387,6 @@ SETTINGS = settings(
     deadline=None,
     database=None,
     # A mutated source only has to turn the test red; looking for the smallest example would cost minutes.
-    phases=[phase for phase in Phase if phase is not Phase.shrink or "UNBROKEN_MUTATED" not in os.environ],
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests import conftest
-from tests.tiers import Tiers, directory, quick, read_tiers, spread
+from tests.tiers import FAILS_OVER, Tiers, directory, over_budget, quick, read_tiers, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,8 +62,8 @@ def pytest_configure(config):
 
 
 @pytest.mark.parametrize("workers", [("-p", "no:xdist"), ("-n", "2")], ids=["one process", "workers"])
-@pytest.mark.parametrize(("budget_s", "code"), [(0.9, 1), (60, 0)])
-def test_a_directory_over_its_budget_fails_a_green_run(
+@pytest.mark.parametrize(("budget_s", "code"), [(0.6, 1), (60, 0)])
+def test_a_directory_far_over_its_budget_fails_a_green_run(
     workers: tuple[str, ...], budget_s: float, code: int, tmp_path: Path
 ) -> None:
     (tmp_path / "part").mkdir()
@@ -75,9 +75,19 @@ def test_a_directory_over_its_budget_fails_a_green_run(
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert "10 passed" in ended.stdout
-    assert ("OVER BUDGET: tests/part took" in ended.stdout) == bool(code)
+    assert ("FAR OVER budget: tests/part took" in ended.stdout) == bool(code)
     slowest = ended.stdout.partition("the 10 slowest")[2].splitlines()[1:3]
     assert {line.rpartition("::")[2] for line in slowest} == {"test_in_a_child", "test_in_a_child_of_the_fork_server"}
+
+
+def test_a_little_over_a_budget_is_said_and_fails_no_run() -> None:
+    tiers = Tiers({}, {"quick": {"crash": 10.0}, "deep": {}})
+    spent_s = {"crash": 10.0, "new": 0.1}
+    assert [(each.said, each.fails) for each in over_budget(tiers, "quick", spent_s.items())] == [
+        ("tests/new took 0 CPU seconds and has no budget in tests/tiers.toml", True)
+    ]
+    found = [over_budget(tiers, "quick", [("crash", seconds)]) for seconds in (10.1, 10 * FAILS_OVER, 15.1)]
+    assert [each.fails for [each] in found] == [False, False, True]
 
 
 TABLE = Tiers({"*/test_long.py": 0, "crash/*": 2, "crash/test_b.py::test_whole": 0}, {"quick": {}, "deep": {}})

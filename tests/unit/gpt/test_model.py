@@ -205,13 +205,14 @@ def test_a_change_of_dtype_and_an_empty_device_leave_the_angles_right() -> None:
 
 @pytest.mark.skipif(torch_is_older(2, 8), reason="wrong gradients: the trainer refuses this torch")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
-def test_one_compiled_graph_gives_the_same_loss_and_gradients() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_one_compiled_graph_gives_the_same_loss_and_gradients(backend: str) -> None:
     model = model_of(config_of(n_layer=1), chunk_logits=20 * VOCAB)
     tokens = tokens_of()
     model(tokens, labels=tokens).total.backward()
     expected = gradients_of(model)
     model.zero_grad()
-    torch.compile(model, fullgraph=True)(tokens, labels=tokens).total.backward()
+    torch.compile(model, fullgraph=True, backend=backend)(tokens, labels=tokens).total.backward()
     for name, gradient in gradients_of(model).items():
         assert error(gradient, expected[name]) < 1e-5, name
 

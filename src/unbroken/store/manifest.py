@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +90,7 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         ValueError: a text is not valid Unicode, or a number in ``metadata`` is not finite.
     """
-    body = canonical(
+    head = canonical(
         {
             "block_bytes": manifest.block_bytes,
             "digest": ALGORITHM,
@@ -103,10 +104,17 @@ def encode(manifest: Manifest) -> bytes:
             "parts": [_part_to_json(part) for part in sorted(manifest.parts, key=lambda part: part.name)],
             "saved_at_ns": manifest.saved_at_ns,
             "step": manifest.step,
-            "tensors": {name: [t.dtype, list(t.shape), t.digest] for name, t in manifest.tensors.items()},
         }
     )
-    return sealed(body, FORMAT)
+    # Last of all members in their order. Put together as text: there may be a million, and a list for each would be
+    # looked at by the garbage collector, which holds up the training loop too.
+    tensors = ",".join(_spelled(name, manifest.tensors[name]) for name in sorted(manifest.tensors))
+    return sealed(b'%s,"tensors":{%s}}' % (head[:-1], tensors.encode()), FORMAT)
+
+
+def _spelled(name: str, tensor: Tensor) -> str:
+    dtype, digest = encode_basestring(tensor.dtype), encode_basestring(tensor.digest)
+    return f"{encode_basestring(name)}:[{dtype},[{','.join(map(str, tensor.shape))}],{digest}]"
 
 
 def decode(data: bytes, path: Path) -> Manifest:

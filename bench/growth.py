@@ -1,8 +1,8 @@
 """How the cost of every operation grows: over ranks, tensors, checkpoints, documents and steps.
 
-    python -m bench.growth [AXIS ...] [--most N] [--directory DIR]
+    python -m bench.growth [AXIS ...] [--most N | --up-to N] [--directory DIR]
 
-For each axis four sizes, each ten times the one before, up to the largest that the design names. CPU seconds, not wall
+For each axis sizes that are ten times the one before, up to the largest that the design names. CPU seconds, not wall
 time, so that a busy machine does not change them much; the most memory that the process held; and the exponent of each
 decade, which for n log n is a little above 1. Writes ``bench/results/growth.json`` and ``docs/measured/growth.svg``;
 axes that are not named keep the figures they have.
@@ -59,12 +59,14 @@ class Growth:
     @property
     def worse_at(self) -> list[int]:
         """The sizes at whose decade it grew faster than n log n."""
-        return [n for n, exponent in self.exponents().items() if exponent > linearithmic(n) + TOLERANCE]
+        sizes = sorted(self.cpu_s)
+        found = self.exponents()
+        return [n for before, n in itertools.pairwise(sizes) if found[n] > linearithmic(before, n) + TOLERANCE]
 
 
-def linearithmic(n: int) -> float:
-    """The exponent of n log n over the decade that ends with n."""
-    return 1 + math.log10(math.log(n) / math.log(n / 10))
+def linearithmic(before: int, n: int) -> float:
+    """The exponent of n log n from one size to the next."""
+    return 1 + math.log(math.log(n) / math.log(before)) / math.log(n / before)
 
 
 def measure(axis: str, size: int, directory: str | None) -> dict[str, Any]:
@@ -149,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("axes", nargs="*", metavar="AXIS")
     parser.add_argument("--most", type=int, help="no size above this; nothing is kept")
+    parser.add_argument("--up-to", type=int, help="no size above this; what is measured is kept")
     parser.add_argument("--directory", help="where the files go while it measures")
     parser.add_argument("--show", action="store_true", help="table and picture of the figures that are kept")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -163,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     axes: dict[str, Any] = {}
     for axis in () if options.show else options.axes or AXES:
         for size in AXES[axis][1]:
-            if options.most is None or size <= options.most:
+            if all(limit is None or size <= limit for limit in (options.most, options.up_to)):
                 found = measure(axis, size, options.directory)
                 print(axis, f"{size:,}", json.dumps(found), flush=True)
                 axes = {**axes, axis: {**axes.get(axis, {}), str(size): found}}

@@ -9,9 +9,11 @@ import contextlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ from unbroken.records.journal import Journal
 from unbroken.records.layout import Layout
 from unbroken.records.metrics import MetricsWriter, bits_of, lost_values, read_metrics
 from unbroken.records.summary import checkpoint_lines, summarize
-from unbroken.state import payload
+from unbroken.state import payload, save
 from unbroken.state.description import Describer
 from unbroken.state.pieces import SavePlan, agree_on, assign, bytes_of, part_name, spread_over
 from unbroken.state.stage import StagedPiece
@@ -31,6 +33,7 @@ from unbroken.state.trainer_state import rank_part
 from unbroken.store.check import Level, verify
 from unbroken.store.choose import resume_point
 from unbroken.store.commit import Record, begin, commit
+from unbroken.store.compare import compare
 from unbroken.store.directory import Store
 from unbroken.store.dumps import Pointer, point
 from unbroken.store.keep import LastK, decide
@@ -42,6 +45,7 @@ from unbroken.world import World
 Seconds = dict[str, float]
 JOB = "j0001_ab12cd34"
 TENSORS_OF_A_RANK = 100
+MOST_CHILDREN = 64
 # All metrics at once take about a kilobyte a step; only `validate` of a run with a walltime limit, and drills, do that.
 MOST_IN_MEMORY = 1_000_000
 STEPS_OF_A_JOB, LOST_STEPS, SAVED_EVERY = 10_000, 100, 1_000
@@ -131,36 +135,87 @@ def _sound(store: Store, name: str) -> bool:
 # ---- tensors ----
 
 
-class Many:
-    """State of many small tensors."""
+class Block(torch.nn.Module):
+    """Two parameters of a few elements."""
 
-    def __init__(self, tensors: int) -> None:
-        self.tensors = {f"layers.{n // 16}.block.{n % 16}.weight": torch.full((4,), float(n)) for n in range(tensors)}
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2, 2))
+        self.bias = torch.nn.Parameter(torch.randn(4))
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.tensors
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, tensor in state.items():
-            self.tensors[name].copy_(tensor)
+def nested(blocks: int) -> torch.nn.Module:
+    """So many blocks, no module with more than 64 of them: as models are built, and quick for torch to load.
+
+    Its ``load_state_dict`` looks at all names of a module once for each child of that module.
+    """
+    if blocks <= MOST_CHILDREN:
+        return torch.nn.ModuleList(Block() for _ in range(blocks))
+    children = min(MOST_CHILDREN, -(-blocks // MOST_CHILDREN))
+    sizes = [blocks // children + (number < blocks % children) for number in range(children)]
+    return torch.nn.ModuleList(map(nested, sizes))
+
+
+def _many(tensors: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model and AdamW that have so many tensors together: a parameter has two moments and a count of steps."""
+    model = nested(tensors // 8)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@contextlib.contextmanager
+def _pauses() -> Iterator[list[float]]:
+    """CPU seconds that the training thread spends in each start of a save."""
+    found, start = list[float](), save.Saver.start
+
+    def measured(saver: save.Saver, request: save.Request, rng: Callable[[], dict[str, Any]]) -> None:
+        began = time.thread_time()
+        start(saver, request, rng)
+        found.append(time.thread_time() - began)
+
+    save.Saver.start = measured  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        save.Saver.start = start  # type: ignore[method-assign, assignment]
 
 
 def over_tensors(tensors: int, root: Path) -> Seconds:
-    """Two jobs of a run whose state has so many tensors, through ``unbroken.Run``."""
-    found: Seconds = {}
-    settings = unbroken.Settings(save_steps=1, console=False, audit="off")
-    many, began = Many(tensors), time.process_time()
-    with unbroken.Run(root / "run", settings=settings, many=many) as run:
-        for _ in run.steps(1):
-            pass
-    found["a job of one step and one save"] = time.process_time() - began
+    """Two jobs of a run whose model and optimizer have so many tensors, through ``unbroken.Run``."""
+    settings = unbroken.Settings(save_steps=1, console=False, keep_last_k=None)
+    model, optimizer = _many(tensors)
+    run = unbroken.Run(root / "run", settings=settings, model=model, optimizer=optimizer)
+    found: Seconds = {"first opening": cpu(run.open, is_repeatable=False)}
+    with _pauses() as pauses:
+        saves, began = list[float](), 0.0
+        for step in run.steps(3):
+            if step:
+                _wait_for_save()
+                saves.append(time.process_time() - began)
+            _step(model, optimizer)
+            began = time.process_time()
+    names = ("first save", "second save")
+    for name, pause_s, total_s in zip(names, pauses, saves, strict=False):
+        found |= {f"{name}: training paused": pause_s, f"{name}: beside training": total_s - pause_s}
     store = Store(Layout(root / "run").checkpoints)
     found["choose"] = cpu(lambda: resume_point(store, Level.QUICK, job=JOB, at_ns=2).required(store))
     found["verify --full"] = cpu(lambda: _sound(store, "final"))
     found["status"] = cpu(lambda: summarize(store, now_s=time.time()))
-    many, began = Many(tensors), time.process_time()
-    with contextlib.suppress(_Resumed), unbroken.Run(root / "run", settings=settings, many=many) as run:
-        for _ in run.steps(2):
+    found["ls"] = cpu(lambda: checkpoint_lines(store))
+    found["diff"] = cpu(lambda: compare(store.read_manifest("checkpoint-1"), store.read_manifest("final")))
+    model, optimizer = _many(tensors)
+    began = time.process_time()
+    with (
+        contextlib.suppress(_Resumed),
+        unbroken.Run(root / "run", settings=settings, model=model, optimizer=optimizer) as run,
+    ):
+        for _ in run.steps(4):
             found["resume"] = time.process_time() - began
             raise _Resumed
     return found
@@ -168,6 +223,12 @@ def over_tensors(tensors: int, root: Path) -> Seconds:
 
 class _Resumed(Exception):
     """Ends the job where its first step would begin: what follows is not measured."""
+
+
+def _wait_for_save() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "unbroken-save":
+            thread.join()
 
 
 def over_manifest(tensors: int, root: Path) -> Seconds:
@@ -292,7 +353,7 @@ def _stitched(layout: Layout, steps: int) -> None:
 
 AXES: dict[str, tuple[Callable[[int, Path], Seconds], tuple[int, ...]]] = {
     "ranks": (over_ranks, (10, 100, 1_000, 10_000)),
-    "tensors": (over_tensors, (1_000, 10_000, 100_000, 1_000_000)),
+    "tensors": (over_tensors, (1_000, 10_000, 100_000, 300_000, 1_000_000)),
     "tensors in a manifest": (over_manifest, (1_000, 10_000, 100_000, 1_000_000)),
     "checkpoints": (over_checkpoints, (10, 100, 1_000, 10_000)),
     "documents": (over_documents, (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)),

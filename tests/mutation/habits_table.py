@@ -6,6 +6,7 @@ _EXTREME = "tests/format/test_extreme_numbers.py::"
 _QUOTING = "tests/unit/quoting/test_quoting.py::"
 _SCRIPT = "tests/unit/launch/slurm/test_script.py::"
 _SWEEP = "tests/unit/store/test_sweep.py::"
+_SMALL = "tests/unit/state/test_many_tensors.py::"
 _STATE = "tests/unit/state/"
 _WRAPPED = "tests/exact/test_wrapped.py::"
 _DRAW_ON = "test_stateful_loader.py::test_workers_draw_on_after_a_resume_as_if_nothing_had_happened"
@@ -284,6 +285,23 @@ HABITS: tuple[Mutation, ...] = (
          "if with_tied or planned.same_as == name:", "if planned.same_as == name:",
          f"{_STATE}test_written_during_save.py::"
          "test_the_fingerprints_of_the_copies_are_those_of_the_live_tensors_tied_ones_included"),
+    # ---- many small tensors ----
+    one("short rows of words counted on from row to row", "state/mixing.py",
+         " + keys[:, 0] - firsts.astype(np.uint64)\n", " + keys[:, 0]\n",
+         f"{_SMALL}test_tensors_of_every_kind_mixed_together_have_the_fingerprints_that_each_has_alone[1-7]"),
+    one("a rank's slice of a short tensor counted from its own beginning", "state/fingerprint.py",
+         "        tally.add_short(words[first * per_element : (first + each) * per_element], first * per_element, row)\n",
+         "        tally.add_short(words[first * per_element : (first + each) * per_element], 0, row)\n",
+         f"{_SMALL}test_tensors_of_every_kind_mixed_together_have_the_fingerprints_that_each_has_alone[3-7]"),
+    one("tensors that begin at the same place taken for different ones", "state/pieces.py",
+         "        if start not in several:\n", "        if start is not None:\n",
+         f"{_SMALL}test_names_of_the_same_memory_are_found_as_by_comparing_every_two"),
+    one("each small tensor written by itself", "state/payload.py",
+         "        if len(chunk) >= _SMALL_BYTES:\n", "        if chunk:\n",
+         f"{_SMALL}test_small_tensors_are_written_together[1000]"),
+    one("short tensors mixed one by one", "state/mixing.py",
+         "        if self._waiting >= CPU_CHUNK_WORDS:\n", "        if self._waiting:\n",
+         f"{_SMALL}test_the_passes_of_a_fingerprint_do_not_begin_anew_for_each_tensor"),
     one("memory for the first save not made ready without a GPU", "loop/edge.py",
          "        if not self._is_prepared and", "        if False and",
          f"{_STATE}test_stage.py::test_without_a_gpu_memory_is_made_ready_after_the_first_step"),

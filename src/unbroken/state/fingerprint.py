@@ -10,17 +10,23 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
+from typing import Final
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from unbroken.errors import Bug
 from unbroken.state.host_memory import asking_for_memory
-from unbroken.state.mixing import Add, Keys, add_box, arithmetic, signed
+from unbroken.state.mixing import SHORT_WORDS, WORDS, Add, Keys, Numbers, ShortRows, add_box, arithmetic
 from unbroken.torch_private import ShardedTensor
 from unbroken.world import World
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_PRINT_LENGTH: Final = 32
 
 
 @dataclass
@@ -74,8 +80,8 @@ def fingerprints(
 
     # On all ranks or on none: counting needs memory, and the others would wait for the sums of one that has none.
     mine = world.all_or_none(counted)
-    summed = world.add_up(mine).tolist()
-    found = {name: _text(sums) for name, sums in zip(names, summed, strict=True)}
+    summed = world.add_up(mine)
+    found = dict(zip(names, prints_of(summed.numpy().view(np.uint64)), strict=True))
     for _, theirs, _ in said:
         found.update(theirs)
     return found
@@ -139,10 +145,33 @@ def combine(prints: Mapping[str, str]) -> str:
     return _digest(sorted(prints.items()), 16).hex()
 
 
+def prints_of(sums: Numbers) -> list[str]:
+    """The fingerprints of many tensors from their sums, two numbers each, with their keys in them."""
+    text = sums.astype(">u8").tobytes().hex()
+    return [text[at : at + _PRINT_LENGTH] for at in range(0, len(text), _PRINT_LENGTH)]
+
+
 def keys_of(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Keys:
     """The two numbers for a tensor's name, dtype and global shape."""
-    digest = _digest([name, str(dtype).removeprefix("torch."), list(shape)], 16)
+    digest = _key_bytes(name, dtype, tuple(shape))
     return Keys(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
+
+
+def key_table(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Numbers:
+    """The keys of many tensors, a line each."""
+    digests = b"".join(_key_bytes(name, dtype, shape) for name, dtype, shape in tensors)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _key_bytes(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    # The JSON of a list of the three, put together of two parts, of which the second is nearly always known.
+    text = f"[{encode_basestring_ascii(name)}, {_kind_text(dtype, shape)}]"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@lru_cache(maxsize=1 << 14)
+def _kind_text(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f'"{str(dtype).removeprefix("torch.")}", {json.dumps(list(shape))}'
 
 
 class _Tally:
@@ -150,6 +179,10 @@ class _Tally:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._keys = np.zeros((count, 2), dtype=np.uint64)
+        self._has_keys = np.zeros(count, dtype=bool)
+        self._short_sums = np.zeros((count, 2), dtype=np.uint64)
+        self._short = ShortRows(self._keys, self._short_sums)
         self._sums: dict[torch.device, torch.Tensor] = {}
         self._adds: dict[torch.device, Add] = {}
 
@@ -165,9 +198,19 @@ class _Tally:
             self._adds[device] = arithmetic(device)
         return self._adds[device]
 
+    def know(self, row: int, keys: Keys, *, are_counted: bool) -> None:
+        """The keys of a tensor, and whether this rank is the one that adds them to its sums."""
+        self._keys[row, 0], self._keys[row, 1], self._has_keys[row] = keys.first, keys.second, are_counted
+
+    def add_short(self, words: torch.Tensor, begin: int, row: int) -> None:
+        """Add a short row of words in host memory, the first of which is word ``begin`` of the tensor of this row."""
+        self._short.add(words, begin, row)
+
     def read(self) -> torch.Tensor:
         """The sums of all tensors over all devices, on the CPU."""
-        total = torch.zeros(self._count, 2, dtype=torch.int64, device="cpu")
+        self._short.flush()
+        counted = self._short_sums + np.where(self._has_keys[:, None], self._keys, np.uint64(0))
+        total = torch.from_numpy(counted.view(np.int64))
         for sums in self._sums.values():
             total += sums.cpu()
         return total
@@ -195,10 +238,13 @@ def _contribute(
     index, count = share
     whole = tuple(tensor.size())
     keys = keys_of(name, tensor.dtype, whole)
-    if index == 0:
-        # Without this an empty tensor's print would not depend on its name and shape.
-        sums = tally.sums(torch.device("cpu"), row)
-        sums += torch.tensor([signed(keys.first), signed(keys.second)], device="cpu")
+    # Without its keys an empty tensor's print would not depend on its name and shape.
+    tally.know(row, keys, are_counted=index == 0)
+    if (words := _short_words(tensor)) is not None:
+        first, each = _cut(tensor.numel(), index, count)
+        per_element = words.numel() // tensor.numel()
+        tally.add_short(words[first * per_element : (first + each) * per_element], first * per_element, row)
+        return
     if not isinstance(tensor, DTensor | ShardedTensor):
         shape, offsets, local = _slice(tensor, index, count)
         parts: Iterable[tuple[tuple[int, ...], torch.Tensor]] = [(offsets, local)]
@@ -216,11 +262,27 @@ def _slice(tensor: torch.Tensor, index: int, count: int) -> tuple[tuple[int, ...
     """One of ``count`` slices of a plain tensor: the shape it is counted in, where it begins, its elements."""
     # Rows and columns do not matter to the count of a contiguous tensor, so that it can be cut anywhere.
     cut = tensor.reshape(-1) if tensor.is_contiguous() else tensor
-    length = cut.shape[0]
+    first, each = _cut(cut.shape[0], index, count)
+    offsets = (first, *(0 for _ in cut.shape[1:]))
+    return tuple(cut.shape), offsets, cut.narrow(0, first, each)
+
+
+def _cut(length: int, index: int, count: int) -> tuple[int, int]:
+    """Where one of ``count`` slices of a row begins, and how long it is."""
     each = -(-length // count)
     first = min(index * each, length)
-    offsets = (first, *(0 for _ in cut.shape[1:]))
-    return tuple(cut.shape), offsets, cut.narrow(0, first, min(each, length - first))
+    return first, min(each, length - first)
+
+
+def _short_words(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The words of a plain, contiguous tensor of a few elements in host memory; None for every other."""
+    if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    if not 0 < tensor.nbytes <= SHORT_WORDS or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    flat = tensor.detach().reshape(-1)
+    # A single element counts as contiguous whatever its stride, but cannot be viewed as words.
+    return flat.view(WORDS[min(flat.itemsize, 4)]) if flat.stride(0) == 1 else None
 
 
 def _local_parts(name: str, tensor: DTensor | ShardedTensor) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:

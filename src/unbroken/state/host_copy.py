@@ -82,7 +82,15 @@ class Checksums:
 def cut(stretches: Sequence[torch.Tensor]) -> list[Bytes]:
     """Stretches of memory as parts that stay in the cache between the copy and the checksum."""
     whole = [stretch.numpy() for stretch in stretches]
-    return [each[at : at + AT_A_TIME_BYTES] for each in whole for at in range(0, len(each), AT_A_TIME_BYTES)]
+    return [
+        part
+        for each in whole
+        for part in (
+            [each]
+            if len(each) <= AT_A_TIME_BYTES
+            else [each[at : at + AT_A_TIME_BYTES] for at in range(0, len(each), AT_A_TIME_BYTES)]
+        )
+    ]
 
 
 def copy_checked(sources: Sequence[Source]) -> Checksums:
@@ -138,12 +146,17 @@ class _Rows:
     def add(self, source: Source, flat: Bytes) -> None:
         """The bytes of a source, cut as their copies are."""
         name, _, _, parts = source
+        if len(parts) == 1 and len(parts[0]) == len(flat):
+            self.names.append(name)
+            self.copies.append(parts[0])
+            self.sources.append(flat)
+            return
         ends = list(accumulate(map(len, parts), initial=0))
         if ends[-1] != len(flat):
             raise RuntimeError(f"{name} has {len(flat)} bytes; the plan was made for {ends[-1]}")
         self.names += [name] * len(parts)
         self.copies += parts
-        self.sources += [flat] if len(parts) == 1 else [flat[at:end] for at, end in pairwise(ends)]
+        self.sources += [flat[at:end] for at, end in pairwise(ends)]
 
     def done(self, passes: Sequence[tuple[bool, bool]]) -> Checksums:
         """Go over all rows, once or twice: whether a pass copies them, and whether it takes their checksums."""

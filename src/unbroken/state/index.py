@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -35,6 +36,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
 }
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """How a dtype is called in an index: ``float32``."""
     return str(dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ FIRST, SECOND, THIRD, PAGE = 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9, 0x94D049BB1
 # What one core keeps in its second-level cache while the passes of one chunk run over it.
 CPU_CHUNK_WORDS: Final = 1 << 15
 CUDA_CHUNK_WORDS: Final = 1 << 22
+# Rows up to this length are gathered: for one of them the passes take longer to begin than to run.
+SHORT_WORDS: Final = 1 << 10
 # A tensor that is not contiguous is copied this many elements at a time.
 SLAB_ELEMENTS: Final = 1 << 24
 
@@ -176,7 +178,7 @@ class Passes:
         mixed.add_(signed(keys.first))
 
 
-_Numbers = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint64]
 _MASK: Final = (1 << 64) - 1
 _HALF: Final = np.uint64(32)
 
@@ -186,7 +188,7 @@ class HostPasses:
 
     def __init__(self, chunk_words: int | None = None) -> None:
         self._chunk_words = CPU_CHUNK_WORDS if chunk_words is None else chunk_words
-        self._counting: _Numbers = np.arange(self._chunk_words, dtype=np.uint64)
+        self._counting: Numbers = np.arange(self._chunk_words, dtype=np.uint64)
         self._mixed = np.empty_like(self._counting)
         self._shifted = np.empty_like(self._counting)
 
@@ -200,11 +202,7 @@ class HostPasses:
             # The word belongs into the upper half, and adding it there carries into nothing.
             upper = mixed.view(np.int32)[_UPPER::2]
             np.add(upper, chunk, out=upper)
-            _fold_here(mixed, shifted)
-            np.multiply(mixed, np.uint64(FIRST), out=mixed)
-            _fold_here(mixed, shifted)
-            np.multiply(mixed, np.uint64(SECOND), out=mixed)
-            _fold_here(mixed, shifted)
+            _mix_here(mixed, shifted)
             first_sum += int(mixed.sum())
             np.bitwise_xor(mixed, np.uint64(keys.second), out=mixed)
             np.multiply(mixed, np.uint64(THIRD), out=mixed)
@@ -212,7 +210,7 @@ class HostPasses:
             second_sum += int(mixed.sum())
         total += torch.tensor([signed(first_sum), signed(second_sum)], device="cpu")
 
-    def _place(self, mixed: _Numbers, shifted: _Numbers, first: int, places: Places, keys: Keys) -> None:
+    def _place(self, mixed: Numbers, shifted: Numbers, first: int, places: Places, keys: Keys) -> None:
         counting = self._counting[: len(mixed)]
         if not places.jumps and not places.is_paged:
             np.add(counting, np.uint64((places.start + first + keys.first) & _MASK), out=mixed)
@@ -234,7 +232,68 @@ class HostPasses:
 _UPPER: Final = 1 if sys.byteorder == "little" else 0
 
 
-def _fold_here(mixed: _Numbers, shifted: _Numbers) -> None:
+class ShortRows:
+    """Short rows of words in host memory, many tensors in the passes of one chunk.
+
+    A hundred thousand tensors of a few elements would otherwise start the passes a hundred thousand times. ``keys`` and
+    ``sums`` have one line a tensor; the places of a row follow each other without a jump, on one page.
+    """
+
+    def __init__(self, keys: Numbers, sums: Numbers) -> None:
+        self._keys, self._sums = keys, sums
+        self._words: list[npt.NDArray[Any]] = []
+        self._begins: list[int] = []
+        self._lines: list[int] = []
+        self._waiting = 0
+
+    def add(self, words: torch.Tensor, begin: int, line: int) -> None:
+        """Take a row of words, the first of which is word ``begin`` of the tensor of this line."""
+        if not words.numel():
+            return
+        self._words.append(words.numpy())
+        self._begins.append(begin)
+        self._lines.append(line)
+        self._waiting += words.numel()
+        if self._waiting >= CPU_CHUNK_WORDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add what was taken to the sums."""
+        if not self._words:
+            return
+        lengths = np.fromiter(map(len, self._words), dtype=np.int64, count=len(self._words))
+        ends = np.cumsum(lengths)
+        firsts = ends - lengths
+        keys = self._keys[self._lines]
+        # Counting runs on from row to row: each begins where its own count begins.
+        begins = np.array(self._begins, dtype=np.uint64) + keys[:, 0] - firsts.astype(np.uint64)
+        mixed = np.repeat(begins, lengths) + np.arange(ends[-1], dtype=np.uint64)
+        shifted = np.empty_like(mixed)
+        upper = mixed.view(np.int32)[_UPPER::2]
+        np.add(upper, np.concatenate(self._words, dtype=np.int32), out=upper)
+        _mix_here(mixed, shifted)
+        np.add.at(self._sums[:, 0], self._lines, np.add.reduceat(mixed, firsts))
+        np.bitwise_xor(mixed, np.repeat(keys[:, 1], lengths), out=mixed)
+        np.multiply(mixed, np.uint64(THIRD), out=mixed)
+        _fold_here(mixed, shifted)
+        np.add.at(self._sums[:, 1], self._lines, np.add.reduceat(mixed, firsts))
+        self._words, self._begins, self._lines, self._waiting = [], [], [], 0
+
+
+def is_short(words: torch.Tensor, places: Places) -> bool:
+    """Whether a row of words in host memory is one for ``ShortRows``."""
+    return words.numel() <= SHORT_WORDS and not places.jumps and not places.is_paged
+
+
+def _mix_here(mixed: Numbers, shifted: Numbers) -> None:
+    _fold_here(mixed, shifted)
+    np.multiply(mixed, np.uint64(FIRST), out=mixed)
+    _fold_here(mixed, shifted)
+    np.multiply(mixed, np.uint64(SECOND), out=mixed)
+    _fold_here(mixed, shifted)
+
+
+def _fold_here(mixed: Numbers, shifted: Numbers) -> None:
     np.right_shift(mixed, _HALF, out=shifted)
     np.bitwise_xor(mixed, shifted, out=mixed)
 

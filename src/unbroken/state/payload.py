@@ -6,6 +6,7 @@ memory go to the kernel as they are, digested on the way. What it wrote, and whe
 """
 
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,9 +75,11 @@ class WriteReport:
     def of(cls, written: Written, pieces: Sequence[Piece]) -> "WriteReport":
         """The report of a rank that has these pieces to write; for one that it did not write, ``NOT_WRITTEN``."""
         numbers = {part.name: number for number, part in enumerate(written.parts)}
-        places = [written.places.get((piece.name, piece.box)) for piece in pieces]
-        nowhere = [NOT_WRITTEN, 0, 0, 0]
-        rows = [[numbers[each.part], each.blob_at, each.blob_bytes, each.at] if each else nowhere for each in places]
+        # One row of numbers: a list for each piece would be looked at by the garbage collector again and again.
+        rows = array("q")
+        for piece in pieces:
+            each = written.places.get((piece.name, piece.box))
+            rows.extend((numbers[each.part], each.blob_at, each.blob_bytes, each.at) if each else _NOWHERE)
         table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, _COLUMNS)
         # From each to the next, column by column: tensors of equal shapes are equally far apart, which compresses well.
         steps = table.diff(dim=0, prepend=table.new_zeros(1, _COLUMNS)).t().contiguous()
@@ -93,8 +96,10 @@ class WriteReport:
 
 
 NOT_WRITTEN: Final = -1
+_NOWHERE: Final = (NOT_WRITTEN, 0, 0, 0)
 _COLUMNS: Final = 4
 _SMALL_BYTES: Final = 4096
+_GATHERED_BYTES: Final = 1 << 18
 
 
 def planned_parts(plan: SavePlan, *, files: int | None = None) -> tuple[str, ...]:
@@ -163,7 +168,7 @@ class _Blobs:
     places: dict[tuple[str, Box], Location]
 
     def __iter__(self) -> Iterator[memoryview]:
-        return _at_blocks(_blobs(self.pieces, self.part, self.places))
+        return _at_blocks(_gathered(_blobs(self.pieces, self.part, self.places)))
 
 
 def _blobs(
@@ -185,7 +190,26 @@ def _blobs(
         position = blob_at + blob_bytes
 
 
-def _at_blocks(chunks: Iterator[bytes | memoryview]) -> Iterator[memoryview]:
+def _gathered(chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
+    """The same bytes, small chunks put together: to write each of a hundred thousand takes longer than its bytes do."""
+    waiting = bytearray()
+    for chunk in chunks:
+        if len(chunk) >= _SMALL_BYTES:
+            if waiting:
+                yield waiting
+                waiting = bytearray()
+            yield chunk
+            continue
+        waiting += chunk
+        if len(waiting) >= _GATHERED_BYTES:
+            # Another one from here on: this one is in use until it is written.
+            yield waiting
+            waiting = bytearray()
+    if waiting:
+        yield waiting
+
+
+def _at_blocks(chunks: Iterator[bytes | bytearray | memoryview]) -> Iterator[memoryview]:
     """The same bytes, cut where the blocks of a part end: a whole block is digested at once, without the lock."""
     room = BLOCK_BYTES
     for chunk in chunks:

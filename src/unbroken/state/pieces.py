@@ -24,13 +24,16 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from unbroken.errors import RankFailed, TensorUnsupported
+from unbroken.state.fingerprint import key_table
 from unbroken.state.index import DTYPES, Box, coverage_complaint, dtype_name
+from unbroken.state.mixing import Numbers
 from unbroken.state.planners import DEFAULT, Piece, SavePlanner, require_holders
 from unbroken.torch_private import ShardedTensor, is_wrapper_subclass
 from unbroken.world import World
 
 # Most tensors are of these, and there may be tens of thousands: they take a short cut on the way to a save.
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_KEPT: Final = frozenset(DTYPES.values())
 
 
 class Held(NamedTuple):
@@ -89,7 +92,7 @@ class Chosen:
     boxes: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Planned:
     """One tensor in the plan; ``same_as`` is the name under which it is written."""
 
@@ -111,6 +114,11 @@ class SavePlan:
     pieces_by_rank: tuple[tuple[Piece, ...], ...]
     structure: tuple[object, ...]
     total_bytes: int
+
+    @cached_property
+    def keys(self) -> Numbers:
+        """What goes into the fingerprint of each tensor beside its elements, a line each; true for every save."""
+        return key_table((name, DTYPES[planned.dtype], planned.shape) for name, planned in self.tensors.items())
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -168,12 +176,13 @@ def plan_save(
     Raises:
         TensorUnsupported: a tensor is of a kind that cannot be kept, or the ranks do not agree on what it is.
     """
-    structure = structure_of(tensors)
+    first = first_names(tensors)
+    structure = structure_of(tensors, first)
     # A rank alone cannot know: what it writes depends on what the others hold.
     if cached is not None and not world.any_rank(is_stale or structure != cached.structure):
         return cached
     with _refused_alike(is_of_rank=True):
-        mine = world.all_or_none(lambda: Holding.of(held_by(tensors)))
+        mine = world.all_or_none(lambda: Holding.of(held_by(tensors, first)))
     held = world.gather(mine)
     assigned: list[Chosen] = []
 
@@ -208,11 +217,19 @@ def _refused_alike(*, is_of_rank: bool) -> Iterator[None]:
         raise TensorUnsupported(name=name, reason=reason, rank=failed.rank if is_of_rank else None) from failed
 
 
-def structure_of(tensors: Mapping[str, torch.Tensor]) -> tuple[object, ...]:
-    """All that a plan depends on, cheap to compute and to compare."""
-    first = _first_names(tensors)
-    return tuple(
-        (name, tensor.dtype, tensor.shape, first[name], *_placement(tensor)) for name, tensor in tensors.items()
+def structure_of(tensors: Mapping[str, torch.Tensor], first: Mapping[str, str]) -> tuple[object, ...]:
+    """All that a plan depends on, cheap to compute and to compare: by column, so that no tensor has an object of it.
+
+    ``first`` are the names as ``first_names`` finds them.
+    """
+    # Each shape once: most tensors share one, and every object that stays is looked at by the garbage collector.
+    shapes: dict[torch.Size, torch.Size] = {}
+    return (
+        tuple(tensors),
+        tuple(tensor.dtype for tensor in tensors.values()),
+        tuple(shapes.setdefault(shape, shape) for shape in (tensor.shape for tensor in tensors.values())),
+        tuple(first[name] for name in tensors),
+        tuple(_placement(tensor) for tensor in tensors.values()),
     )
 
 
@@ -225,16 +242,24 @@ def local_piece(tensors: Mapping[str, torch.Tensor], name: str, box: Box) -> tor
     return found.detach()
 
 
-def held_by(tensors: Mapping[str, torch.Tensor]) -> list[Held]:
-    """What this rank holds of each tensor.
+def held_by(tensors: Mapping[str, torch.Tensor], first: Mapping[str, str] | None = None) -> list[Held]:
+    """What this rank holds of each tensor; ``first`` are the names as ``first_names`` finds them, where they are known.
 
     Raises:
         TensorUnsupported: a tensor is of a kind that cannot be kept.
     """
-    first = _first_names(tensors)
+    first = first_names(tensors) if first is None else first
+    whole: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[Box, ...]]] = {}
     held = []
     for name, tensor in tensors.items():
         require_supported(name, tensor)
+        if type(tensor) in _PLAIN:
+            # What torch would say of it, without the objects that torch makes to say it.
+            if (known := whole.get(tensor.shape)) is None:
+                shape = tuple(tensor.shape)
+                known = whole[shape] = shape, (Box((0,) * len(shape), shape),)
+            held.append(Held(name, dtype_name(tensor.dtype), *known, first[name]))
+            continue
         items = create_default_local_save_plan({name: tensor}, False).items
         boxes = [item.tensor_data.chunk for item in items if item.tensor_data is not None]
         if boxes:
@@ -249,6 +274,8 @@ def require_supported(name: str, tensor: torch.Tensor) -> None:
     Raises:
         TensorUnsupported: it is not.
     """
+    if type(tensor) in _PLAIN and _is_ordinary(tensor):
+        return
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         raise TensorUnsupported(name=name, reason="it is a partial sum that no rank holds whole")
     for local in local_tensors(tensor):
@@ -264,6 +291,17 @@ def require_supported(name: str, tensor: torch.Tensor) -> None:
             raise TensorUnsupported(name=name, reason="several of its elements are the same memory; clone() it")
 
 
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor is one of the many that need no closer look; False says nothing."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_nested
+        and not tensor.is_meta
+        and tensor.dtype in _KEPT
+    )
+
+
 def expanded_dims(tensor: torch.Tensor) -> list[int]:
     """The dimensions along which all elements are one in memory, as ``expand`` makes them."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -272,12 +310,19 @@ def expanded_dims(tensor: torch.Tensor) -> list[int]:
 
 def _shares_elements(local: torch.Tensor) -> bool:
     """Whether windows overlap, as ``unfold`` makes them: they have more elements than there are in the memory below."""
+    if not local.numel():
+        return False
     rows = [(size, stride) for size, stride in zip(local.shape, local.stride(), strict=True) if stride]
     return math.prod(size for size, _ in rows) > 1 + sum((size - 1) * stride for size, stride in rows)
 
 
 def _keeps_data_elsewhere(local: torch.Tensor) -> bool:
     return type(local) not in _PLAIN and is_wrapper_subclass(local)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is torch's own kind and no other: then it is all here, and all of it in one place."""
+    return type(tensor) in _PLAIN
 
 
 def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -312,13 +357,26 @@ def _placement(tensor: torch.Tensor) -> tuple[object, ...]:
     return ()
 
 
-def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """For each name the first one for the same memory with the same layout; "" where there is no memory."""
+    starts = [_start(tensor) for tensor in tensors.values()]
+    several = {start for start, names in Counter(starts).items() if names > 1 or start is None}
     first: dict[object, str] = {}
-    return {
-        name: "" if (key := _memory(tensor)) is None else first.setdefault(key, name)
-        for name, tensor in tensors.items()
-    }
+    found: dict[str, str] = {}
+    for (name, tensor), start in zip(tensors.items(), starts, strict=True):
+        # Nothing else begins where most tensors begin, so that nothing else can be the same memory.
+        if start not in several:
+            found[name] = name
+        else:
+            found[name] = "" if (key := _memory(tensor)) is None else first.setdefault(key, name)
+    return found
+
+
+def _start(tensor: torch.Tensor) -> int | None:
+    """Where the memory of a plain tensor begins; None for one that needs a closer look."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.numel():
+        return tensor.data_ptr()
+    return None
 
 
 def _memory(tensor: torch.Tensor) -> object | None:
@@ -399,7 +457,7 @@ class Way:
         return max(box.elements * DTYPES[self.layouts[0].dtype].itemsize, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
     """How one tensor is spread over the ranks; ``same_as`` is what each of them says of its memory."""
 
@@ -409,6 +467,11 @@ class Spread:
 
 def spread_over(held: Sequence[Holding]) -> dict[str, Spread]:
     """How each tensor is spread, by what each rank holds, in the order in which the ranks name them."""
+    if len(held) == 1:
+        (mine,) = held
+        alone = [Way((0,), (layout,)) for layout in mine.layouts]
+        rows = zip(mine.names, mine.layout_of, mine.same_as, strict=True)
+        return {name: Spread(alone[layout], [same_as]) for name, layout, same_as in rows}
     numbers: dict[TensorLayout, int] = {}
     columns: dict[str, tuple[list[int], list[int], list[str]]] = {}
     for rank, mine in enumerate(held):

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, cast
 
@@ -31,7 +32,7 @@ from unbroken.errors import DamagedCheckpoint, NotRestored, StateDiffers
 from unbroken.state.host_copy import as_bits
 from unbroken.state.host_memory import Arena
 from unbroken.state.index import INDEX_PART, Chunk, Index, decode, dtype_name
-from unbroken.state.pieces import expanded_dims, local_tensors
+from unbroken.state.pieces import expanded_dims, is_plain, local_tensors
 from unbroken.store.digest import block_ranges
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
@@ -123,7 +124,7 @@ def _elements_here(tensor: torch.Tensor) -> int:
     return sum(local.numel() for local in local_tensors(tensor))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Arrival:
     """A box that is to come from one stretch of a part into a live tensor."""
 
@@ -182,6 +183,25 @@ class _Arrival:
 
 def _arrivals(index: Index, tensors: Mapping[str, torch.Tensor]) -> list[_Arrival]:
     """What has to come from where to fill this rank's share of the tensors."""
+    found, others = list[_Arrival](), dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        chunks = index.tensors[name].chunks
+        if is_plain(tensor) and len(chunks) == 1 and chunks[0].box.sizes == tensor.shape:
+            # All of it lies in one piece and comes to one place: there is nothing to plan.
+            if size_bytes := tensor.numel() * tensor.itemsize:
+                (_, sizes), part, at = chunks[0]
+                found.append(_Arrival(name, part, at, at + size_bytes, tensor.detach(), _strides(sizes), size_bytes))
+        else:
+            others[name] = tensor
+    return found + _planned_arrivals(index, others)
+
+
+@lru_cache(maxsize=1 << 14)
+def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[dimension + 1 :]) for dimension in range(len(sizes)))
+
+
+def _planned_arrivals(index: Index, tensors: Mapping[str, torch.Tensor]) -> list[_Arrival]:
     metadata = Metadata(
         {
             name: TensorStorageMetadata(
@@ -212,7 +232,7 @@ def _arrival(item: ReadItem, chunk: Chunk, tensors: dict[str, torch.Tensor]) -> 
     target: torch.Tensor = find_state_dict_object(tensors, item.dest_index).detach()
     for dimension, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
         target = target.narrow(dimension, start, length)
-    strides = tuple(math.prod(chunk.box.sizes[dimension + 1 :]) for dimension in range(len(chunk.box.sizes)))
+    strides = _strides(chunk.box.sizes)
     first = sum(offset * stride for offset, stride in zip(item.storage_offsets, strides, strict=True))
     last = first + sum((length - 1) * stride for length, stride in zip(item.lengths, strides, strict=True))
     start = chunk.at + first * target.itemsize

@@ -14,19 +14,20 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final, Protocol, cast
 
+import numpy as np
 import torch
 
 from unbroken.errors import NoMemory, WrittenDuringSave
 from unbroken.quoting import amounts
-from unbroken.state.fingerprint import keys_of, print_of
+from unbroken.state.fingerprint import prints_of
 from unbroken.state.host_copy import Bytes, Checksums, Source, copy_bits, copy_checked, cut
 from unbroken.state.host_memory import Arena, asking_for_memory, available_bytes
-from unbroken.state.index import ALIGNMENT_BYTES, DTYPES
-from unbroken.state.mixing import WORDS, HostPasses, Keys, Places, arithmetic
+from unbroken.state.index import ALIGNMENT_BYTES, DTYPES, Box
+from unbroken.state.mixing import WORDS, HostPasses, Keys, Places, ShortRows, arithmetic, is_short
 from unbroken.state.pieces import SavePlan, local_piece
 from unbroken.state.planners import Piece
 from unbroken.store.manifest import Tensor
@@ -442,10 +443,19 @@ def _names(plan: SavePlan, *, with_tied: bool = False) -> dict[str, list[str]]:
 
 def _sums_here(pieces: Sequence[StagedPiece], plan: SavePlan, names: Mapping[str, Sequence[str]]) -> torch.Tensor:
     found = torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu")
-    add = HostPasses(_CHUNK_WORDS)
-    for words, begin, places, keys, row in _rows(pieces, plan, names):
-        add(words, places, keys, found[row], begin=begin)
+    add, short = HostPasses(_CHUNK_WORDS), ShortRows(plan.keys, found.numpy().view(np.uint64))
+    for words, begin, places, row in _rows(pieces, plan, names):
+        if is_short(words, places):
+            short.add(words, places.start + begin, row)
+        else:
+            add(words, places, _keys(plan, row), found[row], begin=begin)
+    short.flush()
     return found
+
+
+def _keys(plan: SavePlan, row: int) -> Keys:
+    first, second = plan.keys[row].tolist()
+    return Keys(first, second)
 
 
 def _sums_on(device: torch.device, staged: Staged, plan: SavePlan) -> torch.Tensor:
@@ -453,7 +463,8 @@ def _sums_on(device: torch.device, staged: Staged, plan: SavePlan) -> torch.Tens
     with torch.cuda.stream(stream):
         found = torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device=device)
         room, add = torch.empty(_RETURNED_BYTES, dtype=torch.uint8, device=device), arithmetic(device)
-        for words, begin, places, keys, row in _rows(staged.pieces, plan, _names(plan)):
+        for words, begin, places, row in _rows(staged.pieces, plan, _names(plan)):
+            keys = _keys(plan, row)
             here = room.view(words.dtype)
             for first in range(0, words.numel(), here.numel()):
                 part = words[first : first + here.numel()]
@@ -471,34 +482,39 @@ def _sums_on(device: torch.device, staged: Staged, plan: SavePlan) -> torch.Tens
 
 def _rows(
     pieces: Sequence[StagedPiece], plan: SavePlan, names: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[torch.Tensor, int, Places, Keys, int]]:
-    """The words of each stretch: which word of its piece is the first, their places, their keys, their tensor's row.
+) -> Iterator[tuple[torch.Tensor, int, Places, int]]:
+    """The words of each stretch: which word of its piece is the first, their places, their tensor's row in the plan.
 
     Once for each name that is counted.
     """
     rows = {name: row for row, name in enumerate(plan.tensors)}
     for staged in pieces:
         name, dtype, box = staged.piece
-        whole, itemsize = plan.tensors[name].shape, DTYPES[dtype].itemsize
-        width = min(itemsize, 4)
-        per_element = itemsize // width
-        places = Places.of((*whole, per_element), (*box.offsets, 0), (*box.sizes, per_element))
+        width = min(DTYPES[dtype].itemsize, 4)
+        places = _places(plan.tensors[name].shape, box, DTYPES[dtype].itemsize // width)
         words = [stretch.view(WORDS[width]) for stretch in staged.stretches]
         for called in names[name]:
-            keys = keys_of(called, DTYPES[dtype], whole)
             begins = accumulate((row.numel() for row in words), initial=0)
             for row, begin in zip(words, begins, strict=False):
-                yield row, begin, places, keys, rows[called]
+                yield row, begin, places, rows[called]
+
+
+@lru_cache(maxsize=1 << 14)
+def _places(whole: tuple[int, ...], box: Box, per_element: int) -> Places:
+    return Places.of((*whole, per_element), (*box.offsets, 0), (*box.sizes, per_element))
 
 
 def described_by(plan: SavePlan, sums: torch.Tensor) -> dict[str, Tensor]:
     """Every tensor of the plan with its fingerprint, from the sums of the copies under all names."""
+    prints = _prints(plan, sums)
     return {
-        name: Tensor(
-            planned.dtype, planned.shape, print_of(name, DTYPES[planned.dtype], planned.shape, [(first, second)])
-        )
-        for (name, planned), (first, second) in zip(plan.tensors.items(), sums.tolist(), strict=True)
+        name: Tensor(planned.dtype, planned.shape, found)
+        for (name, planned), found in zip(plan.tensors.items(), prints, strict=True)
     }
+
+
+def _prints(plan: SavePlan, sums: torch.Tensor) -> list[str]:
+    return prints_of(sums.numpy().view(np.uint64) + plan.keys)
 
 
 def require_as_copied(staged: Staged, step: int) -> None:
@@ -524,10 +540,9 @@ def require_as_fingerprinted(
     """
     written = [
         name
-        for (name, planned), total in zip(plan.tensors.items(), sums.tolist(), strict=True)
+        for (name, planned), found in zip(plan.tensors.items(), _prints(plan, sums), strict=True)
         # A tied tensor is staged under the first of its names only.
-        if planned.same_as == name
-        and print_of(name, DTYPES[planned.dtype], planned.shape, [total]) != described[name].digest
+        if planned.same_as == name and found != described[name].digest
     ]
     if written:
         raise WrittenDuringSave(step=step, names=tuple(sorted(written)))

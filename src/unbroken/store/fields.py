@@ -62,6 +62,12 @@ def as_whole(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= MOST_WHOLE else None
 
 
+def are_whole(values: Sequence[object]) -> bool:
+    """Whether all of a list that JSON held are whole numbers, as ``as_whole`` takes them."""
+    # By type: ``true`` equals 1 and is none.
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MOST_WHOLE)  # type: ignore[type-var, operator]
+
+
 def as_instant(value: object) -> float | None:
     """Seconds since 1970 that a calendar has a date for; None if it is not such a number."""
     found = as_number(value)

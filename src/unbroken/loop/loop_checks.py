@@ -86,9 +86,13 @@ class LoopChecks:
             return
         self._edges += 1
         for notice in self._first(draws) if self._edges == 1 else self._second(draws):
-            self._opened.recorder.event("notice", text=notice)
-            if self._opened.world.is_first:
-                _log.warning("%s", notice)
+            self.say(notice)
+
+    def say(self, notice: str) -> None:
+        """Journal and log a notice."""
+        self._opened.recorder.event("notice", text=notice)
+        if self._opened.world.is_first:
+            _log.warning("%s", notice)
 
     def save_starts(self) -> None:
         """Log which parts of a model were frozen or switched since the first save: checkpoints do not contain that."""
@@ -100,9 +104,7 @@ class LoopChecks:
                 f"requires_grad or train/eval mode of {name} changed during the run; checkpoints do not contain "
                 "that, so a resume starts with what the script sets. Set it from run.step before the loop, too"
             )
-            self._opened.recorder.event("notice", text=notice)
-            if self._opened.world.is_first:
-                _log.warning("%s", notice)
+            self.say(notice)
         self._logged_modes.update(changed)
 
     def _first(self, draws: Sequence[int]) -> Iterator[str]:

@@ -14,6 +14,7 @@ _AT_EVERY = f"{_PIPELINES}test_a_pipeline_resumes_at_every_position"
 _LEFT = "tests/unit/loop/test_left_early.py::"
 _CARRY = "tests/unit/loop/test_carry.py::"
 _MICRO = "tests/unit/loop/test_micro_batches.py::"
+_STANDING = "tests/unit/loop/test_standing_gradients.py::"
 _PROVEN = "tests/unit/data/test_damaged_data.py::"
 _LEASE = "tests/unit/records/test_lease.py::"
 _WATCHED = "tests/unit/records/test_takeover.py::"
@@ -74,8 +75,29 @@ HABITS: tuple[Mutation, ...] = (
          "pending = self.opened.world.any_rank(self.body.has_pending_gradients)", "pending = False",
          f"{_MICRO}test_interrupted_at_every_edge_it_ends_with_the_same_bits"),
     one("pending gradients left out of a save", "loop/edge.py",
-         "        self.body.gradients.is_wanted = pending\n", "        self.body.gradients.is_wanted = False\n",
+         "            self._want_gradients(self.body.gradients.every)\n",
+         "            self._want_gradients(frozenset())\n",
          f"{_MICRO}test_a_save_that_waits_too_long_takes_the_gradients_along"),
+    one("gradients that a loop keeps left out of a save", "loop/edge.py",
+         "            self._want_gradients(self.body.standing.needed())\n",
+         "            self._want_gradients(frozenset())\n",
+         f"{_STANDING}test_a_run_of_jobs_of_one_step_each_is_exact[never zeroes]"),
+    one("restored gradients added to those from before the loop", "loop/standing_gradients.py",
+         "self._gradients.put_back() or self._has_begun", "self._has_begun",
+         f"{_STANDING}test_a_run_of_jobs_of_one_step_each_is_exact[never zeroes]"),
+    one("kept gradients not looked for after the first steps", "loop/standing_gradients.py",
+         "                watched[number].look_at_one(turn)\n", "                pass\n",
+         f"{_STANDING}test_what_begins_late_is_seen_without_a_save"),
+    one("memory handed out again taken for kept", "loop/standing_gradients.py",
+         "arrived.get(id(parameter), False) or parameter.grad is None", "False",
+         f"{_STANDING}test_a_loop_that_drops_its_gradients_is_not_told_and_saves_none[memory handed out again]"),
+    one("a closure's gradients looked at too early", "loop/standing_gradients.py",
+         "            if (kwargs or len(args) > 1) and any(map(callable, (*args[1:], *kwargs.values()))):\n",
+         "            if False:\n",
+         f"{_STANDING}test_a_loop_that_drops_its_gradients_is_not_told_and_saves_none[closure of LBFGS]"),
+    one("a checkpoint without kept gradients resumed without a word", "loop/standing_gradients.py",
+         "        if kept := look.kept():\n", "        if kept := []:\n",
+         f"{_STANDING}test_what_begins_right_after_a_resume_is_refused_and_changes_nothing[stop]"),
     one("a skipped step counts as none", "loop/step_body.py",
          "                    self._steps[number] = max(self._steps[number], before + 1)\n",
          "                    pass\n",

@@ -11,9 +11,10 @@ not known what a loop does, saves contain the gradients that stand.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
+import torch.distributed as dist
 
 from unbroken import torch_private
 from unbroken.errors import NotExact, TensorUnsupported
@@ -29,12 +30,56 @@ _ALL: Final = "all"
 Versions = list[tuple["weakref.ref[torch.Tensor]", int]]
 
 
-class _Watched:
-    """One optimizer: what stood at the last edge after its step, and what is known about its loop.
+def _hook(parameter: torch.Tensor, called: Callable[[torch.Tensor], None]) -> Handle:
+    register: Callable[[Callable[[torch.Tensor], None]], Handle] = parameter.register_hook
+    return register(called)
 
-    Another tensor in place of the old one means that the loop has dropped that. The same one means that it was kept,
-    or that somebody put it back: buckets of DDP (``gradient_as_bucket_view``) do. The hooks of the next look tell.
+
+class _Look:
+    """The gradients that stood at one edge, until their optimizer steps.
+
+    Where the same tensor stands then, it was kept, or somebody put it back: buckets of DDP do, and they are exchanged
+    for others too, with what is in them. A hook tells: it is called whenever a gradient arrives, before it is added.
     """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], *, is_hooked: bool = False) -> None:
+        self._stood = [(p, weakref.ref(grad)) for p in parameters if (grad := p.grad) is not None]
+        self.is_hooked = is_hooked
+        # By parameter, whether it had no gradient when one arrived.
+        self._arrived: dict[int, bool] = {}
+        self._hooks = [_hook(p, self._noting(p)) for p, _ in self._stood if is_hooked and p.requires_grad]
+
+    def or_none(self) -> "_Look | None":
+        """This, if anything stood."""
+        return self if self._stood else None
+
+    def _noting(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        arrived = self._arrived
+
+        def arrives(gradient: torch.Tensor) -> None:
+            del gradient
+            arrived[id(parameter)] = arrived.get(id(parameter), False) or parameter.grad is None
+
+        return arrives
+
+    def same(self) -> list[torch.Tensor]:
+        """The parameters whose gradient is the very tensor that stood at the edge."""
+        return [p for p, grad in self._stood if p.grad is not None and p.grad is grad()]
+
+    def kept(self) -> list[torch.Tensor]:
+        """The parameters whose gradient was not dropped since the edge."""
+        here = {id(p) for p in self.same()}
+        standing = [p for p, _ in self._stood if p.grad is not None]
+        return [p for p in standing if not self._arrived.get(id(p), id(p) not in here)]
+
+    def end(self) -> None:
+        """Remove every hook."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+class _Watched:
+    """One optimizer: what stood at the last edge after its step, and what is known about its loop."""
 
     def __init__(self, item: OptimizerItem) -> None:
         self.item, self.optimizer = item, item.optimizer
@@ -43,12 +88,12 @@ class _Watched:
         self.looks_left = _FIRST_LOOKS
         # Saves since the last look that do not contain these gradients.
         self.saved_without: list[int] = []
-        self.stood: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
+        self.stood: _Look | None = None
+        # The gradient whose turn it was, looked at in every step: it must cost nearly nothing.
+        self.sample: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
         # Instead of gradients that the checkpoint does not contain.
-        self.stand_ins: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
-        self._is_cleared = self._are_put_back = self._is_hooked = False
-        self._dropped: set[int] = set()
-        self._hooks: list[Handle] = []
+        self.stand_ins: _Look | None = None
+        self._is_cleared = self._are_put_back = False
         self._sampled: list[torch.Tensor] = []
 
     @property
@@ -65,49 +110,39 @@ class _Watched:
         """The parameters of the optimizer, group by group."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def look(self, turn: int) -> None:
-        """Note what stands at this edge: all of it, or of the one parameter whose turn it is."""
+    def look_at_one(self, turn: int) -> None:
+        """Note what stands at this edge of the parameter whose turn it is."""
+        if self._sampled and not self._are_put_back:
+            parameter = self._sampled[turn % len(self._sampled)]
+            grad = parameter.grad
+            self.sample = (parameter, weakref.ref(grad)) if grad is not None else None
+
+    def look(self) -> None:
+        """Note all that stands at this edge."""
         self.forget()
-        if not self.looks_left and not self.is_suspected:
-            if self._sampled and not self._are_put_back:
-                self.stood = _standing([self._sampled[turn % len(self._sampled)]])
-            return
         self.looks_left = max(self.looks_left - 1, 0)
         self._sampled = self.parameters()
-        self.stood = _standing(self._sampled)
-        self._is_hooked = self.is_suspected or self._are_put_back
-        if self._is_hooked:
-            self._hooks = [_hook(p, self._dropper(p)) for p, _ in self.stood if p.requires_grad]
-
-    def _dropper(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        # Called before each time a gradient arrives.
-        def arrives(gradient: torch.Tensor) -> None:
-            del gradient
-            if parameter.grad is None:
-                self._dropped.add(id(parameter))
-
-        return arrives
+        is_hooked = self.is_suspected or self._are_put_back or dist.is_initialized()
+        self.stood = _Look(self._sampled, is_hooked=is_hooked).or_none()
 
     def forget(self) -> None:
         """Stop looking, and remove every hook."""
-        while self._hooks:
-            self._hooks.pop().remove()
-        self.stood = []
-        self._dropped.clear()
-        self._is_hooked = False
+        if self.stood is not None:
+            self.stood.end()
+        self.stood = self.sample = None
 
     def judge(self) -> bool:
         """The optimizer steps: whether its loop is known from now on to use gradients of the step before."""
-        if not self.stood:
+        look, was_suspected = self.stood, self.is_suspected
+        if look is None:
             return False
-        same = _kept(self.stood)
-        kept = [p for p in same if id(p) not in self._dropped]
-        was_suspected, is_hooked = self.is_suspected, self._is_hooked
         self.forget()
-        if is_hooked and not kept and same:
+        same = look.same()
+        kept = look.kept() if look.is_hooked else same
+        if look.is_hooked and not kept and same:
             # Dropped, and the same memory was handed out again.
             self.is_suspected, self._is_cleared, self._are_put_back = False, True, True
-        elif is_hooked and (kept or was_suspected):
+        elif look.is_hooked and (kept or was_suspected):
             self.is_carried, self.is_suspected = True, False
             return True
         elif same:
@@ -124,8 +159,11 @@ class _Watched:
         Raises:
             NotExact: it does.
         """
-        stand_ins, self.stand_ins = self.stand_ins, []
-        if kept := _kept(stand_ins):
+        look, self.stand_ins = self.stand_ins, None
+        if look is None:
+            return
+        look.end()
+        if kept := look.kept():
             for parameter in kept:
                 parameter.grad = None
             raise NotExact(differences=((GradientsItem.name, _missing(self.item.name)),))
@@ -161,6 +199,8 @@ class StandingGradients:
             each.is_carried = each.item.name in gradients.carried
         self._turn = 0
         self._has_saved = self._has_begun = False
+        # Whether more is to be done in a step than to look at one parameter.
+        self._is_busy = True
         self._at_edge: dict[int, Versions] = {}
         # What to log at the next edge, and whether a save is due to replace one without the gradients.
         self.notices: list[str] = []
@@ -173,6 +213,8 @@ class StandingGradients:
             self._undo.pop()()
         for each in self._watched:
             each.forget()
+            if each.stand_ins is not None:
+                each.stand_ins.end()
 
     # ---- one step ----
 
@@ -186,7 +228,7 @@ class StandingGradients:
 
     def have_stand_ins(self) -> list[int]:
         """The numbers of the optimizers whose parameters have them."""
-        return [number for number, each in enumerate(self._watched) if each.stand_ins]
+        return [number for number, each in enumerate(self._watched) if each.stand_ins is not None]
 
     def body_begins(self, stepped: Sequence[int]) -> None:
         """An edge is left; ``stepped`` are the optimizer steps of the body before it."""
@@ -194,15 +236,18 @@ class StandingGradients:
         if not self._has_begun:
             # Before the first body too: a loop that steps first fills its pipeline there.
             stepped, self._has_begun = [1] * len(watched), True
-        turn, self._turn = self._turn, self._turn + 1
+        self._turn += 1
+        if not self._is_busy:
+            turn, number = divmod(self._turn, len(watched))
+            if stepped[number]:
+                watched[number].look_at_one(turn)
+            return
         for number, each in enumerate(watched):
-            if each.is_carried:
-                continue
-            is_looked_at = each.looks_left or each.is_suspected or turn % len(watched) == number
             is_after_step = stepped[number] or (self._has_saved and each.saved_without)
-            if is_looked_at and is_after_step:
-                each.look(turn // len(watched))
+            if is_after_step and not each.is_carried:
+                each.look()
         self._has_saved = False
+        self._is_busy = not watched or any(each.is_carried or each.is_suspected or each.looks_left for each in watched)
         self._at_edge = {
             number: versions_of(each.optimizer)
             for number, each in enumerate(watched)
@@ -211,7 +256,7 @@ class StandingGradients:
 
     def edge_reached(self) -> None:
         """A body is complete."""
-        for each in self._watched:
+        for each in self._watched if self._is_busy else ():
             if each.is_suspected and not each.is_standing:
                 # Nobody puts anything back here: what was used in this step was kept, if only once.
                 each.is_carried, each.is_suspected = True, False
@@ -220,20 +265,27 @@ class StandingGradients:
     def stepped(self, number: int) -> None:
         """An optimizer has stepped; one with a closure has computed its gradients in there."""
         each = self._watched[number]
-        if each.stood or each.stand_ins:
+        if each.sample is not None or each.stood is not None or each.stand_ins is not None:
             self._judge(each)
 
     def _before(self, each: _Watched) -> Callable[..., None]:
         def before(_: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-            if (each.stood or each.stand_ins) and not any(map(callable, (*args[1:], *kwargs.values()))):
+            if (kwargs or len(args) > 1) and any(map(callable, (*args[1:], *kwargs.values()))):
+                return
+            if each.sample is not None or each.stood is not None or each.stand_ins is not None:
                 self._judge(each)
 
         return before
 
     def _judge(self, each: _Watched) -> None:
-        if each.stand_ins:
+        if (sample := each.sample) is not None:
+            each.sample = None
+            grad = sample[0].grad
+            if grad is not None and grad is sample[1]():
+                each.is_suspected = self._is_busy = True
+        if each.stand_ins is not None:
             each.refuse_stand_ins()
-        if each.judge():
+        if each.stood is not None and each.judge():
             self._learn(each)
 
     def _learn(self, each: _Watched) -> None:
@@ -263,7 +315,7 @@ class StandingGradients:
         return frozenset(each.item.name for each in self._watched if self._is_needed(each))
 
     def _is_needed(self, each: _Watched) -> bool:
-        if each.stand_ins or (each.is_known and not each.is_carried):
+        if each.stand_ins is not None or (each.is_known and not each.is_carried):
             return False
         return (each.is_carried or each.is_standing) and each.can_be_saved()
 
@@ -281,7 +333,7 @@ class StandingGradients:
 
     def saved(self, step: int, stored: frozenset[str]) -> dict[str, str]:
         """A save was started; returns, by optimizer, which parameters have gradients that it does not contain."""
-        self._has_saved = True
+        self._has_saved = self._is_busy = True
         found: dict[str, str] = {}
         for each in self._watched:
             each.looks_left = max(each.looks_left, 1)
@@ -325,28 +377,15 @@ def versions_of(optimizer: torch.optim.Optimizer) -> Versions:
     return [(weakref.ref(grad), sum(map(torch_private.write_count, local_tensors(grad)))) for grad in grads]
 
 
-def _standing(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, "weakref.ref[torch.Tensor]"]]:
-    return [(p, weakref.ref(grad)) for p in parameters if (grad := p.grad) is not None]
-
-
-def _hook(parameter: torch.Tensor, called: Callable[[torch.Tensor], None]) -> Handle:
-    register: Callable[[Callable[[torch.Tensor], None]], Handle] = parameter.register_hook
-    return register(called)
-
-
-def _kept(stood: Iterable[tuple[torch.Tensor, "weakref.ref[torch.Tensor]"]]) -> list[torch.Tensor]:
-    return [p for p, grad in stood if p.grad is not None and p.grad is grad()]
-
-
 def _encode(mask: Sequence[bool]) -> str:
     """Which parameters, in the order of the groups: ``all``, or the bits of a hexadecimal number."""
     return _ALL if all(mask) else f"{sum(1 << place for place, has in enumerate(mask) if has):x}"
 
 
-def _stand_in(parameters: Sequence[torch.Tensor], mask: str) -> list[tuple[torch.Tensor, Any]]:
+def _stand_in(parameters: Sequence[torch.Tensor], mask: str) -> _Look | None:
     """Zeros where gradients stood that the checkpoint does not contain: the loop is expected to drop them unused."""
     bits = (1 << len(parameters)) - 1 if mask == _ALL else int(mask, 16)
     wanted = [p for place, p in enumerate(parameters) if bits >> place & 1 and p.grad is None]
     for parameter in wanted:
         parameter.grad = torch.zeros_like(parameter)
-    return _standing(wanted)
+    return _Look(wanted, is_hooked=True).or_none()

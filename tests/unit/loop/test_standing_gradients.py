@@ -213,6 +213,11 @@ def test_what_begins_right_after_a_resume_is_refused_and_changes_nothing(tmp_pat
     train(tmp_path / "run", begins_late(4), accept=("gradients",))
 
 
+def test_what_begins_late_is_seen_without_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path / "run", begins_late(6), save_steps=None)
+    assert notices(caplog)
+
+
 # ---- loops that drop them ----
 
 

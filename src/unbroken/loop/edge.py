@@ -296,7 +296,7 @@ class StepEdges:
         if waited_s > _WORTH_LOGGING_S:
             _log.info("previous save still running: waited %.1f s (raise save_steps to avoid this)", waited_s)
         self.opened.look_for_unsaved()
-        self.checks.save_starts()
+        self.checks.save_starts(self.step)
         self.opened.clock.save_started()
         self._tried_step = self.step
         self.opened.recorder.event("save", step=self.step, save_kind=kind, waited_s=waited_s)

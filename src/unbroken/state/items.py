@@ -81,10 +81,15 @@ class OptimizerItem:
     kind: str = "optimizer"
 
     def take(self) -> State:
-        """State by parameter name, and the groups with names in place of parameters."""
+        """State by parameter name, and the groups with names in place of parameters.
+
+        Raises:
+            TensorUnsupported: it was given a parameter of no module of the run.
+        """
         if is_flat_sharded(self.module):
             return _flat_sharded_take(self.module, self.optimizer)
         names = self._names()
+        self._require_known(names)
         state = {names[id(p)]: dict(kept) for p, kept in self.optimizer.state.items()}
         groups = [
             {**{k: v for k, v in group.items() if k != "params"}, "params": [names[id(p)] for p in group["params"]]}
@@ -94,6 +99,15 @@ class OptimizerItem:
 
     def _names(self) -> dict[int, str]:
         return parameter_names(self.module)
+
+    def _require_known(self, names: Mapping[int, str]) -> None:
+        held = [(number, p) for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]]
+        for number, parameter in (*held, *(("state", p) for p in self.optimizer.state)):
+            if id(parameter) not in names:
+                where = f"group {number}" if number != "state" else "its state"
+                shape = tuple(parameter.shape) if isinstance(parameter, torch.Tensor) else parameter
+                reason = f"{where} has a parameter {shape} of no module that was passed to Run; pass that module, too"
+                raise TensorUnsupported(name=self.name, reason=reason)
 
     def give(self, state: State) -> None:
         """Put every value where it was, bit for bit: torch's own loading would cast moments to the parameter's type."""
@@ -118,7 +132,7 @@ class OptimizerItem:
     def groups(self) -> list[list[str]]:
         """The names of the parameters, group by group."""
         names = self._names()
-        return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+        return [[names.get(id(p), "?") for p in group["params"]] for group in self.optimizer.param_groups]
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The parameters it updates, by name; of the older FSDP, whose own are flat, those of the whole model."""

@@ -13,6 +13,7 @@ from tests.unit.state.tiny import bits, quietly
 from unbroken import Run
 from unbroken.errors import LeftMidStep, NotExact
 from unbroken.store.directory import Store
+from unbroken.testing import compare_checkpoints
 
 pytestmark = pytest.mark.promise("U3")
 
@@ -34,7 +35,8 @@ class Loop:
     def backward(self, step: int, part: str | None = None) -> None:
         rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
         parts = [part] if part else list(self.model)
-        torch.stack([self.model[each](rows).square().mean() for each in parts]).sum().backward()
+        loss: Any = torch.stack([self.model[each](rows).square().mean() for each in parts]).sum()
+        loss.backward()
 
     def zero(self) -> None:
         """By hand, in place."""
@@ -234,9 +236,9 @@ def zeroes_last(objects: dict[str, Any], step: int) -> None:
 
 
 def zeroes_in_a_closure(objects: dict[str, Any], step: int) -> None:
-    def closure() -> torch.Tensor:
+    def closure() -> Any:  # noqa: ANN401
         objects["optimizer"].zero_grad()
-        loss: torch.Tensor = objects["model"](torch.ones(2, 3)).square().mean()
+        loss: Any = objects["model"](torch.ones(2, 3)).square().mean()
         loss.backward()
         return loss
 
@@ -339,6 +341,22 @@ def test_a_loop_that_drops_its_gradients_is_not_told_and_saves_none(
     assert job(18) == whole
     assert notices(caplog) == []
     assert stored(tmp_path / "run") == {6: False, 12: False, 18: False}
+
+
+def test_a_job_of_one_step_ends_in_a_checkpoint_that_compares_as_equal(tmp_path: Path) -> None:
+    for name, targets in (("whole", (2,)), ("run", (1, 2))):
+        for total in targets:
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+            objects: dict[str, Any] = {"model": model, "optimizer": adamw(model.parameters())}
+            with Run(tmp_path / name, settings=quietly(), **objects) as run:
+                for step in run.steps(total):
+                    zeroes_first(objects, step)
+    # While it is not known whether the next step uses them.
+    assert (stored(tmp_path / "whole")[2], stored(tmp_path / "run")[2]) == (False, True)
+    one, other = (Store(tmp_path / name / "checkpoints") for name in ("whole", "run"))
+    found = compare_checkpoints(one, "final", other, "final")
+    assert found.is_equal and found.tensors
 
 
 def test_a_gradient_that_no_checkpoint_can_contain_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

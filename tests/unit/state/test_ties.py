@@ -18,7 +18,7 @@ class Averaging(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:  # noqa: ANN401
         super().__init__(parameters, {"lr": 0.1})
 
-    def step(self, closure: Any = None) -> None:  # noqa: ANN401
+    def step(self, closure: Any = None) -> Any:  # noqa: ANN401
         del closure
         parameters = self.param_groups[0]["params"]
         shared = self.state.get(parameters[0], {}).get("sum")

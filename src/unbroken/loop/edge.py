@@ -25,7 +25,7 @@ from unbroken.loop.carry import Carried
 from unbroken.loop.logged_metrics import LoggedMetrics, NonFinite, first_non_finite
 from unbroken.loop.loop_checks import LoopChecks
 from unbroken.loop.opened_run import OpenRun
-from unbroken.loop.resume import UNFINISHED
+from unbroken.loop.resume import UNFINISHED, UNSAVED_GRADIENTS
 from unbroken.loop.save_result import LAST_SAVE_WAIT_S, note_save
 from unbroken.loop.step_body import StepBody
 from unbroken.loop.trackers import TRACKERS
@@ -64,13 +64,13 @@ class StepEdges:
         if (restored := opened.restored) is not None:
             self.step = self._saved_step = restored.step
             self.counters = dict(restored.counters)
-        self.body = StepBody(opened.items, cursor, carried)
+        self.body = StepBody(opened.items, cursor, carried, accept=opened.settings.accept)
         self.checks = LoopChecks(opened, cursor, carried, is_rng_moved=is_rng_moved)
         self.logged = LoggedMetrics()
         self.votes = Votes()
         self.is_in_body = False
-        # Whether the body was left by an exception.
-        self.is_raised = False
+        # Whether the body was left by an exception; whether it was left, and is no edge.
+        self.is_raised = self.is_left = False
         self.target: int | None = None
         # How the loop ended, and what was raised where nothing could be.
         self.ending: StopReason | None = None
@@ -95,6 +95,8 @@ class StepEdges:
         self.opened.clock.step_done()
         self.body.end()
         self.checks.edge_reached(self.body.draws)
+        if self.body.standing.notices:
+            self._say_of_gradients()
         _require_plain_counters(self.counters)
         if self.is_dump_requested:
             self.is_dump_requested = False
@@ -175,10 +177,36 @@ class StepEdges:
         if pending and can_wait and self._edges_waited < self.body.patience_steps:
             self._edges_waited += 1
             return True
-        self.body.gradients.is_wanted = pending
+        if pending:
+            self._want_gradients(self.body.gradients.every)
+        else:
+            self._want_gradients(self.body.standing.needed())
         self._edges_waited = 0
         self._is_save_postponed = self._is_stop_postponed = False
         return False
+
+    def _want_gradients(self, mine: frozenset[str]) -> None:
+        """Let the next save contain the gradients of these optimizers, and of those that other ranks name. Collective.
+
+        A model that only one rank has seen to be trained with gradients of an earlier step is trained so by all.
+        """
+        gradients = self.body.gradients
+        everybody = self.opened.world.all_gather((mine, gradients.carried))
+        self.body.standing.agree(frozenset[str]().union(*(carried for _, carried in everybody)))
+        gradients.wanted = frozenset[str]().union(*(wanted for wanted, _ in everybody))
+
+    def _want_own_gradients(self) -> None:
+        """The same for a dump, which waits for no other rank."""
+        body = self.body
+        body.gradients.wanted = body.gradients.every if body.has_pending_gradients else body.standing.needed()
+
+    def _say_of_gradients(self) -> None:
+        standing = self.body.standing
+        for notice in standing.notices:
+            self.checks.say(notice)
+        standing.notices.clear()
+        self.is_save_requested = self.is_save_requested or standing.is_save_due
+        standing.is_save_due = False
 
     def _exhausted(self) -> str | None:
         """Why the data has no further step; None if it has one, or does not know."""
@@ -242,7 +270,7 @@ class StepEdges:
     def dump(self, *, why: str) -> None:
         """Dump this rank's state, where there is a directory for it and the last loss is finite."""
         if self.opened.emergency.is_ready:
-            self.body.gradients.is_wanted = self.body.has_pending_gradients
+            self._want_own_gradients()
             self.read_metrics(before=lambda: self.opened.emergency.dump(self.step, self.counters, why=why))
 
     def _leave_in_hurry(self) -> None:
@@ -250,7 +278,7 @@ class StepEdges:
         self.votes.forget()
         self.ending = self.opened.noticed or StopReason("asked", "another rank")
         self.opened.emergency.is_leaving = True
-        self.body.gradients.is_wanted = self.body.has_pending_gradients
+        self._want_own_gradients()
         self.read_metrics(before=lambda: self.opened.emergency.leave(self.step, self.counters))
         self.opened.recorder.event("stop", step=self.step, reason=self.ending.sentence(), by=self.ending.kind)
         if self.halting is not None:
@@ -268,7 +296,7 @@ class StepEdges:
         if waited_s > _WORTH_LOGGING_S:
             _log.info("previous save still running: waited %.1f s (raise save_steps to avoid this)", waited_s)
         self.opened.look_for_unsaved()
-        self.checks.save_starts()
+        self.checks.save_starts(self.step)
         self.opened.clock.save_started()
         self._tried_step = self.step
         self.opened.recorder.event("save", step=self.step, save_kind=kind, waited_s=waited_s)
@@ -280,9 +308,12 @@ class StepEdges:
             metadata[UNFINISHED] = list(unfinished)
         if ids := self.opened.recorder.tracker_ids:
             metadata[TRACKERS] = dict(ids)
+        unsaved = self.body.standing.saved(self.step, self.body.gradients.wanted)
+        if unsaved and not self.is_left:
+            metadata[UNSAVED_GRADIENTS] = unsaved
         request = Request(self.step, kind, dict(self.counters), metrics, metadata, account)
         self.opened.saver.start(request, rng or (lambda: capture_rng(rng_devices())))
-        self.body.gradients.is_wanted = False
+        self.body.gradients.wanted = frozenset()
 
     def _settle_served(self) -> Callable[[], Mapping[str, Any]] | None:
         """Sum over the ranks what the data has served; the save checks that it is each sample once."""

@@ -41,7 +41,7 @@ class Job(StepEdges):
         if self.ending is not None and self.ending.kind == "done":
             # A loop in several parts: the target of the one before is not the end.
             self.ending = self.opened.noticed = None
-        self.target = total
+        self.target, self.is_left = total, False
         self.opened.recorder.snapshot(step=self.step, max_steps=total)
         self.opened.clock.resume_clock()
         if self.step < total and (exhausted := self._exhausted()) is not None:
@@ -56,6 +56,7 @@ class Job(StepEdges):
             self.opened.saver.prepare(most_bytes=self.opened.settings.staging_memory_bytes)
         self.is_raised = False
         self.checks.loop_starts(self.opened.settings.accept)
+        self.body.loop_starts()
 
     def end_loop(self) -> None:
         """The loop has ended: target reached, or stopped."""
@@ -75,6 +76,7 @@ class Job(StepEdges):
             self.refused = refused
 
     def _save_left(self) -> None:
+        self.is_left = True
         left = self.body.left()
         if not self.votes.leave(self.opened):
             raise LoopsDisagree(run=self.opened.layout.run, step=self.step)
@@ -98,6 +100,8 @@ class Job(StepEdges):
             # The last edge is saved already, exactly.
             self.read_metrics(durable=True)
             return
+        standing = self.body.standing
+        self._want_gradients(standing.needed_of_left() if left.is_complete else standing.needed_of_edge())
         rng = None if left.is_complete else self.body.rng_at_edge
         self._save_and_wait(kind, unfinished=moved, rng=rng)
         self.opened.recorder.snapshot(step=self.step)

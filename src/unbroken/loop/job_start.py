@@ -18,6 +18,7 @@ from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
 from unbroken.state.fresh import unused_names
+from unbroken.state.items import GradientsItem
 from unbroken.store.rewind import next_request, without_tag
 from unbroken.tested_versions import say_if_untested
 from unbroken.world import World
@@ -95,8 +96,8 @@ def record_accepted(
         return
     unmet: list[str] = []
     if found.restored is not None:
-        # Whether RNG states differ is found out when they are set, after everything else.
-        differed = (*found.restored.accepted, RNG)
+        # Whether RNG states differ is found out when they are set, after everything else; gradients, in the first step.
+        differed = (*found.restored.accepted, RNG, GradientsItem.name)
         unmet = unused_names(settings.accept, differed, list(objects))
     recorder.event("accept", names=list(settings.accept), unused=unmet)
     for name in unmet if world.is_first else ():

@@ -16,7 +16,8 @@ from unbroken.loop.carry import CARRIED, Carried
 from unbroken.loop.opened_run import OpenRun
 from unbroken.quoting.log import logger
 from unbroken.state.cursor import Cursor
-from unbroken.state.items import Item, ModuleItem
+from unbroken.state.items import Item, ModuleItem, OptimizerItem
+from unbroken.state.naming import is_flat_sharded, state_names
 from unbroken.state.rng import capture_rng, restore_rng, rng_devices
 
 _log = logger(__name__)
@@ -38,6 +39,7 @@ class LoopChecks:
         self._drawn_before = 0
         self._is_rng_moved = is_rng_moved
         self._late: set[str] = set()
+        self._parts = _parts(opened.items)
         self._modes: dict[str, tuple[bool, ...]] = {}
         self._logged_modes: set[str] = set()
         self._rng = capture_rng(rng_devices())
@@ -86,12 +88,17 @@ class LoopChecks:
             return
         self._edges += 1
         for notice in self._first(draws) if self._edges == 1 else self._second(draws):
-            self._opened.recorder.event("notice", text=notice)
-            if self._opened.world.is_first:
-                _log.warning("%s", notice)
+            self.say(notice)
 
-    def save_starts(self) -> None:
-        """Log which parts of a model were frozen or switched since the first save: checkpoints do not contain that."""
+    def say(self, notice: str) -> None:
+        """Journal and log a notice."""
+        self._opened.recorder.event("notice", text=notice)
+        if self._opened.world.is_first:
+            _log.warning("%s", notice)
+
+    def save_starts(self, step: int) -> None:
+        """Log what a resume by the same script would not find as it is now: other parts of a model, other modes."""
+        self._look_at_parts(step)
         now = _modes(self._opened.items)
         changed = [name for name, mode in now.items() if self._modes.get(name, mode) != mode]
         self._modes = {**now, **self._modes}
@@ -100,10 +107,22 @@ class LoopChecks:
                 f"requires_grad or train/eval mode of {name} changed during the run; checkpoints do not contain "
                 "that, so a resume starts with what the script sets. Set it from run.step before the loop, too"
             )
-            self._opened.recorder.event("notice", text=notice)
-            if self._opened.world.is_first:
-                _log.warning("%s", notice)
+            self.say(notice)
         self._logged_modes.update(changed)
+
+    def _look_at_parts(self, step: int) -> None:
+        """Log which model or optimizer has other tensors or groups than when the run was opened, each once."""
+        now = _parts(self._opened.items)
+        for name, parts in now.items():
+            before = self._parts.get(name, parts)
+            if changed := [each for each in (*parts, *before) if (each in parts) != (each in before)]:
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                self.say(
+                    f"{name} has changed since the run was opened ({changed[0]}{more}): a script that builds it as "
+                    "before cannot resume from this checkpoint. Make the same change before Run where "
+                    f"unbroken.checkpoints(run) has a step of {step:,} or later"
+                )
+        self._parts = now
 
     def _first(self, draws: Sequence[int]) -> Iterator[str]:
         if self._drawn_before:
@@ -133,6 +152,20 @@ class LoopChecks:
                 f"the first step drew {draws[0]} batches from run.data and the second {draws[1]}: if a batch is drawn "
                 f"ahead for the next step, a resume skips it. Carry it instead: {_CARRY}"
             )
+
+
+def _parts(items: Sequence[Item]) -> dict[str, dict[str, None]]:
+    """The tensors of each model, and the parameters of each optimizer with the number of their group."""
+    found: dict[str, dict[str, None]] = {}
+    for item in items:
+        if not isinstance(item, ModuleItem | OptimizerItem) or is_flat_sharded(item.module):
+            continue
+        if isinstance(item, ModuleItem):
+            found[item.name] = dict.fromkeys(state_names(item.module).values())
+        else:
+            groups = enumerate(item.groups())
+            found[item.name] = dict.fromkeys(f"{name} in group {number}" for number, names in groups for name in names)
+    return found
 
 
 def _modes(items: Sequence[Item]) -> dict[str, tuple[bool, ...]]:

@@ -25,7 +25,7 @@ from unbroken.loop.mirrors import RunMirrors
 from unbroken.loop.opened_run import Drilled, OpenRun, find_drill, release_run
 from unbroken.loop.peers import Peers
 from unbroken.loop.recorder import Recorder, SilentRecorder, report_refusal_to_launcher
-from unbroken.loop.resume import Resumed, resume
+from unbroken.loop.resume import UNSAVED_GRADIENTS, Resumed, resume
 from unbroken.loop.save_clock import SaveClock
 from unbroken.loop.settings import Settings
 from unbroken.loop.trackers import load_trackers, start_trackers, time_left
@@ -370,11 +370,20 @@ def _resume(leased: LeasedRun, emergency: Emergency, mirrors: RunMirrors | None,
     found = resume(store, leased.items, world, settings, job=leased.lease.job, mirrors=mirrors)
     found.passed_over[:0] = passed_over
     emergency.hyperparameters = found.hyperparameters
+    _note_unsaved_gradients(found, leased.items)
     record_resume(found, leased.recorder, settings, world, accepted_before=leased.accepted_before)
     if (restored := found.restored) is not None:
         # Last of all: making a loader's iterator draws from them.
         world.all_or_none(lambda: _restore_rng(restored, settings))
     return found
+
+
+def _note_unsaved_gradients(found: Resumed, items: Sequence[Item]) -> None:
+    metadata = found.target.manifest.metadata if found.target is not None else {}
+    unsaved = metadata.get(UNSAVED_GRADIENTS)
+    for item in items:
+        if isinstance(item, GradientsItem) and isinstance(unsaved, Mapping):
+            item.unsaved = {str(name): str(mask) for name, mask in unsaved.items()}
 
 
 def _start_trackers(

@@ -49,6 +49,8 @@ from unbroken.world import World
 
 # In a checkpoint's metadata: what an abandoned step had changed. Accepting this name resumes from it all the same.
 UNFINISHED: Final = "unfinished-step"
+# By optimizer, which parameters had gradients that the checkpoint does not contain; see ``standing_gradients``.
+UNSAVED_GRADIENTS: Final = "unsaved-gradients"
 
 
 @dataclass(frozen=True)

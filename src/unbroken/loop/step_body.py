@@ -8,16 +8,15 @@ belong to the state only while they are pending.
 
 import operator
 import sys
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from unbroken import torch_private
 from unbroken.loop.carry import Carried
+from unbroken.loop.standing_gradients import StandingGradients, Versions, versions_of
 from unbroken.state.cursor import Cursor, Mark
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.rng import RngGlance, capture_rng, glance_at_numpy, glance_at_rng, rng_devices
@@ -54,7 +53,9 @@ class _Edge(NamedTuple):
 class StepBody:
     """Watches one body at a time, from entering the run to leaving it."""
 
-    def __init__(self, items: Sequence[Item], cursor: Cursor[Any] | None, carried: Carried) -> None:
+    def __init__(
+        self, items: Sequence[Item], cursor: Cursor[Any] | None, carried: Carried, *, accept: Collection[str] = ()
+    ) -> None:
         self._items, self._cursor, self._carried = items, cursor, carried
         self._optimizers = [item.optimizer for item in items if isinstance(item, OptimizerItem)]
         self.gradients = next(item for item in items if isinstance(item, GradientsItem))
@@ -68,16 +69,25 @@ class StepBody:
         self._gap = self._longest_gap = 0
         # Where optimizers take turns, the gradients that each has used in its last step.
         self._is_alternating = False
-        self._used: dict[int, list[tuple[weakref.ref[torch.Tensor], int]]] = {}
+        self._used: dict[int, Versions] = {}
         self._edge: _Edge | None = None
         # No optimizer, or bodies without a step: then what a body changed is never put back.
         self._may_be_complete_without_steps = not self._optimizers
         self._drawn = 0
         self.draws: list[int] = []
-        self._undo = [self._count(number, each) for number, each in enumerate(self._optimizers)]
+        self.standing = StandingGradients(self.gradients, accept=accept)
+        self._undo = [self.standing.close]
+        self._undo += [self._count(number, each) for number, each in enumerate(self._optimizers)]
         self._undo += [
             _count_attempts(each, self._attempted) for each in objects if isinstance(each, torch.amp.GradScaler)
         ]
+
+    def loop_starts(self) -> None:
+        """The loop starts, for the first time or again."""
+        self.standing.loop_starts()
+        for number in self.standing.have_stand_ins():
+            # They stand for gradients of a step that was made.
+            self._used[number] = versions_of(self._optimizers[number])
 
     def close(self) -> None:
         """Remove every hook."""
@@ -89,8 +99,9 @@ class StepBody:
     def _count(self, number: int, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         def stepped(*_: object) -> None:
             self._steps[number] += 1
+            self.standing.stepped(number)
             if self._is_alternating:
-                self._used[number] = _versions_of(optimizer)
+                self._used[number] = versions_of(optimizer)
 
         return optimizer.register_step_post_hook(stepped).remove
 
@@ -109,6 +120,7 @@ class StepBody:
 
     def begin(self, counters: dict[str, Any]) -> None:
         """A body starts; note what it could change."""
+        self.standing.body_begins(self._steps)
         self._steps = [0] * len(self._optimizers)
         if self._cursor is not None:
             self._cursor.step_begins()
@@ -129,6 +141,7 @@ class StepBody:
 
     def end(self) -> None:
         """The body has reached its edge."""
+        self.standing.edge_reached()
         steps = self._steps
         self._seen.add(tuple(steps))
         if any(steps):
@@ -155,7 +168,7 @@ class StepBody:
 
     def _are_used(self, number: int, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer's gradients are those of its last step, untouched since, as where two take turns."""
-        used, now = self._used.get(number), _versions_of(optimizer)
+        used, now = self._used.get(number), versions_of(optimizer)
         if used is None or len(used) != len(now):
             return False
         return all(one() is other() and at == then for (one, at), (other, then) in zip(used, now, strict=True))
@@ -195,6 +208,8 @@ class StepBody:
             found.append("scheduler")
         if self._versions() != edge.buffers:
             found.append("buffers")
+        if self.standing.is_moved:
+            found.append("gradients")
         return tuple(found)
 
     def rewind(self) -> dict[str, Any]:
@@ -211,12 +226,6 @@ class StepBody:
         edge = self._edge
         assert edge is not None
         return {**capture_rng(rng_devices()), **edge.rng.state()}
-
-
-def _versions_of(optimizer: torch.optim.Optimizer) -> list[tuple["weakref.ref[torch.Tensor]", int]]:
-    """Every gradient of an optimizer and how often it was written; weakly, for a new one may stand where one was."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return [(weakref.ref(grad), torch_private.write_count(grad)) for grad in grads]
 
 
 def _count_attempts(

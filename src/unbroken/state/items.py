@@ -6,8 +6,8 @@ their numbers, so that it can be resharded and regrouped; everything else speaks
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ from unbroken.torch_private import ShardedTensor
 
 State = dict[str, Any]
 _STEP = "step"
+# Among the gradients, where the names of optimizers stand; none is called so, for it is reserved.
+_CARRIED = "carried"
 # Under these a checkpoint keeps what every run has.
 RESERVED = frozenset({"rng_state", "generators", "ranks", "counters", "gradients", "carried"})
 
@@ -79,10 +81,15 @@ class OptimizerItem:
     kind: str = "optimizer"
 
     def take(self) -> State:
-        """State by parameter name, and the groups with names in place of parameters."""
+        """State by parameter name, and the groups with names in place of parameters.
+
+        Raises:
+            TensorUnsupported: it was given a parameter of no module of the run.
+        """
         if is_flat_sharded(self.module):
             return _flat_sharded_take(self.module, self.optimizer)
         names = self._names()
+        self._require_known(names)
         state = {names[id(p)]: dict(kept) for p, kept in self.optimizer.state.items()}
         groups = [
             {**{k: v for k, v in group.items() if k != "params"}, "params": [names[id(p)] for p in group["params"]]}
@@ -92,6 +99,15 @@ class OptimizerItem:
 
     def _names(self) -> dict[int, str]:
         return parameter_names(self.module)
+
+    def _require_known(self, names: Mapping[int, str]) -> None:
+        held = [(number, p) for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]]
+        for number, parameter in (*held, *(("state", p) for p in self.optimizer.state)):
+            if id(parameter) not in names:
+                where = f"group {number}" if number != "state" else "its state"
+                shape = tuple(parameter.shape) if isinstance(parameter, torch.Tensor) else parameter
+                reason = f"{where} has a parameter {shape} of no module that was passed to Run; pass that module, too"
+                raise TensorUnsupported(name=self.name, reason=reason)
 
     def give(self, state: State) -> None:
         """Put every value where it was, bit for bit: torch's own loading would cast moments to the parameter's type."""
@@ -116,7 +132,7 @@ class OptimizerItem:
     def groups(self) -> list[list[str]]:
         """The names of the parameters, group by group."""
         names = self._names()
-        return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+        return [[names.get(id(p), "?") for p in group["params"]] for group in self.optimizer.param_groups]
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The parameters it updates, by name; of the older FSDP, whose own are flat, those of the whole model."""
@@ -145,38 +161,74 @@ class ObjectItem:
 
 @dataclass
 class GradientsItem:
-    """Gradients that no optimizer step has used yet; stored only when a save cannot wait for that step."""
+    """Gradients that a later step uses: pending ones, if a save cannot wait, and those that a loop keeps over an edge.
+
+    ``wanted`` names the optimizers whose gradients the next save stores, ``carried`` those whose loop keeps them,
+    ``unsaved`` by optimizer the parameters whose gradients the checkpoint does not contain.
+    """
 
     optimizers: tuple[OptimizerItem, ...]
-    is_wanted: bool = False
+    wanted: frozenset[str] = frozenset()
+    carried: frozenset[str] = frozenset()
+    unsaved: Mapping[str, str] = field(default_factory=dict)
     name: str = "gradients"
     kind: str = "gradients"
+    _restored: State | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the next save stores any."""
+        return bool(self.wanted)
+
+    @property
+    def every(self) -> frozenset[str]:
+        """The names of all optimizers."""
+        return frozenset(item.name for item in self.optimizers)
 
     def are_pending(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether any parameter of an optimizer has a gradient."""
         return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
     def take(self) -> State:
-        """The gradients of each optimizer, by parameter name.
+        """The gradients of each wanted optimizer, by parameter name.
 
         Raises:
             TensorUnsupported: a model is sharded by FSDP1, whose gradients are flat and local.
         """
+        if self._restored is not None:
+            return self._restored
         found: State = {}
         for item in self.optimizers:
-            if is_flat_sharded(item.module) and self.are_pending(item.optimizer):
+            has_any = item.name in self.wanted and self.are_pending(item.optimizer)
+            if is_flat_sharded(item.module) and has_any:
                 raise TensorUnsupported(name=self.name, reason="gradients of FSDP1's flat parameters cannot be stored")
-            live = item.parameters() if self.are_pending(item.optimizer) else {}
+            live = item.parameters() if has_any else {}
             found[item.name] = {name: p.grad for name, p in live.items() if p.grad is not None}
+        if self.carried:
+            found[_CARRIED] = sorted(self.carried)
         return found
 
     def give(self, state: State) -> None:
-        """Put every gradient back, and drop all others."""
+        """Keep every gradient until the loop starts: what the script computes before it must not add to them."""
+        self._restored = state
+        self.carried = frozenset(state.get(_CARRIED, ()))
+
+    def put_back(self) -> bool:
+        """Put every restored gradient in its place, and drop all others; whether there was a checkpoint with any."""
+        state, self._restored = self._restored, None
+        if state is None:
+            return False
         for item in self.optimizers:
             given = state.get(item.name, {})
-            for name, parameter in item.parameters().items():
-                parameter.grad = given.get(name)
-        self.is_wanted = any(state.values())
+            for name, parameter in item.parameters().items() if not is_flat_sharded(item.module) else ():
+                restored = given.get(name)
+                if restored is not None and _are_alike(parameter.grad, restored):
+                    # In place: a CUDA graph or a bucket of DDP writes to this very tensor.
+                    with torch.no_grad():
+                        parameter.grad.copy_(restored)
+                else:
+                    parameter.grad = restored
+        return True
 
     def owner_of(self, name: str) -> torch.Tensor | None:
         """The parameter that a stored gradient belongs to; None if there is none of that name."""
@@ -185,6 +237,10 @@ class GradientsItem:
             if name.startswith(prefix) and not is_flat_sharded(item.module):
                 return item.parameters().get(name.removeprefix(prefix))
         return None
+
+
+def _are_alike(one: torch.Tensor | None, other: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    return one is not None and (one.dtype, one.layout, one.device) == (other.dtype, other.layout, other.device)
 
 
 Item = ModuleItem | OptimizerItem | ObjectItem | GradientsItem

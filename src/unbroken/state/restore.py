@@ -36,6 +36,7 @@ from unbroken.state.numbered import name_parameters
 from unbroken.state.pieces import local_tensors
 from unbroken.state.read import read, verify_unread
 from unbroken.state.rng import OwnRng
+from unbroken.state.ties import require_kept_ties, with_ties
 from unbroken.state.trainer_state import TrainerState, decode_counters, read_rank_values, read_trainer_state
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
@@ -104,7 +105,7 @@ def restore(
         _fill(tensor)
     try:
         payload.read(source.store, source.name, source.manifest, plan.index, plan.places, world)
-        world.all_or_none(lambda: _give(plan, allow_pickle))
+        world.all_or_none(lambda: _give(plan, accept, allow_pickle))
         _verify_live(source, plan, world)
     except Exception as refused:
         raise _half_loaded(refused) from refused
@@ -151,7 +152,8 @@ class _Plan:
     def values(self) -> dict[str, torch.Tensor]:
         """The tensors by the names that the structures use; empty ones for those that start fresh."""
         nothing = {name: torch.empty(0) for name in self.fresh.names}
-        return {**nothing, **self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
+        values = {**nothing, **self.places, **{name: self.places[own] for name, own in self.own_names.items()}}
+        return with_ties(values, self.items, self.names, self.own_names, self.index)
 
 
 @dataclass(frozen=True)
@@ -300,11 +302,13 @@ def _look(item: str, structure: Json, allow_pickle: bool) -> Looked:
     return tuple(names), cast("State", state)
 
 
-def _give(plan: _Plan, allow_pickle: Collection[str]) -> None:
+def _give(plan: _Plan, accept: Collection[str], allow_pickle: Collection[str]) -> None:
+    values = plan.values()
     for item in plan.items:
         is_allowed = item.name in allow_pickle
-        state = unflatten(plan.structures[item.name], plan.values(), item=item.name, allow_pickle=is_allowed)
+        state = unflatten(plan.structures[item.name], values, item=item.name, allow_pickle=is_allowed)
         item.give(plan.fresh.settle(item, cast("State", state)))
+        require_kept_ties(item, values, plan.names[item.name], accept)
 
 
 def _structures(

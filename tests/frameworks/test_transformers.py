@@ -217,7 +217,9 @@ def test_data_that_draws_random_numbers_goes_on_as_in_one_job(jobs: Jobs, tmp_pa
 
 
 @pytest.mark.promise("C9")
-@pytest.mark.parametrize("arguments", [{}, TWO_WORKERS, {"save_strategy": "epoch"}], ids=["skipped", "workers", "epochs"])
+@pytest.mark.parametrize(
+    "arguments", [{}, TWO_WORKERS, {"save_strategy": "epoch"}], ids=["skipped", "workers", "epochs"]
+)
 def test_a_stream_without_a_length_goes_on_inside_its_second_epoch(
     jobs: Jobs, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
@@ -238,6 +240,19 @@ def test_a_stream_without_a_length_goes_on_inside_its_second_epoch(
     assert resumed.digest == whole.digest, resumed.said
     assert resumed.result is not None and whole.result is not None
     assert resumed.result["epoch"] == whole.result["epoch"]
+
+
+@pytest.mark.promise("C9")
+def test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one(jobs: Jobs, tmp_path: Path) -> None:
+    # Three epochs of 10 batches, two of which end after 4; killed in the last one. The data draws while it is read.
+    arguments = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 5, "save_steps": 3}
+    job: dict[str, Any] = {"ends_epoch": [4, 8], "masked": None, "arguments": arguments}
+    whole = jobs.run(tmp_path / "whole", plain=True, **job)
+    assert jobs.run(tmp_path / "run", interrupts=[{"step": 14, "number": KILL}], **job).code == -KILL
+    resumed = jobs.run(tmp_path / "run", **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert resumed.result is not None and whole.result is not None
+    assert (resumed.result["epoch"], resumed.result["step"]) == (whole.result["epoch"], 18) == (3, 18)
 
 
 @pytest.mark.promise("C9")

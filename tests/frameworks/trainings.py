@@ -145,6 +145,23 @@ class SaveLate(TrainerCallback):
             control.should_save = True
 
 
+class EndEpoch(TrainerCallback):
+    """Ends an epoch at some steps, as a curriculum might."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self._steps = steps
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        if state.global_step in self._steps:
+            control.should_epoch_stop = True
+
+
 def kill_while_writing(name: str, step: int) -> None:
     """Die in the middle of one file of the Trainer's own checkpoint of a step: a half of it is there."""
     real_open = os.open
@@ -233,6 +250,8 @@ def train(job: dict[str, Any]) -> None:
         trainer.add_callback(Interrupt(**interrupted))
     if "save_late" in job:
         trainer.add_callback(SaveLate(job["save_late"]))
+    if "ends_epoch" in job:
+        trainer.add_callback(EndEpoch(job["ends_epoch"]))
     if "torn" in job:
         kill_while_writing(**job["torn"])
     with contextlib.suppress(*([ValueError] if job.get("catches") else [])):

@@ -134,7 +134,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "the place in a stream forgotten, so that its second pass starts over",
         "frameworks/trainer_batches.py",
         "            found = self._chosen[1]\n",
-        "            pass\n",
+        "",
         f"{_STREAM}[skipped]",
     ),
     one(
@@ -143,6 +143,13 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "        self._epoch, self._given = self._epoch + 1, 0\n",
         "        pass\n",
         f"{_STREAM}[skipped]",
+    ),
+    one(
+        "an epoch that a callback ended taken for a whole one",
+        "frameworks/trainer_batches.py",
+        "        self._is_short = self._is_short or (length is not None and self._given < length)\n",
+        "",
+        f"{_TRAINER}test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one",
     ),
     one(
         "a step of fewer batches at the end of an epoch not counted",

@@ -9,9 +9,10 @@ numbers. Where it does, two things are missing:
 
 Batches are read through ``Trainer.get_batch_samples``, which is called for every step and is replaced on this trainer.
 
-Of a loader without a length the Trainer takes the whole training for one epoch: a resume in the second pass over the
-data would skip more batches than a pass has, and start it over. So the place in such data is kept in the checkpoint, and
-is what ``Trainer._init_training_state`` says after a resume.
+The Trainer computes the place of a resume from its count of steps. That is wrong if an epoch had fewer batches than it
+computes with: it takes the whole training for one epoch of a loader without a length, and a callback may end an epoch
+by ``should_epoch_stop``. So the place is kept in such checkpoints, and ``Trainer._init_training_state``, which is
+replaced too, says that one.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ _INIT: Final = "_init_training_state"
 # In the file of RNG states: those before the batch that was read ahead, and the count of batches.
 _AHEAD: Final = "ahead"
 _BATCHES: Final = "batches"
-# The epoch and the batches that were done in it, of a loader without a length.
+# The epoch and the batches that were done in it, where they do not follow from the count of steps.
 _PLACE: Final = "place"
 # Collators that pad and copy, and draw nothing.
 _FIXED_COLLATORS: Final = frozenset(
@@ -82,7 +83,9 @@ class TrainerBatches:
             vars(trainer)[_INIT] = self._init_training_state
         # Where the Trainer starts: the checkpoint that was chosen, and the place that it has.
         self._chosen: tuple[Path, tuple[int, int]] | None = None
-        self._epoch = 0
+        # The epoch, whether its batches are all done, and whether an earlier one was shorter than the Trainer thinks.
+        self._epoch = self._skipped = 0
+        self._is_exhausted = self._is_short = False
         self._loader: Any = None
         self._rngs: list[Any] = []
         self._given = 0
@@ -116,7 +119,7 @@ class TrainerBatches:
             and not getattr(inner, "use_stateful_dataloader", False)
         )
 
-    # ---- the place in data without a length ----
+    # ---- the place in the data ----
 
     def choose(self, path: Path, saved: Mapping[str, Any] | None) -> None:
         """A checkpoint was chosen; ``saved`` is its file of RNG states.
@@ -129,8 +132,8 @@ class TrainerBatches:
             return
         if self._init is None:
             raise ValueError(
-                "this version of transformers cannot resume in the second epoch of an iterable data set without a "
-                "length: give the data set a __len__, or install transformers 5.22"
+                "this version of transformers cannot resume in a later epoch of a data set without a length, or after "
+                "an epoch that a callback ended: install transformers 5.22"
             )
         self._chosen = path, (place["epoch"], place["batches"])
 
@@ -140,9 +143,10 @@ class TrainerBatches:
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, str | Path)]
         if self._chosen is not None and self._chosen[0] in map(Path, given):
             found = self._chosen[1]
+            self._is_short = True
         else:
             self._chosen = None
-        self._epoch = found[0]
+        self._epoch, self._skipped = found
         return found
 
     def is_between_epochs(self, saved: Mapping[str, Any]) -> bool | None:
@@ -161,8 +165,8 @@ class TrainerBatches:
     def begin_epoch(self, loader: object, saved: Mapping[str, Any] | None) -> None:
         """An epoch begins; ``saved`` are the RNG states of a checkpoint inside it."""
         self._loader, self._saved, self._rest, self._after = loader, saved, None, None
-        chosen, self._chosen = self._chosen, None
-        self._given, self._ahead = 0 if chosen is None else chosen[1][1], None
+        self._given, self._skipped = self._skipped, 0
+        self._ahead, self._is_exhausted = None, False
         if self._is_rereading:
             # Workers that are kept over epochs carry RNG states that nobody knows.
             renew(loader)
@@ -171,8 +175,14 @@ class TrainerBatches:
         held = SimpleNamespace(dataset=getattr(loader, "dataset", None), collate_fn=getattr(loader, "collate_fn", None))
         self._rngs = rngs_of(held) if self.is_noting else []
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, *, is_stopping: bool) -> None:
         """An epoch is over: what is saved from here on is the beginning of the next one."""
+        length = batch_count(self._loader)
+        is_inside = not self._is_exhausted and (length is None or self._given < length)
+        if is_inside and is_stopping:
+            # The training is over, and not the epoch: a longer training continues in it.
+            return
+        self._is_short = self._is_short or (length is not None and self._given < length)
         self._epoch, self._given = self._epoch + 1, 0
 
     @property
@@ -203,6 +213,7 @@ class TrainerBatches:
                 self._ahead = self._drawn()
             batch = next(batches, None)
             if batch is None:
+                self._is_exhausted = True
                 return
             self._given += 1
             yield batch
@@ -220,12 +231,21 @@ class TrainerBatches:
         own = {"now": packed_states([rng_state(each) for each in self._rngs])}
         if self._ahead is not None:
             own["ahead"] = packed_states(self._ahead.own)
-        place = {"epoch": self._epoch, "batches": self._given} if batch_count(self._loader) is None else None
         return {
-            _PLACE: place,
+            _PLACE: self._own_place(),
             _AHEAD: None if self._ahead is None else self._ahead.rng,
             _BATCHES: {"count": self._given, "own": own},
         }
+
+    def _own_place(self) -> dict[str, int] | None:
+        length = batch_count(self._loader)
+        if length is None:
+            return {"epoch": self._epoch, "batches": self._given}
+        if not self._is_short:
+            return None
+        # As the Trainer counts: behind the last batch of an epoch the next one begins.
+        is_over = self._given >= length
+        return {"epoch": self._epoch + is_over, "batches": 0 if is_over else self._given}
 
     def restore_own(self, saved: Mapping[str, Any]) -> None:
         """Put the generators of the data set and the collator where they were at the end of an epoch."""
@@ -242,6 +262,8 @@ class TrainerBatches:
 
     def _place(self) -> tuple[int, int]:
         """The epoch that the Trainer resumes in, and the batches of it that it skips."""
+        if self._chosen is not None:
+            return self._chosen[1]
         accumulated = self._trainer.args.gradient_accumulation_steps
         updates = max(-(-len(self._loader) // accumulated), 1)
         epoch, steps = divmod(self._trainer.state.global_step, updates)

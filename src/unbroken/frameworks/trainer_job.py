@@ -182,18 +182,18 @@ class TrainerJob:
         self._epoch_rng = capture_rng(rng_devices())
         self._watched = None
 
-    def end_epoch(self, *, is_saving: bool) -> None:
+    def end_epoch(self, control: TrainerControl) -> None:
         """An epoch is over."""
         if self._batches is None:
             return
         pending = self._batches.pending_batches
-        if pending and is_saving and self.run.world.is_first:
+        if pending and control.should_save and self.run.world.is_first:
             _log.warning(
-                "not exact: the epoch ended with gradients of %s that no optimizer step has used, and a checkpoint saved "
-                "here does not hold them: let an epoch have a multiple of gradient_accumulation_steps batches",
+                "not exact: the epoch ended with gradients of %s that no optimizer step has used, and a checkpoint "
+                "saved here does not hold them: let an epoch have a multiple of gradient_accumulation_steps batches",
                 plural(pending, "batch", "batches"),
             )
-        self._batches.end_epoch()
+        self._batches.end_epoch(is_stopping=control.should_training_stop)
 
     def begin_step(self) -> None:
         """Notice a data set that draws random numbers: the RNG has moved since the last step ended."""

@@ -211,7 +211,7 @@ class Callback(TrainerCallback):
     ) -> None:
         """An epoch is complete; a step that is saved already is not saved again."""
         job = self._open_job
-        job.end_epoch(is_saving=control.should_save)
+        job.end_epoch(control)
         if job.published_step == state.global_step:
             control.should_save = False
         job.redirect(state, control, kwargs.get("model"))

@@ -162,6 +162,8 @@ def make_callbacks(pl: Any, ours: Any, job: dict[str, Any]) -> list[Any]:  # noq
     callbacks += [interrupt(pl, each) for each in job.get("interrupts", ())]
     if job.get("ema"):
         callbacks.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
+    if job.get("swa"):
+        callbacks.append(pl.callbacks.StochasticWeightAveraging(swa_lrs=1e-3))
     if job.get("early"):
         callbacks.append(pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0))
     return callbacks

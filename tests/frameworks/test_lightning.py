@@ -21,6 +21,7 @@ from tests.frameworks.forking import Ended, Jobs, forking
 from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 
 KILL = int(signal.SIGKILL)
 TERM = int(signal.SIGTERM)
@@ -202,6 +203,20 @@ def test_loss_scale_plateau_and_early_stopping_go_on_where_they_were(jobs: Jobs,
     assert resumed.digest == whole.digest, resumed.said
     again = jobs.run(run, **job)
     assert result(again)["trained"] == 0 and result(again)["step"] == 30, again.said
+
+
+@pytest.mark.promise("C11")
+def test_a_step_of_fewer_batches_at_the_end_of_an_epoch_is_a_step(jobs: Jobs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    # Ten batches an epoch: its third step has two of them, and not four.
+    trainer = {**EPOCHS, "max_epochs": 2, "accumulate_grad_batches": 4}
+    callbacks: dict[str, Any] = {"swa": True, "trainer": trainer, "checkpoints": [{"every_n_train_steps": 2}]}
+    ended = jobs.run(run, **callbacks)
+    assert result(ended)["step"] == 6, ended.said
+    (end,) = read_history(Layout(run)).of_kind("job-end")
+    assert end.number("step") == 6
+    assert [step for step, _ in read_metrics(Layout(run)).series("loss")] == [1, 2, 3, 4, 5, 6]
+    assert "not exact: StochasticWeightAveraging" in ended.said
 
 
 @pytest.mark.promise("C11")

@@ -217,6 +217,52 @@ def test_data_that_draws_random_numbers_goes_on_as_in_one_job(jobs: Jobs, tmp_pa
 
 
 @pytest.mark.promise("C9")
+@pytest.mark.parametrize(
+    "arguments", [{}, TWO_WORKERS, {"save_strategy": "epoch"}], ids=["skipped", "workers", "epochs"]
+)
+def test_a_stream_without_a_length_goes_on_inside_its_second_epoch(
+    jobs: Jobs, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    # 8 batches of 2 samples: killed in the second pass, and stopped by the last step of it.
+    job: dict[str, Any] = {"streamed": 16, "arguments": {"save_steps": 3, **arguments}}
+    passes = 8 // arguments.get("gradient_accumulation_steps", 1)
+    kill, stop = {"step": passes + 3, "number": KILL}, {"step": 2 * passes, "number": TERM}
+    whole = jobs.run(tmp_path / "whole", plain=True, **job)
+    if not arguments:
+        # By its own means the Trainer passes more batches than an epoch has, and starts the next one over.
+        assert jobs.run(tmp_path / "plain", plain=True, interrupts=[kill], **job).code == -KILL
+        assert jobs.run(tmp_path / "plain", plain=True, resume=True, **job).digest != whole.digest
+    run = tmp_path / "run"
+    assert jobs.run(run, interrupts=[kill], **job).code == -KILL
+    stopped = jobs.run(run, interrupts=[stop], **job)
+    assert stopped.code == 0 and stopped.result is not None and stopped.result["is_stopped"], stopped.said
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert resumed.result is not None and whole.result is not None
+    assert resumed.result["epoch"] == whole.result["epoch"]
+
+
+@pytest.mark.promise("C9")
+def test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one(jobs: Jobs, tmp_path: Path) -> None:
+    # Three epochs of 10 batches, two of which end after 4; killed in the last one. The data draws while it is read.
+    arguments = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 5, "save_steps": 3}
+    job: dict[str, Any] = {"ends_epoch": [4, 8], "masked": None, "arguments": arguments}
+    whole = jobs.run(tmp_path / "whole", plain=True, **job)
+    assert jobs.run(tmp_path / "run", interrupts=[{"step": 14, "number": KILL}], **job).code == -KILL
+    resumed = jobs.run(tmp_path / "run", **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert resumed.result is not None and whole.result is not None
+    assert (resumed.result["epoch"], resumed.result["step"]) == (whole.result["epoch"], 18) == (3, 18)
+
+
+@pytest.mark.promise("C9")
+def test_gradients_left_at_the_end_of_a_stream_are_said(jobs: Jobs, tmp_path: Path) -> None:
+    arguments = {"save_strategy": "epoch", "gradient_accumulation_steps": 3, "max_steps": 4}
+    said = jobs.run(tmp_path / "run", streamed=16, arguments=arguments).said
+    assert "not exact: the epoch ended with gradients of 2 batches" in said
+
+
+@pytest.mark.promise("C9")
 def test_workers_that_are_kept_over_epochs_draw_what_they_would_have_drawn(jobs: Jobs, tmp_path: Path) -> None:
     job: dict[str, Any] = {"masked": None, "arguments": {**TWO_WORKERS, "dataloader_persistent_workers": True}}
     whole = jobs.run(tmp_path / "whole", **job)

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,24 @@ class Noisy(Sequences):
         tokens = super().__getitem__(index)["input_ids"]
         drawn = [random.randrange(64), int(numpy.random.randint(64)), int(torch.randint(64, ()))]
         return {"input_ids": torch.cat([torch.tensor(drawn), tokens[3:]])}
+
+
+class Streamed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """Sequences without a length, in an order that follows from the epoch it is told."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples, self._epoch = samples, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = torch.utils.data.get_worker_info()
+        place, stride = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        order = torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._epoch)).tolist()
+        data = Sequences()
+        for index in order[place::stride]:
+            yield data[index]
 
 
 def masking(seed: int | None) -> DataCollatorForLanguageModeling:
@@ -126,6 +145,23 @@ class SaveLate(TrainerCallback):
     ) -> None:
         if state.global_step == self._step:
             control.should_save = True
+
+
+class EndEpoch(TrainerCallback):
+    """Ends an epoch at some steps, as a curriculum might."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self._steps = steps
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        if state.global_step in self._steps:
+            control.should_epoch_stop = True
 
 
 def kill_while_writing(name: str, step: int) -> None:
@@ -206,8 +242,9 @@ def train(job: dict[str, Any]) -> None:
     data, collator = Sequences(), None
     if "masked" in job:
         data, collator = Noisy(), masking(job["masked"])
+    train_data: Any = Streamed(job["streamed"]) if "streamed" in job else data
     few = torch.utils.data.Subset(data, range(4))
-    trainer = Trainer(model, arguments, collator, train_dataset=data, eval_dataset=few)
+    trainer = Trainer(model, arguments, collator, train_dataset=train_data, eval_dataset=few)
     callback = unbroken_hf.Callback(**job.get("options", {}))
     if not job.get("plain"):
         trainer.add_callback(callback)
@@ -215,6 +252,8 @@ def train(job: dict[str, Any]) -> None:
         trainer.add_callback(Interrupt(**interrupted))
     if "save_late" in job:
         trainer.add_callback(SaveLate(job["save_late"]))
+    if "ends_epoch" in job:
+        trainer.add_callback(EndEpoch(job["ends_epoch"]))
     if "torn" in job:
         kill_while_writing(**job["torn"])
     with contextlib.suppress(*([ValueError] if job.get("catches") else [])):
@@ -227,6 +266,7 @@ def train(job: dict[str, Any]) -> None:
         "step": trainer.state.global_step,
         "is_stopped": callback.is_stopped,
         "reads": Sequences.reads,
+        "epoch": trainer.state.epoch,
         "best": trainer.state.best_model_checkpoint,
         "output_dir": arguments.output_dir,
         "losses": {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry},

@@ -5,6 +5,7 @@ from tests.mutation.table import Mutation, one
 _RUN = "tests/unit/frameworks/test_framework_run.py::"
 _LIMIT = "tests/unit/frameworks/test_save_total_limit.py::"
 _TRAINER = "tests/frameworks/test_transformers.py::"
+_STREAM = f"{_TRAINER}test_a_stream_without_a_length_goes_on_inside_its_second_epoch"
 _LOOP = "tests/unit/frameworks/test_accelerate_loop.py::"
 _STOPPED = f"{_LOOP}test_stopped_at_a_step_it_ends_in_the_same_bits"
 _TORN = f"{_TRAINER}test_killed_inside_the_trainers_own_write_it_resumes_to_the_same_bits"
@@ -128,6 +129,35 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "return not draws_nothing(inner) if self._reread is None else self._reread",
         "return bool(self._reread)",
         f"{_TRAINER}test_data_that_draws_random_numbers_goes_on_as_in_one_job[workers]",
+    ),
+    one(
+        "the place in a stream forgotten, so that its second pass starts over",
+        "frameworks/trainer_batches.py",
+        "            found = self._chosen[1]\n",
+        "",
+        f"{_STREAM}[skipped]",
+    ),
+    one(
+        "the end of a stream's pass not counted as the beginning of the next one",
+        "frameworks/trainer_batches.py",
+        "        self._epoch, self._given = self._epoch + 1, 0\n",
+        "        pass\n",
+        f"{_STREAM}[skipped]",
+    ),
+    one(
+        "an epoch that a callback ended taken for a whole one",
+        "frameworks/trainer_batches.py",
+        "        self._is_short = self._is_short or (length is not None and self._given < length)\n",
+        "",
+        f"{_TRAINER}test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one",
+    ),
+    one(
+        "a step of fewer batches at the end of an epoch not counted",
+        "frameworks/lightning_job.py",
+        "        if step == self.step:\n            # A step is not over",
+        "        if step == self.step or self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:\n"
+        "            # A step is not over",
+        "tests/frameworks/test_lightning.py::test_a_step_of_fewer_batches_at_the_end_of_an_epoch_is_a_step",
     ),
     one(
         "a forked loader worker ends the job when it exits",

@@ -100,7 +100,7 @@ class Observed:
     ) -> None:
         """A batch is trained."""
         if self._events.job is not None:
-            self._events.job.log_step(outputs, batch_idx + 1)
+            self._events.job.log_step(outputs)
 
 
 class Events:
@@ -229,7 +229,7 @@ class Events:
     ) -> None:
         """A batch is trained."""
         job = self.job
-        if job is not None and job.end_batch(batch_idx + 1) and job.stop is not None:
+        if job is not None and job.end_batch() and job.stop is not None:
             raise Stopped(job.stop)
 
     def on_validation_end(self, trainer: Any, pl_module: object) -> None:  # noqa: ANN401

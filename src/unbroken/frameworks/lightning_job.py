@@ -139,7 +139,10 @@ class LightningJob:
             self._find(None)
             self.point = ResumePoint(passed_over=self.point.passed_over)
         if all(saver.save_weights_only for saver in self._savers) and self.save_steps is None:
-            raise ValueError("nothing would be saved: add a ModelCheckpoint, or save_steps= to the unbroken Callback")
+            raise ValueError(
+                "nothing would be saved that a training can be resumed from: add save_steps= to the unbroken Callback, "
+                "or a ModelCheckpoint without save_weights_only"
+            )
         loaded = self._loaded
         self.step = int(loaded["global_step"]) if loaded is not None else 0
         origin = f"lightning {version}"
@@ -254,14 +257,19 @@ class LightningJob:
             )
         if any(each.reduce_on_plateau and each.interval == "step" for each in self._trainer.lr_scheduler_configs):
             _log.warning("not exact: a ReduceLROnPlateau by steps is updated after the checkpoint of its step is saved")
+        if any(type(each).__name__ == "StochasticWeightAveraging" for each in self._trainer.callbacks):
+            _log.warning(
+                "not exact: StochasticWeightAveraging leaves out its schedule after a resume inside an epoch; "
+                "WeightAveraging and EMAWeightAveraging resume exactly"
+            )
 
-    def log_step(self, outputs: object, batches: int) -> None:
+    def log_step(self, outputs: object) -> None:
         """A batch is trained, and no other callback was called: its loss stands before any save of its step."""
         step = self._trainer.global_step
-        if batches % self._trainer.accumulate_grad_batches == 0 and step != self.step:
+        if step != self.step:
             self._log_loss(step, outputs)
 
-    def end_batch(self, batches: int) -> bool:
+    def end_batch(self) -> bool:
         """A batch is trained, and every other callback was called; whether the job has to stop now.
 
         Raises:
@@ -269,11 +277,9 @@ class LightningJob:
             UnbrokenError: the job stops, and its last save failed.
         """
         self._hear()
-        if batches % self._trainer.accumulate_grad_batches:
-            # A step is not over: its gradients are in no checkpoint.
-            return False
         step = self._trainer.global_step
         if step == self.step:
+            # A step is not over: its gradients are in no checkpoint.
             return False
         self.step = step
         if self.stop is None:

@@ -8,11 +8,17 @@ numbers. Where it does, two things are missing:
 - A loader worker draws for one batch after the other. The batches of the epoch are read again, and dropped.
 
 Batches are read through ``Trainer.get_batch_samples``, which is called for every step and is replaced on this trainer.
+
+The Trainer computes the place of a resume from its count of steps. That is wrong if an epoch had fewer batches than it
+computes with: it takes the whole training for one epoch of a loader without a length, and a callback may end an epoch
+by ``should_epoch_stop``. So the place is kept in such checkpoints, and ``Trainer._init_training_state``, which is
+replaced too, says that one.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -22,7 +28,7 @@ from accelerate.data_loader import DataLoaderShard, SkipBatchSampler  # type: ig
 from torch.utils.data import IterableDataset, TensorDataset
 from transformers import Trainer
 
-from unbroken.frameworks.loader_pass import packed_states, unpacked_states
+from unbroken.frameworks.loader_pass import batch_count, packed_states, unpacked_states
 from unbroken.quoting.log import logger
 from unbroken.state.loaders import renew, rngs_of, worker_count
 from unbroken.state.rng import capture_rng, restore_rng, rng_devices, rng_state, set_rng_state
@@ -30,9 +36,12 @@ from unbroken.world import is_first_process
 
 _log = logger(__name__)
 _READ: Final = "get_batch_samples"
+_INIT: Final = "_init_training_state"
 # In the file of RNG states: those before the batch that was read ahead, and the count of batches.
 _AHEAD: Final = "ahead"
 _BATCHES: Final = "batches"
+# The epoch and the batches that were done in it, where they do not follow from the count of steps.
+_PLACE: Final = "place"
 # Collators that pad and copy, and draw nothing.
 _FIXED_COLLATORS: Final = frozenset(
     {
@@ -66,9 +75,17 @@ class TrainerBatches:
 
     def __init__(self, trainer: Trainer, *, reread: bool | None) -> None:
         self._trainer, self._reread = trainer, reread
-        self._own_read = vars(trainer).get(_READ)
+        self._own_methods = {name: vars(trainer).get(name) for name in (_READ, _INIT)}
         self._read = trainer.get_batch_samples
+        self._init: Any = getattr(trainer, _INIT, None)
         vars(trainer)[_READ] = self._samples
+        if self._init is not None:
+            vars(trainer)[_INIT] = self._init_training_state
+        # Where the Trainer starts: the checkpoint that was chosen, and the place that it has.
+        self._chosen: tuple[Path, tuple[int, int]] | None = None
+        # The epoch, whether its batches are all done, and whether an earlier one was shorter than the Trainer thinks.
+        self._epoch = self._skipped = 0
+        self._is_exhausted = self._is_short = False
         self._loader: Any = None
         self._rngs: list[Any] = []
         self._given = 0
@@ -84,10 +101,11 @@ class TrainerBatches:
         """
         with contextlib.suppress(RuntimeError):
             renew(self._loader)
-        if self._own_read is None:
-            vars(self._trainer).pop(_READ, None)
-        else:
-            vars(self._trainer)[_READ] = self._own_read
+        for name, own in self._own_methods.items():
+            if own is None:
+                vars(self._trainer).pop(name, None)
+            else:
+                vars(self._trainer)[name] = own
 
     @property
     def is_noting(self) -> bool:
@@ -101,12 +119,54 @@ class TrainerBatches:
             and not getattr(inner, "use_stateful_dataloader", False)
         )
 
+    # ---- the place in the data ----
+
+    def choose(self, path: Path, saved: Mapping[str, Any] | None) -> None:
+        """A checkpoint was chosen; ``saved`` is its file of RNG states.
+
+        Raises:
+            ValueError: it has a place that this Trainer cannot be told.
+        """
+        place = (saved or {}).get(_PLACE)
+        if place is None:
+            return
+        if self._init is None:
+            raise ValueError(
+                "this version of transformers cannot resume in a later epoch of a data set without a length, or after "
+                "an epoch that a callback ended: install transformers 5.22"
+            )
+        self._chosen = path, (place["epoch"], place["batches"])
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:  # noqa: ANN401
+        """What the Trainer's own method returns: the epoch to start in, and how many batches of it are skipped."""
+        found: tuple[int, int] = self._init(*args, **kwargs)
+        given = [each for each in (*args, *kwargs.values()) if isinstance(each, str | Path)]
+        if self._chosen is not None and self._chosen[0] in map(Path, given):
+            found = self._chosen[1]
+            self._is_short = True
+        else:
+            self._chosen = None
+        self._epoch, self._skipped = found
+        return found
+
+    def is_between_epochs(self, saved: Mapping[str, Any]) -> bool | None:
+        """Whether a checkpoint was saved at the end of an epoch; None if its place is not known."""
+        place = saved.get(_PLACE)
+        return None if place is None else place["batches"] == 0
+
+    @property
+    def pending_batches(self) -> int:
+        """How many batches at the end of an epoch no optimizer step has used, of a loader without a length."""
+        accumulated = int(self._trainer.args.gradient_accumulation_steps)
+        return self._given % accumulated if batch_count(self._loader) is None else 0
+
     # ---- an epoch ----
 
     def begin_epoch(self, loader: object, saved: Mapping[str, Any] | None) -> None:
         """An epoch begins; ``saved`` are the RNG states of a checkpoint inside it."""
         self._loader, self._saved, self._rest, self._after = loader, saved, None, None
-        self._given, self._ahead = 0, None
+        self._given, self._skipped = self._skipped, 0
+        self._ahead, self._is_exhausted = None, False
         if self._is_rereading:
             # Workers that are kept over epochs carry RNG states that nobody knows.
             renew(loader)
@@ -114,6 +174,16 @@ class TrainerBatches:
             _make_rng(self._trainer.data_collator)
         held = SimpleNamespace(dataset=getattr(loader, "dataset", None), collate_fn=getattr(loader, "collate_fn", None))
         self._rngs = rngs_of(held) if self.is_noting else []
+
+    def end_epoch(self, *, is_stopping: bool) -> None:
+        """An epoch is over: what is saved from here on is the beginning of the next one."""
+        length = batch_count(self._loader)
+        is_inside = not self._is_exhausted and (length is None or self._given < length)
+        if is_inside and is_stopping:
+            # The training is over, and not the epoch: a longer training continues in it.
+            return
+        self._is_short = self._is_short or (length is not None and self._given < length)
+        self._epoch, self._given = self._epoch + 1, 0
 
     @property
     def _is_rereading(self) -> bool:
@@ -143,6 +213,7 @@ class TrainerBatches:
                 self._ahead = self._drawn()
             batch = next(batches, None)
             if batch is None:
+                self._is_exhausted = True
                 return
             self._given += 1
             yield batch
@@ -161,9 +232,20 @@ class TrainerBatches:
         if self._ahead is not None:
             own["ahead"] = packed_states(self._ahead.own)
         return {
+            _PLACE: self._own_place(),
             _AHEAD: None if self._ahead is None else self._ahead.rng,
             _BATCHES: {"count": self._given, "own": own},
         }
+
+    def _own_place(self) -> dict[str, int] | None:
+        length = batch_count(self._loader)
+        if length is None:
+            return {"epoch": self._epoch, "batches": self._given}
+        if not self._is_short:
+            return None
+        # As the Trainer counts: behind the last batch of an epoch the next one begins.
+        is_over = self._given >= length
+        return {"epoch": self._epoch + is_over, "batches": 0 if is_over else self._given}
 
     def restore_own(self, saved: Mapping[str, Any]) -> None:
         """Put the generators of the data set and the collator where they were at the end of an epoch."""
@@ -180,6 +262,8 @@ class TrainerBatches:
 
     def _place(self) -> tuple[int, int]:
         """The epoch that the Trainer resumes in, and the batches of it that it skips."""
+        if self._chosen is not None:
+            return self._chosen[1]
         accumulated = self._trainer.args.gradient_accumulation_steps
         updates = max(-(-len(self._loader) // accumulated), 1)
         epoch, steps = divmod(self._trainer.state.global_step, updates)

@@ -20,6 +20,7 @@ from unbroken.frameworks.epoch_rng import packed, read_rng, rng_name
 from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, ResumePoint, is_refusal
 from unbroken.frameworks.trainer_batches import TrainerBatches
+from unbroken.quoting.amounts import plural
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
 from unbroken.state.rng import capture_rng, restore_rng, rng_devices
@@ -119,6 +120,8 @@ class TrainerJob:
             self._set("num_train_epochs", 0.0)
             self.target_steps = state.max_steps
         self._saved_rng = self.run.world.all_or_none(lambda: read_rng(path, self.run.world.rank))
+        if self._batches is not None:
+            self._batches.choose(path, self._saved_rng)
         return str(path)
 
     def forget_unless_at(self, step: int) -> None:
@@ -133,6 +136,9 @@ class TrainerJob:
             # As the script says, for whoever reads them from here on.
             state.max_steps = self.target_steps
         self.step, self.target_steps = state.global_step, state.max_steps
+        if self.point.path is not None and self.point.path.parent == self.run.layout.run:
+            # Of a stop in the last step of an epoch: the end of that epoch comes again.
+            self.published_step = state.global_step
         self._set("save_total_limit", None)
         if (save_steps := self.run.save_steps_of_drill) is not None:
             self._set("save_strategy", SaveStrategy.STEPS)
@@ -164,6 +170,9 @@ class TrainerJob:
         saved, self._saved_rng = self._saved_rng, None
         # At the end of an epoch the next one begins with the states of the checkpoint.
         is_between = float(state.epoch or 0.0).is_integer()
+        if self._batches is not None and saved is not None:
+            is_known = self._batches.is_between_epochs(saved)
+            is_between = is_between if is_known is None else is_known
         if self._batches is not None:
             self._batches.begin_epoch(loader, None if is_between else saved)
             if saved is not None and is_between:
@@ -172,6 +181,19 @@ class TrainerJob:
             restore_rng(saved["rng"] if is_between else saved["epoch"])
         self._epoch_rng = capture_rng(rng_devices())
         self._watched = None
+
+    def end_epoch(self, control: TrainerControl) -> None:
+        """An epoch is over."""
+        if self._batches is None:
+            return
+        pending = self._batches.pending_batches
+        if pending and control.should_save and self.run.world.is_first:
+            _log.warning(
+                "not exact: the epoch ended with gradients of %s that no optimizer step has used, and a checkpoint "
+                "saved here does not hold them: let an epoch have a multiple of gradient_accumulation_steps batches",
+                plural(pending, "batch", "batches"),
+            )
+        self._batches.end_epoch(is_stopping=control.should_training_stop)
 
     def begin_step(self) -> None:
         """Notice a data set that draws random numbers: the RNG has moved since the last step ended."""

@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from unbroken.errors import UnbrokenError
 from unbroken.frameworks.framework_run import open_framework_run
 from unbroken.frameworks.left_training import what_left
+from unbroken.frameworks.loader_pass import batch_count
 from unbroken.frameworks.options import RunOptions, settings_of
 from unbroken.frameworks.trainer_batches import TrainerBatches, draws_nothing
 from unbroken.frameworks.trainer_job import ORIGIN, TrainerJob, home_of
@@ -147,7 +148,12 @@ class Callback(TrainerCallback):
             loader = kwargs.get("train_dataloader")
             self._open(args, None, length_of(getattr(loader, "dataset", None)))
             self._open_job.forget_unless_at(state.global_step)
-            if args.dataloader_num_workers and is_first_process() and not draws_nothing(loader):
+            if batch_count(loader) is None and is_first_process():
+                _log.warning(
+                    "the Trainer does not know the length of the data set, and a resume after its first epoch would "
+                    "start another one over: pass resume_from_checkpoint=unbroken_hf.resume(trainer)"
+                )
+            elif args.dataloader_num_workers and is_first_process() and not draws_nothing(loader):
                 _log.warning(
                     "loader workers may draw random numbers, and would draw others after a resume inside an epoch: "
                     "pass resume_from_checkpoint=unbroken_hf.resume(trainer)"
@@ -205,6 +211,7 @@ class Callback(TrainerCallback):
     ) -> None:
         """An epoch is complete; a step that is saved already is not saved again."""
         job = self._open_job
+        job.end_epoch(control)
         if job.published_step == state.global_step:
             control.should_save = False
         job.redirect(state, control, kwargs.get("model"))

@@ -21,6 +21,12 @@ _READS_AHEAD: Final = (
     "HorizontallyConcatenatedMultiSourcesExamplesIterable",
     "RebatchedArrowExamplesIterable",
 )
+# Stages that read what is below them in threads.
+_THREADED: Final = (
+    "CyclingMultiSourcesExamplesIterable",
+    "RandomlyCyclingMultiSourcesExamplesIterable",
+    "InterleavedShardsExamplesIterable",
+)
 # NumPy takes so many bits from the system where it gets no seed.
 _SYSTEM_ENTROPY: Final = 1 << 96
 
@@ -60,6 +66,12 @@ def remarks(loader: object) -> list[str]:
             "a resume calls functions of map() and filter() again for samples that were read ahead: "
             "exact unless they draw random numbers"
         )
+    elif _has_function(_below(stages, _THREADED)):
+        # shuffle() interleaves shards, and fetches from each in a thread.
+        found.append(
+            "the streaming dataset calls functions of map() and filter() in threads, ahead of the loop: "
+            "exact unless they draw random numbers"
+        )
     return found
 
 
@@ -87,7 +99,15 @@ def _is_unseeded(stage: object) -> bool:
 
 
 def _computes_again(stages: list[object]) -> bool:
-    ahead = [stage for stage in stages if any(is_of(stage, _PACKAGE, name) for name in _READS_AHEAD)]
-    read_ahead = (below for stage in ahead for below in stages_of(stage))
-    batched = (stage for stage in stages if getattr(stage, "batched", False))
-    return any(is_of(stage, _PACKAGE, "MappedExamplesIterable") for stage in (*read_ahead, *batched))
+    batched = [stage for stage in stages if getattr(stage, "batched", False)]
+    return _has_function([*_below(stages, _READS_AHEAD), *batched])
+
+
+def _below(stages: list[object], names: tuple[str, ...]) -> list[object]:
+    """What stages with one of these names read from, and they themselves."""
+    found = [stage for stage in stages if any(is_of(stage, _PACKAGE, name) for name in names)]
+    return [below for stage in found for below in stages_of(stage)]
+
+
+def _has_function(stages: list[object]) -> bool:
+    return any(is_of(stage, _PACKAGE, "MappedExamplesIterable") for stage in stages)

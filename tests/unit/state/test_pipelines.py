@@ -238,6 +238,10 @@ SAID = [
         lambda: datasets.interleave_datasets([pipelines.streamed().map(pipelines.mapped)] * 2),
         "a resume calls functions of map()",
     ),
+    (
+        lambda: pipelines.streamed().map(pipelines.mapped).shuffle(seed=1),
+        "the streaming dataset calls functions of map() and filter() in threads",
+    ),
     (unordered, "not exact: ParallelMapper has in_order=False"),
     (plain_map, "map functions of Grain run in threads"),
     (

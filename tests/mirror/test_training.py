@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,6 +227,24 @@ def test_a_run_that_went_back_is_not_brought_forward_by_its_mirror(mirror: str, 
     shutil.rmtree(run)
     with Run(run, settings=mirrored(mirror), **tiny()) as resumed:
         assert resumed.step == 4
+
+
+@pytest.mark.parametrize(
+    ("request_", "reached"), [({"resume": "4"}, 7), ({"resume": "scratch", "force": True}, 3)], ids=["step", "scratch"]
+)
+def test_a_request_is_carried_out_once_though_the_disk_is_wiped_between_jobs(
+    mirror: str, tmp_path: Path, request_: dict[str, Any], reached: int
+) -> None:
+    run = tmp_path / "run"
+    job(run, 8, mirrored(mirror), **tiny())
+    # A scheduler repeats the same command, on a node whose disk is empty.
+    job(run, reached, mirrored(mirror, **request_), **tiny())
+    for further in (1, 2):
+        shutil.rmtree(run)
+        with Run(run, settings=mirrored(mirror, **request_), **tiny()) as resumed:
+            assert resumed.step == reached + further - 1
+        job(run, reached + further, mirrored(mirror, **request_), **tiny())
+        assert not pending(run_at(run), mirror)
 
 
 def test_a_new_run_with_the_mirror_of_another_is_refused(mirror: str, tmp_path: Path) -> None:

@@ -153,6 +153,9 @@ class FrameworkRun:
         return found
 
     def _find(self, asked: str | None, require: Callable[[Path], None]) -> ResumePoint:
+        if asked is not None and self._mirrors is not None:
+            # First: on a wiped disk, only a mirror knows that an earlier job has carried the request out.
+            self._mirrors.learn_rewinds()
         last = last_request(self.store)
         is_followed = asked is not None and last is not None and last.text == asked
         if asked is not None and not is_followed:

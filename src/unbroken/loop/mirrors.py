@@ -14,7 +14,7 @@ from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import parse_address
 from unbroken.mirror.background import Mirror, Mirroring, forget_removed, pending
-from unbroken.mirror.bring_back import Brought, Taking, bring_back, fetch_named, remote_ids, repair
+from unbroken.mirror.bring_back import Brought, Taking, bring_back, fetch_named, learn_rewinds, remote_ids, repair
 from unbroken.mirror.client import open_client
 from unbroken.mirror.ownership import require_own
 from unbroken.mirror.remote import home_of
@@ -78,6 +78,14 @@ class RunMirrors:
         return Mirror(address, client)
 
     # ---- resuming ----
+
+    def learn_rewinds(self) -> None:
+        """Take over what the mirrors know of requests that were carried out: after a wiped disk nothing here does.
+
+        Raises:
+            UnbrokenError: a mirror refused, and there is nothing here to resume from.
+        """
+        learn_rewinds(self._store, self._mirrors, self._taking, warn=_log.warning)
 
     def bring_back(self) -> None:
         """Make the local store as new and as whole as the mirrors are.

@@ -561,7 +561,8 @@ class FrameworkRun:
         try:
             if isinstance(ending, StopReason) and self._mirrors is not None:
                 at_s = self.stops.deadline_s
-                self._mirrors.finish(longest_s=None if at_s is None else max(at_s - time.time() - _LAST_SECONDS, 0.0))
+                longest_s = None if at_s is None else max(at_s - time.time() - _LAST_SECONDS, 0.0)
+                self._mirrors.finish(longest_s=longest_s, signalled=lambda: self.stops.signalled)
         finally:
             outcome = conclude(ending, step=step, job=self.lease.number)
             self.recorder.end(outcome)

@@ -69,8 +69,8 @@ def bring_back(
     # Only now: of two mirrors, one is enough.
     if refusals and _newest(store)[0] is None:
         raise refusals[0][1]
-    for mirror, refused in refusals:
-        warn(f"the mirror {mirror.url} was not asked for newer checkpoints: {refused.message}")
+    for mirror, refusal in refusals:
+        warn(f"the mirror {mirror.url} was not asked for newer checkpoints: {refusal.message}")
     return brought
 
 
@@ -78,16 +78,19 @@ def learn_rewinds(store: Store, mirrors: Sequence[Mirror], taking: Taking, *, wa
     """Copy the records of rewinds from all mirrors, before a request is taken for one that nobody has carried out.
 
     Raises:
-        UnbrokenError: a mirror refused, and there is nothing here: what it knows could be all that is known.
+        UnbrokenError: every mirror refused, and there is nothing here: what they know is all that is known.
         StorageFailed: I/O error here.
     """
+    refusals: list[tuple[Mirror, StorageError]] = []
     for mirror in mirrors:
         try:
             take_rewinds(store_at(mirror.client), store, taking)
         except StorageError as refused:
-            if _newest(store)[0] is None:
-                raise
-            warn(f"the mirror {mirror.url} was not asked where this run went back to: {refused.message}")
+            refusals.append((mirror, refused))
+    if refusals and len(refusals) == len(mirrors) and _newest(store)[0] is None:
+        raise refusals[0][1]
+    for mirror, refusal in refusals:
+        warn(f"the mirror {mirror.url} was not asked where this run went back to: {refusal.message}")
 
 
 def _from_one(store: Store, mirror: Mirror, taking: Taking) -> list[Brought]:

@@ -112,6 +112,10 @@ def test_a_fetch_replaces_another_checkpoint_of_the_same_name_only_when_asked(
         (("mirror", "run", "--to", "shared/mirror"), "bad-mirror"),
         (("fetch", "s3://bucket/a"), "bad-usage"),
         (("fetch", "run", "other"), "bad-usage"),
+        (("fetch", "file:///nowhere/a", "s3://bucket/b"), "bad-run-path"),
+        (("fetch", "file:///nowhere/a", ""), "bad-run-path"),
+        (("import", "s3://bucket/a", "new"), "bad-usage"),
+        (("import", "ckpt.pt", "s3://bucket/b"), "bad-run-path"),
         (("mirror", "run", "--forget", "s3://bucket/a"), "bad-usage"),
     ],
 )

@@ -33,11 +33,12 @@ def test_status_does_not_say_that_a_run_starts_over_whose_store_cannot_be_read(
     assert "not known: s3://bucket/run could not be read" in text
 
 
-@pytest.mark.parametrize("below", ["", "/checkpoints"])
+@pytest.mark.parametrize("below", ["", "/checkpoints", "/mirror", "-link/mirror/a"])
 def test_a_run_is_not_its_own_mirror(tmp_path: Path, below: str) -> None:
     store = run_at(tmp_path / "run")
     saved(store, 10)
-    with pytest.raises(BadMirror, match="where the checkpoints of this run are"):
+    (tmp_path / "run-link").symlink_to(tmp_path / "run")
+    with pytest.raises(BadMirror):
         opened(store, f"file://{tmp_path}/run{below}")
     assert read_run_id(store) is None
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.mirror.servers import BUCKET, Asked, Proxy, environment
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.errors import CheckpointsExist, MirrorTaken, MirrorUnreachable, NoCredentials
-from unbroken.mirror.background import pending
+from unbroken.mirror.background import Mirroring, pending
 from unbroken.mirror.remote import store_at
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -226,6 +227,75 @@ def test_a_run_that_went_back_is_not_brought_forward_by_its_mirror(mirror: str, 
     shutil.rmtree(run)
     with Run(run, settings=mirrored(mirror), **tiny()) as resumed:
         assert resumed.step == 4
+
+
+@pytest.mark.needs("moto")
+def test_with_the_disk_wiped_one_of_two_mirrors_is_enough(proxy: Proxy, url: str, tmp_path: Path) -> None:
+    run, second = tmp_path / "run", f"file://{tmp_path}/second/run"
+    both = mirrored(f"{url}, {second}")
+    hasty = mirrored(f"{url}, {second}", mirror_wait_seconds=0)
+    job(run, 4, both, **tiny())
+    shutil.rmtree(run)
+    proxy.rule = lambda asked: "error"
+    with Run(run, settings=hasty, **tiny()) as resumed:
+        assert resumed.step == 4
+    job(run, 6, hasty, **tiny())
+    assert pending(run_at(run), url)
+    proxy.rule = lambda asked: None
+    job(run, 8, both, **tiny())
+    assert not pending(run_at(run), url) and not pending(run_at(run), second)
+    # One that never worked is met where somebody is looking, though another one works.
+    proxy.rule = lambda asked: "error"
+    fresh = mirrored(f"s3://{BUCKET}/other/new, file://{tmp_path}/second/new")
+    with pytest.raises(MirrorUnreachable):
+        job(tmp_path / "new", 2, fresh, **tiny())
+
+
+@pytest.mark.needs("moto")
+@pytest.mark.parametrize("sent_while", ["training", "waiting"])
+def test_a_signal_that_arrives_during_the_wait_for_uploads_ends_it(
+    proxy: Proxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent_while: str
+) -> None:
+    run, is_cut = tmp_path / "run", list[bool]()
+    job(run, 2, mirrored(url), **tiny())
+    wait = Mirroring.wait
+
+    def signalled_wait(self: Mirroring, timeout_s: float, *, is_cut_short: Callable[[], bool] = bool) -> bool:
+        if sent_while == "waiting":
+            os.kill(os.getpid(), signal.SIGTERM)
+        is_cut.append(is_cut_short())
+        return wait(self, timeout_s, is_cut_short=is_cut_short)
+
+    def body(run: Run, step: int) -> None:
+        if sent_while == "training" and step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Mirroring, "wait", signalled_wait)
+    proxy.rule = lambda asked: "refused" if asked.method == "PUT" else None
+    # A launcher may send the signal that stops the job to several processes: it must not cut the wait short.
+    job(run, 4, mirrored(url, mirror_wait_seconds=3, catch_signals=True), body, **tiny())
+    assert is_cut[-1] == (sent_while == "waiting")
+    assert pending(run_at(run), url)
+    ended = "stopped" if sent_while == "training" else "completed"
+    assert read_history(Layout(run)).of_kind("job-end")[-1].text("status") == ended
+
+
+@pytest.mark.parametrize(
+    ("request_", "reached"), [({"resume": "4"}, 7), ({"resume": "scratch", "force": True}, 3)], ids=["step", "scratch"]
+)
+def test_a_request_is_carried_out_once_though_the_disk_is_wiped_between_jobs(
+    mirror: str, tmp_path: Path, request_: dict[str, Any], reached: int
+) -> None:
+    run = tmp_path / "run"
+    job(run, 8, mirrored(mirror), **tiny())
+    # A scheduler repeats the same command, on a node whose disk is empty.
+    job(run, reached, mirrored(mirror, **request_), **tiny())
+    for further in (1, 2):
+        shutil.rmtree(run)
+        with Run(run, settings=mirrored(mirror, **request_), **tiny()) as resumed:
+            assert resumed.step == reached + further - 1
+        job(run, reached + further, mirrored(mirror, **request_), **tiny())
+        assert not pending(run_at(run), mirror)
 
 
 def test_a_new_run_with_the_mirror_of_another_is_refused(mirror: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from unbroken.mirror.ownership import adopt
 from unbroken.mirror.remote import home_of, resolve_remote
 from unbroken.mirror.transfer import Limits
 from unbroken.quoting import amounts
+from unbroken.records.layout import require_reachable
 from unbroken.records.process import host_name
 from unbroken.records.run_references import resolve
 from unbroken.report.style import Style
@@ -72,7 +73,9 @@ def command(
             raise BadUsage(command="unbroken fetch", complaint=complaint)
         store, done = _repair_run(output, source, limits, dry_run=dry_run)
     else:
-        store, done = _fetch_into(output, source, Path(run or "."), limits, (is_all, refresh, dry_run))
+        # Not "nothing given": an unset variable in a script must not fetch into the working directory.
+        require_reachable(run or "")
+        store, done = _fetch_into(output, source, Path(run or ""), limits, (is_all, refresh, dry_run))
     fields = {"store": str(store.root), "dry_run": dry_run, "checkpoints": done}
     output.document("unbroken.fetch/1", fields, lambda: _text(done, dry_run=dry_run, style=output.style))
 

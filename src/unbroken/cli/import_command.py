@@ -10,6 +10,7 @@ from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CannotImport, Help
 from unbroken.errors.tree import quoted
 from unbroken.launch.run_config import RunConfig
+from unbroken.mirror.address import SCHEMES
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
 from unbroken.store.foreign import GPT_SIMPLE, KINDS, Foreign, Kind, resolve_foreign
@@ -24,6 +25,17 @@ _OF_TRAINER: Final = ("arithmetic", "data", "rng_state")
 _NO_STEP: Final = "neither its files nor its name state the step"
 
 
+def _local(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """A path as click's callback, unless it is an address."""
+    del ctx, param
+    # As a Path, s3://bucket/a has lost a slash.
+    scheme, _, place = str(value).partition(":/")
+    if scheme in SCHEMES and place:
+        complaint = f"{scheme}://{place} is an address; copy it to a disk first, with the store's own tool"
+        raise BadUsage(command=_COMMAND, complaint=complaint)
+    return value
+
+
 @as_command(
     "import",
     examples=(
@@ -33,7 +45,7 @@ _NO_STEP: Final = "neither its files nor its name state the step"
         ("unbroken import ckpt runs/a --require-kind model --step 200", "one kind, one step, or an error"),
     ),
 )
-@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path), callback=_local)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
     "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Config of the model to map to."

@@ -30,7 +30,7 @@ class BadRunPath(UsageError):
 
     kind = "bad-run-path"
     path: str
-    problem: Literal["empty", "nul", "long-name", "too-long", "dangling", "circular", "forbidden"]
+    problem: Literal["empty", "nul", "address", "long-name", "too-long", "dangling", "circular", "forbidden"]
     obstacle: str = ""
     target: str = ""
 
@@ -40,6 +40,7 @@ class BadRunPath(UsageError):
         return {
             "empty": "the run path is empty",
             "nul": "the run path contains a NUL character",
+            "address": "the run path is an address, and a run directory is on a disk",
             "long-name": f"the run path is too long: a name in it has {size_bytes:,} bytes",
             "too-long": f"the run path is too long: it has {size_bytes:,} bytes",
             "dangling": f"the run path {'goes through the' if below else 'is a'} dangling symlink{below}: "
@@ -55,6 +56,11 @@ class BadRunPath(UsageError):
     def so(self) -> str | None:
         if self.problem == "empty":
             return "it would be the working directory; give the run a directory of its own, such as runs/a"
+        if self.problem == "address":
+            return (
+                f"a local directory called {self.obstacle} would be made; give the run a local directory, and the "
+                "address of an object store as Settings(checkpoints=...) or Settings(mirror=...)"
+            )
         if self.problem == "dangling":
             return "nothing is created at the target: its disk may not be mounted"
         return "nothing was written"

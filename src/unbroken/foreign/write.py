@@ -11,7 +11,7 @@ from unbroken.errors import CannotImport, Help
 from unbroken.errors.tree import quoted
 from unbroken.files import LOCAL
 from unbroken.foreign.items import Contents, ForeignItem
-from unbroken.records.layout import Layout
+from unbroken.records.layout import Layout, require_reachable
 from unbroken.records.run_references import is_run
 from unbroken.state.items import ObjectItem, State
 from unbroken.state.save import Request, SaveContext, Saver
@@ -48,8 +48,10 @@ def require_new(run: Path) -> None:
     """Pass if a path can become a new run.
 
     Raises:
+        BadRunPath: no run can be at this path.
         CannotImport: it is a file, or a directory that is not empty.
     """
+    require_reachable(str(run))
     layout = Layout(run)
     if run.exists() and not run.is_dir():
         problem = f"{run} is a file; name the directory of a new run"

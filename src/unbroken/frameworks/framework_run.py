@@ -153,6 +153,9 @@ class FrameworkRun:
         return found
 
     def _find(self, asked: str | None, require: Callable[[Path], None]) -> ResumePoint:
+        if asked is not None and self._mirrors is not None:
+            # First: on a wiped disk, only a mirror knows that an earlier job has carried the request out.
+            self._mirrors.learn_rewinds()
         last = last_request(self.store)
         is_followed = asked is not None and last is not None and last.text == asked
         if asked is not None and not is_followed:
@@ -558,7 +561,8 @@ class FrameworkRun:
         try:
             if isinstance(ending, StopReason) and self._mirrors is not None:
                 at_s = self.stops.deadline_s
-                self._mirrors.finish(longest_s=None if at_s is None else max(at_s - time.time() - _LAST_SECONDS, 0.0))
+                longest_s = None if at_s is None else max(at_s - time.time() - _LAST_SECONDS, 0.0)
+                self._mirrors.finish(longest_s=longest_s, signalled=lambda: self.stops.signalled)
         finally:
             outcome = conclude(ending, step=step, job=self.lease.number)
             self.recorder.end(outcome)

@@ -6,7 +6,7 @@ has worked before is warned about and tried again, since training matters more t
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from unbroken.errors import MirrorTaken, StorageError, UnbrokenError
@@ -14,10 +14,10 @@ from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import parse_address
 from unbroken.mirror.background import Mirror, Mirroring, forget_removed, pending
-from unbroken.mirror.bring_back import Brought, Taking, bring_back, fetch_named, remote_ids, repair
+from unbroken.mirror.bring_back import Brought, Taking, bring_back, fetch_named, learn_rewinds, remote_ids, repair
 from unbroken.mirror.client import open_client
 from unbroken.mirror.ownership import require_own
-from unbroken.mirror.remote import home_of
+from unbroken.mirror.remote import home_of, store_at
 from unbroken.mirror.transfer import Limits
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
@@ -47,8 +47,9 @@ class RunMirrors:
         self._taking = Taking(job, time.time_ns, limits)
         self._wait_s = settings.mirror_wait_seconds
         self._warned: dict[tuple[str, str], float] = {}
+        self._refusals: dict[str, str] = {}
         known = read_mirrors(store)
-        self._mirrors = [opened for text in settings.mirrors if (opened := self._open(text, known)) is not None]
+        self._mirrors = self._open_all(settings.mirrors, known)
         # Before the first upload, and with those that could not be opened: what they lack is kept from now on.
         if settings.mirrors and tuple(settings.mirrors) != known:
             write_mirrors(store, settings.mirrors, job=job)
@@ -60,24 +61,45 @@ class RunMirrors:
             )
         self._mirroring: Mirroring | None = None
 
-    def _open(self, text: str, known: tuple[str, ...]) -> Mirror | None:
-        address = parse_address(text)
-        try:
-            client = open_client(home_of(address, self._store), self._store.files)
-            require_own(self._store, client, new_id=secrets.token_hex(8), job=self._job)
-            if gone := forget_removed(self._store, Mirror(address, client)):
-                _log.info("no longer in the mirror %s and uploaded again: %s", text, ", ".join(gone))
-        except MirrorTaken:
-            raise
-        except StorageError as refused:
-            if text not in known or not scan(self._store).committed:
+    def _open_all(self, texts: tuple[str, ...], known: tuple[str, ...]) -> list[Mirror]:
+        """Those that can be used; those that cannot are warned about, if this run can continue without them."""
+        opened: list[Mirror] = []
+        refusals: list[tuple[str, StorageError]] = []
+        for text in texts:
+            try:
+                opened.append(self._open(text))
+            except MirrorTaken:
                 raise
+            except StorageError as refused:
+                refusals.append((text, refused))
+        is_here = bool(refusals) and bool(scan(self._store).committed)
+        # With a wiped disk nothing here says which mirrors were used before: of two, one is enough.
+        is_there = bool(refusals) and not is_here and any(scan(store_at(each.client)).committed for each in opened)
+        for text, refusal in refusals:
+            if not (is_there or (is_here and text in known)):
+                raise refusal
             message = "the mirror %s cannot be used by this job: %s; nothing is swept that it lacks"
-            _log.warning(message, text, refused.message)
-            return None
-        return Mirror(address, client)
+            _log.warning(message, text, refusal.message)
+        return opened
+
+    def _open(self, text: str) -> Mirror:
+        address = parse_address(text)
+        client = open_client(home_of(address, self._store), self._store.files)
+        require_own(self._store, client, new_id=secrets.token_hex(8), job=self._job)
+        mirror = Mirror(address, client)
+        if gone := forget_removed(self._store, mirror):
+            _log.info("no longer in the mirror %s and uploaded again: %s", text, ", ".join(gone))
+        return mirror
 
     # ---- resuming ----
+
+    def learn_rewinds(self) -> None:
+        """Take over what the mirrors know of requests that were carried out: after a wiped disk nothing here does.
+
+        Raises:
+            UnbrokenError: a mirror refused, and there is nothing here to resume from.
+        """
+        learn_rewinds(self._store, self._mirrors, self._taking, warn=_log.warning)
 
     def bring_back(self) -> None:
         """Make the local store as new and as whole as the mirrors are.
@@ -146,6 +168,7 @@ class RunMirrors:
 
     def mirrored(self, upload: Upload, seconds: float) -> None:
         """Note an upload; called from a thread."""
+        self._refusals.pop(upload.mirror, None)
         self._recorder.event(
             "mirror",
             name=upload.name,
@@ -158,6 +181,7 @@ class RunMirrors:
 
     def refused(self, mirror: str, name: str, error: UnbrokenError) -> None:
         """Note a refusal, each kind now and then; called from a thread."""
+        self._refusals[mirror] = error.message
         now_s, key = time.monotonic(), (mirror, error.kind)
         if now_s - self._warned.get(key, -_LOGGED_EVERY_S) < _LOGGED_EVERY_S:
             return
@@ -166,22 +190,27 @@ class RunMirrors:
         what = f"{name} is not mirrored" if name else "nothing is mirrored"
         _log.warning("%s to %s yet: %s; it is kept here and tried again", what, mirror, error.message)
 
-    def finish(self, *, longest_s: float | None) -> None:
-        """Wait for what is pending, at most as long as the settings and the walltime allow, and say what is left."""
+    def finish(self, *, longest_s: float | None, signalled: Callable[[], object]) -> None:
+        """Wait for what is pending, at most as long as the settings and the walltime allow, and say what is left.
+
+        A signal that arrives meanwhile ends the wait: what is pending is safe, and whoever sent it will kill the job.
+        The signal that has ended training does not, nor do the copies of it that a launcher sends.
+        """
         if self._mirroring is None:
             return
         wait_s = self._wait_s if longest_s is None else min(self._wait_s, longest_s)
+        before = signalled()
         if not self._mirroring.wait(min(wait_s, _UNSAID_S)) and wait_s > _UNSAID_S:
             _log.info("waiting up to %s for uploads to the mirrors", amounts.duration(wait_s))
-            self._mirroring.wait(wait_s - _UNSAID_S)
+            self._mirroring.wait(wait_s - _UNSAID_S, is_cut_short=lambda: before is None and signalled() is not None)
         self._mirroring.close()
         for mirror in self._mirrors:
             if left := pending(self._store, mirror.url):
-                many = amounts.plural(len(left), "checkpoint")
                 _log.warning(
-                    "%s not yet mirrored to %s: the next job goes on, or `unbroken mirror`; kept until then",
-                    many,
+                    "%s not yet mirrored to %s%s: kept here; the next job uploads them, or `unbroken mirror`",
+                    amounts.plural(len(left), "checkpoint"),
                     mirror.url,
+                    f" ({reason})" if (reason := self._refusals.get(mirror.url)) else "",
                 )
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class OpenRun:
             return
         deadline_s = self.stops.deadline_s
         longest_s = None if deadline_s is None else max(deadline_s - time.time() - _LAST_SECONDS, 0.0)
-        self.mirrors.finish(longest_s=longest_s)
+        self.mirrors.finish(longest_s=longest_s, signalled=lambda: self.stops.signalled)
         if self.last_commit is not None:
             self.saver.sweep_again(self.last_commit)
 

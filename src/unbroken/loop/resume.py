@@ -195,6 +195,9 @@ def _prepare(store: Store, settings: Settings, job: str, mirrors: RunMirrors | N
     """What the settings request, unless an earlier job has carried it out; a start from scratch is carried out here."""
     if settings.resume == "auto":
         return _Start(elsewhere=settings.load_path, is_unasked=True)
+    if mirrors is not None:
+        # First: on a wiped disk, only a mirror knows that an earlier job has carried the request out.
+        mirrors.learn_rewinds()
     names = newest_first(store, scan(store).committed)
     wanted = without_tag(settings.resume)
     last = last_request(store)

@@ -10,7 +10,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -115,12 +115,12 @@ class Mirroring:
         for worker in self._workers:
             worker.wake.set()
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, *, is_cut_short: Callable[[], bool] = lambda: False) -> bool:
         """Wait until every mirror has everything, at most so long; says whether it has."""
         until = time.monotonic() + timeout_s
         for worker in self._workers:
             worker.wake.set()
-        while time.monotonic() < until:
+        while time.monotonic() < until and not is_cut_short():
             if all(worker.is_idle for worker in self._workers):
                 return True
             time.sleep(0.05)

@@ -14,6 +14,7 @@ from unbroken.mirror.background import Mirror
 from unbroken.mirror.fetch import Fetched, fetch_checkpoint
 from unbroken.mirror.remote import store_at
 from unbroken.mirror.transfer import Limits
+from unbroken.quoting.amounts import plural
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.choose import choose
 from unbroken.store.directory import Store
@@ -36,7 +37,7 @@ class Brought:
 
     def sentence(self) -> str:
         """One line of text."""
-        what = "fetched" if self.fetched.is_new else f"repaired {len(self.fetched.parts)} parts of"
+        what = "fetched" if self.fetched.is_new else f"repaired {plural(len(self.fetched.parts), 'part')} of"
         return f"{what} {self.fetched.name} from {self.mirror}"
 
 
@@ -55,18 +56,41 @@ def bring_back(
     """Repair the newest local checkpoints and fetch a newer one, where the mirrors have them.
 
     Raises:
-        UnbrokenError: a mirror refused, and there is nothing here to resume from.
+        UnbrokenError: a mirror refused, and neither this disk nor another mirror has anything to resume from.
         StorageFailed: I/O error here.
     """
     brought: list[Brought] = []
+    refusals: list[tuple[Mirror, StorageError]] = []
     for mirror in mirrors:
         try:
             brought += _from_one(store, mirror, taking)
         except StorageError as refused:
-            if _newest(store)[0] is None:
-                raise
-            warn(f"the mirror {mirror.url} was not asked for newer checkpoints: {refused.message}")
+            refusals.append((mirror, refused))
+    # Only now: of two mirrors, one is enough.
+    if refusals and _newest(store)[0] is None:
+        raise refusals[0][1]
+    for mirror, refusal in refusals:
+        warn(f"the mirror {mirror.url} was not asked for newer checkpoints: {refusal.message}")
     return brought
+
+
+def learn_rewinds(store: Store, mirrors: Sequence[Mirror], taking: Taking, *, warn: Callable[[str], None]) -> None:
+    """Copy the records of rewinds from all mirrors, before a request is taken for one that nobody has carried out.
+
+    Raises:
+        UnbrokenError: every mirror refused, and there is nothing here: what they know is all that is known.
+        StorageFailed: I/O error here.
+    """
+    refusals: list[tuple[Mirror, StorageError]] = []
+    for mirror in mirrors:
+        try:
+            take_rewinds(store_at(mirror.client), store, taking)
+        except StorageError as refused:
+            refusals.append((mirror, refused))
+    if refusals and len(refusals) == len(mirrors) and _newest(store)[0] is None:
+        raise refusals[0][1]
+    for mirror, refusal in refusals:
+        warn(f"the mirror {mirror.url} was not asked where this run went back to: {refusal.message}")
 
 
 def _from_one(store: Store, mirror: Mirror, taking: Taking) -> list[Brought]:

@@ -59,7 +59,7 @@ def require_own(store: Store, client: Client, *, new_id: str, job: str) -> None:
     it has none yet and its directory has the same name, as after a wiped disk.
 
     Raises:
-        BadMirror: the mirror is the directory of the run's own checkpoints, or inside it.
+        BadMirror: the mirror is inside the run directory, or is that of the run's own checkpoints.
         MirrorTaken: the prefix belongs to another run, or is among the checkpoints of one.
         MirrorUnverified: the record is not there after it was written.
         UnbrokenError: the object store refused.
@@ -98,6 +98,9 @@ def _require_apart(store: Store, client: Client) -> None:
     here, there = store.root.resolve(), address.directory.resolve()
     if there == here or here in there.parents:
         complaint = f"it is in {here}, where the checkpoints of this run are"
+        raise BadMirror(text=str(client.address), complaint=complaint)
+    if here.name == CHECKPOINTS and here.parent in there.parents:
+        complaint = f"it is in the run directory {here.parent}, and would be lost with it"
         raise BadMirror(text=str(client.address), complaint=complaint)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from unbroken.store.names import CHECKPOINTS, CHECKPOINTS_HERE
 
 # Of one name, on every usual file system of Linux.
 _MOST_NAME_BYTES: Final = 255
+# s3://bucket/a, or what a Path makes of it, s3:/bucket/a. "./s3:/bucket/a" is a path all the same.
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def absolute_run(directory: str | os.PathLike[str]) -> Path:
     """The directory of a run as an absolute path, so that a later ``os.chdir`` does not move the run.
 
     Raises:
-        BadRunPath: it is empty, or no path at all.
+        BadRunPath: it is empty, an address, or no path at all.
     """
     text = os.fspath(directory)
     _require_path(text)
@@ -83,13 +86,15 @@ def _require_path(text: str) -> None:
         raise BadRunPath(path=text, problem="empty")
     if "\0" in text:
         raise BadRunPath(path=text, problem="nul")
+    if _ADDRESS.match(text):
+        raise BadRunPath(path=text, problem="address", obstacle=text.partition("/")[0])
 
 
 def require_reachable(text: str) -> bool:
     """Pass if what is at a path can be looked at, or nothing is there; says whether its nearest part is a directory.
 
     Raises:
-        BadRunPath: it is empty, too long, a symlink that leads nowhere, or behind a directory that lets nobody in.
+        BadRunPath: it is empty, an address, too long, a dangling symlink, or behind a directory that lets nobody in.
     """
     _require_path(text)
     path = Path(text)
@@ -133,7 +138,7 @@ def require_directory(run: Path) -> None:
     """Pass if a run can be at a path: nothing is there yet, at it or above it, but directories.
 
     Raises:
-        BadRunPath: it is empty, too long, a symlink that leads nowhere, or behind a directory that lets nobody in.
+        BadRunPath: it is empty, an address, too long, a dangling symlink, or behind a directory that lets nobody in.
         NotAStore: there is a file.
     """
     if not require_reachable(str(run)):

@@ -38,6 +38,20 @@ def test_a_relative_run_stays_where_it_was_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.promise("U7")
+@pytest.mark.parametrize("address", ["s3://bucket/runs/a", "file:///shared/a", Path("gs://bucket/a"), "abfs://x@y/a"])
+def test_an_address_is_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | os.PathLike[str]
+) -> None:
+    # The disk of the working directory may be wiped: what is believed to be in a bucket would be lost.
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadRunPath) as refused:
+        Run(address, settings=quietly(), **tiny())
+    assert refused.value.problem == "address" and not list(tmp_path.iterdir())
+    with Run(f"./{os.fspath(address)}", settings=quietly(), **tiny()):
+        pass
+
+
+@pytest.mark.promise("U7")
 def test_paths_in_the_settings_are_settled_when_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = Settings(load_path="runs/a@5", emergency_dir="fast", persistent_dir="slow", resume="runs/b@7")

@@ -43,7 +43,7 @@ def open_checkpoints(layout: Layout, settings: Settings, world: World, lease: Le
     def opened() -> DirectStore:
         client = open_client(home_of(parse_address(address), local))
         if world.is_first:
-            require_own(local, client, new_id=secrets.token_hex(8), job=lease.job)
+            require_own(local, client, new_id=secrets.token_hex(8), job=lease.job, is_second_copy=False)
             _require_there(layout, local, client, address)
         memory_bytes = max(settings.mirror_memory_bytes // (settings.files_per_rank or MOST_FILES), LEAST_MEMORY_BYTES)
         limits = Limits(memory_bytes, settings.mirror_bytes_per_second)

@@ -52,8 +52,10 @@ def name_of_run(store: Store) -> str:
     return root.parent.name if root.name == CHECKPOINTS else root.name
 
 
-def require_own(store: Store, client: Client, *, new_id: str, job: str) -> None:
+def require_own(store: Store, client: Client, *, new_id: str, job: str, is_second_copy: bool = True) -> None:
     """Make a prefix ours, or pass if it is; ``new_id`` names the run if it has no id yet.
+
+    ``is_second_copy`` is False of the only copy, which may be anywhere but among the checkpoints of another run.
 
     A run without an id of its own takes over that of the mirror if it is the same run: its checkpoints are there, or
     it has none yet and its directory has the same name, as after a wiped disk.
@@ -64,7 +66,7 @@ def require_own(store: Store, client: Client, *, new_id: str, job: str) -> None:
         MirrorUnverified: the record is not there after it was written.
         UnbrokenError: the object store refused.
     """
-    _require_apart(store, client)
+    _require_apart(store, client, is_second_copy=is_second_copy)
     ours, name = read_run_id(store), name_of_run(store)
     owner = read_owner(client)
     if owner is None:
@@ -84,7 +86,7 @@ def require_own(store: Store, client: Client, *, new_id: str, job: str) -> None:
         write_run_id(store, owner.run, job=job)
 
 
-def _require_apart(store: Store, client: Client) -> None:
+def _require_apart(store: Store, client: Client, *, is_second_copy: bool) -> None:
     """Refuse a mirror in the store itself or among another run's checkpoints: its records would replace theirs."""
     address = client.address
     pieces = address.prefix.split("/")
@@ -99,7 +101,7 @@ def _require_apart(store: Store, client: Client) -> None:
     if there == here or here in there.parents:
         complaint = f"it is in {here}, where the checkpoints of this run are"
         raise BadMirror(text=str(client.address), complaint=complaint)
-    if here.name == CHECKPOINTS and here.parent in there.parents:
+    if is_second_copy and here.name == CHECKPOINTS and here.parent in there.parents:
         complaint = f"it is in the run directory {here.parent}, and would be lost with it"
         raise BadMirror(text=str(client.address), complaint=complaint)
 

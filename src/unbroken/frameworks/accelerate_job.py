@@ -313,8 +313,8 @@ class AccelerateJob:
             self.run.recorder.event("data", notices=["draws from the global RNG while batches are made"])
             if self.run.world.is_first:
                 _log.warning(
-                    "the data set or the collator draws from a global RNG: after a resume inside an epoch it draws "
-                    "other numbers; derive them from the sample, or set num_workers to 1 or more"
+                    "the data set, its sampler or the collator draws from a global RNG: after a resume inside an epoch "
+                    "it draws other numbers; derive them from the sample, or set num_workers to 1 or more"
                 )
         self.place.batches += 1
         return (batch,)

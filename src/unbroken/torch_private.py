@@ -50,6 +50,7 @@ __all__ = [
     "foreach_copy_",
     "foreach_mul_",
     "foreach_sub",
+    "has_unreduced_gradients",
     "holders",
     "inductor_reads_environment",
     "is_fsdp_root",
@@ -343,6 +344,22 @@ def reduce_scatter_of(group: Any) -> ReduceScatter:  # noqa: ANN401
 def unsharded_parameter(parameter: Any) -> Any:  # noqa: ANN401
     """The whole parameter behind a sharded one; None before the first forward pass."""
     return getattr(parameter, "_unsharded_param", None)
+
+
+def has_unreduced_gradients(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 keeps gradients that it has not reduced yet, behind parameters that show none."""
+    shards = (
+        each
+        for part in module.modules()
+        if isinstance(part, FSDPModule)
+        for group in param_groups(part)
+        for each in group.fsdp_params
+    )
+    return any(
+        getattr(each, "unsharded_accumulated_grad", None) is not None
+        or getattr(unsharded_parameter(each), "grad", None) is not None
+        for each in shards
+    )
 
 
 def update_mixed_precision(group: Any) -> None:  # noqa: ANN401

@@ -1,11 +1,13 @@
 """Loops of two ranks that are left early, by all ranks or by one, and one whose optimizer steps every third step."""
 
-import contextlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import unbroken
@@ -14,9 +16,16 @@ from unbroken.errors import UnbrokenError
 QUIET = unbroken.Settings(save_steps=None, audit="off", catch_signals=False)
 
 
-def _model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(3, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def _sharded_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    fully_shard(model)
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
@@ -53,9 +62,9 @@ def finish_on_one(directory: str) -> int:
     return run.step
 
 
-def accumulate(directory: str, stop_at: int | None) -> list[float]:
+def accumulate(directory: str, how: str, stop_at: int | None) -> list[float]:
     """One step per micro-batch, gradients reduced at every third: the weights."""
-    model, optimizer = _model()
+    model, optimizer = _model() if how == "ddp" else _sharded_model()
     with unbroken.Run(directory, settings=QUIET, model=model, optimizer=optimizer) as run:
         for step in run.steps(30):
             if step == stop_at:
@@ -63,12 +72,16 @@ def accumulate(directory: str, stop_at: int | None) -> list[float]:
                 run.stop()
             is_last = step % 3 == 2
             noise = torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-            with contextlib.nullcontext() if is_last else model.no_sync():
+            if isinstance(model, FSDPModule):
+                # Its parameters show no gradient until all have been reduced.
+                model.set_requires_gradient_sync(is_last)
+            with model.no_sync() if isinstance(model, DistributedDataParallel) and not is_last else nullcontext():
                 model(noise).square().mean().backward()
             if is_last:
                 optimizer.step()
                 optimizer.zero_grad()
-    return [float(value) for value in model.module.weight.detach().reshape(-1)]
+    weight = next(model.parameters()).detach()
+    return [float(value) for value in (weight.full_tensor() if isinstance(weight, DTensor) else weight).reshape(-1)]
 
 
 def newest(directory: str) -> Path:

@@ -36,7 +36,8 @@ def test_one_rank_finishes_the_run_and_all_end_at_the_same_step(tmp_path: Path) 
 
 @pytest.mark.promise("U3")
 @pytest.mark.parametrize("stop_at", [6, 7])
-def test_a_stop_between_two_optimizer_steps_keeps_the_bits(tmp_path: Path, stop_at: int) -> None:
-    whole = values(spawn(2, accumulate, str(tmp_path / "whole"), None))
-    values(spawn(2, accumulate, str(tmp_path / "run"), stop_at))
-    assert values(spawn(2, accumulate, str(tmp_path / "run"), None)) == whole
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_a_stop_between_two_optimizer_steps_keeps_the_bits(tmp_path: Path, how: str, stop_at: int) -> None:
+    whole = values(spawn(2, accumulate, str(tmp_path / "whole"), how, None))
+    values(spawn(2, accumulate, str(tmp_path / "run"), how, stop_at))
+    assert values(spawn(2, accumulate, str(tmp_path / "run"), how, None)) == whole

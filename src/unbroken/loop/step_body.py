@@ -162,14 +162,14 @@ class StepBody:
     def has_pending_gradients(self) -> bool:
         """Whether an optimizer holds gradients and made no step with them in this body."""
         return any(
-            not steps and self.gradients.are_pending(optimizer) and not self._are_used(number, optimizer)
-            for number, (steps, optimizer) in enumerate(zip(self._steps, self._optimizers, strict=True))
+            not steps and self.gradients.are_pending(item) and not self._are_used(number, item.optimizer)
+            for number, (steps, item) in enumerate(zip(self._steps, self.gradients.optimizers, strict=True))
         )
 
     def _are_used(self, number: int, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer's gradients are those of its last step, untouched since, as where two take turns."""
         used, now = self._used.get(number), versions_of(optimizer)
-        if used is None or len(used) != len(now):
+        if not used or len(used) != len(now):
             return False
         return all(one() is other() and at == then for (one, at), (other, then) in zip(used, now, strict=True))
 

@@ -25,7 +25,7 @@ from unbroken.state.naming import is_flat_sharded, parameter_names, state_names
 from unbroken.state.pieces import local_tensors
 from unbroken.state.rng import OwnRng, is_rng
 from unbroken.state.wrappers import is_foreign_engine, real
-from unbroken.torch_private import ShardedTensor
+from unbroken.torch_private import ShardedTensor, has_unreduced_gradients
 
 State = dict[str, Any]
 _STEP = "step"
@@ -185,23 +185,28 @@ class GradientsItem:
         """The names of all optimizers."""
         return frozenset(item.name for item in self.optimizers)
 
-    def are_pending(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether any parameter of an optimizer has a gradient."""
-        return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    def are_pending(self, item: OptimizerItem) -> bool:
+        """Whether any parameter of an optimizer has a gradient, or FSDP2 holds one back for it."""
+        shown = (p.grad is not None for group in item.optimizer.param_groups for p in group["params"])
+        return any(shown) or has_unreduced_gradients(item.module)
 
     def take(self) -> State:
         """The gradients of each wanted optimizer, by parameter name.
 
         Raises:
-            TensorUnsupported: a model is sharded by FSDP1, whose gradients are flat and local.
+            TensorUnsupported: a model is sharded by FSDP1, whose gradients are flat and local, or FSDP2 has not reduced
+                them yet.
         """
         if self._restored is not None:
             return self._restored
         found: State = {}
         for item in self.optimizers:
-            has_any = item.name in self.wanted and self.are_pending(item.optimizer)
+            has_any = item.name in self.wanted and self.are_pending(item)
             if is_flat_sharded(item.module) and has_any:
                 raise TensorUnsupported(name=self.name, reason="gradients of FSDP1's flat parameters cannot be stored")
+            if has_any and has_unreduced_gradients(item.module):
+                reason = "gradients that FSDP2 has not reduced yet (set_requires_gradient_sync) cannot be stored"
+                raise TensorUnsupported(name=self.name, reason=reason)
             live = item.parameters() if has_any else {}
             found[item.name] = {name: p.grad for name, p in live.items() if p.grad is not None}
         if self.carried:

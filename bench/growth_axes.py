@@ -183,7 +183,7 @@ def _pauses() -> Iterator[list[float]]:
     try:
         yield found
     finally:
-        save.Saver.start = start  # type: ignore[method-assign, assignment]
+        save.Saver.start = start  # type: ignore[method-assign]
 
 
 def over_tensors(tensors: int, root: Path) -> Seconds:

@@ -1,11 +1,12 @@
 """A state of many small tensors: what each of them may cost, counted in operations, and that the bits are the same."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 
 from tests.unit.state import fingerprint_reference as reference
 from tests.unit.state.payloads import ALONE, load, random_bits, save, tensors_of_every_kind
@@ -64,12 +65,12 @@ def test_plain_tensors_are_planned_and_read_without_torchs_planner(
 ) -> None:
     saving = counted(monkeypatch, pieces, "create_default_local_save_plan")
     planned = list[int]()
-    load_plan = read.create_default_local_load_plan
-    monkeypatch.setattr(
-        read,
-        "create_default_local_load_plan",
-        lambda live, metadata: planned.append(len(live)) or load_plan(live, metadata),
-    )
+
+    def load_planned(live: dict[str, Any], metadata: Any) -> Any:  # noqa: ANN401 - passed on as it is
+        planned.append(len(live))
+        return create_default_local_load_plan(live, metadata)
+
+    monkeypatch.setattr(read, "create_default_local_load_plan", load_planned)
     tensors = small(500)
     store = Store(tmp_path)
     name = save(store, tensors)
@@ -90,7 +91,13 @@ def test_what_a_plain_tensor_is_said_to_hold_is_what_torch_says(monkeypatch: pyt
 def test_small_tensors_are_written_together(count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chunks = list[int]()
     cut = payload._at_blocks
-    monkeypatch.setattr(payload, "_at_blocks", lambda found: (chunks.append(len(each)) or each for each in cut(found)))
+
+    def noted(found: Any) -> Iterator[memoryview]:  # noqa: ANN401 - passed on as it is
+        for each in cut(found):
+            chunks.append(len(each))
+            yield each
+
+    monkeypatch.setattr(payload, "_at_blocks", noted)
     save(Store(tmp_path), small(count))
     assert len(chunks) <= 1 + sum(chunks) // payload._GATHERED_BYTES
 

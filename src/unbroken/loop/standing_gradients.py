@@ -291,15 +291,18 @@ class StandingGradients:
     def _learn(self, each: _Watched) -> None:
         name, without = each.item.name, each.saved_without
         self._gradients.carried |= {name}
-        kept = f"the loop uses gradients of {name} from before a step's edge after it"
+        kept = (
+            f"the loop keeps the gradients of {name} from one step to the next (no zero_grad, "
+            "zero_grad(set_to_none=False), or step() before backward())"
+        )
         if not each.can_be_saved():
             self.notices.append(
-                f"{kept}, and they are of a kind that a checkpoint cannot contain: a resume is not exact. "
+                f"{kept}, and checkpoints cannot contain gradients of this type: a resume will not be exact. "
                 f"Call {name}.zero_grad() at the end of each step"
             )
             return
         self.notices.append(
-            f"{kept}, so checkpoints contain them from now on and are larger. If that is not meant, call "
+            f"{kept}, so checkpoints contain them from now on and are larger. To avoid that, call "
             f"{name}.zero_grad() at the end of each step"
         )
         if without:

@@ -1,8 +1,7 @@
-"""The tool, or a script, in a process forked from one that has torch: a test of its answers needs no 3 s of imports.
+"""The tool in a process forked from one that has torch: a test of a command's answers needs no 3 s of imports.
 
 The process is a real one, with its own arguments, folder, environment, output files and exit code. Tests of how the
-tool starts, of what it loads and of signals to it start an interpreter instead. What is registered to be done at exit
-is not done.
+tool starts, of what it loads and of signals to it start an interpreter instead.
 """
 
 import os
@@ -10,7 +9,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unbroken.testing.worlds import preload, warm_context
@@ -24,33 +23,17 @@ def run_tool(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``unbroken`` with these arguments in a folder, and wait for its end."""
-    return _forked(_become_tool, ["unbroken", *arguments], folder, environment)
-
-
-def run_script(
-    script: Path, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
-) -> "subprocess.CompletedProcess[str]":
-    """Run a script of Python as a program with these arguments in a folder, and wait for its end."""
-    return _forked(_become_script, [str(script), *arguments], folder, environment)
-
-
-def _forked(
-    become: Callable[[], None], words: Sequence[str], folder: Path, environment: Mapping[str, str]
-) -> "subprocess.CompletedProcess[str]":
     with tempfile.TemporaryDirectory(prefix="unbroken-tool-") as said:
         out, err = f"{said}/out", f"{said}/err"
-        settled = (become, words, str(folder), dict(environment), out, err)
-        child = warm_context().Process(target=_settle, args=settled)
+        child = warm_context().Process(target=_become_tool, args=(arguments, str(folder), dict(environment), out, err))
         child.start()
         child.join()
         assert child.exitcode is not None
         texts = [Path(path).read_text(encoding="utf-8") for path in (out, err)]
-    return subprocess.CompletedProcess(list(words), child.exitcode, *texts)
+    return subprocess.CompletedProcess(["unbroken", *arguments], child.exitcode, *texts)
 
 
-def _settle(
-    become: Callable[[], None], words: Sequence[str], folder: str, environment: Mapping[str, str], out: str, err: str
-) -> None:
+def _become_tool(arguments: Sequence[str], folder: str, environment: Mapping[str, str], out: str, err: str) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -58,14 +41,5 @@ def _settle(
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, number)
         os.close(opened)
-    sys.argv = list(words)
-    become()
-
-
-def _become_tool() -> None:
+    sys.argv = ["unbroken", *arguments]
     runpy.run_module("unbroken", run_name="__main__", alter_sys=True)
-
-
-def _become_script() -> None:
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_tool import run_script
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("U12")
@@ -30,10 +29,17 @@ with unbroken.Run("run", model=model, optimizer=optimizer, settings=settings) as
 
 
 def said(directory: Path, *arguments: str, **env: str) -> list[str]:
-    script = directory / "script.py"
-    script.write_text(SCRIPT)
-    ended = run_script(script, arguments, directory, {**os.environ, "OMP_NUM_THREADS": "1", **env})
-    assert ended.returncode == 0 and ended.stdout == "", ended.stderr
+    (directory / "script.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "script.py", *arguments],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.stdout == ""
     return ended.stderr.splitlines()
 
 

@@ -540,8 +540,13 @@ class Files:
         """
         try:
             return self.list_directory(path)
-        except StorageFailed:
+        except StorageFailed as refused:
             if self.find(path) is None:
+                # Or the frames of all callers would stay alive, with the iterators of loops in them, until the garbage
+                # collector comes: the errors and the frames they passed refer to each other.
+                for each in (refused, refused.__cause__):
+                    if each is not None:
+                        each.__traceback__ = None
                 return []
             raise
 

@@ -312,6 +312,10 @@ HABITS: tuple[Mutation, ...] = (
     one("gradients that FSDP2 holds back not waited for", "state/items.py",
          " or has_unreduced_gradients(item.module)", "",
          "tests/distributed/test_loop_checks.py::test_a_stop_between_two_optimizer_steps_keeps_the_bits[fsdp2-6]"),
+    one("a last save that needs a thread where Python 3.12 starts none", "records/process.py",
+         "if opened and not _starts_threads():", "if False:",
+         "tests/unit/loop/test_left_early.py::"
+         "test_without_with_the_job_ends_when_the_loop_does[break, iterator kept, no threads-0-completed]"),
     one("staged bytes not compared with the fingerprint", "state/save.py",
          "            require_as_fingerprinted(work.plan, described, work.sums, request.step)\n",
          "            pass\n",

@@ -4,6 +4,7 @@ Host, boot and clock are handed in, so that tests can be other machines.
 """
 
 import atexit
+import concurrent.futures
 import hashlib
 import os
 import socket
@@ -187,12 +188,14 @@ def before_exit(opened: set[_T], end: Callable[[_T], None]) -> None:
     """End what is open when the interpreter exits, while threads can still be started: a last save needs them.
 
     ``atexit`` comes too late for that, after thread pools are closed. The way before it has no public name; without it
-    ``atexit`` is better than nothing.
+    ``atexit`` is better than nothing. Python 3.12 starts no thread there either: see ``is_without_threads``.
     """
     # The last to register is called first: thread pools are closed after this.
     import concurrent.futures.thread  # noqa: F401
 
     def end_all() -> None:
+        if opened and not _starts_threads():
+            _do_without_threads()
         for each in list(opened):
             end(each)
 
@@ -201,3 +204,40 @@ def before_exit(opened: set[_T], end: Callable[[_T], None]) -> None:
     # A forked child, such as a loader worker, has a copy of what its parent has opened. It would save and release the
     # parent's run when it exits.
     os.register_at_fork(after_in_child=opened.clear)
+
+
+_is_without_threads = False
+
+
+def is_without_threads() -> bool:
+    """Whether the interpreter exits and starts no thread any more: what a thread would do is done in the caller's."""
+    return _is_without_threads
+
+
+def _starts_threads() -> bool:
+    thread = threading.Thread(target=lambda: None, name="unbroken-exit")
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    thread.join()
+    return True
+
+
+def _do_without_threads() -> None:
+    global _is_without_threads
+    _is_without_threads = True
+    # Of the whole process: nothing but what is called at exit runs any more, and no pool could start a thread for it.
+    concurrent.futures.ThreadPoolExecutor.submit = _submit_here  # type: ignore[method-assign]
+
+
+def _submit_here(
+    pool: object, call: Callable[..., _T], /, *args: object, **kwargs: object
+) -> "concurrent.futures.Future[_T]":
+    del pool
+    done: concurrent.futures.Future[_T] = concurrent.futures.Future()
+    try:
+        done.set_result(call(*args, **kwargs))
+    except BaseException as error:  # noqa: BLE001 - it is for whoever asks for the result
+        done.set_exception(error)
+    return done

@@ -18,6 +18,7 @@ import torch
 
 from unbroken.errors import Bug, InternalError, PeerLost, RankFailed, UnbrokenError, WrittenDuringSave
 from unbroken.quoting.log import logger
+from unbroken.records.process import is_without_threads
 from unbroken.state import payload
 from unbroken.state.capture import Captured, capture
 from unbroken.state.description import Describer
@@ -173,7 +174,7 @@ class Saver:
             paused_s = time.monotonic() - began
             self._ended = Saved(request, None, 0, paused_s, paused_s, error=refused)
 
-    def _take(self, request: Request, rng: Callable[[], State], began: float) -> threading.Thread:
+    def _take(self, request: Request, rng: Callable[[], State], began: float) -> threading.Thread | None:
         # On all ranks or on none, as everything that one rank alone may fail at.
         counters = self._world.all_or_none(lambda: encode_counters(request.counters))
         items = present(self._items)
@@ -195,8 +196,9 @@ class Saver:
 
         def begin_mine() -> threading.Thread:
             thread = threading.Thread(target=self._run, args=(inbox,), name="unbroken-save", daemon=True)
-            with asking_for_memory():
-                thread.start()
+            if not is_without_threads():
+                with asking_for_memory():
+                    thread.start()
             # What is in host memory is copied before the loop continues.
             is_at_once = self._copies_at_once or is_checked
             until_step = () if is_at_once else changed_by_steps(self._items, found.tensors)
@@ -216,6 +218,9 @@ class Saver:
         paused_s = time.monotonic() - began
         sums = torch.zeros(len(plan.tensors), 2, dtype=torch.int64, device="cpu")
         inbox.put(_Work(request, items, counters, found, plan, copies[0], described, sums, began, paused_s))
+        if is_without_threads():
+            self._run(inbox)
+            return None
         return thread
 
     def _described(self, found: Captured, plan: payload.SavePlan) -> dict[str, Tensor]:

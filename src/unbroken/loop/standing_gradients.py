@@ -88,7 +88,7 @@ class _Look:
         """The parameters whose gradient was not dropped since the edge."""
         here = {id(p) for p in self.same()}
         standing = [p for p, _ in self._stood if p.grad is not None and (id(p) in here or id(p) in self._added)]
-        return [p for p in standing if not self._arrived.get(id(p), False)]
+        return [p for p in standing if not self._arrived.get(id(p), id(p) not in here)]
 
     def end(self) -> None:
         """Remove every hook."""

@@ -35,11 +35,17 @@ def _hook(parameter: torch.Tensor, called: Callable[[torch.Tensor], None]) -> Ha
     return register(called)
 
 
+def _hook_after(parameter: torch.Tensor, called: Callable[[torch.Tensor], None]) -> Handle:
+    register: Callable[[Callable[[torch.Tensor], None]], Handle] = parameter.register_post_accumulate_grad_hook
+    return register(called)
+
+
 class _Look:
     """The gradients that stood at one edge, until their optimizer steps.
 
     Where the same tensor stands then, it was kept, or somebody put it back: buckets of DDP do, and they are exchanged
     for others too, with what is in them. A hook tells: it is called whenever a gradient arrives, before it is added.
+    ``autograd.grad`` calls it too, but adds nothing: a loop that assigns the result has dropped what stood.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], *, is_hooked: bool = False) -> None:
@@ -47,7 +53,11 @@ class _Look:
         self.is_hooked = is_hooked
         # By parameter, whether it had no gradient when one arrived.
         self._arrived: dict[int, bool] = {}
-        self._hooks = [_hook(p, self._noting(p)) for p, _ in self._stood if is_hooked and p.requires_grad]
+        # The parameters to which a gradient was added.
+        self._added: set[int] = set()
+        hooked = [p for p, _ in self._stood if is_hooked and p.requires_grad]
+        self._hooks = [_hook(p, self._noting(p)) for p in hooked]
+        self._hooks += [_hook_after(p, self._noting_added(p)) for p in hooked if p.is_leaf]
 
     def or_none(self) -> "_Look | None":
         """This, if anything stood."""
@@ -62,6 +72,14 @@ class _Look:
 
         return arrives
 
+    def _noting_added(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        added, key = self._added, id(parameter)
+
+        def is_added(_: torch.Tensor) -> None:
+            added.add(key)
+
+        return is_added
+
     def same(self) -> list[torch.Tensor]:
         """The parameters whose gradient is the very tensor that stood at the edge."""
         return [p for p, grad in self._stood if p.grad is not None and p.grad is grad()]
@@ -69,7 +87,7 @@ class _Look:
     def kept(self) -> list[torch.Tensor]:
         """The parameters whose gradient was not dropped since the edge."""
         here = {id(p) for p in self.same()}
-        standing = [p for p, _ in self._stood if p.grad is not None]
+        standing = [p for p, _ in self._stood if p.grad is not None and (id(p) in here or id(p) in self._added)]
         return [p for p in standing if not self._arrived.get(id(p), id(p) not in here)]
 
     def end(self) -> None:

@@ -284,6 +284,15 @@ def hands_memory_out_again(objects: dict[str, Any], step: int) -> None:
     objects["optimizer"].step()
 
 
+def assigns(objects: dict[str, Any], step: int) -> None:
+    """No ``zero_grad``: each step's gradients replace those before it."""
+    parameters = list(objects["model"].parameters())
+    loss = objects["model"](torch.ones(2, 3)).square().mean()
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    objects["optimizer"].step()
+
+
 class Buckets:
     """Static memory of a loop, with an empty state."""
 
@@ -313,6 +322,7 @@ DROPPING: dict[str, tuple[Callable[[dict[str, Any], int], None], Any]] = {
     "scaler and clipping": (scales_and_clips, adamw),
     "accumulation": (accumulates, adamw),
     "two optimizers": (takes_turns, adamw),
+    "assigned by hand": (assigns, adamw),
     "memory handed out again": (hands_memory_out_again, adamw),
 }
 

@@ -62,7 +62,7 @@ def mirrors_everything(disk: Disk) -> None:
     store, mirror = here(disk), mirror_on(disk)
     require_own(store, mirror.client, new_id="run-1", job="m")
     write_mirrors(store, [URL], job="m")
-    push_rewinds(store, mirror.client)
+    push_rewinds(store, mirror.client, mirror.address)
     for name in pending(store, URL):
         upload_checkpoint(store, name, mirror.client, URL, LIMITS, job="m", clock_ns=lambda: 1)
 

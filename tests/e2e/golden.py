@@ -47,7 +47,7 @@ _WINDOWS: Final = ("--max-length", "32", "--overlap-size", "0")
 # What is called, in this order, in a fresh copy of the folder that `prepare` makes.
 SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "": (["--version"], ["stauts"], ["ls", "--nope"]),
-    "init": (["init", "-o", "new.yaml"], ["init", "-o", "config.yaml"]),
+    "init": (["init", "-o", "new.yaml"], ["init", "-o", "config.yaml"], ["init", "-o", "s3://bucket/a"]),
     "validate": (["validate", "config.yaml", *_SMALL], ["validate", "config.yaml", "model.n_head=three"]),
     "doctor": (["doctor", "store", "--no-torch"], ["doctor", "nowhere", "--no-torch"], ["doctor", ""]),
     "tokenizer": (),
@@ -85,11 +85,12 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "prune": (["prune", "store", "--keep-last-k", "2", "--dry-run"], ["prune", "store", "--keep-last-k", "2"]),
     "pin": (["pin", "store@50"], ["pin", "store@50"]),
     "unpin": (["unpin", "store@50"],),
-    "seal": (["seal", "foreign/step-5"], ["seal", "foreign/step-5"], ["seal", "foreign"]),
+    "seal": (["seal", "foreign/step-5"], ["seal", "foreign/step-5"], ["seal", "foreign"], ["seal", "s3://b/a"]),
     "mirror": (
         ["mirror", "store", "--to", "file:///shared/mirror", "--dry-run"],
         ["mirror", "store"],
         ["mirror", "store", "--to", "ftp://host/a"],
+        ["mirror", "store", "--to", ""],
     ),
     "fetch": (["fetch", "store"], ["fetch", "s3://bucket/a"]),
     "import": (

@@ -157,3 +157,22 @@ def test_replay_names_the_store_that_it_does_not_read(unbroken: Tool, tmp_path: 
     found = asked(unbroken, "replay", "run", "1", "2", code=2)
     assert found["kind"] == "bad-usage"
     assert address in found["message"]
+
+
+@pytest.mark.parametrize("empty", ["", " , "])
+def test_an_empty_address_is_no_mirror(unbroken: Tool, tmp_path: Path, empty: str) -> None:
+    saved(run_at(tmp_path / "run"), 10)
+    assert asked(unbroken, "mirror", "run", "--to", f"file://{tmp_path}/m")["mirrors"]
+    assert asked(unbroken, "mirror", "run", "--to", empty, code=2)["kind"] == "bad-usage"
+
+
+def test_a_fetch_names_the_step(unbroken: Tool, tmp_path: Path) -> None:
+    saved(run_at(tmp_path / "run"), 10)
+    mirror = f"file://{tmp_path}/m"
+    asked(unbroken, "mirror", "run", "--to", mirror)
+    for dry in (["--dry-run"], []):
+        [row] = asked(unbroken, "fetch", mirror, "other", *dry)["checkpoints"]
+        assert (row["name"], row["step"]) == ("checkpoint-10", 10)
+    (tmp_path / "run" / "checkpoints" / "checkpoint-10" / "state" / "a").write_bytes(b"rot")
+    [row] = asked(unbroken, "fetch", "run", "--dry-run")["checkpoints"]
+    assert (row["name"], row["step"], row["is_new"]) == ("checkpoint-10", 10, False)

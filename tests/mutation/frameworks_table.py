@@ -18,6 +18,13 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "a request carried out again by a framework after a wiped disk",
+        "frameworks/framework_run.py",
+        "            self._mirrors.learn_rewinds()\n",
+        "            pass\n",
+        f"{_RUN}test_a_request_is_carried_out_once_though_the_disk_is_wiped_between_jobs",
+    ),
+    one(
         "a framework's checkpoint chosen by its size alone",
         "frameworks/framework_run.py",
         "resume_point(self.store, Level.FULL, job=self.lease.job",

@@ -28,6 +28,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         mirror=MIRROR, key="checkpoint-1000/state/__0_0.distcp", complaint="it is not there after it was written"
     ),
     errors.MirrorTaken(mirror=MIRROR, complaint="it is the mirror of a run called b"),
+    errors.MirrorDiverged(mirror=MIRROR, run="runs/a", record=".rewinds/000001.json"),
     errors.MirrorEmpty(mirror=MIRROR),
     errors.NotMirrored(run="runs/a"),
     errors.MirrorIncomplete(failed=((f"checkpoint-1000 to {MIRROR}", "could not write: HTTP 503"),), mirrored=2),

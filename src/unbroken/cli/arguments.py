@@ -115,6 +115,28 @@ def named_run(command: str, run: str | None, output_dir: str | None) -> Layout:
     return run_of(named_store(command, run, output_dir))
 
 
+# ---- paths on a disk ----
+
+
+class DiskPath(click.Path):
+    """A path on a disk, refused if it is an address: a ``Path`` of one names a local directory called ``s3:``."""
+
+    def __init__(self, *, file_okay: bool = True) -> None:
+        super().__init__(file_okay=file_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 -- click's own signature
+        """Parse the path.
+
+        Raises:
+            BadUsage: it is an address.
+        """
+        if isinstance(value, str) and is_url(value):
+            what = "this" if param is None else param.opts[0] if isinstance(param, click.Option) else param.metavar
+            complaint = f"{value} is an address, and {what} is a path on a disk"
+            raise BadUsage(command="unbroken" if ctx is None else ctx.command_path, complaint=complaint)
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
 # ---- a config and its overrides ----
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.model_options import (
     ModelArguments,
     json_line,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from unbroken.gpt.batch_prompts import Answer, PromptBatch
 
 _COMMAND: Final = "unbroken batch-generate"
-_PATH: Final = click.Path(path_type=Path)
+_PATH: Final = DiskPath()
 
 
 @as_command(

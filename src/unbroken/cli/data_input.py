@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.output import Output
 from unbroken.config import Config, DataConfig
 from unbroken.config.reading import load
@@ -39,7 +40,7 @@ def window_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--cache-dir",
-            type=click.Path(path_type=Path),
+            type=DiskPath(),
             metavar="DIR",
             help="Cache of packing plans; default: DIR/.unbroken.",
         ),
@@ -66,7 +67,7 @@ def window_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--config",
             "config_path",
-            type=click.Path(path_type=Path),
+            type=DiskPath(),
             metavar="FILE",
             help="Config of a run, instead of DIR.",
         ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.catalogue import DEFAULT_BUCKET, Bucket, Check, Corpus, open_corpus
 from unbroken.data.corpus.folders import walk
@@ -25,7 +26,7 @@ from unbroken.report.table import Column, table
     ),
     exit_codes={0: "no problem found", 4: "shards are missing or damaged; all of them are listed"},
 )
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=DiskPath())
 @click.option("--full", is_flag=True, help="Also verify all checksums.")
 def command(output: Output, directory: Path, full: bool) -> None:
     """List buckets, shards, documents and tokens.

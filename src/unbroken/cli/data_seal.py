@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.folders import walk
 from unbroken.data.corpus.listing import LISTING
@@ -15,7 +16,7 @@ from unbroken.quoting.terminal import printable
 
 
 @as_command("seal", examples=(("unbroken data seal data --tokenizer gpt2", "also record the tokenizer"),))
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=DiskPath())
 @click.option("--tokenizer", metavar="NAME|PATH", help="Tokenizer of the shards; recorded, and checked from then on.")
 def command(output: Output, directory: Path, tokenizer: str | None) -> None:
     """Add checksums to shards of another tool.

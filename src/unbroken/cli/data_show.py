@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.data_input import DataArguments, Decode, Input, decoder_of, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.shards import ShardIndex
@@ -107,7 +108,7 @@ _LINES: Final = 4
     ),
 )
 @click.argument("sample", metavar="K", type=click.IntRange(0))
-@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("directory", metavar="[DIR]", required=False, type=DiskPath())
 @click.option("--tokenizer", metavar="NAME|PATH", help="Tokenizer, if the data does not name it.")
 @click.option("--whole", is_flag=True, help="Print whole windows, not only the first lines.")
 @window_options

@@ -8,6 +8,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.data_input import DataArguments, Input, window_options
 from unbroken.cli.output import Output, as_command
 from unbroken.data.corpus.catalogue import Corpus
@@ -31,7 +32,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
         ("unbroken data stats --config config.yaml", "with the lengths of a run"),
     ),
 )
-@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("directory", metavar="[DIR]", required=False, type=DiskPath())
 @window_options
 def command(output: Output, directory: Path | None, **options: Any) -> None:  # noqa: ANN401 -- see DataArguments
     """Show document lengths and packing.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.data_inspect import open_splits
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
@@ -15,7 +16,7 @@ from unbroken.quoting.terminal import printable
     examples=(("unbroken data verify data", "read and verify all shards"),),
     exit_codes={0: "all checksums are right", 4: "shards are missing or damaged; all of them are listed"},
 )
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=DiskPath())
 def command(output: Output, directory: Path) -> None:
     """Verify the checksums of all shards.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.output import Advance, Output, as_command
 from unbroken.cli.status import summary_text
 from unbroken.errors import TorchMissing
@@ -31,7 +32,7 @@ from unbroken.store.directory import Store
     "--dir",
     "folder",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     help="Directory to keep the runs in; default: a temporary one.",
 )
 def command(output: Output, folder: Path | None) -> int:

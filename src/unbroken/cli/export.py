@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.model_options import DTYPES, ema_option, note_passed_over, passed_over_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.disk import NodeKind
@@ -45,7 +46,7 @@ _FORMATS: Final = ("torch", "safetensors", "huggingface")
     "target",
     required=True,
     metavar="PATH",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     help="File or directory to write.",
 )
 @click.option("--format", "asked", type=click.Choice(_FORMATS), help="Format; default: from the name of PATH.")

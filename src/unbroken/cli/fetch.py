@@ -111,7 +111,7 @@ def _fetch_names(
     manifests = {name: remote.read_manifest(name) for name in names}
     if dry_run:
         return store, [
-            _row(name, str(remote.root), manifest.size_bytes, len(manifest.parts), is_new=True)
+            _row(name, manifest.step, str(remote.root), (len(manifest.parts), manifest.size_bytes), is_new=True)
             for name, manifest in manifests.items()
         ]
     job = command_job(host_name(), os.getpid())
@@ -159,8 +159,12 @@ def _repair_run(output: Output, run: str, limits: Limits, *, dry_run: bool) -> t
     addresses = [parse_address(text) for text in known]
     mirrors = [Mirror(each, open_client(home_of(each, store))) for each in addresses]
     if dry_run:
-        damaged = [name for name in scan(store).committed if not verify(store, name, Level.FULL).is_sound]
-        return store, [_row(name, known[0], None, None, is_new=False) for name in damaged]
+        verdicts = [verify(store, name, Level.FULL) for name in scan(store).committed]
+        damaged = [(each.name, each.manifest) for each in verdicts if not each.is_sound]
+        return store, [
+            _row(name, manifest.step if manifest else None, known[0], (None, None), is_new=False)
+            for name, manifest in damaged
+        ]
     taking = Taking(command_job(host_name(), os.getpid()), time.time_ns, limits)
     sweep_own_drafts(store, host_name())
     with output.progress("fetch", 0, is_bytes=True) as advance:
@@ -180,12 +184,16 @@ def _bring_all_back(output: Output, store: Store, mirrors: Sequence[Mirror], tak
     return done + bring_back(store, mirrors, taking, warn=output.note)
 
 
-def _row(name: str, mirror: str, size_bytes: int | None, parts: int | None, *, is_new: bool) -> dict[str, Any]:
-    return {"name": name, "mirror": mirror, "bytes": size_bytes, "parts": parts, "is_new": is_new}
+def _row(
+    name: str, step: int | None, mirror: str, amount: tuple[int | None, int | None], *, is_new: bool
+) -> dict[str, Any]:
+    parts, size_bytes = amount
+    return {"name": name, "step": step, "mirror": mirror, "bytes": size_bytes, "parts": parts, "is_new": is_new}
 
 
 def _fetched_row(fetched: Fetched, mirror: str) -> dict[str, Any]:
-    return _row(fetched.name, mirror, fetched.size_bytes, len(fetched.parts), is_new=fetched.is_new)
+    amount = (len(fetched.parts), fetched.size_bytes)
+    return _row(fetched.name, fetched.manifest.step, mirror, amount, is_new=fetched.is_new)
 
 
 def _text(done: Sequence[dict[str, Any]], *, dry_run: bool, style: Style) -> str:
@@ -198,5 +206,6 @@ def _text(done: Sequence[dict[str, Any]], *, dry_run: bool, style: Style) -> str
         else:
             word = "repaired" if row["parts"] else "ok"
         what = f"{amounts.plural(row['parts'], 'part')}, {amounts.size(row['bytes'])}, " if row["parts"] else ""
-        lines.append(f"{style.good(word)}  {row['name']}  ({what}from {row['mirror']})")
+        step = f"step {amounts.count(row['step'])}, " if row["step"] is not None else ""
+        lines.append(f"{style.good(word)}  {row['name']}  ({step}{what}from {row['mirror']})")
     return "\n".join(lines) or "nothing to fetch: all local checkpoints verify, and no mirror has a newer one"

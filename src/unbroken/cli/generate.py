@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.model_options import (
     ModelArguments,
     model_options,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from unbroken.gpt.text import Continued, TextFinder
 
 _COMMAND: Final = "unbroken generate"
-_PATH: Final = click.Path(path_type=Path)
+_PATH: Final = DiskPath()
 
 
 @as_command(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from unbroken.cli.arguments import write_new
+from unbroken.cli.arguments import DiskPath, write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config import PRESETS, preset
 from unbroken.config.commented import commented
@@ -26,9 +26,7 @@ from unbroken.errors.tree import quoted
     default="small",
     help="Model size.",
 )
-@click.option(
-    "-o", "--output", "target", type=click.Path(path_type=Path), help="File to write; default: standard output."
-)
+@click.option("-o", "--output", "target", type=DiskPath(), help="File to write; default: standard output.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(output: Output, name: str, target: Path | None, force: bool) -> None:
     """Write a commented config file.

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from unbroken.cli.arguments import write_new
+from unbroken.cli.arguments import DiskPath, write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -84,9 +84,7 @@ _LIMIT_BYTES: Final = 1 << 20
 )
 @click.option("--user", type=click.IntRange(1), default=1000, metavar="UID", help="User ID in the pod.")
 @click.option("--run-dir", metavar="RUN", help="Run directory of a script; a config has training.output_dir.")
-@click.option(
-    "-o", "--output", "target", type=click.Path(path_type=Path), help="File to write; default: standard output."
-)
+@click.option("-o", "--output", "target", type=DiskPath(), help="File to write; default: standard output.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(
     output: Output,

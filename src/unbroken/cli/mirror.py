@@ -110,6 +110,9 @@ def _to_be_copied(run: str) -> Store:
 
 def _mirrors(store: Store, to: Sequence[str], forget: Sequence[str], run: str) -> list[str]:
     known = read_mirrors(store)
+    if not all(map(addresses_in, to)):
+        # As of an unset variable in a script: without an error, nobody would notice that nothing was added.
+        raise BadUsage(command="unbroken mirror", complaint="--to is empty; it needs the address of a mirror")
     gone = [str(parse_address(text)) for text in forget]
     for text in gone:
         if text not in known:
@@ -144,7 +147,7 @@ def _size(store: Store, names: Sequence[str]) -> int:
 
 
 def _upload(store: Store, mirror: Mirror, done: _Done, limits: Limits, job: str) -> None:
-    push_rewinds(store, mirror.client)
+    push_rewinds(store, mirror.client, mirror.address)
     for name in done.pending:
         try:
             upload_checkpoint(store, name, mirror.client, mirror.url, limits, job=job, clock_ns=time.time_ns)

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import click
 
-from unbroken.cli.arguments import FiniteRange
+from unbroken.cli.arguments import DiskPath, FiniteRange
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage
 from unbroken.prove.drilled_command import RANKS, DrilledCommand, understood
@@ -52,7 +52,7 @@ _LEAST_UNINTERRUPTED_S: Final = 120.0
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DiskPath(file_okay=False),
     metavar="DIR",
     help="Directory for the runs, kept; default: a temporary one.",
 )

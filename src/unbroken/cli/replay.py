@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from unbroken.cli.arguments import named_store
+from unbroken.cli.arguments import DiskPath, named_store
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, ReplayUnfinished
 from unbroken.files import LOCAL
@@ -47,13 +47,13 @@ EXIT_DIFFER = 3
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     metavar="DIR",
     help="Directory for the recomputation, kept; default: a temporary one.",
 )
 @click.option(
     "--data-path",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     metavar="DIR",
     help="Data directory; default: data.path of the run.",
 )

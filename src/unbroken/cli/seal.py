@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.json_fields import manifest_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, CannotSeal, Help, PathMissing
@@ -27,7 +28,7 @@ from unbroken.store.seal import Sealed, folders_to_seal, seal
         ("unbroken seal last/ --step 500 --metric val_loss=2.31", "step and metric by hand"),
     ),
 )
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=DiskPath())
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Step; default: from the name of the directory.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="Metric for --keep-best; repeatable.")
 @click.option("--all", "is_parent", is_flag=True, help="Seal all checkpoint directories in DIR.")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from unbroken.cli.arguments import write_new
+from unbroken.cli.arguments import DiskPath, write_new
 from unbroken.cli.output import Output, as_command
 from unbroken.config.decode import decode
 from unbroken.config.overrides import take_apart
@@ -45,7 +45,7 @@ _RANKS: Final = ("gpu", "cpu", "auto")
     "-o",
     "--script",
     "target",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     metavar="FILE",
     help="File to write; default: NAME.sbatch.",
 )

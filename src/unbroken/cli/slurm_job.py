@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from unbroken.cli.arguments import run_path
+from unbroken.cli.arguments import DiskPath, run_path
 from unbroken.cli.output import Output, as_command
 from unbroken.errors import BadUsage, StorageFailed
 from unbroken.launch.slurm.job import JobContext, JobOptions, run_job
@@ -21,7 +21,7 @@ PROGRAM: Final = "unbroken slurm job"
 @click.argument("words", metavar="-- SRUN...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--script",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     metavar="FILE",
     help="Batch script to submit if SLURM does not allow requeue.",
 )

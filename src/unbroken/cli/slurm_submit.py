@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.output import Output, as_command
 from unbroken.errors.tree import quoted
 from unbroken.launch.slurm.submit import Submitted, chain, submit
 from unbroken.quoting import amounts
 
-_SCRIPT = click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
+_SCRIPT = click.argument("script", metavar="SCRIPT", type=DiskPath())
 _OPTIONS = click.option(
     "--sbatch", "options", multiple=True, metavar="KEY=VALUE", help="More options for sbatch; repeatable."
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.output import Advance, Output, as_command
 from unbroken.data.ingest.request import TokenizeOptions, TokenizeRequest
 from unbroken.errors import BadUsage
@@ -30,12 +31,8 @@ _DEFAULTS = TokenizeOptions()
     ),
     exit_codes={0: "all shards are written", 4: "a document cannot be read; --skip-bad counts it instead"},
 )
-@click.option(
-    "--input-dir", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory of text files."
-)
-@click.option(
-    "--output-dir", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory for the shards."
-)
+@click.option("--input-dir", required=True, metavar="DIR", type=DiskPath(), help="Directory of text files.")
+@click.option("--output-dir", required=True, metavar="DIR", type=DiskPath(), help="Directory for the shards.")
 @click.option(
     "--tokenizer-path",
     default="gpt2",

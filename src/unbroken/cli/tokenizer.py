@@ -5,6 +5,7 @@ from typing import Final
 
 import click
 
+from unbroken.cli.arguments import DiskPath
 from unbroken.cli.commands import Entry
 from unbroken.cli.group import command_group
 from unbroken.cli.output import Output, as_command
@@ -13,14 +14,14 @@ from unbroken.quoting import amounts
 
 
 @as_command("train", examples=(("unbroken tokenizer train text -o tokenizer.json", "4,096 tokens"),))
-@click.argument("input_dir", metavar="INPUT_DIR", type=click.Path(path_type=Path))
+@click.argument("input_dir", metavar="INPUT_DIR", type=DiskPath())
 @click.option(
     "-o",
     "--output",
     "target",
     required=True,
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=DiskPath(),
     help="tokenizer.json to write.",
 )
 @click.option(

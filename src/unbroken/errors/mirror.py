@@ -146,6 +146,22 @@ class MirrorTaken(UsageError):
     HELP = (Help("unbroken ls {mirror:sh}", "list what is there"),)
 
 
+class MirrorDiverged(UsageError):
+    """Two copies of a run that were both rewound: the mirror keeps the record of one of them."""
+
+    kind = "mirror-diverged"
+    mirror: str
+    run: str
+    record: str
+    HEADLINE = "this run and another copy of it were both rewound, and the mirror follows the other copy"
+    AT = "{mirror}"
+    SO = "the mirror takes no checkpoints from here and trying again does not help; {record} differs there; " + _HELD
+    HELP = (
+        Help("unbroken mirror {run:sh} --forget {mirror:sh} --to s3://BUCKET/PREFIX", "mirror this copy elsewhere"),
+        Help("unbroken ls {mirror:sh}", "list the checkpoints of the other copy"),
+    )
+
+
 class MirrorEmpty(UsageError):
     """An address at which there is nothing."""
 

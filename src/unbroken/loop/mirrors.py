@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from unbroken.errors import MirrorTaken, StorageError, UnbrokenError
+from unbroken.errors import MirrorTaken, StorageError, UnbrokenError, UsageError
 from unbroken.loop.recorder import SilentRecorder
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import parse_address
@@ -47,7 +47,7 @@ class RunMirrors:
         self._taking = Taking(job, time.time_ns, limits)
         self._wait_s = settings.mirror_wait_seconds
         self._warned: dict[tuple[str, str], float] = {}
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, UnbrokenError] = {}
         known = read_mirrors(store)
         self._mirrors = self._open_all(settings.mirrors, known)
         # Before the first upload, and with those that could not be opened: what they lack is kept from now on.
@@ -181,14 +181,17 @@ class RunMirrors:
 
     def refused(self, mirror: str, name: str, error: UnbrokenError) -> None:
         """Note a refusal, each kind now and then; called from a thread."""
-        self._refusals[mirror] = error.message
+        self._refusals[mirror] = error
         now_s, key = time.monotonic(), (mirror, error.kind)
         if now_s - self._warned.get(key, -_LOGGED_EVERY_S) < _LOGGED_EVERY_S:
             return
         self._warned[key] = now_s
         self._recorder.event("mirror-failed", name=name, mirror=mirror, error=error.kind, reason=error.message)
         what = f"{name} is not mirrored" if name else "nothing is mirrored"
-        _log.warning("%s to %s yet: %s; it is kept here and tried again", what, mirror, error.message)
+        if isinstance(error, UsageError):
+            _log.warning("%s to %s: %s; it is kept here; %s", what, mirror, error.message, _remedy(error))
+        else:
+            _log.warning("%s to %s yet: %s; it is kept here and tried again", what, mirror, error.message)
 
     def finish(self, *, longest_s: float | None, signalled: Callable[[], object]) -> None:
         """Wait for what is pending, at most as long as the settings and the walltime allow, and say what is left.
@@ -206,14 +209,24 @@ class RunMirrors:
         self._mirroring.close()
         for mirror in self._mirrors:
             if left := pending(self._store, mirror.url):
+                reason = self._refusals.get(mirror.url)
+                is_final = isinstance(reason, UsageError)
                 _log.warning(
-                    "%s not yet mirrored to %s%s: kept here; the next job uploads them, or `unbroken mirror`",
+                    "%s not%s mirrored to %s%s: kept here; %s",
                     amounts.plural(len(left), "checkpoint"),
+                    "" if is_final else " yet",
                     mirror.url,
-                    f" ({reason})" if (reason := self._refusals.get(mirror.url)) else "",
+                    f" ({reason.message})" if reason else "",
+                    _remedy(reason) if reason and is_final else "the next job uploads them, or `unbroken mirror`",
                 )
 
     def close(self) -> None:
         """End the uploads; what is on its way stays pending."""
         if self._mirroring is not None:
             self._mirroring.close()
+
+
+def _remedy(error: UnbrokenError) -> str:
+    """What changes a refusal that trying again does not."""
+    remedies = error.help() or (error.explained("the causes, and what helps"),)
+    return f"{remedies[0].command} ({remedies[0].effect})"

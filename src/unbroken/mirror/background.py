@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from unbroken.errors import Bug, CheckpointError, UnbrokenError
+from unbroken.errors import Bug, CheckpointError, UnbrokenError, UsageError
 from unbroken.mirror.address import Address
 from unbroken.mirror.client import Client
 from unbroken.mirror.ownership import push_rewinds
@@ -116,12 +116,15 @@ class Mirroring:
             worker.wake.set()
 
     def wait(self, timeout_s: float, *, is_cut_short: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until every mirror has everything, at most so long; says whether it has."""
+        """Wait until every mirror has everything, at most so long; says whether nothing more can be gained by waiting.
+
+        A refusal that only a person can change is not waited for.
+        """
         until = time.monotonic() + timeout_s
         for worker in self._workers:
             worker.wake.set()
         while time.monotonic() < until and not is_cut_short():
-            if all(worker.is_idle for worker in self._workers):
+            if all(worker.is_idle or worker.is_refused for worker in self._workers):
                 return True
             time.sleep(0.05)
         return False
@@ -148,6 +151,8 @@ class _Worker:
         self._owner, self._mirror, self._limits = owner, mirror, limits
         self.wake = threading.Event()
         self.is_idle = False
+        # The last pass ended in a refusal that trying again does not change.
+        self.is_refused = False
         self.thread = threading.Thread(target=self._run, name="unbroken-mirror", daemon=True)
 
     def _run(self) -> None:
@@ -182,11 +187,12 @@ class _Worker:
         while True:
             try:
                 if not tried:
-                    push_rewinds(store, self._mirror.client)
+                    push_rewinds(store, self._mirror.client, self._mirror.address)
                 # Asked again after each: a newer one may have been committed meanwhile.
                 left = pending(store, url)
                 name = next((each for each in left if each not in tried), "")
                 if not name:
+                    self.is_refused = False
                     self._forget_gone()
                     return not left
                 tried.add(name)
@@ -195,6 +201,7 @@ class _Worker:
                 raise
             except UnbrokenError as refused:
                 self._owner._told.refused(url, name, refused)
+                self.is_refused = isinstance(refused, UsageError)
                 if not isinstance(refused, CheckpointError):
                     return False
                 # Damage on the local disk is about one checkpoint: the others can be mirrored.

@@ -14,7 +14,7 @@ from unbroken.mirror.background import Mirror
 from unbroken.mirror.fetch import Fetched, fetch_checkpoint
 from unbroken.mirror.remote import store_at
 from unbroken.mirror.transfer import Limits
-from unbroken.quoting.amounts import plural
+from unbroken.quoting.amounts import count, plural
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.choose import choose
 from unbroken.store.directory import Store
@@ -38,7 +38,8 @@ class Brought:
     def sentence(self) -> str:
         """One line of text."""
         what = "fetched" if self.fetched.is_new else f"repaired {plural(len(self.fetched.parts), 'part')} of"
-        return f"{what} {self.fetched.name} from {self.mirror}"
+        # An extended run has a `final` of each of its targets.
+        return f"{what} {self.fetched.name} (step {count(self.fetched.manifest.step)}) from {self.mirror}"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ same way, so that two checkpoints never write the same keys; one that finds its 
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from unbroken.errors import BadMirror, MirrorTaken, MirrorUnverified
+from unbroken.errors import BadMirror, MirrorDiverged, MirrorTaken, MirrorUnverified
 from unbroken.mirror.address import Address
 from unbroken.mirror.client import Client, open_client
 from unbroken.mirror.remote import store_at
@@ -48,8 +49,12 @@ def read_owner(client: Client) -> Owner | None:
 
 def name_of_run(store: Store) -> str:
     """The name of the directory of a run, or of a store that stands alone."""
+    return _directory_of_run(store).name
+
+
+def _directory_of_run(store: Store) -> Path:
     root = store.root.absolute()
-    return root.parent.name if root.name == CHECKPOINTS else root.name
+    return root.parent if root.name == CHECKPOINTS else root
 
 
 def require_own(store: Store, client: Client, *, new_id: str, job: str, is_second_copy: bool = True) -> None:
@@ -222,11 +227,13 @@ def _job_key(number: int) -> str:
     return f"{_JOBS}/{number:06}.json"
 
 
-def push_rewinds(store: Store, client: Client) -> None:
+def push_rewinds(store: Store, client: Client, address: Address) -> None:
     """Copy the records of rewinds, so that nobody resumes from a mirror what this run has abandoned.
 
+    ``address`` is that of the mirror as the user wrote it; the client is at the place of the checkpoints.
+
     Raises:
-        MirrorTaken: the mirror has other records of the same number: another copy of this run went on by itself.
+        MirrorDiverged: the mirror has another record of the same number: another copy of this run was rewound too.
         UnbrokenError: the object store refused.
     """
     for node in store.files.list_present(store.path(REWINDS)):
@@ -235,8 +242,7 @@ def push_rewinds(store: Store, client: Client) -> None:
         data = store.files.read_bytes(store.path(REWINDS) / node.name, limit_bytes=_REWIND_LIMIT_BYTES)
         key = f"{REWINDS}/{node.name}"
         if not client.create(key, data) and client.read(key, 0, _REWIND_LIMIT_BYTES) != data:
-            complaint = f"{key} differs: another copy of this run was continued from here"
-            raise MirrorTaken(mirror=str(client.address), complaint=complaint)
+            raise MirrorDiverged(mirror=str(address), run=str(_directory_of_run(store)), record=key)
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:

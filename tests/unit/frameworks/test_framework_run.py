@@ -219,3 +219,24 @@ def test_hyperparameters_that_have_changed_are_named_and_the_run_goes_on(tmp_pat
     in_run(tmp_path, lambda run: run.name_changes(None, then))
     (notice,) = read_history(Layout(tmp_path)).of_kind("notice")
     assert str(notice.values["text"]).startswith("max_grad_norm was 1.0 when the checkpoint was saved and is 0.5 now")
+
+
+def test_a_request_is_carried_out_once_though_the_disk_is_wiped_between_jobs(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    settings = dataclasses.replace(SETTINGS, mirror=f"file://{tmp_path}/mirror")
+
+    def job(expected: str | None, saved_step: int, asked: str | None = "1") -> None:
+        run = open_framework_run(directory, settings, origin="some tool")
+        try:
+            point = found(run, asked)
+            assert (point.path.name if point.path else None) == expected
+            save(run, saved_step)
+        finally:
+            run.close(DONE, step=saved_step)
+
+    for step, before in ((1, None), (2, "checkpoint-1")):
+        job(before, step, asked=None)
+    # A scheduler repeats the same command, on a node whose disk is empty.
+    for before, step in (("checkpoint-1", 3), ("checkpoint-3", 4), ("checkpoint-4", 5)):
+        job(before, step)
+        shutil.rmtree(directory)

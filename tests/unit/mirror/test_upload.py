@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.mirror.made import SMALL, content, opened, run_at, saved, uploaded
-from unbroken.errors import DamagedCheckpoint, MirrorTaken, StorageError, StorageFailed
+from unbroken.errors import DamagedCheckpoint, MirrorDiverged, MirrorTaken, StorageError, StorageFailed, UnbrokenError
 from unbroken.files import Files
-from unbroken.mirror.background import Mirror, forget_removed, pending
+from unbroken.mirror.background import Mirror, Mirroring, forget_removed, pending
 from unbroken.mirror.bring_back import Taking, bring_back
 from unbroken.mirror.client import open_client
 from unbroken.mirror.fetch import fetch_checkpoint
+from unbroken.mirror.ownership import push_rewinds
 from unbroken.mirror.remote import store_at
 from unbroken.mirror.remove import remove_checkpoints
 from unbroken.mirror.transfer import LEAST_MEMORY_BYTES, Limits, Stopped
@@ -20,8 +21,9 @@ from unbroken.store.check import Level, verify
 from unbroken.store.digest import BLOCK_BYTES
 from unbroken.store.directory import Store
 from unbroken.store.keep import LastK
-from unbroken.store.mirrored import mirrored_ids, read_mirrors, write_run_id
+from unbroken.store.mirrored import Upload, mirrored_ids, read_mirrors, write_run_id
 from unbroken.store.names import MIRROR
+from unbroken.store.rewind import record_rewind
 from unbroken.store.scan import scan
 from unbroken.store.sweep import settle
 from unbroken.testing import FaultyDisk, Operation, Refuse
@@ -197,3 +199,35 @@ def test_what_was_removed_from_a_mirror_counts_as_pending_again(tmp_path: Path) 
     write_run_id(other, "id-of-run", job="m")
     uploaded(other, saved(other, 20, job="b"), opened(other, url))
     assert forget_removed(store, mirror) == ["checkpoint-20"]
+
+
+class _Heard:
+    """What a mirroring tells."""
+
+    def __init__(self) -> None:
+        self.errors: list[UnbrokenError] = []
+
+    def mirrored(self, upload: Upload, seconds: float) -> None:
+        raise AssertionError(upload.name)
+
+    def refused(self, mirror: str, name: str, error: UnbrokenError) -> None:
+        self.errors.append(error)
+
+
+def test_a_mirror_that_follows_another_copy_refuses_and_is_not_waited_for(
+    store: Store, mirror_url: str, tmp_path: Path
+) -> None:
+    mirror, other = opened(store, mirror_url), run_at(tmp_path / "other")
+    for each, job in ((store, "a"), (other, "b")):
+        record_rewind(each, target="checkpoint-10", abandoned={}, job=job, at_ns=1)
+    push_rewinds(other, mirror.client, mirror.address)
+    heard = _Heard()
+    mirroring = Mirroring(store, [mirror], Limits(), heard, job="m")
+    mirroring.start()
+    # Waiting on, it would hear one refusal after another.
+    assert mirroring.wait(1e9, is_cut_short=lambda: len(heard.errors) > 2)
+    mirroring.close()
+    refused = heard.errors[0]
+    assert isinstance(refused, MirrorDiverged) and refused.record == ".rewinds/000001.json"
+    assert (refused.mirror, refused.run) == (mirror_url, str(tmp_path / "run"))
+    assert pending(store, mirror_url) == ["checkpoint-10"]

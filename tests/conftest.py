@@ -38,8 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _restore_signals()
     # Every test with a cache of its own would test the machine again; those of the self-test turn it on.
     os.environ.setdefault("UNBROKEN_SELF_TEST", "off")
-    if "UNBROKEN_MUTATED" in os.environ:
-        _leave_failures_as_they_are()
+    _take_time("UNBROKEN_MUTATED" in os.environ)
     tier = config.getoption("tier")
     if tier and not has_workers:
         config.pluginmanager.register(Meter())
@@ -47,11 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Account(tiers.read_tiers(), tier))
 
 
-def _leave_failures_as_they_are() -> None:
-    """Let hypothesis end at the first failure: in a test of a mutation nobody reads the smallest example of it."""
+def _take_time(is_mutated: bool) -> None:
+    """Let hypothesis be as slow as a busy machine is; in a test of a mutation nobody reads the smallest example."""
     phases = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
-    hypothesis.settings.register_profile("mutated", phases=phases)
-    hypothesis.settings.load_profile("mutated")
+    unhurried = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.register_profile("unhurried", unhurried)
+    hypothesis.settings.register_profile("mutated", unhurried, phases=phases)
+    hypothesis.settings.load_profile("mutated" if is_mutated else "unhurried")
 
 
 def _restore_signals() -> None:

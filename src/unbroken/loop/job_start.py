@@ -13,6 +13,7 @@ from unbroken.loop.settings import Settings
 from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.records.deadline import Deadline, skew_sentence
+from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
@@ -119,6 +120,18 @@ def warn_of_clock_skew(world: World) -> None:
         _log.warning("%s", said)
 
 
+def _lost_step(layout: Layout) -> int | None:
+    """The newest step that was saved since somebody last asked for another start; None if there was no save."""
+    newest: int | None = None
+    for event in read_history(layout).of_kind("commit", "resume"):
+        step = event.values.get("step")
+        if event.kind == "resume" and "requested" in event.values:
+            newest = None
+        elif event.kind == "commit" and isinstance(step, int):
+            newest = max(step, newest or 0)
+    return newest
+
+
 def log_start(
     layout: Layout,
     world: World,
@@ -141,6 +154,10 @@ def log_start(
     say_if_untested(torch.__version__, _log.warning)
     if found.restored is None or found.target is None:
         _log.info("starting at step 0")
+        if lease.number > 1 and (saved := _lost_step(layout)) is not None:
+            place = checkpoints or layout.checkpoints
+            what = "the run has saved checkpoints up to step %s, and %s has none: stop this job if they should be there"
+            _log.warning(what, f"{saved:,}", place)
     else:
         _log.info("resuming from step %s (%s, all checksums verified)", f"{found.restored.step:,}", found.target.name)
         for note in found.restored.notes:

@@ -1,5 +1,6 @@
 """Which checkpoint a job goes on from: the newest, none, a named one, or one of another run."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,21 @@ def names(directory: Path) -> set[str]:
 def began(directory: Path, **changes: object) -> int:
     with Run(directory, settings=quietly(**changes), **tiny(7)) as run:
         return run.step
+
+
+@pytest.mark.promise("G4")
+def test_a_start_over_where_checkpoints_are_gone_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job(tmp_path / "run", 3, **tiny())
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    caplog.clear()
+    assert began(tmp_path / "run") == 0
+    assert "saved checkpoints up to step 3" in caplog.text
+    # Who asked for a start from scratch knows it.
+    job(tmp_path / "run", 2, **tiny())
+    assert began(tmp_path / "run", resume="scratch", force=True) == 0
+    caplog.clear()
+    assert began(tmp_path / "run") == 0
+    assert "saved checkpoints up to step" not in caplog.text
 
 
 @pytest.mark.promise("G4", "K1")

@@ -214,6 +214,8 @@ class Training:
             norm = self._clip()
             if self._update(step, norm) and self.average is not None:
                 self.average.update()
+            # The next step computes its own: no checkpoint has to contain these.
+            self.optimizer.zero_grad()
             done = step + 1
             self.run.log(loss=self.reducer.loss, lr=rate, grad_norm=norm, tokens=done * tokens_per_step(self.config))
             if first is not None:

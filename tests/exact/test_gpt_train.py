@@ -185,7 +185,8 @@ def test_a_change_that_was_accepted_is_journalled_and_later_jobs_continue_with_i
     assert trained.is_completed and bits(tmp_path / "chained") == bits(run)
     history = read_history(Layout(tmp_path / "chained"))
     assert not history.of_kind("mismatch")
-    assert [fact.values["compared"] for fact in history.of_kind("recomputed")] == [2]
+    # From step 6 on, or from step 4 where its save was still on its way when the job was killed.
+    assert [fact.values["compared"] in (2, 4) for fact in history.of_kind("recomputed")] == [True]
     said = (tmp_path / "chained" / "logs" / "job-0003.log").read_text()
     assert "optimizer.learning_rate is 0.003 in the config, but 0.001 was accepted by job 2 at step 4" in said
     assert "exact from step 4 on (accepted: optimizer.learning_rate)" in said

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 TESTED_TORCH: Final = ("2.6", "2.8", "2.9", "2.10", "2.13", "2.15")
-TESTED_PYTHON: Final = ("3.11", "3.13", "3.14")
+TESTED_PYTHON: Final = ("3.11", "3.12", "3.13", "3.14")
 
 
 def minor_version(version: str) -> str:

@@ -113,7 +113,7 @@ class Mirroring:
     def committed(self) -> None:
         """A checkpoint was committed."""
         for worker in self._workers:
-            worker.wake.set()
+            worker.look_again()
 
     def wait(self, timeout_s: float, *, is_cut_short: Callable[[], bool] = lambda: False) -> bool:
         """Wait until every mirror has everything, at most so long; says whether nothing more can be gained by waiting.
@@ -122,7 +122,7 @@ class Mirroring:
         """
         until = time.monotonic() + timeout_s
         for worker in self._workers:
-            worker.wake.set()
+            worker.look_again()
         while time.monotonic() < until and not is_cut_short():
             if all(worker.is_idle or worker.is_refused for worker in self._workers):
                 return True
@@ -133,7 +133,7 @@ class Mirroring:
         """End the threads; what is on its way is given up and stays pending."""
         self._is_stopped.set()
         for worker in self._workers:
-            worker.wake.set()
+            worker.look_again()
         for worker in self._workers:
             # A request that hangs is not waited for: the thread is a daemon, and the upload is pending.
             worker.thread.join(5.0)
@@ -149,11 +149,24 @@ class _Worker:
 
     def __init__(self, owner: Mirroring, mirror: Mirror, limits: Limits) -> None:
         self._owner, self._mirror, self._limits = owner, mirror, limits
-        self.wake = threading.Event()
-        self.is_idle = False
+        # How often it was asked to look for checkpoints, and up to which of these calls it found all of them mirrored:
+        # a thread that has been woken and has not run yet is not idle.
+        self._asked, self._answered = 0, -1
+        self._is_asked = threading.Condition()
         # The last pass ended in a refusal that trying again does not change.
         self.is_refused = False
         self.thread = threading.Thread(target=self._run, name="unbroken-mirror", daemon=True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was committed before the last call of ``look_again`` is mirrored."""
+        return self._answered == self._asked
+
+    def look_again(self) -> None:
+        """There may be something to upload, or it is time to end."""
+        with self._is_asked:
+            self._asked += 1
+            self._is_asked.notify()
 
     def _run(self) -> None:
         # Of this thread alone on Linux, and of the threads that it starts: the client library's among them.
@@ -161,15 +174,16 @@ class _Worker:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         pause_s = _FIRST_PAUSE_S
         while not self._owner.is_stopped:
-            self.wake.clear()
+            asked = self._asked
             try:
                 is_done = self._pass()
             except Stopped:
                 return
             if is_done:
-                self.is_idle, pause_s = not self.wake.is_set(), _FIRST_PAUSE_S
-                self.wake.wait()
-                self.is_idle = False
+                self._answered, pause_s = asked, _FIRST_PAUSE_S
+                with self._is_asked:
+                    while self._asked == asked:
+                        self._is_asked.wait()
             else:
                 # Not all jobs of a cluster at the same moment; and not from the global RNG, which is the training's.
                 self._sleep(pause_s * random.Random().uniform(0.5, 1.0))  # noqa: S311 -- no secret

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from unbroken import torch_private
 from unbroken.errors import NoConnection, PeerError, PeerLost
+from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.torch_private import PrefixStore, Store
 
@@ -177,9 +178,8 @@ def _wait_for_all(store: Store, place: str, rank: int, size: int, timeout_s: flo
         store.wait([f"all-{place}"], datetime.timedelta(seconds=timeout_s))
     except RuntimeError as late:
         lacking = [other for other in range(size) if not store.check([f"{place}-{other}"])]
-        shown = ", ".join(map(str, lacking[:_SHOWN_RANKS]))
-        more = f" and {len(lacking) - _SHOWN_RANKS} more" if len(lacking) > _SHOWN_RANKS else ""
-        said = f"no connection to rank {shown}{more} within {timeout_s:.0f} s" if lacking else first_line(late)
+        shown = amounts.listed([*map(str, lacking)], _SHOWN_RANKS)
+        said = f"no connection to rank {shown} within {timeout_s:.0f} s" if lacking else first_line(late)
         raise PeerLost(rank=rank, said=said) from late
 
 

@@ -369,7 +369,7 @@ def test_a_job_killed_during_an_upload_leaves_it_pending_and_the_next_one_finish
     proxy.rule = rule
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, **environment(proxy.port), "PYTHONPATH": str(root)}
-    child = subprocess.Popen([sys.executable, "-c", _JOB, str(run), url, "1000000", where], env=env, cwd=root)
+    child = subprocess.Popen([sys.executable, "-c", _JOB, str(run), url, "3", where], env=env, cwd=root)
     try:
         if where == "ledger":
             # It kills itself in the middle of the record; the mirror has the whole checkpoint by then.

@@ -73,3 +73,8 @@ def test_durations_have_their_two_largest_units(seconds: float, words: str) -> N
 )
 def test_how_long_ago_is_one_unit_and_a_clock_behind_ours_reads_just_now(seconds: float, words: str) -> None:
     assert amounts.ago(seconds) == words
+
+
+def test_a_long_list_is_cut_after_its_first_names() -> None:
+    assert amounts.listed(["a", "b"], 2) == "a, b"
+    assert amounts.listed([str(n) for n in range(1205)], 2) == "0, 1 and 1,203 more"

@@ -151,11 +151,8 @@ def _looked_into(folder: Path) -> tuple[str, bool]:
         return "an empty directory", True
     if is_export(LOCAL, folder):
         return "a directory written by an earlier export", True
-    more = f" and {amounts.count(len(names) - _SHOWN)} more" if len(names) > _SHOWN else ""
-    return (
-        f"a directory not written by an export (it contains {', '.join(map(printable, names[:_SHOWN]))}{more})",
-        False,
-    )
+    contains = amounts.listed([*map(printable, names)], _SHOWN)
+    return f"a directory not written by an export (it contains {contains})", False
 
 
 def _free_name(wanted: Path) -> Path:

@@ -30,6 +30,7 @@ _log = logger(__name__)
 _LOGGED_EVERY_S: Final = 600.0
 # A shorter wait for uploads needs no line.
 _UNSAID_S: Final = 2.0
+_SHOWN: Final = 4
 
 
 class RunMirrors:
@@ -88,7 +89,7 @@ class RunMirrors:
         require_own(self._store, client, new_id=secrets.token_hex(8), job=self._job)
         mirror = Mirror(address, client)
         if gone := forget_removed(self._store, mirror):
-            _log.info("no longer in the mirror %s and uploaded again: %s", text, ", ".join(gone))
+            _log.info("no longer in the mirror %s and uploaded again: %s", text, amounts.listed(gone, _SHOWN))
         return mirror
 
     # ---- resuming ----

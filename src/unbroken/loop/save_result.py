@@ -4,6 +4,7 @@ from typing import Final
 
 from unbroken.errors import PeerLost, RankFailed, RunGone, UnbrokenError
 from unbroken.loop.opened_run import OpenRun
+from unbroken.quoting import amounts
 from unbroken.quoting.log import logger
 from unbroken.records.event_lines import event
 from unbroken.state.save import Saved
@@ -11,6 +12,7 @@ from unbroken.state.save import Saved
 _log = logger(__name__)
 # After an error the other ranks may be gone, and a save that needs them would never end.
 LAST_SAVE_WAIT_S: Final = 60.0
+_SHOWN: Final = 4
 
 
 def note_save(opened: OpenRun, saved: Saved) -> UnbrokenError | None:
@@ -49,7 +51,7 @@ def _note_commit(opened: OpenRun, saved: Saved) -> None:
         paused_s=saved.paused_s,
         removed=list(saved.removed),
         data=saved.account,
-        **({"held": list(saved.held)} if saved.held else {}),
+        **({"held": len(saved.held)} if saved.held else {}),
     )
     opened.recorder.committed(step)
     opened.last_commit = saved.name
@@ -61,7 +63,7 @@ def _note_commit(opened: OpenRun, saved: Saved) -> None:
     if opened.world.is_first:
         _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=extra)
         if saved.held:
-            _log.info("kept until they are mirrored: %s", ", ".join(saved.held))
+            _log.info("kept until they are mirrored: %s", amounts.listed(saved.held, _SHOWN))
     # After the commit, never before.
     opened.emergency.sweep(step)
 

@@ -1,5 +1,7 @@
 """Counts, sizes and durations as text."""
 
+from collections.abc import Sequence
+
 _SIZE_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -11,6 +13,12 @@ def count(number: int) -> str:
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun: ``1 part``, ``3 parts``; ``nouns`` is a plural that is not made by an s."""
     return f"{count(number)} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names of what may be a long list: ``a, b, c and 1,203 more``."""
+    more = f" and {count(len(names) - most)} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def size(number_bytes: int) -> str:

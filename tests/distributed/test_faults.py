@@ -114,7 +114,7 @@ def test_the_flag_file_is_read_by_one_rank_and_stops_all_at_the_same_step(tmp_pa
             assert not ranks.is_over(), logs(ranks.wait())
             time.sleep(0.01)
         request_stop(Layout(run), job=1, by="a test", scratch=".scratch-stop")
-        results = good(ranks.wait(60))
+        results = good(ranks.wait())
     assert len({each["step"] for each in results}) == 1 and results[0]["is_stopped"]
     assert list(scan(Store(Layout(run).checkpoints)).committed) == [f"checkpoint-{results[0]['step']}-shutdown"]
     assert not Layout(run).stop_request.exists()
@@ -209,7 +209,7 @@ def test_a_second_world_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
         told_by(spawn(2, train, Job(str(run))), "run-held", rank=0)
         assert not first.is_over()
         first.send(signal.SIGTERM)
-        results = good(first.wait(60))
+        results = good(first.wait())
     assert results[0]["is_stopped"]
 
 

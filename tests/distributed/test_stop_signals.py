@@ -46,7 +46,7 @@ def stopped(scene: Scene, size: int, receivers: str, number: signal.Signals) -> 
                     os.kill(each, number)
             else:
                 os.kill(pid, number)
-        return ranks.wait(60)
+        return ranks.wait()
 
 
 def require_one_checkpoint(run: Path, ended: list[Ended]) -> int:
@@ -63,7 +63,7 @@ def require_one_checkpoint(run: Path, ended: list[Ended]) -> int:
 
 def trained(scene: Scene, size: int) -> list[list[float]]:
     with start(size, train, scene) as ranks:
-        ended = ranks.wait(60)
+        ended = ranks.wait()
     assert all(each.is_good for each in ended), logs(ended)
     return [each.value["weights"] for each in ended]
 
@@ -99,7 +99,7 @@ def test_a_stop_signal_ends_in_one_shutdown_checkpoint(
 def test_workers_that_are_lost_in_a_stop_are_replaced_and_the_run_stays_exact(tmp_path: Path, size: int) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     with start(size, train, Scene(str(run), pause_s=0.0, hurt=int(TERM))) as ranks:
-        step = require_one_checkpoint(run, ranks.wait(60))
+        step = require_one_checkpoint(run, ranks.wait())
     again = trained(Scene(str(run), total=step + 4, pause_s=0.0), size)
     assert again == trained(Scene(str(whole), total=step + 4, pause_s=0.0, draws_more=True), size)
 
@@ -108,7 +108,7 @@ def test_workers_that_are_lost_in_a_stop_are_replaced_and_the_run_stays_exact(tm
 def test_lost_workers_of_a_loader_that_the_run_does_not_know_end_as_a_stop_without_a_save(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(1, train, Scene(str(run), is_by_hand=True, hurt=int(TERM))) as ranks:
-        [ended] = ranks.wait(60)
+        [ended] = ranks.wait()
     found = outcome_of(run)
     assert (found.status, found.verdict) == ("stopped", "again"), ended.log
     assert "nothing was saved after the last checkpoint" in found.reason and "data=" in ended.log

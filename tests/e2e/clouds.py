@@ -11,6 +11,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from tests.patience import PATIENCE_S
+
 MACHINE = "worker-7"
 
 
@@ -73,7 +75,7 @@ def serving(kind: str) -> Iterator[Cloud]:
         def _answer(self, method: str) -> None:
             cloud.asked.append(f"{method} {self.path}")
             if cloud.is_hanging:
-                cloud.released.wait(60)
+                cloud.released.wait(PATIENCE_S)
             status, body = _reply(cloud, method, self.path, {k.lower(): v for k, v in self.headers.items()})
             self.send_response(status)
             if cloud.kind == "gcp":

@@ -54,7 +54,7 @@ def test_a_job_stops_by_a_notice_and_the_same_command_resumes(tmp_path: Path, un
         env = {**os.environ, **cloud.environment}
         with subprocess.Popen([*words, "100000", "0.02"], cwd=tmp_path, env=env, stderr=subprocess.PIPE) as job:
             try:
-                until_s = time.monotonic() + 120
+                until_s = time.monotonic() + PATIENCE_S
                 while len(cloud.asked) < 3 and job.poll() is None and time.monotonic() < until_s:
                     time.sleep(0.02)
                 cloud.announce()

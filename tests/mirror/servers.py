@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 MOTO = Path(__file__).resolve().parents[2] / ".moto" / "bin" / "moto_server"
 AZURITE = Path(__file__).resolve().parents[2] / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
 BUCKET = "bucket"
@@ -94,7 +96,7 @@ def _serving(command: list[str], is_up: Callable[[], int], more: Mapping[str, st
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(more or {})
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while True:
             try:
                 status = is_up()
@@ -207,7 +209,7 @@ class Proxy:
             request.connection.shutdown(socket.SHUT_RDWR)
 
     def _pass_on(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=PATIENCE_S)
         try:
             headers = self._translate(dict(asked.headers))
             connection.request(asked.method, asked.path, body=body, headers=headers)

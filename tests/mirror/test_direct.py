@@ -19,6 +19,7 @@ import unbroken
 from tests.mirror.made import client_of, opened, run_at, uploaded
 from tests.mirror.servers import BUCKET, Asked, Proxy, environment
 from tests.mirror.test_training import eventually
+from tests.patience import PATIENCE_S
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.errors import (
@@ -135,7 +136,7 @@ def test_a_job_killed_inside_a_save_leaves_no_checkpoint_and_its_name_is_not_use
         is_manifest = asked.path.endswith("/manifest.json")
         if asked.method == "PUT" and "/checkpoint-4/" in asked.path and is_manifest == (where == "manifest"):
             reached.set()
-            gate.wait(60)
+            gate.wait(PATIENCE_S)
             # The request of a dead client: the server never gets it.
             return "drop"
         return None
@@ -143,7 +144,7 @@ def test_a_job_killed_inside_a_save_leaves_no_checkpoint_and_its_name_is_not_use
     proxy.rule = rule
     process = child(run, s3, environment(proxy.port))
     try:
-        assert reached.wait(120)
+        assert reached.wait(PATIENCE_S)
     finally:
         kill(process)
     proxy.rule = lambda asked: None

@@ -18,6 +18,7 @@ import pytest
 
 from tests.mirror.made import client_of, opened, run_at
 from tests.mirror.servers import BUCKET, Asked, Proxy, environment
+from tests.patience import PATIENCE_S
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.errors import CheckpointsExist, MirrorTaken, MirrorUnreachable, NoCredentials
@@ -38,7 +39,7 @@ def remote_names(run: Path, url: str) -> set[str]:
     return set(scan(store_at(client_of(run_at(run), url))).committed)
 
 
-def eventually(is_so: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+def eventually(is_so: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
     until = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < until, f"not within {within_s:g} s: {what}"
@@ -129,7 +130,7 @@ def test_rotation_waits_for_a_slow_upload(proxy: Proxy, url: str, tmp_path: Path
 
     def rule(asked: Asked) -> str | None:
         if asked.method == "PUT" and "/checkpoint-2/" in asked.path:
-            gate.wait(60)
+            gate.wait(PATIENCE_S)
         return None
 
     proxy.rule = rule
@@ -167,7 +168,7 @@ def test_expired_credentials_are_renewed_from_the_file_and_never_written_anywher
 
     def body(run_: Run, step: int) -> None:
         if step == 5:
-            assert refused.wait(60)
+            assert refused.wait(PATIENCE_S)
             keys.write_text("[default]\naws_access_key_id = NEWKEY\naws_secret_access_key = new-very-secret\n")
 
     job(run, 6, mirrored(url), body, **tiny())
@@ -363,7 +364,7 @@ def test_a_job_killed_during_an_upload_leaves_it_pending_and_the_next_one_finish
             return None
         if is_manifest == (where == "manifest"):
             reached.set()
-            gate.wait(60)
+            gate.wait(PATIENCE_S)
         return None
 
     proxy.rule = rule
@@ -373,9 +374,9 @@ def test_a_job_killed_during_an_upload_leaves_it_pending_and_the_next_one_finish
     try:
         if where == "ledger":
             # It kills itself in the middle of the record; the mirror has the whole checkpoint by then.
-            assert child.wait(120) == -signal.SIGKILL
+            assert child.wait(PATIENCE_S) == -signal.SIGKILL
         else:
-            assert reached.wait(120)
+            assert reached.wait(PATIENCE_S)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

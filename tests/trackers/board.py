@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tests.patience import PATIENCE_S
 from unbroken.records.metrics import Row
 from unbroken.trackers.tracker import Ending, TrackedRun
 
@@ -25,7 +26,7 @@ class Board:
         if self.failing():
             raise ConnectionError(f"no answer with {os.environ.get('BOARD_API_KEY')}\nand more")
         if self.hangs is not None:
-            self.hangs.wait(60)
+            self.hangs.wait(PATIENCE_S)
         self.started.append(run)
         self.rows = self.runs.setdefault(run.id, [])
 

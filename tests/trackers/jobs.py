@@ -12,6 +12,7 @@ import numpy
 import torch
 
 import unbroken
+from tests.patience import PATIENCE_S
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.tracker_marks import known_ids, last_marks
@@ -50,7 +51,7 @@ def die() -> None:
 
 def wait_until_sent(directory: str, step: int) -> None:
     """Until every tracker was sent this step."""
-    layout, until = Layout(Path(directory)), time.monotonic() + 100
+    layout, until = Layout(Path(directory)), time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         wanted = [*known_ids(read_history(layout).events).items()]
         sent = last_marks(layout, wanted)
@@ -62,7 +63,7 @@ def wait_until_sent(directory: str, step: int) -> None:
 
 def wait_until_saved(run: unbroken.Run) -> None:
     assert run._job is not None
-    run._job.opened.saver.wait(100)
+    run._job.opened.saver.wait(PATIENCE_S)
 
 
 def train(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.clouds import MACHINE, Cloud, azure_events, loopback_only, serving
+from tests.patience import PATIENCE_S
 from unbroken.errors import BadSpot
 from unbroken.launch.spot import services
 from unbroken.launch.spot.notices import Unreadable
@@ -32,7 +33,7 @@ def service(cloud: Cloud, clock: Callable[[], float] = time.time) -> Service:
 
 def heard(watching: SpotWatch) -> StopReason:
     """The notice, as soon as there is one."""
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + PATIENCE_S
     while (found := watching.look()) is None:
         assert time.monotonic() < until_s, "no notice was heard"
         time.sleep(0.005)
@@ -40,7 +41,7 @@ def heard(watching: SpotWatch) -> StopReason:
 
 
 def after(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until_s
         time.sleep(0.005)
@@ -153,7 +154,7 @@ def test_a_watch_that_has_ended_asks_no_more() -> None:
         watching = SpotWatch(service(cloud), SHORT_S).start()
         after(lambda: len(cloud.asked) > 3)
         watching.end()
-        watching._thread.join(30)
+        watching._thread.join(PATIENCE_S)
         assert not watching._thread.is_alive()
 
 

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from unbroken.mirror.transfer import READ_AHEAD, Limits, PieceBuffers, Stopped
 from unbroken.store.digest import BLOCK_BYTES
 
@@ -21,7 +22,7 @@ def test_a_buffer_is_given_out_again_only_when_nobody_holds_it() -> None:
     assert asking.is_alive() and not taken
     # What was given out again is the second one: the first is held.
     del second
-    asking.join(10)
+    asking.join(PATIENCE_S)
     assert bytes(taken[0]) == b"bbbbb\0\0\0"
     assert bytes(kept) == b"a" * 8
 

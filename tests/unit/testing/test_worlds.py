@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from unbroken.errors import NotShared
 from unbroken.testing.worlds import Ended, logs, spawn, start
 
@@ -67,7 +68,9 @@ def test_an_error_of_one_rank_is_reported_with_its_fields_and_the_others_values_
 
 
 def test_a_rank_that_hangs_says_where_it_stands_and_is_killed(tmp_path: Path) -> None:
-    ended = spawn(2, wait_for_ever, str(tmp_path), timeout_s=8)
+    with start(2, wait_for_ever, str(tmp_path)) as ranks:
+        wait_until(tmp_path, 2)
+        ended = ranks.wait(1)
     assert [each.is_late for each in ended] == [True, True]
     assert all("wait_for_ever" in each.log for each in ended), logs(ended)
 
@@ -79,7 +82,7 @@ def test_a_rank_can_be_killed_alone(tmp_path: Path) -> None:
         while not Path(f"/proc/{ranks.pids[0]}").exists():
             pytest.fail("the other one is gone")
         ranks.send(signal.SIGTERM, 0)
-        ended = ranks.wait(30)
+        ended = ranks.wait()
     assert [each.exit_code for each in ended] == [-signal.SIGTERM, -signal.SIGKILL]
     assert not any(each.is_late for each in ended)
 
@@ -96,8 +99,8 @@ def test_what_a_killed_rank_has_started_does_not_outlive_its_world(tmp_path: Pat
         wait_until(tmp_path, 1)
         (child,) = tmp_path.iterdir()
         ranks.send(signal.SIGKILL)
-        ranks.wait(30)
-    until_s = time.monotonic() + 30
+        ranks.wait()
+    until_s = time.monotonic() + PATIENCE_S
     while (Path("/proc") / child.name).exists() and _state(child.name) != "Z":
         assert time.monotonic() < until_s, "it still runs"
         time.sleep(0.01)

@@ -93,6 +93,9 @@ def _squeue(folder: Path, text: str) -> None:
 def test_a_squeue_that_hangs_is_ended_and_said_to_have_given_no_answer(slurm: Path) -> None:
     _squeue(slurm, f"echo $$ > {slurm}/pid; exec sleep 600")
     answer = controller.run_command(["squeue"], timeout_s=2.0)
+    while not (slurm / "pid").exists():
+        # On a busy machine the shell may not have come to its first command.
+        answer = controller.run_command(["squeue"], timeout_s=2.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((slurm / "pid").read_text()), 0)
     assert answer.code == controller.NO_ANSWER and "did not answer within 2 s" in answer.stderr

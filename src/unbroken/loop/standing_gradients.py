@@ -218,7 +218,7 @@ class StandingGradients:
         self._turn = 0
         self._has_saved = self._has_begun = False
         # Whether more is to be done in a step than to look at one parameter.
-        self._is_busy = True
+        self.is_busy = True
         self._at_edge: dict[int, Versions] = {}
         # What to log at the next edge, and whether a save is due to replace one without the gradients.
         self.notices: list[str] = []
@@ -251,21 +251,21 @@ class StandingGradients:
     def body_begins(self, stepped: Sequence[int]) -> None:
         """An edge is left; ``stepped`` are the optimizer steps of the body before it."""
         watched = self._watched
-        if not self._has_begun:
-            # Before the first body too: a loop that steps first fills its pipeline there.
-            stepped, self._has_begun = [1] * len(watched), True
-        self._turn += 1
-        if not self._is_busy:
+        if not self.is_busy:
+            self._turn += 1
             turn, number = divmod(self._turn, len(watched))
             if stepped[number]:
                 watched[number].look_at_one(turn)
             return
+        if not self._has_begun:
+            # Before the first body too: a loop that steps first fills its pipeline there.
+            stepped, self._has_begun = [1] * len(watched), True
         for number, each in enumerate(watched):
             is_after_step = stepped[number] or (self._has_saved and each.saved_without)
             if is_after_step and not each.is_carried:
                 each.look()
         self._has_saved = False
-        self._is_busy = not watched or any(each.is_carried or each.is_suspected or each.looks_left for each in watched)
+        self.is_busy = not watched or any(each.is_carried or each.is_suspected or each.looks_left for each in watched)
         self._at_edge = {
             number: versions_of(each.optimizer)
             for number, each in enumerate(watched)
@@ -273,8 +273,8 @@ class StandingGradients:
         }
 
     def edge_reached(self) -> None:
-        """A body is complete."""
-        for each in self._watched if self._is_busy else ():
+        """A body is complete; called where ``is_busy``."""
+        for each in self._watched:
             if each.is_suspected and not each.is_standing:
                 # Nobody puts anything back here: what was used in this step was kept, if only once.
                 each.is_carried, each.is_suspected = True, False
@@ -282,16 +282,13 @@ class StandingGradients:
 
     def stepped(self, number: int) -> None:
         """An optimizer has stepped; one with a closure has computed its gradients in there."""
-        each = self._watched[number]
-        if each.sample is not None or each.stood is not None or each.stand_ins is not None:
-            self._judge(each)
+        self._judge(self._watched[number])
 
     def _before(self, each: _Watched) -> Callable[..., None]:
         def before(_: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
             if (kwargs or len(args) > 1) and any(map(callable, (*args[1:], *kwargs.values()))):
                 return
-            if each.sample is not None or each.stood is not None or each.stand_ins is not None:
-                self._judge(each)
+            self._judge(each)
 
         return before
 
@@ -300,7 +297,7 @@ class StandingGradients:
             each.sample = None
             grad = sample[0].grad
             if grad is not None and grad is sample[1]():
-                each.is_suspected = self._is_busy = True
+                each.is_suspected = self.is_busy = True
         if each.stand_ins is not None:
             each.refuse_stand_ins()
         if each.stood is not None and each.judge():
@@ -354,7 +351,7 @@ class StandingGradients:
 
     def saved(self, step: int, stored: frozenset[str]) -> dict[str, str]:
         """A save was started; returns, by optimizer, which parameters have gradients that it does not contain."""
-        self._has_saved = self._is_busy = True
+        self._has_saved = self.is_busy = True
         found: dict[str, str] = {}
         for each in self._watched:
             each.looks_left = max(each.looks_left, 1)

@@ -215,6 +215,9 @@ class StandingGradients:
         self._watched = [_Watched(item) for item in gradients.optimizers]
         for each in self._watched:
             each.is_carried = each.item.name in gradients.carried
+        # What stands after the step of one optimizer may be used by another that shares its parameters.
+        self._sharing = sharing([each.optimizer for each in self._watched])
+        self._are_shared = any(len(each) > 1 for each in self._sharing)
         self._turn = 0
         self._has_saved = self._has_begun = False
         # Whether more is to be done in a step than to look at one parameter.
@@ -240,9 +243,10 @@ class StandingGradients:
         """Give the parameters the gradients of the checkpoint, whatever the script has computed before the loop."""
         self._has_begun = self._gradients.put_back() or self._has_begun
         unsaved, self._gradients.unsaved = self._gradients.unsaved, {}
+        made: set[int] = set()
         for each in self._watched:
             if (mask := unsaved.get(each.item.name)) is not None and self._is_refused:
-                each.stand_ins = _stand_in(each.parameters(), mask)
+                each.stand_ins = _stand_in(each.parameters(), mask, made)
 
     def have_stand_ins(self) -> list[int]:
         """The numbers of the optimizers whose parameters have them."""
@@ -251,6 +255,8 @@ class StandingGradients:
     def body_begins(self, stepped: Sequence[int]) -> None:
         """An edge is left; ``stepped`` are the optimizer steps of the body before it."""
         watched = self._watched
+        if self._are_shared:
+            stepped = [sum(stepped[number] for number in each) for each in self._sharing]
         if not self.is_busy:
             self._turn += 1
             turn, number = divmod(self._turn, len(watched))
@@ -400,10 +406,24 @@ def _encode(mask: Sequence[bool]) -> str:
     return _ALL if all(mask) else f"{sum(1 << place for place, has in enumerate(mask) if has):x}"
 
 
-def _stand_in(parameters: Sequence[torch.Tensor], mask: str) -> _Look | None:
-    """Zeros where gradients stood that the checkpoint does not contain: the loop is expected to drop them unused."""
+def _stand_in(parameters: Sequence[torch.Tensor], mask: str, made: set[int]) -> _Look | None:
+    """Zeros where gradients stood that the checkpoint does not contain: the loop is expected to drop them unused.
+
+    ``made`` are the parameters that have them already, for another optimizer.
+    """
     bits = (1 << len(parameters)) - 1 if mask == _ALL else int(mask, 16)
-    wanted = [p for place, p in enumerate(parameters) if bits >> place & 1 and p.grad is None]
+    wanted = [p for place, p in enumerate(parameters) if bits >> place & 1 and (p.grad is None or id(p) in made)]
     for parameter in wanted:
-        parameter.grad = torch.zeros_like(parameter)
+        if id(parameter) not in made:
+            parameter.grad = torch.zeros_like(parameter)
+            made.add(id(parameter))
     return _Look(wanted, is_hooked=True).or_none()
+
+
+def sharing(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[int]]:
+    """For each optimizer the numbers of those that have a parameter of it, its own among them."""
+    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
+    return [
+        [number for number, other in enumerate(held) if number == own or not other.isdisjoint(mine)]
+        for own, mine in enumerate(held)
+    ]

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from unbroken import torch_private
 from unbroken.loop.carry import Carried
-from unbroken.loop.standing_gradients import StandingGradients, Versions, versions_of
+from unbroken.loop.standing_gradients import StandingGradients, Versions, sharing, versions_of
 from unbroken.state.cursor import Cursor, Mark
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
 from unbroken.state.rng import Glanced, RngGlance, capture_rng, glance_at_numpy, glance_at_rng, rng_devices
@@ -68,8 +69,9 @@ class StepBody:
         self._seen: set[tuple[int, ...]] = set()
         self._last_steps: list[int] | None = None
         self._gap = self._longest_gap = 0
-        # Where optimizers take turns, the gradients that each has used in its last step.
-        self._is_alternating = False
+        # Where optimizers take turns, the gradients that each has used in its last step. Those that share parameters do,
+        # or all but one of them would have nothing to use.
+        self._is_alternating = any(len(each) > 1 for each in sharing(self._optimizers))
         self._used: dict[int, Versions] = {}
         # The fields of an ``_Edge``, which is made where one is needed: noting them at every edge must be cheap.
         self._noted: tuple[Any, ...] | None = None
@@ -170,16 +172,22 @@ class StepBody:
     def has_pending_gradients(self) -> bool:
         """Whether an optimizer holds gradients and made no step with them in this body."""
         return any(
-            not steps and self.gradients.are_pending(item) and not self._are_used(number, item.optimizer)
-            for number, (steps, item) in enumerate(zip(self._steps, self.gradients.optimizers, strict=True))
+            not steps and self.gradients.are_pending(item) and not self._are_used(item)
+            for steps, item in zip(self._steps, self.gradients.optimizers, strict=True)
         )
 
-    def _are_used(self, number: int, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer's gradients are those of its last step, untouched since, as where two take turns."""
-        used, now = self._used.get(number), versions_of(optimizer)
-        if not used or len(used) != len(now):
+    def _are_used(self, item: OptimizerItem) -> bool:
+        """Whether a step has used an optimizer's gradients, untouched since, as where two take turns.
+
+        It may be the step of another that shares its parameters; what this one does with them then, is watched.
+        """
+        if torch_private.has_unreduced_gradients(item.module):
             return False
-        return all(one() is other() and at == then for (one, at), (other, then) in zip(used, now, strict=True))
+        used = {id(grad()): (grad, count) for each in self._used.values() for grad, count in each}
+        return all(
+            (known := used.get(id(grad()))) is not None and known[0]() is grad() and known[1] == count
+            for grad, count in versions_of(item.optimizer)
+        )
 
     @property
     def patience_steps(self) -> int:

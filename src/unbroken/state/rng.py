@@ -106,7 +106,7 @@ class RngGlance(NamedTuple):
         return {"python": python, "torch": self.torch, "cuda": self.cuda}
 
 
-# The fields of a ``RngGlance``: a plain tuple is made in a fifth of its time, and nearly all of them are never looked at.
+# The fields of a ``RngGlance``: a plain tuple is made in a fifth of its time, and nearly all are never looked at.
 Glanced = tuple[bytes | tuple[Any, ...], float | None, torch.Tensor, list[torch.Tensor], bytes | None]
 
 

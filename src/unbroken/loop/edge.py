@@ -91,44 +91,46 @@ class StepEdges:
 
     def edge(self, total: int) -> None:
         """A step is complete: do what is due. ``Run.steps`` lists what it raises."""
+        opened, body = self.opened, self.body
         self.logged.close_step(self.step)
-        self.opened.clock.step_done()
-        self.body.end()
-        self.checks.edge_reached(self.body.draws)
-        if self.body.standing.notices:
+        opened.clock.step_done()
+        body.end()
+        if not self.checks.is_over:
+            self.checks.edge_reached(body.draws)
+        if body.standing.notices:
             self._say_of_gradients()
-        _require_plain_counters(self.counters)
+        if self.counters:
+            _require_plain_counters(self.counters)
         if self.is_dump_requested:
             self.is_dump_requested = False
             self.dump(why="run.save_emergency was called")
         agreed = self._agree()
         if agreed.has_left:
-            raise LoopsDisagree(run=self.opened.layout.run, step=self.step)
+            raise LoopsDisagree(run=opened.layout.run, step=self.step)
         if agreed.is_stop_asked and agreed.is_hurried:
             self._leave_in_hurry()
             return
         if agreed.is_lost:
-            self.opened.require_held()
-        if (saved := self.opened.saver.collect()) is not None:
+            opened.require_held()
+        if (saved := opened.saver.collect()) is not None:
             self._note(saved)
         if agreed.is_bad:
             self._raise_non_finite()
-        stop = self._is_stop_due(total, agreed)
-        self._save_where_due(total, stop, agreed)
+        self._save_where_due(total, self._is_stop_due(total, agreed), agreed)
         if not self._is_prepared and self.step < total and self.ending is None:
             self._is_prepared = True
-            self.opened.saver.prepare(most_bytes=self.opened.settings.staging_memory_bytes, has_stepped=True)
-        self.opened.recorder.reached(self.step)
-        self.opened.clock.resume_clock()
+            opened.saver.prepare(most_bytes=opened.settings.staging_memory_bytes, has_stepped=True)
+        opened.recorder.reached(self.step)
+        opened.clock.resume_clock()
 
     def _is_stop_due(self, total: int, agreed: Flags) -> bool:
         stop = agreed.is_stop_asked or self._is_stop_postponed
-        if self.step < total and (exhausted := self._exhausted()) is not None:
+        if self.cursor is not None and self.step < total and (exhausted := self._exhausted()) is not None:
             # Every rank knows it by itself: no vote is needed.
             self.halting = self.halting or exhausted
             self.opened.noticed = self.opened.noticed or StopReason("asked", exhausted)
             stop = True
-        return self.opened.is_drill_over(self.step) or stop
+        return (self.opened.drilled is not None and self.opened.is_drill_over(self.step)) or stop
 
     def _save_where_due(self, total: int, stop: bool, agreed: Flags) -> None:
         is_by_all, self.is_save_agreed = self.is_save_agreed, False
@@ -223,19 +225,16 @@ class StepEdges:
         opened = self.opened
         is_due = opened.clock.is_due_by_clock() or self.is_save_requested
         self.is_save_requested = False
+        is_stop_asked, is_bad, is_lost = opened.is_stop_asked(), self._bad is not None, opened.is_lost
+        if opened.world.size == 1 and not (is_stop_asked or is_due or is_bad or is_lost):
+            # As at nearly every edge: nothing is made for it. The rest only says what is to be done with a stop.
+            return NOTHING_DUE
         waits_since_s = self._stop_waits_since_s
-        flags = (
-            opened.is_stop_asked(),
-            is_due,
-            self._bad is not None,
-            opened.is_lost,
-            opened.emergency.is_hurried(),
-            waits_since_s is not None and time.monotonic() - waits_since_s > _STOP_WAITS_S,
-        )
+        is_overdue = waits_since_s is not None and time.monotonic() - waits_since_s > _STOP_WAITS_S
+        flags = Flags(is_stop_asked, is_due, is_bad, is_lost, opened.emergency.is_hurried(), is_overdue)
         if opened.world.size == 1:
-            # As at nearly every edge: nothing is made for it.
-            return Flags(*flags) if True in flags else NOTHING_DUE
-        agreed = self.votes.agree(opened, Flags(*flags))
+            return flags
+        agreed = self.votes.agree(opened, flags)
         # A save at the edge where the vote went out was the answer to it.
         return agreed._replace(is_save_due=False) if self._tried_step == self.step - 1 else agreed
 

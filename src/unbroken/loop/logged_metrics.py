@@ -100,6 +100,9 @@ def _kept(name: str, value: object) -> Number | torch.Tensor:
             raise TypeError(f"metric {name!r} is a tensor of {value.numel()} elements; log one number")
         if value.is_complex():
             raise TypeError(f"metric {name!r} is complex; log its real and imaginary part, or its absolute value")
+        if value.is_cpu and type(value) is torch.Tensor:
+            # There is no device to wait for, and to read it costs less than a copy.
+            return value.item()
         # A copy: a loop may add to its loss in place before we read it.
         copy = value.detach().clone()
         return copy if copy.ndim == 0 else copy.reshape(())

@@ -44,6 +44,11 @@ class LoopChecks:
         self._logged_modes: set[str] = set()
         self._rng = capture_rng(rng_devices())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to see at an edge."""
+        return self._edges >= 2
+
     @contextlib.contextmanager
     def carrying(self, name: str) -> Iterator[None]:
         """What is drawn in here is carried, and needs no warning."""
@@ -84,8 +89,6 @@ class LoopChecks:
 
     def edge_reached(self, draws: Sequence[int]) -> None:
         """Log at the first edges what the draws show; ``draws`` are those of the first bodies."""
-        if self._edges >= 2:
-            return
         self._edges += 1
         for notice in self._first(draws) if self._edges == 1 else self._second(draws):
             self.say(notice)

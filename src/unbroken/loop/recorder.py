@@ -228,7 +228,8 @@ class Recorder(SilentRecorder):
         self._changes["step"] = step
         if self._steps is not None:
             self._steps.write(step)
-        self._write_where_due()
+        if self._snapshots.is_due():
+            self._write_where_due()
 
     def _write_where_due(self) -> None:
         if self._snapshots.is_due():

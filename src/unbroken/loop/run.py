@@ -251,7 +251,9 @@ class Run:
         Raises:
             TypeError: a value is neither a number nor a tensor of one element.
         """
-        self._open.logged.log(metrics)
+        # At every step: the check of `_open`, without its call.
+        job = self._job if self._is_open else None
+        (self._open if job is None else job).logged.log(metrics)
 
     def stop(self, reason: str = "") -> None:
         """Stop at the edge of this step, for another job to resume; several ranks stop one edge later."""

@@ -46,7 +46,7 @@ class SaveClock:
 
     def is_due_by_clock(self) -> bool:
         """Whether a save is due by this rank's clock; the ranks agree on it by a vote."""
-        if self._interval_s is None:
+        if self._interval_s is None or self._steps == 0:
             return False
         elapsed_s = self._clock() - self._since_s
         return is_due_by_time(self._interval_s, steps=self._steps, elapsed_s=elapsed_s, step_s=self._step_s)

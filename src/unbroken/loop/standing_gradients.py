@@ -215,10 +215,13 @@ class StandingGradients:
         self._watched = [_Watched(item) for item in gradients.optimizers]
         for each in self._watched:
             each.is_carried = each.item.name in gradients.carried
+        # What stands after the step of one optimizer may be used by another that shares its parameters.
+        self._sharing = sharing([each.optimizer for each in self._watched])
+        self._are_shared = any(len(each) > 1 for each in self._sharing)
         self._turn = 0
         self._has_saved = self._has_begun = False
         # Whether more is to be done in a step than to look at one parameter.
-        self._is_busy = True
+        self.is_busy = True
         self._at_edge: dict[int, Versions] = {}
         # What to log at the next edge, and whether a save is due to replace one without the gradients.
         self.notices: list[str] = []
@@ -240,9 +243,10 @@ class StandingGradients:
         """Give the parameters the gradients of the checkpoint, whatever the script has computed before the loop."""
         self._has_begun = self._gradients.put_back() or self._has_begun
         unsaved, self._gradients.unsaved = self._gradients.unsaved, {}
+        made: set[int] = set()
         for each in self._watched:
             if (mask := unsaved.get(each.item.name)) is not None and self._is_refused:
-                each.stand_ins = _stand_in(each.parameters(), mask)
+                each.stand_ins = _stand_in(each.parameters(), mask, made)
 
     def have_stand_ins(self) -> list[int]:
         """The numbers of the optimizers whose parameters have them."""
@@ -251,21 +255,23 @@ class StandingGradients:
     def body_begins(self, stepped: Sequence[int]) -> None:
         """An edge is left; ``stepped`` are the optimizer steps of the body before it."""
         watched = self._watched
-        if not self._has_begun:
-            # Before the first body too: a loop that steps first fills its pipeline there.
-            stepped, self._has_begun = [1] * len(watched), True
-        self._turn += 1
-        if not self._is_busy:
+        if self._are_shared:
+            stepped = [sum(stepped[number] for number in each) for each in self._sharing]
+        if not self.is_busy:
+            self._turn += 1
             turn, number = divmod(self._turn, len(watched))
             if stepped[number]:
                 watched[number].look_at_one(turn)
             return
+        if not self._has_begun:
+            # Before the first body too: a loop that steps first fills its pipeline there.
+            stepped, self._has_begun = [1] * len(watched), True
         for number, each in enumerate(watched):
             is_after_step = stepped[number] or (self._has_saved and each.saved_without)
             if is_after_step and not each.is_carried:
                 each.look()
         self._has_saved = False
-        self._is_busy = not watched or any(each.is_carried or each.is_suspected or each.looks_left for each in watched)
+        self.is_busy = not watched or any(each.is_carried or each.is_suspected or each.looks_left for each in watched)
         self._at_edge = {
             number: versions_of(each.optimizer)
             for number, each in enumerate(watched)
@@ -273,8 +279,8 @@ class StandingGradients:
         }
 
     def edge_reached(self) -> None:
-        """A body is complete."""
-        for each in self._watched if self._is_busy else ():
+        """A body is complete; called where ``is_busy``."""
+        for each in self._watched:
             if each.is_suspected and not each.is_standing:
                 # Nobody puts anything back here: what was used in this step was kept, if only once.
                 each.is_carried, each.is_suspected = True, False
@@ -282,16 +288,13 @@ class StandingGradients:
 
     def stepped(self, number: int) -> None:
         """An optimizer has stepped; one with a closure has computed its gradients in there."""
-        each = self._watched[number]
-        if each.sample is not None or each.stood is not None or each.stand_ins is not None:
-            self._judge(each)
+        self._judge(self._watched[number])
 
     def _before(self, each: _Watched) -> Callable[..., None]:
         def before(_: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
             if (kwargs or len(args) > 1) and any(map(callable, (*args[1:], *kwargs.values()))):
                 return
-            if each.sample is not None or each.stood is not None or each.stand_ins is not None:
-                self._judge(each)
+            self._judge(each)
 
         return before
 
@@ -300,7 +303,7 @@ class StandingGradients:
             each.sample = None
             grad = sample[0].grad
             if grad is not None and grad is sample[1]():
-                each.is_suspected = self._is_busy = True
+                each.is_suspected = self.is_busy = True
         if each.stand_ins is not None:
             each.refuse_stand_ins()
         if each.stood is not None and each.judge():
@@ -354,7 +357,7 @@ class StandingGradients:
 
     def saved(self, step: int, stored: frozenset[str]) -> dict[str, str]:
         """A save was started; returns, by optimizer, which parameters have gradients that it does not contain."""
-        self._has_saved = self._is_busy = True
+        self._has_saved = self.is_busy = True
         found: dict[str, str] = {}
         for each in self._watched:
             each.looks_left = max(each.looks_left, 1)
@@ -403,10 +406,24 @@ def _encode(mask: Sequence[bool]) -> str:
     return _ALL if all(mask) else f"{sum(1 << place for place, has in enumerate(mask) if has):x}"
 
 
-def _stand_in(parameters: Sequence[torch.Tensor], mask: str) -> _Look | None:
-    """Zeros where gradients stood that the checkpoint does not contain: the loop is expected to drop them unused."""
+def _stand_in(parameters: Sequence[torch.Tensor], mask: str, made: set[int]) -> _Look | None:
+    """Zeros where gradients stood that the checkpoint does not contain: the loop is expected to drop them unused.
+
+    ``made`` are the parameters that have them already, for another optimizer.
+    """
     bits = (1 << len(parameters)) - 1 if mask == _ALL else int(mask, 16)
-    wanted = [p for place, p in enumerate(parameters) if bits >> place & 1 and p.grad is None]
+    wanted = [p for place, p in enumerate(parameters) if bits >> place & 1 and (p.grad is None or id(p) in made)]
     for parameter in wanted:
-        parameter.grad = torch.zeros_like(parameter)
+        if id(parameter) not in made:
+            parameter.grad = torch.zeros_like(parameter)
+            made.add(id(parameter))
     return _Look(wanted, is_hooked=True).or_none()
+
+
+def sharing(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[int]]:
+    """For each optimizer the numbers of those that have a parameter of it, its own among them."""
+    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
+    return [
+        [number for number, other in enumerate(held) if number == own or not other.isdisjoint(mine)]
+        for own, mine in enumerate(held)
+    ]

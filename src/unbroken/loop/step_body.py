@@ -15,11 +15,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from unbroken import torch_private
 from unbroken.loop.carry import Carried
-from unbroken.loop.standing_gradients import StandingGradients, Versions, versions_of
+from unbroken.loop.standing_gradients import StandingGradients, Versions, sharing, versions_of
 from unbroken.state.cursor import Cursor, Mark
 from unbroken.state.items import GradientsItem, Item, ModuleItem, ObjectItem, OptimizerItem, State
-from unbroken.state.rng import RngGlance, capture_rng, glance_at_numpy, glance_at_rng, rng_devices
+from unbroken.state.rng import Glanced, RngGlance, capture_rng, glance_at_numpy, glance_at_rng, rng_devices
 
 # A save waits this many edges for an optimizer step, or twice the longest gap between two steps seen so far.
 LEAST_PATIENCE_STEPS: Final = 8
@@ -39,9 +40,9 @@ class Left:
 
 
 class _Edge(NamedTuple):
-    """What was true at the last edge; made at every edge, so it must be cheap."""
+    """What was true at the last edge."""
 
-    rng: RngGlance
+    rng: Glanced
     mark: Mark | None
     drawn: int
     schedulers: tuple[int, ...]
@@ -66,11 +67,14 @@ class StepBody:
         self._steps = [0] * len(self._optimizers)
         # The optimizer steps of every complete body so far, each combination once.
         self._seen: set[tuple[int, ...]] = set()
+        self._last_steps: list[int] | None = None
         self._gap = self._longest_gap = 0
-        # Where optimizers take turns, the gradients that each has used in its last step.
-        self._is_alternating = False
+        # Where optimizers take turns, the gradients that each has used in its last step. Those that share parameters do,
+        # or all but one of them would have nothing to use.
+        self._is_alternating = any(len(each) > 1 for each in sharing(self._optimizers))
         self._used: dict[int, Versions] = {}
-        self._edge: _Edge | None = None
+        # The fields of an ``_Edge``, which is made where one is needed: noting them at every edge must be cheap.
+        self._noted: tuple[Any, ...] | None = None
         # No optimizer, or bodies without a step: then what a body changed is never put back.
         self._may_be_complete_without_steps = not self._optimizers
         self._drawn = 0
@@ -127,13 +131,13 @@ class StepBody:
             self._drawn = self._cursor.drawn
         if self._may_be_complete_without_steps:
             # If it is left in its middle, it cannot be known whether it was complete: nothing is put back.
-            self._edge = None
+            self._noted = None
             return
-        self._edge = _Edge(
+        self._noted = (
             glance_at_rng(),
             self._cursor.mark() if self._cursor is not None else None,
             self._drawn,
-            tuple([each.last_epoch for each in self._schedulers]),
+            tuple([each.last_epoch for each in self._schedulers]) if self._schedulers else (),
             self._versions() if self._buffers else (),
             self._carried.at_edge(),
             dict(counters),
@@ -141,8 +145,16 @@ class StepBody:
 
     def end(self) -> None:
         """The body has reached its edge."""
-        self.standing.edge_reached()
-        steps = self._steps
+        if self.standing.is_busy:
+            self.standing.edge_reached()
+        # Nearly every body steps as the one before it did: then there is nothing to note.
+        if (steps := self._steps) != self._last_steps or self._gap:
+            self._note(steps)
+        if self._cursor is not None and len(self.draws) < 2:
+            self.draws.append(self._cursor.drawn - self._drawn)
+
+    def _note(self, steps: list[int]) -> None:
+        self._last_steps = steps
         self._seen.add(tuple(steps))
         if any(steps):
             self._is_alternating = self._is_alternating or not all(steps)
@@ -150,8 +162,6 @@ class StepBody:
         else:
             self._gap += 1
             self._may_be_complete_without_steps = True
-        if self._cursor is not None and len(self.draws) < 2:
-            self.draws.append(self._cursor.drawn - self._drawn)
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(-1 if each.is_inference() else each._version for each in self._buffers)
@@ -162,16 +172,22 @@ class StepBody:
     def has_pending_gradients(self) -> bool:
         """Whether an optimizer holds gradients and made no step with them in this body."""
         return any(
-            not steps and self.gradients.are_pending(item) and not self._are_used(number, item.optimizer)
-            for number, (steps, item) in enumerate(zip(self._steps, self.gradients.optimizers, strict=True))
+            not steps and self.gradients.are_pending(item) and not self._are_used(item)
+            for steps, item in zip(self._steps, self.gradients.optimizers, strict=True)
         )
 
-    def _are_used(self, number: int, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer's gradients are those of its last step, untouched since, as where two take turns."""
-        used, now = self._used.get(number), versions_of(optimizer)
-        if not used or len(used) != len(now):
+    def _are_used(self, item: OptimizerItem) -> bool:
+        """Whether a step has used an optimizer's gradients, untouched since, as where two take turns.
+
+        It may be the step of another that shares its parameters; what this one does with them then, is watched.
+        """
+        if torch_private.has_unreduced_gradients(item.module):
             return False
-        return all(one() is other() and at == then for (one, at), (other, then) in zip(used, now, strict=True))
+        used = {id(grad()): (grad, count) for each in self._used.values() for grad, count in each}
+        return all(
+            (known := used.get(id(grad()))) is not None and known[0]() is grad() and known[1] == count
+            for grad, count in versions_of(item.optimizer)
+        )
 
     @property
     def patience_steps(self) -> int:
@@ -179,6 +195,10 @@ class StepBody:
         return max(LEAST_PATIENCE_STEPS, 2 * self._longest_gap)
 
     # ---- leaving in the middle ----
+
+    @property
+    def _edge(self) -> _Edge | None:
+        return None if self._noted is None else _Edge(*self._noted)
 
     def left(self) -> Left:
         """How the body was left, when it is left before its edge."""
@@ -201,7 +221,7 @@ class StepBody:
         found = []
         if self._cursor is not None and self._cursor.drawn != edge.drawn and edge.mark is None:
             found.append("data position")
-        numpy, then = sys.modules.get("numpy"), edge.rng.numpy
+        numpy, then = sys.modules.get("numpy"), RngGlance(*edge.rng).numpy
         if numpy is not None and then is not None and glance_at_numpy(numpy) != then:
             found.append("numpy RNG state")
         if tuple(each.last_epoch for each in self._schedulers) != edge.schedulers:
@@ -225,7 +245,7 @@ class StepBody:
         """The RNG state of the last edge; numpy's as it is now, which ``left`` has found unchanged or named."""
         edge = self._edge
         assert edge is not None
-        return {**capture_rng(rng_devices()), **edge.rng.state()}
+        return {**capture_rng(rng_devices()), **RngGlance(*edge.rng).state()}
 
 
 def _count_attempts(

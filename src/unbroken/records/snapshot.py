@@ -66,12 +66,9 @@ class RunStateWriter:
 
     def is_due(self) -> bool:
         """Whether a snapshot would be written now."""
-        return self._is_due(self._clock())
-
-    def _is_due(self, now_s: float) -> bool:
         last_s = self._written_at_s
         # A clock that is set back must not stop the writes.
-        return last_s is None or not 0 <= now_s - last_s < self._every_s
+        return last_s is None or not 0 <= self._clock() - last_s < self._every_s
 
     def write(self, state: RunState, *, durable: bool = False) -> bool:
         """Replace the snapshot, at most once in ``every_s``; says whether it was written.
@@ -82,7 +79,7 @@ class RunStateWriter:
             StorageFailed: the system refused.
         """
         now_s = self._clock()
-        if not durable and not self._is_due(now_s):
+        if not durable and not self.is_due():
             return False
         self._written_at_s = now_s
         # crash here: the old snapshot or the new one.

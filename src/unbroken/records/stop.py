@@ -299,18 +299,20 @@ class StopSources:
         if self._notices is not None and (notice := self._notices.look()) is not None:
             return notice
         now_s = self._clock()
-        if is_due(now_s, self._deadline_s, reserve_s := self._reserve() if self._deadline_s is not None else 0.0):
-            left_s = max(0.0, (self._deadline_s or 0.0) - now_s)
+        # Read once: another thread may move it.
+        deadline_s = self._deadline_s
+        if deadline_s is not None and is_due(now_s, deadline_s, reserve_s := self._reserve()):
+            left_s = max(0.0, deadline_s - now_s)
             detail = f"{amounts.duration(left_s)} left, {amounts.duration(reserve_s)} kept for a last save"
             return StopReason("walltime", detail)
-        return self._flag(now_s) if self._reads_flag else None
-
-    def _flag(self, now_s: float) -> StopReason | None:
         last_s = self._looked_at_s
         # A clock that is set back must not stop the reads for an hour.
-        if last_s is not None and 0 <= now_s - last_s < self._look_every_s:
+        if not self._reads_flag or (last_s is not None and 0 <= now_s - last_s < self._look_every_s):
             return None
         self._looked_at_s = now_s
+        return self._flag()
+
+    def _flag(self) -> StopReason | None:
         try:
             found = read_request(self._layout, self._files)
         except StorageFailed as refusal:

@@ -106,6 +106,8 @@ class Cursor(Generic[T]):
 
     def __init__(self, loader: Iterable[T]) -> None:
         self.loader: Iterable[T] = adapted(loader)
+        # The loader, if it has one position for all ranks; asked for at every edge, and a protocol answers slowly.
+        self.positioned = self.loader if isinstance(self.loader, Positioned) else None
         self.epoch = 0
         self.served = 0
         # Batches served by this object, in all epochs: what a loop has drawn, whatever the position is.
@@ -255,11 +257,6 @@ class Cursor(Generic[T]):
     def stand_at(self, mark: "Mark") -> None:
         """From now on say the position of a mark: the batches drawn since then belong to a step that was given up."""
         self._mark = mark
-
-    @property
-    def positioned(self) -> Positioned | None:
-        """The loader, if it has one position for all ranks."""
-        return self.loader if isinstance(self.loader, Positioned) else None
 
     def state_dict(self) -> dict[str, Any]:
         """The position."""

@@ -223,16 +223,20 @@ class GradientsItem:
         state, self._restored = self._restored, None
         if state is None:
             return False
+        # By parameter: several optimizers may share one, and not all of them have stored its gradient.
+        wanted: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for item in self.optimizers:
             given = state.get(item.name, {})
             for name, parameter in item.parameters().items() if not is_flat_sharded(item.module) else ():
-                restored = given.get(name)
-                if restored is not None and _are_alike(parameter.grad, restored):
-                    # In place: a CUDA graph or a bucket of DDP writes to this very tensor.
-                    with torch.no_grad():
-                        parameter.grad.copy_(restored)
-                else:
-                    parameter.grad = restored
+                if name in given or id(parameter) not in wanted:
+                    wanted[id(parameter)] = parameter, given.get(name)
+        for parameter, restored in wanted.values():
+            if restored is not None and _are_alike(parameter.grad, restored):
+                # In place: a CUDA graph or a bucket of DDP writes to this very tensor.
+                with torch.no_grad():
+                    parameter.grad.copy_(restored)
+            else:
+                parameter.grad = restored
         return True
 
     def owner_of(self, name: str) -> torch.Tensor | None:

@@ -8,7 +8,8 @@ import functools
 import random
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from unbroken.store.fields import Malformed
 _NAMES = frozenset({"python", "torch", "cuda"})
 # A Mersenne twister: 624 words and a position.
 _TWISTER_BYTES: Final = 625 * 4
+_ENOUGH_BYTES: Final = 16 * 4
 
 
 def capture_rng(devices: Iterable[torch.device | str | int] = ()) -> dict[str, object]:
@@ -89,7 +91,7 @@ class RngGlance(NamedTuple):
     """The global generators at one moment, read in about a tenth of the time of ``capture_rng``.
 
     ``python``: the memory of the twister, or the whole state where that cannot be read. ``numpy``: only to see whether
-    it moved.
+    it moved. Made of what ``glance_at_rng`` returns, where it is needed.
     """
 
     python: bytes | tuple[Any, ...]
@@ -104,15 +106,19 @@ class RngGlance(NamedTuple):
         return {"python": python, "torch": self.torch, "cuda": self.cuda}
 
 
-def glance_at_rng() -> RngGlance:
+# The fields of a ``RngGlance``: a plain tuple is made in a fifth of its time, and nearly all are never looked at.
+Glanced = tuple[bytes | tuple[Any, ...], float | None, torch.Tensor, list[torch.Tensor], bytes | None]
+
+
+def glance_at_rng() -> Glanced:
     """The global generators as they are now."""
     python: Any = random.getstate.__self__  # type: ignore[attr-defined]
-    numpy, devices = sys.modules.get("numpy"), rng_devices()
-    return RngGlance(
+    numpy = sys.modules.get("numpy")
+    return (
         _twister(python) if _is_twister_readable() else python.getstate(),
         python.gauss_next,
         torch.default_generator.get_state(),
-        [torch.cuda.get_rng_state(device) for device in devices] if devices else [],
+        [torch.cuda.get_rng_state(device) for device in rng_devices()] if torch.cuda.is_initialized() else [],
         None if numpy is None else glance_at_numpy(numpy),
     )
 
@@ -122,12 +128,18 @@ def glance_at_numpy(numpy: Any) -> bytes:  # noqa: ANN401 - the module, which ma
     generator = numpy.random.mtrand._rand._bit_generator
     if type(generator).__name__ != "MT19937":
         return repr(generator.state).encode()
-    return _bytes_at(generator, _numpy_address)
+    seen = _SEEN.get(id(generator))
+    # Its position comes last.
+    return bytes((seen or _seen(generator, generator.ctypes.state_address, _TWISTER_BYTES - _ENOUGH_BYTES)).enough)
 
 
-def _numpy_address(generator: Any) -> int:  # noqa: ANN401
-    address: int = generator.ctypes.state_address
-    return address
+class _Enough(ctypes.Structure):
+    """The position of a twister and 15 of its words: they show whether it moved.
+
+    Each draw moves the position, and all words change before it is where it was.
+    """
+
+    _fields_ = (("bytes", ctypes.c_ubyte * _ENOUGH_BYTES),)
 
 
 class _Memory(ctypes.Structure):
@@ -136,27 +148,37 @@ class _Memory(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * _TWISTER_BYTES),)
 
 
-# The memory of the last generators that were read, each kept alive with it; they are read at every step.
-_SEEN: Final[dict[int, tuple[object, _Memory]]] = {}
+@dataclass(slots=True)
+class _Seen:
+    """A generator that was read, kept alive with its memory, and what was found when it had moved."""
+
+    generator: object
+    enough: _Enough
+    memory: _Memory
+    before: bytes = b""
+    copy: bytes = b""
+
+
+# The last generators that were read; they are read at every step.
+_SEEN: Final[dict[int, _Seen]] = {}
 _MOST_SEEN: Final = 8
 
 
-def _bytes_at(generator: object, address_of: Callable[[Any], int]) -> bytes:
-    seen = _SEEN.get(id(generator))
-    if seen is None:
-        if len(_SEEN) >= _MOST_SEEN:
-            _SEEN.clear()
-        seen = _SEEN[id(generator)] = generator, _Memory.from_address(address_of(generator))
-    return bytes(seen[1])
+def _seen(generator: object, address: int, offset: int) -> _Seen:
+    if len(_SEEN) >= _MOST_SEEN:
+        _SEEN.clear()
+    seen = _Seen(generator, _Enough.from_address(address + offset), _Memory.from_address(address))
+    _SEEN[id(generator)] = seen
+    return seen
 
 
 def _twister(rng: random.Random) -> bytes:
     """The memory of python's generator: ``getstate`` makes 625 numbers of it, and freeing those takes as long again."""
-    return _bytes_at(rng, _python_address)
-
-
-def _python_address(rng: object) -> int:
-    return id(rng) + object.__basicsize__
+    # Its position comes first.
+    seen = _SEEN.get(id(rng)) or _seen(rng, id(rng) + object.__basicsize__, 0)
+    if (now := bytes(seen.enough)) != seen.before:
+        seen.before, seen.copy = now, bytes(seen.memory)
+    return seen.copy
 
 
 def _expanded(memory: bytes, gauss_next: float | None) -> tuple[Any, ...]:

@@ -379,3 +379,67 @@ def test_a_gradient_that_no_checkpoint_can_contain_is_named(tmp_path: Path, capl
     [said] = notices(caplog)
     assert "not be exact" in said
     assert stored(tmp_path / "run")[5] is False
+
+
+# ---- optimizers that share their parameters ----
+
+
+def drops(step: int) -> bool:
+    del step
+    return True
+
+
+def drops_in_every_other_step(step: int) -> bool:
+    """What the first optimizer has used, the second uses again."""
+    return step % 2 == 0
+
+
+def drops_until_late(step: int) -> bool:
+    return step < 5 or step % 2 == 0
+
+
+def share(
+    directory: Path, is_computed: Callable[[int], bool], *, end: tuple[str, int] | None = None
+) -> dict[str, object]:
+    """Two optimizers of the same parameters take turns; where gradients are not computed, those that stand are used."""
+    loop = Loop()
+    second = torch.optim.SGD(loop.model.parameters(), lr=0.1, momentum=0.9)
+    settings = quietly(save_steps=1, keep_last_k=None)
+    with Run(directory, settings=settings, **loop.objects, second=second) as run:
+        for step in run.steps(TOTAL):
+            if end == ("kill", step):
+                raise Killed
+            if end == ("stop", step):
+                run.stop()
+            if is_computed(step):
+                loop.optimizer.zero_grad()
+                loop.backward(step)
+            (second if step % 2 else loop.optimizer).step()
+    return loop.bits()
+
+
+@pytest.mark.parametrize("is_computed", [drops, drops_in_every_other_step])
+def test_optimizers_that_share_their_parameters_are_saved_when_it_is_due(
+    tmp_path: Path, is_computed: Callable[[int], bool]
+) -> None:
+    whole = share(tmp_path / "whole", is_computed)
+    assert sorted(stored(tmp_path / "whole")) == list(range(1, TOTAL + 1))
+    for at in range(1, TOTAL - 1):
+        with contextlib.suppress(Killed):
+            share(tmp_path / f"killed-{at}", is_computed, end=("kill", at))
+        assert share(tmp_path / f"killed-{at}", is_computed) == whole, at
+        share(tmp_path / "jobs", is_computed, end=("stop", at))
+    assert share(tmp_path / "jobs", is_computed) == whole
+
+
+def test_of_shared_parameters_what_is_dropped_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    share(tmp_path / "run", drops)
+    assert not notices(caplog)
+    assert not any(has for step, has in stored(tmp_path / "run").items() if step > 3)
+
+
+def test_an_optimizer_that_begins_to_use_the_gradients_of_another_after_a_resume_is_refused(tmp_path: Path) -> None:
+    share(tmp_path / "run", drops_until_late, end=("stop", 4))
+    with pytest.raises(NotExact) as refused:
+        share(tmp_path / "run", drops_until_late)
+    assert [name for name, _ in refused.value.differences] == ["gradients"]

@@ -67,7 +67,7 @@ def test_a_glance_expands_to_what_a_capture_finds(
     glance, captured = rng.glance_at_rng(), capture_rng()
     random.random()
     torch.rand(3)
-    found = glance.state()
+    found = rng.RngGlance(*glance).state()
     assert found["python"] == captured["python"]
     assert torch.equal(found["torch"], captured["torch"])  # type: ignore[arg-type]
 
@@ -77,6 +77,20 @@ def test_a_glance_shows_that_numpy_drew() -> None:
     assert rng.glance_at_numpy(np) == before
     np.random.random()
     assert rng.glance_at_numpy(np) != before
+
+
+def test_glances_follow_every_draw_seed_and_whole_round_of_python_and_numpy() -> None:
+    random.seed(5)
+    np.random.seed(5)
+    seen = set()
+    # A twister makes new words after 624: after so many draws its position is the same again.
+    for draws in (0, 1, 623, 624, 624 * 3):
+        random.getrandbits(32 * draws) if draws else random.seed(6)
+        np.random.bytes(4 * draws) if draws else np.random.seed(6)
+        glance = rng.RngGlance(*rng.glance_at_rng())
+        assert glance.state()["python"] == random.getstate()
+        seen.add(glance.numpy)
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize(

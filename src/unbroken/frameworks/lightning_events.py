@@ -211,6 +211,11 @@ class Events:
         if self.job is not None:
             self._leaving(lambda job: job.begin_training(pl_module))
 
+    def on_train_epoch_start(self, trainer: object, pl_module: object) -> None:
+        """An epoch begins, and its first batch is about to be fetched."""
+        if self.job is not None:
+            self._leaving(lambda job: job.begin_epoch())
+
     def _leaving(self, action: Callable[[LightningJob], object]) -> None:
         try:
             if self.job is not None:
@@ -244,6 +249,8 @@ class Events:
 
     def on_fit_end(self, trainer: object, pl_module: object) -> None:
         """The training has reached its end."""
+        if self.job is not None:
+            self.job.end_untrained(pl_module)
         self._leave(StopReason("done"))
 
     def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:

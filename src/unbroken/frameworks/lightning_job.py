@@ -5,7 +5,7 @@ by rank 0, and the others hear of it at their next edge. Imports neither ``light
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, Published, ResumePoint
 from unbroken.frameworks.lightning_links import FILE, SAVED_AS, Linked, Links, forget_missing, moved, paths_of
 from unbroken.frameworks.lightning_loader import TrainPosition, sizes_of
+from unbroken.frameworks.lightning_metrics import metrics_of, resume_metrics
 from unbroken.frameworks.lightning_state import OURS, Progress, described, progress_of, size_of
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
@@ -37,7 +38,10 @@ _ENDED: Final = "ended"
 _EXTENDS: Final = "extends_exactly"
 # The name by which a difference of the training data is accepted.
 _DATA: Final = "train_dataloader"
+_OF_THE_JOB: Final = ("world_size", "accumulate_grad_batches", "precision")
 _PACKAGES: Final = ("lightning", "pytorch_lightning")
+# Beside the RNG states of a rank: its metrics.
+_METRICS: Final = "metrics"
 
 Write = Callable[[Path], None]
 
@@ -207,31 +211,52 @@ class LightningJob:
         trainer = self._trainer
         # Lightning has installed its handlers over ours; ours answer at the edge of a step, and requeue by the run.
         self.run.stops.install_again()
+        progress = progress_of(self._loaded) if self._loaded is not None else None
         self._position = position = TrainPosition(trainer.train_dataloader)
-        self._fixed = {
-            "world_size": self.run.world.size,
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "precision": str(trainer.precision),
-            **sizes_of(trainer.train_dataloader),
-        }
+        self._fixed = self._must_not_change()
         self._hyperparameters = {
             "gradient_clip_val": trainer.gradient_clip_val,
             "gradient_clip_algorithm": str(trainer.gradient_clip_algorithm),
         }
         if self.point.manifest is not None:
-            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._fixed)
+            now = self._fixed
+            if trainer.reload_dataloaders_every_n_epochs and progress is not None and not progress.is_inside:
+                # The data of the next epoch may be another.
+                now = {name: value for name, value in now.items() if name in _OF_THE_JOB}
+            self.run.require_same(self.point.manifest.metadata.get(_FIXED), now)
             self.run.name_changes(self.point.manifest.metadata.get(_HYPERPARAMETERS), self._hyperparameters)
         self._require_position(position)
         if self.run.world.is_first:
             self._name_inexact(module)
-        if self._loaded is not None and self._saved_rng is not None:
-            progress = progress_of(self._loaded)
+        if progress is not None and self._saved_rng is not None:
             if progress.is_inside:
                 position.resume(progress.batches, self._saved_rng)
+            resume_metrics(trainer, module, self._saved_rng.get(_METRICS, {}), is_inside=progress.is_inside)
+        if progress is not None and progress.is_inside:
+            for each in _kind_of("GradientAccumulationScheduler", trainer.callbacks):
+                # It acts at the start of an epoch, which Lightning leaves out here.
+                each.on_train_epoch_start(trainer, module)
         self._loaded = self._saved_rng = None
         target = trainer.estimated_stepping_batches
         self.run.recorder.snapshot(step=self.step, max_steps=int(target) if math.isfinite(target) else None)
         self.run.clock.resume_clock()
+
+    def _must_not_change(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "world_size": self.run.world.size,
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "precision": str(trainer.precision),
+            **sizes_of(trainer.train_dataloader),
+        }
+
+    def begin_epoch(self) -> None:
+        """Lightning may have made another loader, with ``reload_dataloaders_every_n_epochs``."""
+        loaders = self._trainer.train_dataloader
+        if self._position is not None and self._position.loaders is not loaders:
+            self._position = position = TrainPosition(loaders)
+            self._fixed |= sizes_of(loaders)
+            self._require_position(position)
 
     def _require_position(self, position: TrainPosition) -> None:
         problems = position.problems
@@ -355,7 +380,8 @@ class LightningJob:
         progress = progress_of(checkpoint)
         self._is_exact, self._is_told, self._done = self._is_exact_at(progress), False, None
         position = self._position if self._position is not None else TrainPosition(None)
-        gathered = self.run.world.all_gather(packed(position.states()))
+        states = {**position.states(), _METRICS: metrics_of(self._trainer)}
+        gathered = self.run.world.all_gather(packed(states))
         self._edge = (progress, gathered)
         checkpoint[OURS] = {"rng": [torch.tensor(list(each), dtype=torch.uint8) for each in gathered]}
 
@@ -480,6 +506,17 @@ class LightningJob:
 
     # ---- ending ----
 
+    def end_untrained(self, module: object) -> None:
+        """Lightning has found the training complete, and left out its end: leave what the job before has left."""
+        saved, self._loaded, self._saved_rng = self._saved_rng, None, None
+        if saved is None:
+            return
+        resume_metrics(self._trainer, module, saved.get(_METRICS, {}), is_inside=False)
+        for each in _kind_of("WeightAveraging", self._trainer.callbacks):
+            # The average takes the place of the weights.
+            each.on_train_end(self._trainer, module)
+        restore_rng(saved["rng"])
+
     def leave(self, ending: StopReason | BaseException) -> None:
         """Release the run."""
         try:
@@ -487,6 +524,11 @@ class LightningJob:
             self.run.close(ending, step=self.step)
         finally:
             self._hide_lines()
+
+
+def _kind_of(name: str, callbacks: Iterable[object]) -> list[Any]:
+    """The callbacks of a class of Lightning, which this module does not import."""
+    return [each for each in callbacks if any(kind.__name__ == name for kind in type(each).__mro__)]
 
 
 def _require_complete(path: Path) -> None:

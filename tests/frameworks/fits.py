@@ -56,13 +56,16 @@ def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
             super().__init__()
             self.net = network()
 
-        def _loss(self, batch: torch.Tensor) -> torch.Tensor:
+        def _loss(self, batch: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
+            if isinstance(batch, dict):
+                batch = torch.cat([*batch.values()])
             return torch.nn.functional.mse_loss(self.net(batch), batch)
 
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor | None:
             Model.trained += 1
             loss = self._loss(batch)
             self.log("train_loss", loss)
+            self.log("mean_loss", loss, on_step=False, on_epoch=True)
             if job.get("inside") == [self.global_step + 1]:
                 die()
             return loss
@@ -164,9 +167,35 @@ def make_callbacks(pl: Any, ours: Any, job: dict[str, Any]) -> list[Any]:  # noq
         callbacks.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
     if job.get("swa"):
         callbacks.append(pl.callbacks.StochasticWeightAveraging(swa_lrs=1e-3))
+    if job.get("accumulate"):
+        schedule = {int(epoch): batches for epoch, batches in job["accumulate"].items()}
+        callbacks.append(pl.callbacks.GradientAccumulationScheduler(schedule))
     if job.get("early"):
         callbacks.append(pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0))
     return callbacks
+
+
+def make_data(pl: Any, job: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """The loaders of a job: one, a short one beside a long one, or another one for each epoch."""
+    kind: Any = DataLoader
+    if job.get("stateful"):
+        kind = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    data = Samples(job.get("noise", 0.0))
+
+    def loader(samples: Any = data) -> Any:  # noqa: ANN401
+        return kind(samples, **{"batch_size": 4, "shuffle": True, **job.get("loader", {})})
+
+    class Made(pl.LightningDataModule):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:  # noqa: ANN401
+            return loader(torch.utils.data.Subset(data, range(self.trainer.current_epoch * 4, SAMPLES)))
+
+        def val_dataloader(self) -> Any:  # noqa: ANN401
+            return DataLoader(data, batch_size=8)
+
+    if job.get("made"):
+        return {"datamodule": Made()}
+    loaders = {"a": loader(), "b": loader(torch.utils.data.Subset(data, range(12)))} if job.get("pair") else loader()
+    return {"train_dataloaders": loaders, "val_dataloaders": DataLoader(data, batch_size=8)}
 
 
 def train(job: dict[str, Any]) -> None:
@@ -189,7 +218,7 @@ def train(job: dict[str, Any]) -> None:
             "max_steps": 24,
             "accelerator": "cpu",
             "devices": 1,
-            "logger": False,
+            "logger": pl.loggers.CSVLogger(directory, "log") if job.get("csv") else False,
             "default_root_dir": job["directory"],
             "enable_progress_bar": False,
             "enable_model_summary": False,
@@ -200,16 +229,11 @@ def train(job: dict[str, Any]) -> None:
             **job.get("trainer", {}),
         }
     )
-    kind: Any = DataLoader
-    if job.get("stateful"):
-        kind = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
-    data = Samples(job.get("noise", 0.0))
-    loader = kind(data, **{"batch_size": 4, "shuffle": True, **job.get("loader", {})})
     if "torn" in job:
         kill_while_writing(job["torn"])
     is_stopped, reason = False, ""
     try:
-        trainer.fit(model, loader, DataLoader(data, batch_size=8), ckpt_path=job.get("ckpt_path", "last"))
+        trainer.fit(model, **make_data(pl, job), ckpt_path=job.get("ckpt_path", "last"))
     except ours.Stopped as stopped:
         is_stopped, reason = True, str(stopped)
     except ValueError:
@@ -226,6 +250,7 @@ def train(job: dict[str, Any]) -> None:
         "best": [saver.best_model_path for saver in savers],
         "scores": [sorted(float(score) for score in saver.best_k_models.values()) for saver in savers],
         "last": [saver.last_model_path for saver in savers],
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
     if int(os.environ.get("RANK", "0")) == 0:
         Path(job["result"]).write_text(json.dumps(result))

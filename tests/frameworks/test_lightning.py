@@ -1,5 +1,6 @@
 """The Trainer of Lightning as a run: killed or stopped at any instant, the identical job ends in the same bits."""
 
+import csv
 import os
 import shutil
 import signal
@@ -46,6 +47,18 @@ def steps_of(run: Path) -> list[int | None]:
 
 def killed(ended: Ended) -> None:
     assert ended.code == -KILL, ended.said
+
+
+def logged(directory: Path) -> dict[tuple[str, str], str]:
+    """What the logger of all jobs says, by step and name."""
+    rows = [
+        row for path in directory.glob("log/*/metrics.csv") for row in csv.DictReader(path.read_text().splitlines())
+    ]
+    return {(row["step"], name): value for row in rows for name, value in row.items() if value and name != "step"}
+
+
+def names_in(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "models").iterdir())
 
 
 def assert_paths(ended: Ended) -> None:
@@ -203,6 +216,106 @@ def test_loss_scale_plateau_and_early_stopping_go_on_where_they_were(jobs: Jobs,
     assert resumed.digest == whole.digest, resumed.said
     again = jobs.run(run, **job)
     assert result(again)["trained"] == 0 and result(again)["step"] == 30, again.said
+
+
+@pytest.mark.promise("C11")
+def test_the_mean_of_an_interrupted_epoch_is_of_all_its_batches_and_no_step_is_missing_in_a_log(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    # A short loader begins again three times while the long one is read once; the samples draw from the global RNG.
+    job: dict[str, Any] = {"pair": True, "csv": True, "noise": 0.1, "trainer": EPOCHS}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    stopped = jobs.run(run, interrupts=[{"step": 6, "number": TERM}], **job)
+    assert result(stopped)["step"] == 6, stopped.said
+    killed(jobs.run(run, interrupts=[{"step": 19, "number": KILL}], **job))
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert result(resumed)["metrics"] == result(whole)["metrics"] and logged(run) == logged(tmp_path / "whole")
+
+
+@pytest.mark.promise("C11")
+def test_loaders_and_accumulation_of_each_epoch_and_doubles_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
+    trainer = {**EPOCHS, "precision": "64-true", "reload_dataloaders_every_n_epochs": 1}
+    job: dict[str, Any] = {"made": True, "accumulate": {"0": 1, "1": 3}, "trainer": trainer}
+    job["checkpoints"] = [{"every_n_train_steps": 2}]
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    for step in (12, 15):
+        killed(jobs.run(run, interrupts=[{"step": step, "number": KILL}], **job))
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+
+
+@pytest.mark.promise("C11")
+def test_a_kill_beside_a_save_leaves_no_file_and_no_other_name(jobs: Jobs, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"trainer": EPOCHS}
+    whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
+    run = tmp_path / "run"
+    killed(jobs.run(run, interrupts=[{"step": 7, "number": KILL}], **job))
+    # After the commit of step 8, and before Lightning gives up the path of step 4.
+    path = tmp_path / "drill.json"
+    write_drill(path, Drill(directory=run, faults=(Fault("committed", "kill"),)))
+    killed(jobs.run(run, {ENVIRONMENT: str(path)}, **job))
+    assert steps_of(run)[0] == 8 and "epoch=0-step=4.ckpt" in names_in(run)
+    # Step 20 ends an epoch: a file of Lightning. The commit of step 21 does not come.
+    killed(jobs.run(run, interrupts=[{"step": 21, "number": KILL}], **job))
+    assert names_in(run) == ["epoch=1-step=20.ckpt", "last.ckpt"] and steps_of(run)[0] == 16
+    foreign = run / "models" / "epoch=2-step=24.ckpt"
+    foreign.write_text("of the user")
+    killed(jobs.run(run, interrupts=[{"step": 25, "number": KILL}], **job))
+    assert foreign.read_text() == "of the user" and "epoch=2-step=24-v1.ckpt" in names_in(run)
+    foreign.unlink()
+    resumed = jobs.run(run, **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert names_in(run) == names_in(tmp_path / "whole") and result(resumed)["best"][0].endswith("step=28.ckpt")
+
+
+@pytest.mark.promise("C11")
+def test_a_training_that_has_ended_is_left_as_it_ended(jobs: Jobs, tmp_path: Path) -> None:
+    # The ModelCheckpoint saves at the end of each epoch, the one at which EarlyStopping ends the training among them.
+    job: dict[str, Any] = {"early": True, "ema": True, "checkpoints": [{}], "trainer": {**EPOCHS, "max_epochs": 8}}
+    run = tmp_path / "run"
+    ended = jobs.run(run, **job)
+    assert result(ended)["epoch"] == 3, ended.said
+    again = jobs.run(run, **job)
+    assert result(again)["trained"] == 0 and again.digest == ended.digest, again.said
+    assert result(again)["metrics"] == result(ended)["metrics"]
+
+
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("has_saver", [True, False])
+def test_a_script_can_ask_every_checkpoint_callback_for_its_best(tmp_path: Path, has_saver: bool) -> None:
+    from lightning.pytorch import LightningModule, Trainer, callbacks
+
+    from unbroken.frameworks import lightning as unbroken_pl
+
+    saver = callbacks.ModelCheckpoint(tmp_path, monitor="loss")
+    ours = unbroken_pl.Callback(tmp_path / "run", save_steps=2, console=False)
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[ours, saver] if has_saver else [ours])
+    for asked in trainer.checkpoint_callbacks:
+        assert (asked.best_model_path, asked.last_model_path, asked.best_model_score) == ("", "", None)
+    ours.setup(trainer, LightningModule(), "validate")
+    saver.best_model_path, saver.best_model_score = "best.ckpt", torch.tensor(0.5)
+    for asked in trainer.checkpoint_callbacks:
+        assert asked.best_k_models == {} and asked.mode == "min" and asked.save_top_k == 1
+        assert asked.best_model_path == ("best.ckpt" if has_saver else "")
+        assert asked.best_model_score == (0.5 if has_saver else None)
+    with pytest.raises(AttributeError):
+        _ = trainer.checkpoint_callbacks[-1].never_heard_of
+
+
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder"])
+def test_a_search_for_a_value_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    from lightning.pytorch import callbacks
+
+    from unbroken.frameworks import lightning as unbroken_pl
+
+    trainer = SimpleNamespace(strategy=None, callbacks=[getattr(callbacks, name)()])
+    with pytest.raises(ValueError, match=f"{name} trains before the run begins"):
+        unbroken_pl.Callback(tmp_path / "run").setup(trainer, None, "fit")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.promise("C11")

@@ -39,3 +39,4 @@ class Callback(Events, callbacks.OnExceptionCheckpoint):  # type: ignore[misc] #
     version = version("lightning")
     redirect = RunCheckpointIO
     observe = First
+    saver = callbacks.ModelCheckpoint

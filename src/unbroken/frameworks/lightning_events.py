@@ -5,15 +5,15 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from unbroken.errors import NoUsableCheckpoint, UnbrokenError
 from unbroken.frameworks.framework_run import open_framework_run
 from unbroken.frameworks.left_training import what_left
 from unbroken.frameworks.lightning_job import ORIGIN, LightningJob, SaveOptions
-from unbroken.frameworks.lightning_links import FILE
+from unbroken.frameworks.lightning_links import FILE, savers_of
 from unbroken.frameworks.options import RunOptions, settings_of
 from unbroken.loop.console import show_lines
 from unbroken.loop.settings import Settings
@@ -110,6 +110,9 @@ class Events:
     version = ""
     redirect: Callable[..., Any]
     observe: Callable[..., Any]
+    saver: Callable[..., Any]
+    # Among the checkpoint callbacks of a Trainer, the one that is no ModelCheckpoint.
+    is_of_run = True
 
     def __init__(
         self,
@@ -127,6 +130,7 @@ class Events:
         self.job: LightningJob | None = None
         self._hint: Path | None = None
         self._savers: list[Any] = []
+        self._is_over = False
 
     # ---- what the Trainer asks ----
 
@@ -143,8 +147,30 @@ class Events:
 
     @property
     def best_model_path(self) -> str:
-        """That of the first ``ModelCheckpoint``: Lightning takes any checkpoint callback for one."""
-        return str(self._savers[0].best_model_path) if self._savers else ""
+        """That of the first ``ModelCheckpoint``; without one the newest checkpoint, as without a metric."""
+        if self._savers:
+            return str(self._savers[0].best_model_path)
+        newest = _newest_in(Store(self._directory), None)
+        return "" if newest is None else str(newest / FILE)
+
+    @best_model_path.setter
+    def best_model_path(self, path: str) -> None:
+        # Lightning tells the first checkpoint callback what the processes that it has started have come to.
+        if self._savers:
+            self._savers[0].best_model_path = path
+
+    @property
+    def last_model_path(self) -> str:
+        """As ``best_model_path``."""
+        return str(self._savers[0].last_model_path) if self._savers else self.best_model_path
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a ModelCheckpoint has
+            """What scripts ask of all ``trainer.checkpoint_callbacks``: the answer of the first ``ModelCheckpoint``."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(self._savers[0] if self._savers else self.saver(), name)
 
     def load(self, path: object, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         """Read a checkpoint: to resume, the one that the run chooses; otherwise the one asked for, verified."""
@@ -172,10 +198,15 @@ class Events:
                 "commit them: use DDPStrategy, or a loop of your own with unbroken.Run (Fabric), "
                 "unbroken.frameworks.dcp or unbroken.frameworks.deepspeed"
             )
+        for each in _tuning(trainer.callbacks) if stage == "fit" else ():
+            raise ValueError(
+                f"{each} trains before the run begins, and again in every job: find the value with a Trainer of its "
+                "own, without the unbroken Callback, and set it in the script"
+            )
         trainer.strategy.checkpoint_io = self.redirect(self._inner(trainer), self)
         # Last of all: what the others do at the edge of a step is then in the checkpoint of that step.
         trainer.callbacks = [self.observe(self), *self._others(trainer), self]
-        self._savers = [each for each in trainer.checkpoint_callbacks if hasattr(each, "best_k_models")]
+        self._savers = savers_of(trainer)
         if stage != "fit" or trainer.fast_dev_run:
             return
         for other in [each for each in _open if each is self or each._directory == self._directory]:
@@ -211,6 +242,11 @@ class Events:
         if self.job is not None:
             self._leaving(lambda job: job.begin_training(pl_module))
 
+    def on_train_epoch_start(self, trainer: object, pl_module: object) -> None:
+        """An epoch begins, and its first batch is about to be fetched."""
+        if self.job is not None:
+            self._leaving(lambda job: job.begin_epoch())
+
     def _leaving(self, action: Callable[[LightningJob], object]) -> None:
         try:
             if self.job is not None:
@@ -228,9 +264,13 @@ class Events:
         self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """A batch is trained."""
-        job = self.job
-        if job is not None and job.end_batch() and job.stop is not None:
-            raise Stopped(job.stop)
+        if self.job is not None:
+            self._is_over = self.job.end_batch()
+
+    def on_train_batch_start(self, trainer: object, pl_module: object, batch: object, batch_idx: int) -> None:
+        """A batch is about to be trained; a stop waits until here, because Lightning logs a step after its end."""
+        if self._is_over and self.job is not None and self.job.stop is not None:
+            raise Stopped(self.job.stop)
 
     def on_validation_end(self, trainer: Any, pl_module: object) -> None:  # noqa: ANN401
         """A validation is over."""
@@ -244,6 +284,8 @@ class Events:
 
     def on_fit_end(self, trainer: object, pl_module: object) -> None:
         """The training has reached its end."""
+        if self.job is not None:
+            self.job.end_untrained(pl_module)
         self._leave(StopReason("done"))
 
     def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
@@ -259,7 +301,7 @@ class Events:
     # ---- ending ----
 
     def _leave(self, ending: StopReason | BaseException) -> None:
-        job, self.job = self.job, None
+        job, self.job, self._is_over = self.job, None, False
         _open.discard(self)
         if job is not None:
             job.leave(ending)
@@ -279,11 +321,11 @@ def _settings_of(settings: Settings, savers: list[Any]) -> Settings:
     return Settings(**{**vars(settings), "keep_best": best})
 
 
-def _newest_in(store: Store, settings: Settings) -> Path | None:
+def _newest_in(store: Store, settings: Settings | None) -> Path | None:
     names = newest_first(store, scan(store).committed) if store.root.is_dir() else []
     if names:
         return store.path(names[0])
-    for text in settings.mirrors:
+    for text in settings.mirrors if settings is not None else ():
         # Chosen and fetched when the run is open; here it matters only whether there is anything to resume from.
         with contextlib.suppress(UnbrokenError):
             remote = store_at(open_client(home_of(parse_address(text), store), store.files))
@@ -291,6 +333,12 @@ def _newest_in(store: Store, settings: Settings) -> Path | None:
                 store.files.make_directory(store.root)
                 return store.root
     return None
+
+
+def _tuning(callbacks: Iterable[object]) -> list[str]:
+    """The callbacks of Lightning that train for a while to find a value."""
+    names = ("LearningRateFinder", "BatchSizeFinder")
+    return [name for each in callbacks for name in names if any(kind.__name__ == name for kind in type(each).__mro__)]
 
 
 def _require_sound(folder: Path) -> None:

@@ -5,7 +5,7 @@ by rank 0, and the others hear of it at their next edge. Imports neither ``light
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,28 @@ from unbroken.errors import LeaseLost, NoUsableCheckpoint, StorageFailed, Weight
 from unbroken.frameworks.epoch_rng import packed, unpacked
 from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, Published, ResumePoint
-from unbroken.frameworks.lightning_links import FILE, SAVED_AS, Linked, Links, forget_missing, moved, paths_of
+from unbroken.frameworks.lightning_leftovers import (
+    WRITTEN,
+    Leftovers,
+    WrittenFile,
+    ask_again,
+    given_up,
+    held_by,
+    let_overwrite,
+    metadata_of,
+)
+from unbroken.frameworks.lightning_links import (
+    FILE,
+    SAVED_AS,
+    Linked,
+    Links,
+    forget_missing,
+    moved,
+    paths_of,
+    savers_of,
+)
 from unbroken.frameworks.lightning_loader import TrainPosition, sizes_of
+from unbroken.frameworks.lightning_metrics import metrics_of, resume_metrics
 from unbroken.frameworks.lightning_state import OURS, Progress, described, progress_of, size_of
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
@@ -37,7 +57,10 @@ _ENDED: Final = "ended"
 _EXTENDS: Final = "extends_exactly"
 # The name by which a difference of the training data is accepted.
 _DATA: Final = "train_dataloader"
+_OF_THE_JOB: Final = ("world_size", "accumulate_grad_batches", "precision")
 _PACKAGES: Final = ("lightning", "pytorch_lightning")
+# Beside the RNG states of a rank: its metrics.
+_METRICS: Final = "metrics"
 
 Write = Callable[[Path], None]
 
@@ -64,6 +87,8 @@ class LightningJob:
         self._loaded: Mapping[str, Any] | None = None
         self._saved_rng: Mapping[str, Any] | None = None
         self._links: Links | None = None
+        # What ModelCheckpoint callbacks held at the last save, without those that never give a path up.
+        self._held: set[Path] = set()
         self._position: TrainPosition | None = None
         self._fixed: dict[str, Any] = {}
         self._hyperparameters: dict[str, Any] = {}
@@ -80,7 +105,7 @@ class LightningJob:
 
     @property
     def _savers(self) -> list[Any]:
-        return [each for each in self._trainer.checkpoint_callbacks if hasattr(each, "best_k_models")]
+        return savers_of(self._trainer)
 
     # ---- resuming ----
 
@@ -152,6 +177,10 @@ class LightningJob:
         self._mend_links()
         if loaded is None:
             return
+        if str(self._trainer.precision) == "64-true":
+            # Lightning has loaded it into weights of 32 bits, and has made them doubles afterwards.
+            strict = self._trainer.lightning_module.strict_loading
+            self._trainer.strategy.load_model_state_dict(loaded, strict=strict)
         manifest = self.point.manifest
         ended = manifest.metadata.get(_ENDED) if manifest is not None else None
         if manifest is not None and not manifest.metadata.get(_EXTENDS, True):
@@ -174,6 +203,24 @@ class LightningJob:
             forget_missing(saver, existing)
         if self.point.path is not None and self.point.path.parent == self.run.store.root:
             self._point_last(self.point.path.name)
+            again: set[str] = self.run.world.from_first(lambda: self._clear_leftovers(links))
+            let_overwrite(self._savers, again)
+        self._held = held_by(self._savers, kept_all=False)
+
+    def _clear_leftovers(self, links: Links) -> set[str]:
+        """Remove what the job before had given up; returns the files that this one writes again."""
+        manifest = self.point.manifest
+        if manifest is None or self.point.abandoned:
+            return set()
+        store, held = self.run.store, held_by(self._savers, kept_all=True)
+        try:
+            events = self.run.recorder.history().events
+            left = Leftovers(links, store.files, store.root, events, manifest.step)
+            left.remove_given_up(manifest, held)
+            return left.written_again(held)
+        except StorageFailed as refused:
+            _log.warning("%s", refused.headline())
+            return set()
 
     def _point_last(self, name: str) -> None:
         """Let the ``last.ckpt`` of every ``ModelCheckpoint`` that has one lead to a checkpoint."""
@@ -207,31 +254,54 @@ class LightningJob:
         trainer = self._trainer
         # Lightning has installed its handlers over ours; ours answer at the edge of a step, and requeue by the run.
         self.run.stops.install_again()
+        progress = progress_of(self._loaded) if self._loaded is not None else None
         self._position = position = TrainPosition(trainer.train_dataloader)
-        self._fixed = {
-            "world_size": self.run.world.size,
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "precision": str(trainer.precision),
-            **sizes_of(trainer.train_dataloader),
-        }
+        self._fixed = self._must_not_change()
         self._hyperparameters = {
             "gradient_clip_val": trainer.gradient_clip_val,
             "gradient_clip_algorithm": str(trainer.gradient_clip_algorithm),
         }
         if self.point.manifest is not None:
-            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._fixed)
+            now = self._fixed
+            if trainer.reload_dataloaders_every_n_epochs and progress is not None and not progress.is_inside:
+                # The data of the next epoch may be another.
+                now = {name: value for name, value in now.items() if name in _OF_THE_JOB}
+            self.run.require_same(self.point.manifest.metadata.get(_FIXED), now)
             self.run.name_changes(self.point.manifest.metadata.get(_HYPERPARAMETERS), self._hyperparameters)
         self._require_position(position)
         if self.run.world.is_first:
             self._name_inexact(module)
-        if self._loaded is not None and self._saved_rng is not None:
-            progress = progress_of(self._loaded)
+        if progress is not None and self._saved_rng is not None:
             if progress.is_inside:
                 position.resume(progress.batches, self._saved_rng)
+            resume_metrics(trainer, module, self._saved_rng.get(_METRICS, {}), is_inside=progress.is_inside)
+        if self._loaded is not None and progress is not None and progress.is_inside:
+            # A callback that asked for the end of the training before the last save does not ask again.
+            trainer.should_stop |= bool(self._loaded.get(OURS, {}).get("should_stop", False))
+            for each in _kind_of("GradientAccumulationScheduler", trainer.callbacks):
+                # It acts at the start of an epoch, which Lightning leaves out here.
+                each.on_train_epoch_start(trainer, module)
         self._loaded = self._saved_rng = None
         target = trainer.estimated_stepping_batches
         self.run.recorder.snapshot(step=self.step, max_steps=int(target) if math.isfinite(target) else None)
         self.run.clock.resume_clock()
+
+    def _must_not_change(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "world_size": self.run.world.size,
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "precision": str(trainer.precision),
+            **sizes_of(trainer.train_dataloader),
+        }
+
+    def begin_epoch(self) -> None:
+        """Lightning may have made another loader, with ``reload_dataloaders_every_n_epochs``."""
+        loaders = self._trainer.train_dataloader
+        if self._position is not None and self._position.loaders is not loaders:
+            self._position = position = TrainPosition(loaders)
+            self._fixed |= sizes_of(loaders)
+            self._require_position(position)
 
     def _require_position(self, position: TrainPosition) -> None:
         problems = position.problems
@@ -302,13 +372,17 @@ class LightningJob:
         """An epoch is over, and the module and every other callback were called; save if it was the last one."""
         self._hear()
         trainer = self._trainer
-        is_last = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
-        is_last = is_last or (trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs)
-        if is_last and self._saved_batch != self._batch:
-            self._is_ending = True
+        if self._is_last_epoch() and not (self._saved_batch == self._batch and self._is_ending):
+            self._saved_batch, self._is_ending = None, True
             self._save(is_last=True)
         if trainer.fit_loop.restarting and module.automatic_optimization:
             self._step_plateau(module)
+
+    def _is_last_epoch(self) -> bool:
+        """Whether the training ends with this epoch, at whose end all batches are done."""
+        trainer = self._trainer
+        is_last = trainer.should_stop or 0 < trainer.max_steps <= trainer.global_step
+        return is_last or (trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs)
 
     def _step_plateau(self, module: Any) -> None:  # noqa: ANN401
         """Step a ReduceLROnPlateau, which Lightning leaves out at the end of the epoch that was resumed."""
@@ -354,10 +428,16 @@ class LightningJob:
         """Add the RNG states of all ranks to what Lightning is about to write; called on all of them."""
         progress = progress_of(checkpoint)
         self._is_exact, self._is_told, self._done = self._is_exact_at(progress), False, None
+        # A ModelCheckpoint may save the end of the training before this callback would.
+        self._is_ending = not progress.is_inside and self._is_last_epoch()
         position = self._position if self._position is not None else TrainPosition(None)
-        gathered = self.run.world.all_gather(packed(position.states()))
+        states = {**position.states(), _METRICS: metrics_of(self._trainer)}
+        gathered = self.run.world.all_gather(packed(states))
         self._edge = (progress, gathered)
-        checkpoint[OURS] = {"rng": [torch.tensor(list(each), dtype=torch.uint8) for each in gathered]}
+        checkpoint[OURS] = {
+            "rng": [torch.tensor(list(each), dtype=torch.uint8) for each in gathered],
+            "should_stop": bool(self._trainer.should_stop),
+        }
 
     def _is_exact_at(self, progress: Progress) -> bool:
         trainer = self._trainer
@@ -381,6 +461,8 @@ class LightningJob:
             # one is what a resume starts from: it gets its link at the next edge.
             if OURS not in checkpoint or is_place or not self._is_last_path(path):
                 write(path)
+                self._note_written(path, int(checkpoint["global_step"]))
+            self._held = held_by(self._savers, kept_all=False)
             return
         if self._committed is not None and self._committed[0] == self._edge and self._is_last_path(path):
             # Its best was saved an instant ago, and nothing but the name of this file has changed since.
@@ -392,6 +474,9 @@ class LightningJob:
         metadata: dict[str, Any] = {_FIXED: self._fixed, _HYPERPARAMETERS: self._hyperparameters}
         if not is_own:
             metadata[SAVED_AS] = path.name
+            gone = given_up(self._held, self._savers, self._trainer.ckpt_path, self.run.store.root)
+            metadata |= metadata_of(gone)
+            self._held = held_by(self._savers, kept_all=False)
         if self._is_ending:
             metadata |= {_ENDED: self._target(), _EXTENDS: self._is_exact}
         folder = Folder(
@@ -411,6 +496,15 @@ class LightningJob:
             self._committed = (self._edge, done)
         else:
             write(path)
+
+    def _note_written(self, path: Path, step: int) -> None:
+        """Name a file in the journal, so that the job after a kill knows it again."""
+        try:
+            # crash here: a file that no job knows: it stays, and Lightning names the next one "-v1".
+            if (found := WrittenFile.now(self.run.store.files, path, self.run.store.root, step)) is not None:
+                self.run.recorder.event(WRITTEN, **vars(found))
+        except StorageFailed as refused:
+            _log.warning("%s", refused.headline())
 
     def _is_last_path(self, path: Path) -> bool:
         return any(saver.last_model_path == str(path) for saver in self._savers)
@@ -480,13 +574,31 @@ class LightningJob:
 
     # ---- ending ----
 
+    def end_untrained(self, module: object) -> None:
+        """Lightning has found the training complete, and left out its end: leave what the job before has left."""
+        saved, self._loaded, self._saved_rng = self._saved_rng, None, None
+        if saved is None:
+            return
+        resume_metrics(self._trainer, module, saved.get(_METRICS, {}), is_inside=False)
+        for each in _kind_of("WeightAveraging", self._trainer.callbacks):
+            # The average takes the place of the weights.
+            each.on_train_end(self._trainer, module)
+        restore_rng(saved["rng"])
+
     def leave(self, ending: StopReason | BaseException) -> None:
         """Release the run."""
         try:
+            for saver in self._savers:
+                ask_again(saver)
             self._flush_metrics()
             self.run.close(ending, step=self.step)
         finally:
             self._hide_lines()
+
+
+def _kind_of(name: str, callbacks: Iterable[object]) -> list[Any]:
+    """The callbacks of a class of Lightning, which this module does not import."""
+    return [each for each in callbacks if any(kind.__name__ == name for kind in type(each).__mro__)]
 
 
 def _require_complete(path: Path) -> None:

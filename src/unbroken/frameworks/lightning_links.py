@@ -147,9 +147,12 @@ def moved(state: dict[str, Any], folder: str) -> dict[str, Any]:
     before = str(state.get("dirpath") or "")
 
     def at(path: str) -> str:
-        return (
-            str(Path(folder) / Path(path).relative_to(before)) if path and Path(path).is_relative_to(before) else path
-        )
+        if not path or not Path(path).is_relative_to(before):
+            return path
+        now = Path(folder) / Path(path).relative_to(before)
+        # A logger names another folder in each job: what Lightning wrote into the one of an earlier job is still there.
+        is_there = not os.path.lexists(now) and Path(path).is_file() and not Path(path).is_symlink()
+        return path if is_there else str(now)
 
     if not before or before == folder:
         return state
@@ -160,6 +163,15 @@ def moved(state: dict[str, Any], folder: str) -> dict[str, Any]:
         "best_k_models": {at(path): v for path, v in state["best_k_models"].items()},
         "dirpath": folder,
     }
+
+
+def savers_of(trainer: Any) -> list[Any]:  # noqa: ANN401 - a Trainer of one package or the other
+    """The ``ModelCheckpoint`` callbacks of a trainer; our own answers like one, and is none."""
+    return [
+        each
+        for each in trainer.checkpoint_callbacks
+        if not getattr(each, "is_of_run", False) and hasattr(each, "best_k_models")
+    ]
 
 
 def paths_of(callback: Any) -> set[Path]:  # noqa: ANN401 - a ModelCheckpoint of one package or the other

@@ -6,7 +6,7 @@ wrapped, so that the RNG states it begins an epoch with are known, and a resume 
 what was served. With workers the order is made when Lightning makes the iterator, before any callback is called.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,9 +17,11 @@ from unbroken.state.items import Stateful
 from unbroken.state.loaders import rngs_of
 from unbroken.state.rng import capture_rng, restore_rng, rng_devices
 
-# In a checkpoint: what the order of an epoch was drawn from, and the generators that a loader holds.
+# In a checkpoint: what the order of a pass was drawn from, the generators that a loader holds, and how many samples of
+# the pass were served.
 _BEGAN: Final = "began"
 _HELD: Final = "generators"
+_SERVED: Final = "served"
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,14 @@ class Draws:
 
     def restore(self, generators: Sequence[torch.Generator]) -> None:
         """Set the states."""
+        self.restore_held(generators)
+        restore_rng(self.rng)
+
+    def restore_held(self, generators: Sequence[torch.Generator]) -> None:
+        """Set the states of the generators that a loader holds, and leave the global RNGs."""
         for place, each in enumerate(generators):
             if (state := self.generators.get(str(place))) is not None:
                 each.set_state(state)
-        restore_rng(self.rng)
 
 
 class EpochOrder:
@@ -49,31 +55,48 @@ class EpochOrder:
     def __init__(self, sampler: Any, generators: Sequence[torch.Generator], batch_size: int) -> None:  # noqa: ANN401
         self.sampler, self.generators, self.batch_size = sampler, generators, batch_size
         self.began: Draws | None = None
-        self._skip = 0
-        self._resumed: tuple[Draws | None, Draws] | None = None
+        # Of the current pass. Among several loaders a short one begins again while the longest goes on.
+        self.served = 0
+        self._resumed: tuple[int, Draws | None, Draws, Callable[[], Any]] | None = None
 
-    def resume(self, batches: int, began: Draws | None, now: Draws) -> None:
-        """Let the next iteration be that of an interrupted epoch.
+    def resume(self, served: int, began: Draws | None, now: Draws, take_rng: Callable[[], Any]) -> None:
+        """Let the next iteration be that of an interrupted pass.
 
         Args:
-            batches: how many batches of it were served.
+            served: how many samples of it were served.
             began: what its order was drawn from; None if it was not yet made.
             now: what the next batch is drawn from.
+            take_rng: gives the global RNG states of the next batch to the first loader that is read, None to others:
+                these draw from what the first one leaves.
         """
-        self._skip, self._resumed = batches * self.batch_size, (began, now)
+        self._resumed = (served, began, now, take_rng)
 
     def __iter__(self) -> Iterator[Any]:
-        """The order of an epoch."""
-        skip, resumed, self._skip, self._resumed = self._skip, self._resumed, 0, None
-        if resumed is not None and resumed[0] is not None:
-            resumed[0].restore(self.generators)
-        self.began = Draws.now(self.generators)
-        order = iter(self.sampler)
-        for _ in range(skip):
-            next(order)
-        if resumed is not None:
-            resumed[1].restore(self.generators)
-        yield from order
+        """The order of a pass over the data."""
+        resumed, self._resumed = self._resumed, None
+        order = None if resumed is None else self._again(*resumed)
+        if order is None:
+            self.began, self.served = Draws.now(self.generators), 0
+            order = iter(self.sampler)
+        for index in order:
+            self.served += 1
+            yield index
+
+    def _again(self, served: int, began: Draws | None, now: Draws, take_rng: Callable[[], Any]) -> Iterator[Any] | None:
+        """The rest of an interrupted pass; None if it had not begun, and with it what it will be drawn from."""
+        order = None
+        rng = take_rng()
+        if rng is None:
+            rng = capture_rng(rng_devices())
+        if began is not None:
+            began.restore(self.generators)
+            self.began, self.served = Draws.now(self.generators), served
+            order = iter(self.sampler)
+            for _ in range(served):
+                next(order)
+        now.restore_held(self.generators)
+        restore_rng(rng)
+        return order
 
     def __len__(self) -> int:
         """How many samples an epoch has."""
@@ -89,13 +112,15 @@ class TrainPosition:
 
     def __init__(self, loaders: object) -> None:
         """Wrap the samplers of plain loaders; ``loaders`` is ``trainer.train_dataloader``."""
+        self.loaders = loaders
         self._loaders = list(_flat(loaders))
         self._orders: list[EpochOrder] = []
+        self._rng: Any = None
         for loader in self._loaders:
             if isinstance(loader, DataLoader) and not isinstance(loader, Stateful) and problem_of(loader) is None:
                 batches: Any = loader.batch_sampler
                 held = [each for each in rngs_of(loader) if isinstance(each, torch.Generator)]
-                batches.sampler = order = EpochOrder(batches.sampler, held, int(batches.batch_size))
+                batches.sampler = order = EpochOrder(_unwrapped(batches.sampler), held, int(batches.batch_size))
                 self._orders.append(order)
 
     @property
@@ -116,17 +141,31 @@ class TrainPosition:
             if order.began is not None:
                 found[f"{_BEGAN}_{place}"] = order.began.rng
                 found[f"{_BEGAN}_{_HELD}_{place}"] = order.began.generators
+                found[f"{_SERVED}_{place}"] = {"samples": order.served}
         return found
 
     def resume(self, batches: int, saved: Mapping[str, Any]) -> None:
         """Continue behind so many batches; the RNG states are restored when the next one is fetched."""
+        self._rng = saved["rng"]
         for place, order in enumerate(self._orders):
             now = Draws(saved["rng"], saved.get(f"{_HELD}_{place}", {}))
             began = saved.get(f"{_BEGAN}_{place}")
             held = saved.get(f"{_BEGAN}_{_HELD}_{place}", {})
-            order.resume(batches, None if began is None else Draws(began, held), now)
-        if not self._orders:
-            restore_rng(saved["rng"])
+            # A checkpoint of an earlier version does not say it.
+            served = int(saved.get(f"{_SERVED}_{place}", {}).get("samples", batches * order.batch_size))
+            order.resume(served, None if began is None else Draws(began, held), now, self._take_rng)
+        if len(self._orders) < len(self._loaders):
+            # Another loader may be read first: it does not ask.
+            restore_rng(self._take_rng())
+
+    def _take_rng(self) -> Any:  # noqa: ANN401 - the states of all global RNGs
+        rng, self._rng = self._rng, None
+        return rng
+
+
+def _unwrapped(sampler: Any) -> Any:  # noqa: ANN401 - any sampler
+    """The sampler itself: a loader may come from an earlier ``fit``."""
+    return sampler.sampler if isinstance(sampler, EpochOrder) else sampler
 
 
 def problem_of(loader: object) -> str | None:

@@ -30,3 +30,4 @@ class Callback(Events, callbacks.OnExceptionCheckpoint):  # type: ignore[misc] #
     version = version("pytorch-lightning")
     redirect = RunCheckpointIO
     observe = First
+    saver = callbacks.ModelCheckpoint

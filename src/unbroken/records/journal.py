@@ -32,6 +32,7 @@ KINDS: Final[Mapping[str, str]] = {
     "save": "a save started",
     "save-failed": "a save that failed; training continued",
     "commit": "a checkpoint was committed: name, step, seconds, bytes",
+    "file-written": "a framework wrote a file that no resume starts from: path, step, size, inode",
     "mirror": "a checkpoint was verified in a mirror: name, step, bytes, seconds",
     "mirror-failed": "a checkpoint could not be mirrored; it is tried again and kept until then",
     "mirror-fetch": "a checkpoint, or the damaged parts of one, was brought back from a mirror",
@@ -51,7 +52,7 @@ KINDS: Final[Mapping[str, str]] = {
     "job-end": "how it ended",
 }
 DURABLE: Final = frozenset(
-    {"job-start", "accept", "hyperparameters", "commit", "mirror", "mismatch", "tracker", "job-end"}
+    {"job-start", "accept", "hyperparameters", "commit", "file-written", "mirror", "mismatch", "tracker", "job-end"}
     | {"emergency-save", "emergency-mirror", "emergency-resume"}
 )
 _KIND: Final = re.compile(r"[a-z]+(-[a-z]+)*")

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ import unbroken
 from unbroken.frameworks.epoch_rng import packed, unpacked
 from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, open_framework_run
+from unbroken.frameworks.lightning_leftovers import Leftovers, WrittenFile, metadata_of
 from unbroken.frameworks.lightning_links import FILE, SAVED_AS, Linked, Links, forget_missing, moved
 from unbroken.frameworks.lightning_loader import TrainPosition, problem_of, sizes_of
 from unbroken.frameworks.lightning_state import described, progress_of
 from unbroken.records.layout import Layout
 from unbroken.records.stop import StopReason, StopSources
 from unbroken.store.keep import LastK
+from unbroken.store.scan import read_quietly
 
 SETTINGS = unbroken.Settings(save_steps=None, keep_last_k=None, console=False, catch_signals=False)
 
@@ -127,6 +130,82 @@ def test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served(has_g
     second = loader()
     TrainPosition(second).resume(2, saved)
     assert drawn(second, 4) == whole[2:]
+
+
+@pytest.mark.promise("C11")
+def test_of_several_loaders_each_goes_on_in_its_own_pass() -> None:
+    class Drawing(torch.utils.data.Dataset[list[float]]):
+        def __getitem__(self, index: int) -> list[float]:
+            return [float(index), float(torch.rand(()))]
+
+        def __len__(self) -> int:
+            return 20
+
+    def loaders() -> list[DataLoader[Any]]:
+        data = [Drawing(), torch.utils.data.Subset(Drawing(), range(7))]
+        return [DataLoader(each, batch_size=3, shuffle=True) for each in data]
+
+    def batches(of: list[DataLoader[Any]], number: int) -> list[str]:
+        served = [iter(each) for each in of]
+        found = []
+        for _ in range(number):
+            for place, loader in enumerate(of):
+                batch = next(served[place], None)
+                if batch is None:
+                    served[place] = iter(loader)
+                    batch = next(served[place])
+                found.append(str(batch))
+        return found
+
+    for cut in range(1, 7):
+        torch.manual_seed(3)
+        whole = batches(loaders(), 7)
+        torch.manual_seed(3)
+        first = loaders()
+        position = TrainPosition(first)
+        assert batches(first, cut) == whole[: 2 * cut]
+        saved = unpacked(packed(position.states()))
+        torch.manual_seed(99)
+        second = loaders()
+        TrainPosition(second).resume(cut, saved)
+        assert batches(second, 7 - cut) == whole[2 * cut :], cut
+
+
+@pytest.mark.promise("C11")
+def test_a_leftover_is_the_very_file_that_was_written_after_the_last_commit(run: FrameworkRun, tmp_path: Path) -> None:
+    models = tmp_path / "run" / "models"
+    links = Links(run.store, [models], job=run.lease.job)
+    held, left, changed, old = (models / f"{name}.ckpt" for name in ("held", "left", "changed", "old"))
+    save(run, 1, links, old)
+    for path in (held, left, changed):
+        path.write_bytes(b"weights")
+        found = WrittenFile.now(run.store.files, path, run.store.root, 3)
+        assert found is not None
+        run.recorder.event("file-written", **vars(found))
+    changed.write_bytes(b"of the user")
+
+    def leftovers(step: int) -> Leftovers:
+        return Leftovers(links, run.store.files, run.store.root, run.recorder.history().events, step)
+
+    assert leftovers(2).written_again([held]) == {str(left)}
+    assert leftovers(3).written_again([held]) == set()
+    name = save(run, 4, links)
+    assert leftovers(2).written_again([held]) == set()
+    # Given up by the save of a checkpoint: what is held again, or is another file, or elsewhere, stays.
+    (tmp_path / "elsewhere.ckpt").write_bytes(b"weights")
+    names = ["models/held.ckpt", "models/left.ckpt", "models/changed.ckpt", "models/old.ckpt", "../elsewhere.ckpt"]
+    manifest = read_quietly(run.store, name)
+    assert manifest is not None
+    leftovers(4).remove_given_up(replace(manifest, metadata=dict(metadata_of(names))), [held])
+    assert [path.exists() for path in (held, left, changed, old)] == [True, False, True, False]
+    assert (tmp_path / "elsewhere.ckpt").exists()
+    # After a way back the files of the abandoned steps are the user's.
+    again = WrittenFile.now(run.store.files, held, run.store.root, 9)
+    assert again is not None
+    run.recorder.event("file-written", **vars(again))
+    assert leftovers(4).written_again([]) == {str(held)}
+    run.recorder.event("resume", step=4, name=name, abandoned=["checkpoint-9"])
+    assert leftovers(4).written_again([]) == set()
 
 
 @pytest.mark.promise("C11")

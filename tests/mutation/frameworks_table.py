@@ -18,6 +18,13 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "a thread in torch's code when a rank ends before its last vote is answered",
+        "world.py",
+        "            if held[0][1].is_completed():\n",
+        "            if held[0][1].wait():\n",
+        "tests/distributed/test_world.py::test_a_rank_may_end_before_its_last_vote_is_answered",
+    ),
+    one(
         "a request carried out again by a framework after a wiped disk",
         "frameworks/framework_run.py",
         "            self._mirrors.learn_rewinds()\n",

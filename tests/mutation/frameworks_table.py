@@ -18,6 +18,27 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "an epoch's evaluation after the save of its last step",
+        "frameworks/trainer_job.py",
+        "            control.should_save, self._is_put_off = False, True\n",
+        "            pass\n",
+        f"{_TRAINER}test_a_save_in_the_last_step_of_an_epoch_comes_after_its_evaluation",
+    ),
+    one(
+        "an evaluation after a stop inside an epoch",
+        "frameworks/trainer_job.py",
+        "                control.should_evaluate = control.should_log = False\n",
+        "                pass\n",
+        f"{_TRAINER}test_a_save_in_the_last_step_of_an_epoch_comes_after_its_evaluation",
+    ),
+    one(
+        "a training that was stopped early, continued",
+        "frameworks/trainer_job.py",
+        "if (is_reached or is_over) and",
+        "if is_reached and",
+        f"{_TRAINER}test_a_training_that_early_stopping_has_ended_is_done",
+    ),
+    one(
         "a thread in torch's code when a rank ends before its last vote is answered",
         "world.py",
         "            if held[0][1].is_completed():\n",

@@ -18,6 +18,20 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "random numbers drawn between DeepSpeed's load and its first step, and not said",
+        "frameworks/deepspeed.py",
+        "            self._watch_rng()\n",
+        "            pass\n",
+        f"{_DEEPSPEED}test_an_exit_code_after_a_stop_and_random_numbers_before_the_first_step_are_noticed",
+    ),
+    one(
+        "a stop with an exit code of the script, recorded as an error",
+        "frameworks/own_loop.py",
+        "isinstance(error, SystemExit) and self._stop is not None",
+        "False and self._stop is not None",
+        f"{_DEEPSPEED}test_an_exit_code_after_a_stop_and_random_numbers_before_the_first_step_are_noticed",
+    ),
+    one(
         "an epoch's evaluation after the save of its last step",
         "frameworks/trainer_job.py",
         "            control.should_save, self._is_put_off = False, True\n",

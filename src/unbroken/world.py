@@ -9,12 +9,14 @@ The groups are made over the default group's store and not registered with torch
 run on a subset of the ranks needs, and ``close`` gives back their sockets and threads.
 """
 
+import atexit
 import collections
 import contextlib
 import hashlib
 import os
 import pickle
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,12 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S: Final = 1800.0
 # How many groups these ranks have made: all make them in the same order, so that each gets a name of its own.
 _made: "collections.Counter[tuple[int, ...]]" = collections.Counter()
+# How often a group that is to be dropped is looked at.
+_LOOK_S: Final = 0.01
+# Held while a group is dropped, and by the end of Python for good: then no thread is in torch's code any more.
+_dropping = threading.Lock()
+# Not for ever: in a child that was forked meanwhile nobody gives it back.
+atexit.register(_dropping.acquire, timeout=10.0)
 
 
 class Link:
@@ -124,7 +132,8 @@ class Link:
         if group is not None and vote is not None and not vote.is_completed():
             # torch waits, holding the interpreter, until a group that goes away has nothing left to do: a rank that
             # hangs would hang this one.
-            threading.Thread(target=_wait_and_drop, args=(group, vote), name="unbroken-unanswered", daemon=True).start()
+            held = [(group, vote)]
+            threading.Thread(target=_drop_when_answered, args=(held,), name="unbroken-unanswered", daemon=True).start()
 
     @property
     def _open(self) -> Any:  # noqa: ANN401
@@ -142,10 +151,14 @@ def _posted_in(store: torch_private.Store | None, key: str) -> str | None:
         return None
 
 
-def _wait_and_drop(group: object, vote: "dist.Work") -> None:
-    with contextlib.suppress(RuntimeError):
-        vote.wait()
-    del group
+def _drop_when_answered(held: "list[tuple[Any, dist.Work]]") -> None:
+    """Drop a group once its last vote is answered; if that is never, the group stays until the process ends."""
+    # Not by vote.wait(): a thread that comes back from torch's code while Python ends aborts the process.
+    while held:
+        with _dropping:
+            if held[0][1].is_completed():
+                held.clear()
+        time.sleep(_LOOK_S)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """The ranks of a job say the same at the same place, whoever fails."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +115,17 @@ def test_ranks_without_a_group_are_reported_before_each_takes_the_run_for_itself
     with pytest.raises(NoProcessGroup) as refused:
         World.current()
     assert refused.value.world_size == 2
+
+
+def test_a_rank_may_end_before_its_last_vote_is_answered(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.distributed.leaving_world", str(tmp_path)]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([*command, "0"], stdin=pipe, stdout=pipe) as answers,
+        subprocess.Popen([*command, "1"], stdin=pipe, stdout=pipe, stderr=pipe) as leaves,
+    ):
+        assert leaves.stdout is not None
+        ends = leaves.stdout.readline()
+        assert answers.communicate(b".")[0] == b"1\n", "the vote of the rank that left counts"
+        said = leaves.communicate(b".")[1].decode()
+    assert (ends, leaves.returncode, answers.returncode) == (b"ending\n", 0, 0), said

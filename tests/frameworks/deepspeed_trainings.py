@@ -126,6 +126,8 @@ def ours(job: dict[str, Any], engine: Any) -> dict[str, Any]:  # noqa: ANN401
     with unbroken_ds.Checkpoints(engine, job["directory"], **options) as checkpoints:
         client_state = checkpoints.load()
         first = checkpoints.step
+        if job.get("draws"):
+            torch.rand(())
         while engine.global_steps < job.get("steps", 8):
             loss = train_step(engine)
             at = engine.global_steps
@@ -137,6 +139,8 @@ def ours(job: dict[str, Any], engine: Any) -> dict[str, Any]:  # noqa: ANN401
                 if not job.get("alone") or dist.get_rank() == 0:
                     checkpoints.save(client_state={"seen": at})
             if checkpoints.is_stopping:
+                if "exit_code" in job:
+                    sys.exit(job["exit_code"])
                 break
         return {"first": first, "client_state": client_state and client_state["seen"], "step": checkpoints.step}
 

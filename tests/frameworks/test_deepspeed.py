@@ -12,7 +12,10 @@ pytest.importorskip("tensorboard")
 import unbroken
 from tests.frameworks.forking import Ended, Jobs, forking
 from tests.trackers.readers import tensorboard_points
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 KILL = int(signal.SIGKILL)
 CONVERTERS = {"get": True, "convert": True, "load": True, "script": True, "16bit": True}
 
@@ -76,3 +79,20 @@ def test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang(jobs: Jobs,
     assert refused.code == 1, refused.said
     assert "rank 0 called save, and rank 1 did not" in refused.said
     assert not unbroken.checkpoints(tmp_path / "run")
+
+
+@pytest.mark.promise("C8")
+def test_an_exit_code_after_a_stop_and_random_numbers_before_the_first_step_are_noticed(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    def statuses() -> list[object]:
+        return [event.values["status"] for event in read_history(Layout(tmp_path)).of_kind("job-end")]
+
+    jobs.run(tmp_path, ALONE, stage=1, stop=3, exit_code=75)
+    assert unbroken.checkpoints(tmp_path)[0].step == 3 and statuses() == ["stopped"]
+    jobs.run(tmp_path, ALONE, stage=1, stop=5, exit_code=75)
+    assert not read_history(Layout(tmp_path)).of_kind("data")
+    jobs.run(tmp_path, ALONE, stage=1, draws=True)
+    (drawn,) = read_history(Layout(tmp_path)).of_kind("data")
+    assert drawn.values["notices"] == ["draws from the global RNG before the first step"]
+    assert statuses() == ["stopped", "stopped", "completed"]

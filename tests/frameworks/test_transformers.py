@@ -167,6 +167,43 @@ def test_the_best_and_the_last_survive_the_limit(jobs: Jobs, tmp_path: Path) -> 
 
 
 @pytest.mark.promise("C9")
+def test_a_save_in_the_last_step_of_an_epoch_comes_after_its_evaluation(jobs: Jobs, tmp_path: Path) -> None:
+    # An evaluation draws from the RNG: the dropout of the next epoch follows from it. An epoch has 5 steps.
+    arguments = {"eval_strategy": "epoch", "per_device_train_batch_size": 10, "max_steps": 15, "save_steps": 10}
+    whole = jobs.run(tmp_path / "whole", plain=True, arguments=arguments)
+    run = tmp_path / "run"
+    stopped = jobs.run(run, arguments=arguments, interrupts=[{"step": 4, "number": TERM}])
+    assert stopped.result is not None and stopped.result["step"] == 5, stopped.said
+    assert unbroken.checkpoints(run)[0].metrics["eval_loss"] > 2
+    inside = jobs.run(run, arguments=arguments, interrupts=[{"step": 6, "number": TERM}])
+    assert inside.result is not None and inside.result["step"] == 7, inside.said
+    assert "eval_loss" not in inside.said, "the epoch is not over: its evaluation is not this job's"
+    assert jobs.run(run, arguments=arguments, interrupts=[{"step": 12, "number": KILL}]).code == -KILL
+    resumed = jobs.run(run, arguments=arguments)
+    assert "resuming from step 10" in resumed.said and resumed.digest == whole.digest, resumed.said
+
+
+@pytest.mark.promise("C9")
+def test_a_training_that_early_stopping_has_ended_is_done(jobs: Jobs, tmp_path: Path) -> None:
+    arguments = {
+        # The loss falls: the first is the best.
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+    }
+    run = tmp_path / "run"
+    steps = []
+    for patience in (2, 2, 3):
+        ended = jobs.run(run, arguments=arguments, patience=patience)
+        assert ended.result is not None and not ended.result["is_stopped"], ended.said
+        steps.append(ended.result["step"])
+    # With more patience, which begins anew in each job, it goes on.
+    assert steps == [6, 6, 12]
+
+
+@pytest.mark.promise("C9")
 def test_a_sampler_that_draws_from_the_global_rng_goes_on_in_its_order(jobs: Jobs, tmp_path: Path) -> None:
     arguments = {
         "train_sampling_strategy": "group_by_length",

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
     DataCollatorForLanguageModeling,
+    EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
@@ -254,6 +255,8 @@ def train(job: dict[str, Any]) -> None:
         trainer.add_callback(SaveLate(job["save_late"]))
     if "ends_epoch" in job:
         trainer.add_callback(EndEpoch(job["ends_epoch"]))
+    if "patience" in job:
+        trainer.add_callback(EarlyStoppingCallback(job["patience"]))
     if "torn" in job:
         kill_while_writing(**job["torn"])
     with contextlib.suppress(*([ValueError] if job.get("catches") else [])):

@@ -18,6 +18,48 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "random numbers drawn between DeepSpeed's load and its first step, and not said",
+        "frameworks/deepspeed.py",
+        "            self._watch_rng()\n",
+        "            pass\n",
+        f"{_DEEPSPEED}test_an_exit_code_after_a_stop_and_random_numbers_before_the_first_step_are_noticed",
+    ),
+    one(
+        "a stop with an exit code of the script, recorded as an error",
+        "frameworks/own_loop.py",
+        "isinstance(error, SystemExit) and self._stop is not None",
+        "False and self._stop is not None",
+        f"{_DEEPSPEED}test_an_exit_code_after_a_stop_and_random_numbers_before_the_first_step_are_noticed",
+    ),
+    one(
+        "an epoch's evaluation after the save of its last step",
+        "frameworks/trainer_job.py",
+        "            control.should_save, self._is_put_off = False, True\n",
+        "            pass\n",
+        f"{_TRAINER}test_a_save_in_the_last_step_of_an_epoch_comes_after_its_evaluation",
+    ),
+    one(
+        "an evaluation after a stop inside an epoch",
+        "frameworks/trainer_job.py",
+        "                control.should_evaluate = control.should_log = False\n",
+        "                pass\n",
+        f"{_TRAINER}test_a_save_in_the_last_step_of_an_epoch_comes_after_its_evaluation",
+    ),
+    one(
+        "a training that was stopped early, continued",
+        "frameworks/trainer_job.py",
+        "if (is_reached or is_over) and",
+        "if is_reached and",
+        f"{_TRAINER}test_a_training_that_early_stopping_has_ended_is_done",
+    ),
+    one(
+        "a thread in torch's code when a rank ends before its last vote is answered",
+        "world.py",
+        "            if held[0][1].is_completed():\n",
+        "            if held[0][1].wait():\n",
+        "tests/distributed/test_world.py::test_a_rank_may_end_before_its_last_vote_is_answered",
+    ),
+    one(
         "a request carried out again by a framework after a wiped disk",
         "frameworks/framework_run.py",
         "            self._mirrors.learn_rewinds()\n",

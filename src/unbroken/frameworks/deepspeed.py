@@ -20,6 +20,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+import torch
 from deepspeed import DeepSpeedEngine
 from deepspeed import __version__ as deepspeed_version
 
@@ -104,8 +105,27 @@ class Checkpoints(OwnLoop):
         saved = run.world.all_or_none(lambda: read_rng(path, run.world.rank))
         if saved is not None:
             restore_rng(saved["rng"])
+            self._watch_rng()
         self._is_loaded = True
         return dict(client_state)
+
+    def _watch_rng(self) -> None:
+        """Warn if the script draws random numbers before its first step: a new iterator of a loader does."""
+        restored = torch.get_rng_state()
+
+        def look(engine: object, batch: object) -> None:
+            hook.remove()
+            if torch.equal(restored, torch.get_rng_state()):
+                return
+            self._open_run.recorder.event("data", notices=["draws from the global RNG before the first step"])
+            if self._open_run.world.is_first:
+                _log.warning(
+                    "random numbers were drawn from torch's global RNG between load() and the first step, as iter(loader) "
+                    "does: not exact where a job without interruption draws none there; "
+                    "give the loader a generator of its own"
+                )
+
+        hook = self._engine.register_forward_pre_hook(look)
 
     def _facts(self) -> dict[str, object]:
         return {"zero_stage": self._engine.zero_optimization_stage()}

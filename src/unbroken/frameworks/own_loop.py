@@ -181,6 +181,9 @@ class OwnLoop:
         """End the job, as done, as stopped, or with its error."""
         if error is None:
             self.close()
+        elif isinstance(error, SystemExit) and self._stop is not None and self._saved_step == self._step:
+            # It saved and ends as it was asked to; the exit code is for whoever starts it again.
+            self._end(self._stop)
         else:
             self._end(error)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers import __version__ as transformers_version
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -97,6 +97,8 @@ class TrainerJob:
         self._unwritten: dict[str, float] = {}
         self._logged_step = 0
         self._watched: tuple[torch.Tensor, int] | None = None
+        # Whether the save of the last step waits for the end of its epoch.
+        self._is_put_off = False
 
     def _set(self, name: str, value: object) -> None:
         self._own.setdefault(name, getattr(self._args, name))
@@ -104,7 +106,7 @@ class TrainerJob:
 
     # ---- resuming ----
 
-    def find(self, asked: str | None) -> str | None:
+    def find(self, asked: str | None, trainer: Trainer | None = None) -> str | None:
         """Choose the checkpoint; the Trainer loads it."""
         self.point = self.run.find_resume_point(asked, _require_complete)
         path, manifest = self.point.path, self.point.manifest
@@ -114,8 +116,11 @@ class TrainerJob:
             self.run.require_same(manifest.metadata.get(_FIXED), self._fixed)
             self.run.name_changes(manifest.metadata.get(_HYPERPARAMETERS), self._hyperparameters)
         state = TrainerState.load_from_json(str(path / _TRAINER_STATE))
-        if state.global_step >= state.max_steps > 0 and _was_target(manifest, self._target):
-            # Done: the Trainer would compute one more step where the target lies inside an epoch.
+        is_reached = state.global_step >= state.max_steps > 0
+        is_over = asked is None and trainer is not None and _has_stopped_early(trainer, state)
+        if (is_reached or is_over) and _was_target(manifest, self._target):
+            # Done: the Trainer would compute one more step where the target lies inside an epoch, and would go on to the
+            # next evaluation where it stopped early.
             self._set("max_steps", -1)
             self._set("num_train_epochs", 0.0)
             self.target_steps = state.max_steps
@@ -182,8 +187,20 @@ class TrainerJob:
         self._epoch_rng = capture_rng(rng_devices())
         self._watched = None
 
-    def end_epoch(self, control: TrainerControl) -> None:
-        """An epoch is over."""
+    def put_off_save(self, state: TrainerState, control: TrainerControl) -> None:
+        """In the last step of an epoch, save after the evaluation that follows: it draws from the RNG, and has a result."""
+        is_last = float(state.epoch or 0.0).is_integer() or control.should_epoch_stop or control.should_training_stop
+        if control.should_save and is_last and self._args.eval_strategy == IntervalStrategy.EPOCH:
+            control.should_save, self._is_put_off = False, True
+
+    def end_epoch(self, state: TrainerState, control: TrainerControl) -> None:
+        """An epoch is over; a step that is saved already is not saved again."""
+        control.should_save, self._is_put_off = control.should_save or self._is_put_off, False
+        if self.published_step == state.global_step:
+            control.should_save = False
+            if self.stop is not None:
+                # Inside the epoch: its evaluation is the next job's.
+                control.should_evaluate = control.should_log = False
         if self._batches is None:
             return
         pending = self._batches.pending_batches
@@ -406,3 +423,20 @@ def _size_of(model: object) -> int:
 
 def _was_target(manifest: Manifest | None, target: Mapping[str, Any]) -> bool:
     return manifest is not None and bool(manifest.metadata.get(_TARGET) == target)
+
+
+def _has_stopped_early(trainer: Trainer, state: TrainerState) -> bool:
+    """Whether an early stopping that the trainer still has, with the same patience, has ended the training."""
+    saved: Any = (state.stateful_callbacks or {}).get(EarlyStoppingCallback.__name__, ())
+    patiences = [
+        each.early_stopping_patience
+        for each in trainer.callback_handler.callbacks
+        if isinstance(each, EarlyStoppingCallback)
+    ]
+    counters = [each["attributes"]["early_stopping_patience_counter"] for each in _listed(saved)]
+    return any(counter >= patience for counter, patience in zip(counters, patiences, strict=False))
+
+
+def _listed(saved: Any) -> list[Any]:  # noqa: ANN401
+    """The states of the callbacks of one class: the Trainer saves a lone one without a list."""
+    return [saved] if isinstance(saved, dict) else list(saved)

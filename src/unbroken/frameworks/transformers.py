@@ -104,7 +104,7 @@ class Callback(TrainerCallback):
         self._job = job = TrainerJob(run, args, hide, length, batches)
         _open_callbacks.add(self)
         try:
-            return job.find(asked)
+            return job.find(asked, trainer)
         except BaseException as refused:
             self._leave(refused)
             raise
@@ -200,6 +200,7 @@ class Callback(TrainerCallback):
         job.end_step(state, control)
         if job.stop is not None:
             control.should_save = True
+        job.put_off_save(state, control)
         job.redirect(state, control, kwargs.get("model"))
 
     def on_epoch_end(
@@ -209,11 +210,9 @@ class Callback(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """An epoch is complete; a step that is saved already is not saved again."""
+        """An epoch is complete."""
         job = self._open_job
-        job.end_epoch(control)
-        if job.published_step == state.global_step:
-            control.should_save = False
+        job.end_epoch(state, control)
         job.redirect(state, control, kwargs.get("model"))
 
     def on_save(

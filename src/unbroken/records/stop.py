@@ -218,6 +218,7 @@ class StopSources:
             return False
         for each in SIGNALS:
             self._previous[each] = signal.signal(each, self._note)
+        _installed.append(self)
         return True
 
     def install_again(self) -> None:
@@ -231,14 +232,23 @@ class StopSources:
             self._notices.end()
         while self._ended_with:
             self._ended_with.pop()()
+        if self in _installed:
+            _installed.remove(self)
         while self._previous:
             number, previous = self._previous.popitem()
+            over = next((each for each in _installed if each._previous.get(number) == self._note), None)
+            if over is not None:
+                # Another job of this process was opened later and still listens.
+                over._previous[number] = previous
+                continue
             # None: a handler that C code installed; Python can neither name it nor put it back.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is None:
-            self._signal, self._signalled_at_s = number, self._clock()
+        # The process ends, and with it every job that it has open.
+        for each in (self, *_installed):
+            if each._signal is None:
+                each._signal, each._signalled_at_s = number, each._clock()
         if number != signal.SIGINT:
             return
         now_s = self._clock()
@@ -325,3 +335,7 @@ class StopSources:
         if found is None or (found.job is not None and found.job < self._job):
             return None
         return StopReason("flag", f"by {found.by}" if found.by else self._layout.stop_request.name)
+
+
+# Whose handlers are installed, in the order of their installation.
+_installed: list[StopSources] = []

@@ -107,6 +107,24 @@ def test_the_handlers_that_stood_before_are_put_back_and_not_called_meanwhile(tm
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_a_signal_stops_every_job_of_the_process_whichever_ends_first(tmp_path: Path, first_to_end: int) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    jobs = [_sources(tmp_path / name, Clock()) for name in "ab"]
+    for each in jobs:
+        each.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert [each.look() for each in jobs] == [StopReason("signal", "SIGUSR1")] * 2
+    jobs.pop(first_to_end).restore()
+    again = _sources(tmp_path / "c", Clock())
+    again.install()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert again.look() == StopReason("signal", "SIGTERM"), "the other one has ended, and this one listens"
+    jobs[0].restore()
+    again.restore()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_outside_the_main_thread_signals_are_left_alone_and_that_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_job_in_another_pid_namespace_keeps_its_run_until_it_is_gone(
             assert "in another container or PID namespace" in unbroken("stop", "run", "--force").stderr
         job.kill()
     # Dead, and nobody here can see it: what remains is to watch.
-    assert "deleted 1 entry" in unbroken("prune", "run").stdout and not draft.exists()
+    assert unbroken("prune", "run").returncode == 0 and not draft.exists()
     began_s = time.monotonic()
     assert taken(run).number == 2
     assert time.monotonic() - began_s >= TTL_S

@@ -169,5 +169,4 @@ def test_a_copy_that_is_not_what_was_written_is_never_called_one() -> None:
     assert elsewhere.dump_set.step == 3
     ((name, reason),) = elsewhere.passed_over
     assert name == "emergency_step_5"
-    assert "on host node-1" in reason
-    assert "persistent_dir holds no copy" in reason
+    assert "node-1" in reason and "persistent_dir" in reason

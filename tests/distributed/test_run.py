@@ -152,5 +152,4 @@ def test_a_rank_whose_clock_is_an_hour_ahead_is_reported_and_does_not_end_the_ru
     job = Job(str(tmp_path / "run"), wrap="plain", save_steps=None, victims=(1,), ahead_s=3600.0)
     ended = spawn(2, train, job)
     assert [(each["step"], each["is_stopped"]) for each in good(ended)] == [(8, False)] * 2
-    assert "clocks differ: that of rank 1 on" in ended[0].log
-    assert "is 1 h ahead of that of rank 0" in ended[0].log
+    assert [line for line in ended[0].log.splitlines() if "clocks" in line and "1 h" in line]

@@ -31,7 +31,7 @@ def test_all_ranks_stop_by_a_notice_that_only_another_node_got_and_resume_exactl
     outcome = read_outcome(Layout(run), now_s=time.time())
     assert outcome is not None and (outcome.status, outcome.verdict) == ("stopped", "again")
     (stop,) = read_history(Layout(run)).of_kind("stop")
-    assert "spot interruption notice (AWS: terminate at " in stop.values["reason"]
+    assert stop.values["by"] == "spot" and "AWS" in stop.values["reason"]
     target = steps.pop() + 2
     resumed = spawn(2, train, Job(str(run), total=target, save_steps=None))
     whole = spawn(2, train, Job(str(tmp_path / "one"), total=target, save_steps=None))

@@ -111,5 +111,5 @@ def test_lost_workers_of_a_loader_that_the_run_does_not_know_end_as_a_stop_witho
         [ended] = ranks.wait()
     found = outcome_of(run)
     assert (found.status, found.verdict) == ("stopped", "again"), ended.log
-    assert "nothing was saved after the last checkpoint" in found.reason and "data=" in ended.log
+    assert "data=" in ended.log
     assert isinstance(ended.error, RuntimeError | OSError) and not list((run / "checkpoints").glob("checkpoint-*"))

@@ -25,9 +25,13 @@ import click
 import torch
 
 from tests.format.make_golden import GOLDEN as STORE
+from tests.unit.prove.test_report import DIFFERS, EQUAL, chain, proof
 from unbroken.cli.commands import COMMANDS, Entry
 from unbroken.cli.group import ROOT, LazyGroup
 from unbroken.cli.main import main
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import MetricsWriter
+from unbroken.report.style import Style
 
 FOLDER: Final = Path(__file__).parent / "golden"
 _SMALL: Final = (
@@ -43,12 +47,31 @@ _SMALL: Final = (
 )
 _TRAIN: Final = ("train", "config.yaml", *_SMALL)
 _WINDOWS: Final = ("--max-length", "32", "--overlap-size", "0")
+# Of a run whose step took 10 s.
+_JOBS: Final = (
+    *("validate", "config.yaml", "--no-data", "training.max_steps=200", "training.output_dir=runs/timed"),
+    *("training.per_device_batch_size=2", "training.global_batch_size=2", "data.max_length=32"),
+    "training.max_runtime_seconds=600",
+)
+_LARGE: Final = ("model.vocab_size=50304", "training.sharding=fsdp2", "training.mixed_precision=bf16")
+_SHORT: Final = "data.curriculum=[{duration_tokens: 2560, mix: {default: 1}}]"
+_SLURM: Final = ("slurm", "init", "--run-dir")
 
 # What is called, in this order, in a fresh copy of the folder that `prepare` makes.
 SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
     "": (["--version"], ["stauts"], ["ls", "--nope"]),
     "init": (["init", "-o", "new.yaml"], ["init", "-o", "config.yaml"], ["init", "-o", "s3://bucket/a"]),
-    "validate": (["validate", "config.yaml", *_SMALL], ["validate", "config.yaml", "model.n_head=three"]),
+    "validate": (
+        ["validate", "config.yaml", *_SMALL],
+        ["validate", "config.yaml", *_SMALL, _SHORT, "training.max_steps=100", "--allow-budget-mismatch"],
+        ["validate", "config.yaml", *_SMALL, "training.max_steps=13"],
+        ["validate", "config.yaml", "--no-data", "--world-size", "8", *_LARGE],
+        [*_JOBS, "training.walltime_reserve_seconds=100"],
+        [*_JOBS, "training.walltime_reserve_seconds=595"],
+        [*_JOBS, "training.walltime_reserve_seconds=100", "training.output_dir=runs/new"],
+        ["validate", "broken.yaml", "--training.sed=1"],
+        ["validate", "config.yaml", "--wrld-size"],
+    ),
     "doctor": (["doctor", "store", "--no-torch"], ["doctor", "nowhere", "--no-torch"], ["doctor", ""]),
     "tokenizer": (),
     "tokenizer train": (["tokenizer", "train", "text", "-o", "tokenizer.json", "--vocab-size", "300"],),
@@ -57,18 +80,38 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
         ["tokenize", "--input-dir", "text", "--output-dir", "data", "--tokenizer-path", "bytes", "--num-workers", "1"],
     ),
     "data": (),
-    "data inspect": (["data", "inspect", "data"], ["data", "inspect", "nowhere"]),
+    "data inspect": (
+        ["data", "inspect", "data"],
+        ["data", "inspect", "unsealed"],
+        ["data", "inspect", "nowhere"],
+    ),
     "data stats": (["data", "stats", "data", *_WINDOWS],),
     "data show": (["data", "show", "0", "data", *_WINDOWS], ["data", "show", "0"]),
     "data verify": (["data", "verify", "data"],),
     "data seal": (["data", "seal", "data"],),
-    "train": (["train", "config.yaml", "data.path=nowhere"], ["train", "config.yaml", "--resume", "x", "--force"]),
+    "train": (
+        ["train", "config.yaml", "data.path=nowhere"],
+        ["train", "config.yaml", "--resume", "x", "--force"],
+        ["train", "config.yaml", "--until-done", "--resume", "scratch"],
+        ["train", "config.yaml", "--nproc-per-noed", "3"],
+        [*_TRAIN, "model.n_embd=32", "optimizer.learning_rate=0.5"],
+    ),
     "run": (["run"], ["run", "--nnodes", "2", "--", "train.py"], ["run", "--", "nowhere.py"]),
     "launch": (["launch", "--rdzv-id", "a", "--", "train.py"],),
     "slurm": (),
-    "slurm init": (["slurm", "init", "config.yaml", "--time", "04:00:00"], ["slurm", "init", "train.py"]),
-    "slurm submit": (["slurm", "submit", "nowhere.sbatch"],),
-    "slurm job": (["slurm", "job", "runs/a"],),
+    "slurm init": (
+        ["slurm", "init", "config.yaml", "--time", "04:00:00"],
+        ["slurm", "init", "train.py"],
+        ["slurm", "init"],
+        [*_SLURM, "r", "--time", "1", "--lead", "90", "--", "train.py"],
+        [*_SLURM, "r", "--nodes", "4-1", "--output", "logs/%j.out", "--name", "a/b", "--", "train.py"],
+        [*_SLURM, "", "--time", "", "--partition", "", "--output", "", "--", "train.py"],
+        [*_SLURM, "r-%a", "--", "train.py"],
+        [*_SLURM, "r", "--resume", "5", "--", "train.py"],
+        ["slurm", "init", "config.yaml", "config.yaml"],
+    ),
+    "slurm submit": (["slurm", "submit", "nowhere.sbatch"], ["slurm", "submit", "."]),
+    "slurm job": (["slurm", "job", "runs/a"], ["slurm", "job", "r", "--", "true"]),
     "kubernetes": (["kubernetes", "config.yaml", "--image", "team/train:1"], ["kubernetes", "config.yaml"]),
     "plan": (
         ["plan", "--steps", "1000", "--step-time", "1", "--save-time", "4", "--mtbf", "1h", "--max-runtime", "4h"],
@@ -103,11 +146,29 @@ SCENES: Final[dict[str, Sequence[Sequence[str]]]] = {
         ["generate", "runs/a", "--prompt", "a", "--max-new-tokens", "3", "--device", "cpu", "--output", "out.jsonl"],
         ["generate", "runs/a"],
     ),
-    "batch-generate": (["batch-generate", "runs/a", "--input", "prompts.jsonl", "--dry-run"],),
-    "export": (["export", "runs/a", "-o", "model.safetensors"], ["export", "runs/a", "-o", "model.safetensors"]),
+    "batch-generate": (
+        ["batch-generate", "runs/a", "--input", "prompts.jsonl", "--dry-run"],
+        ["batch-generate", "runs/a", "--input", "broken.jsonl", "--dry-run"],
+        ["batch-generate", "runs/a", "--input", "prompts.jsonl", "--output", "prompts.jsonl"],
+    ),
+    "export": (
+        ["export", "runs/a", "-o", "model.safetensors"],
+        ["export", "runs/a", "-o", "model.safetensors"],
+        ["export", "runs/a", "-o", "llama"],
+        ["export", "runs/a", "-o", "empty", "--force"],
+        ["export", "runs/a", "-o", "empty/checkpoints"],
+        ["export", "runs/a", "-o", "text.pt", "--force"],
+        ["export", "runs/a", "-o", "train.py", "--format", "huggingface"],
+    ),
     "prove": (["prove"], ["prove", "--faults", "flood", "--", "python", "train.py"]),
     "explain": (["explain", "lr"],),
     "completion": (["completion", "tcsh"],),
+}
+
+# What a command prints after minutes of work, from results that are made up.
+_PLAIN: Final = Style(color=False)
+REPORTS: Final[dict[str, Sequence[str]]] = {
+    "prove": [proof(chain(comparison)).text(_PLAIN) for comparison in (EQUAL, DIFFERS)],
 }
 
 _VOLATILE: Final = (
@@ -144,10 +205,15 @@ def prepare(folder: Path) -> None:
     (folder / "empty/checkpoints").mkdir(parents=True)
     (folder / "theirs").mkdir()
     torch.save({"weight": torch.zeros(2)}, folder / "theirs/model_000007.pt")
+    metrics = MetricsWriter(Layout(folder / "runs/timed"), 1, start=0)
+    for step in (1, 2):
+        metrics.write(step, {"tokens_per_s": 6.4})
+    metrics.close()
     with contextlib.chdir(folder):
         _require(["init", "--preset", "tiny", "-o", "config.yaml"])
         split = ["--val-fraction", "0.4", "--tokenizer-path", "bytes", "--num-workers", "1"]
         _require(["tokenize", "--input-dir", "text", "--output-dir", "data", *split])
+        shutil.copytree("data", "unsealed", ignore=shutil.ignore_patterns("shards.json", ".unbroken"))
         command = [sys.executable, "-m", "unbroken", *_TRAIN]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
@@ -156,6 +222,9 @@ def prepare(folder: Path) -> None:
 
 
 _FILES: Final = {
+    "broken.yaml": "model:\n  n_heads: 3\n  n_layer: 0\ndata:\n  path: a\n",
+    "broken.jsonl": '{"prompt": "b", "generation": {"gredy": true}}\n{"promt": "c"}\n',
+    "text.pt/notes.txt": "mine",
     "text/a.jsonl": "".join(f'{{"text": "document {n} of a small corpus, long enough"}}\n' for n in range(40)),
     "foreign/step-5/model.pt": "weights",
     "prompts.jsonl": '{"prompt": "a"}\n',
@@ -213,6 +282,7 @@ def golden(name: str, template: Path, folder: Path) -> str:
         for arguments in SCENES.get(name, ()):
             code, said = call(arguments)
             pieces.append(_shown(arguments, stable(said, folder), code))
+        pieces += [stable(report, folder) for report in REPORTS.get(name, ())]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -230,7 +300,7 @@ def fixed_surroundings() -> Iterator[None]:
     """80 columns, no colour, and a clock that sleeping moves on: nobody waits for a lease to expire."""
     before = dict(os.environ)
     now, clock = [time.monotonic()], (time.sleep, time.monotonic)
-    os.environ |= {"COLUMNS": "80", "NO_COLOR": "1"}
+    os.environ |= {"COLUMNS": "80", "NO_COLOR": "1", "SLURM_JOB_ID": ""}
 
     def sleep(seconds: float, /) -> None:
         now[0] += seconds

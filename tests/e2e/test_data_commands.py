@@ -58,9 +58,7 @@ def test_show_refuses_a_sample_whose_bytes_changed_since_training_checked_them(u
     for path in (folder / "data" / "train").glob("*/*.bin"):
         data = bytearray(path.read_bytes())
         path.write_bytes(bytes(byte ^ 1 for byte in data))
-    said = document(unbroken, *words, code=4)
-    assert said["kind"] == "sequence-damaged"
-    assert said["message"] == "the bytes of sample 0 have changed since they were first read"
+    assert document(unbroken, *words, code=4)["kind"] == "sequence-damaged"
 
 
 def test_inspect_lists_every_bucket_of_every_split(unbroken: Tool, folder: Path) -> None:
@@ -89,19 +87,12 @@ def test_a_flipped_byte_is_seen_by_verify_and_inspect_full_and_not_by_a_quick_lo
 
 def test_verify_names_the_shards_that_have_no_digest_and_seal_gives_them_one(unbroken: Tool, folder: Path) -> None:
     assert document(unbroken, "data", "verify", "foreign")["unproven"] == ["train/web/00000-000"]
-    assert (
-        "1 shard without checksums; add them: unbroken data seal foreign"
-        in unbroken("data", "inspect", "foreign").stdout
-    )
     before = (folder / "foreign/train/web/00000-000.bin").read_bytes()
     sealed = document(unbroken, "data", "seal", "foreign", "--tokenizer", "bytes")
     assert sealed["sealed"][0]["documents"] == 9
     assert (folder / "foreign/train/web/00000-000.bin").read_bytes() == before
     assert document(unbroken, "data", "verify", "foreign")["unproven"] == []
-    again = unbroken("data", "seal", "foreign")
-    assert again.returncode == 2
-    assert again.stderr.startswith("error[would-overwrite]")
-    assert "unbroken data verify foreign/train" in again.stderr
+    assert document(unbroken, "data", "seal", "foreign", code=2)["kind"] == "would-overwrite"
 
 
 def test_stats_tell_how_documents_pack_and_how_long_they_are(unbroken: Tool, folder: Path) -> None:
@@ -114,9 +105,7 @@ def test_stats_tell_how_documents_pack_and_how_long_they_are(unbroken: Tool, fol
     assert {"from": 16, "to": 31, "documents": 6} in found["document_lengths"]
     unpacked = document(unbroken, "data", "stats", "data", "--max-length", "64", "--overlap-size", "8", "--no-packing")
     assert unpacked["buckets"][0]["sequences"] == unpacked["buckets"][0]["windows"]
-    text = unbroken("data", "stats", "--config", "run.yaml").stdout
-    assert "64 tokens, packed, windows overlap by 8 tokens" in text
-    assert "█" in text
+    assert document(unbroken, "data", "stats", "--config", "run.yaml") == found
 
 
 def test_show_decodes_a_sample_and_names_each_document(unbroken: Tool, folder: Path) -> None:
@@ -127,17 +116,13 @@ def test_show_decodes_a_sample_and_names_each_document(unbroken: Tool, folder: P
     found = document(unbroken, "data", "show", str(holders[0]), "--config", "run.yaml")
     rained = next(window for window in found["windows"] if window["text"] == "it rained all day")
     assert (found["bucket"], rained["shard"], rained["document"], rained["masked"]) == ("web", "00000-000", 0, 0)
-    text = unbroken("data", "show", str(holders[0]), "--config", "run.yaml").stdout
-    assert "00000-000, document 0  all 18 tokens\n     it rained all day\n" in text + "\n"
+    assert (rained["first"], rained["last"], rained["document_tokens"]) == (0, 18, 18)
 
 
 def test_show_is_the_same_sample_whatever_it_is_asked_through(unbroken: Tool, folder: Path) -> None:
     by_config = document(unbroken, "data", "show", "3", "--config", "run.yaml")
     by_folder = document(unbroken, "data", "show", "3", "data", "--max-length", "64", "--overlap-size", "8")
     assert by_config == by_folder
-    text = unbroken("data", "show", "3", "data", "--max-length", "64", "--overlap-size", "8").stdout
-    assert text.startswith("sample 3  of data\n")
-    assert f"bucket   {by_config['bucket']}, draw {by_config['ordinal']}, epoch 1 of" in text
     assert document(unbroken, "data", "show", "3", "data", "--seed", "7", "--max-length", "64")["sample"] == 3
 
 
@@ -201,32 +186,24 @@ def test_validate_says_how_far_the_data_reaches(unbroken: Tool, folder: Path) ->
     assert data["steps_available"] == sum(bucket["sequences"] for bucket in data["buckets"]) // 8
     available = document(unbroken, "validate", "run.yaml")["data"]["steps_available"]
     assert unbroken("validate", "run.yaml", f"training.max_steps={available}").returncode == 0
-    too_far = unbroken("validate", "run.yaml", f"training.max_steps={available + 1}")
-    assert too_far.returncode == 4
-    assert f"data exhausted at step {available} of {available + 1}" in too_far.stderr
+    too_far = document(unbroken, "validate", "run.yaml", f"training.max_steps={available + 1}", code=4)
+    assert too_far["kind"] == "data-unfit" and len(too_far["details"]) == 1
 
 
 @pytest.mark.promise("G18")
 def test_each_flag_turns_its_problem_into_a_warning(unbroken: Tool, folder: Path) -> None:
     # 10 steps of 4 sequences of 64 tokens; code has fewer than 40.
     short = "data.curriculum=[{duration_tokens: 2560, mix: {code: 1}}]"
-    ended = unbroken("validate", "run.yaml", short, "training.max_steps=12", "--strict")
-    assert ended.returncode == 4
-    assert "data.curriculum has 2,560 tokens and the steps read 3,072, -17 %" in ended.stderr
-    assert "bucket code is exhausted at step" in ended.stderr
-    one = unbroken("validate", "run.yaml", short, "training.max_steps=12", "--allow-budget-mismatch")
-    assert one.returncode == 4
-    assert "data.curriculum has" in one.stderr.splitlines()[0]
-    assert "1 problem" in one.stderr
+    strict = document(unbroken, "validate", "run.yaml", short, "training.max_steps=12", "--strict", code=4)
+    one = document(unbroken, "validate", "run.yaml", short, "training.max_steps=12", "--allow-budget-mismatch", code=4)
+    assert strict["kind"] == one["kind"] == "data-unfit"
+    assert len(one["details"]) == 1 < len(strict["details"])
+    assert "data.curriculum" in strict["details"][0] and "data.curriculum" not in one["details"][0]
     both = document(
         *(unbroken, "validate", "run.yaml", short, "training.max_steps=12"),
         *("--allow-budget-mismatch", "--allow-bucket-exhaustion"),
     )
     assert len(both["data"]["warnings"]) == 4
-
-
-def test_the_options_of_validate_are_known_to_its_slips(unbroken: Tool, folder: Path) -> None:
-    assert "did you mean --world-size?" in unbroken("validate", "run.yaml", "--wrld-size").stderr
 
 
 def test_a_cache_that_cannot_be_written_can_be_kept_elsewhere(unbroken: Tool, folder: Path) -> None:
@@ -241,6 +218,5 @@ def test_a_cache_that_cannot_be_written_can_be_kept_elsewhere(unbroken: Tool, fo
 
 def test_inspect_names_what_to_seal_where_some_of_it_is_sealed(unbroken: Tool, folder: Path) -> None:
     (folder / "data" / "train" / "web" / "shards.json").unlink()
-    ended = unbroken("data", "inspect", "data")
-    assert "unbroken data seal data/train/web" in ended.stdout
+    assert unbroken("data", "inspect", "data").stdout.split()[-1] == "data/train/web"
     assert unbroken("data", "seal", "data/train/web").returncode == 0

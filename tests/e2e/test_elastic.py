@@ -127,7 +127,7 @@ def test_a_node_is_killed_and_the_other_one_resumes_with_fewer_ranks_to_the_same
         assert first.process.wait(PATIENCE_S) == 0, first.said()
         wait_until_gone(left)
     if victim == "agent":
-        assert "killing leftover processes" in second.said()
+        assert "leftover" in second.said()
     assert worlds(run)[-2:] == [2, 1], "one job of two ranks, then one of one"
-    assert "resuming from step" in first.said()
+    assert (read_history(Layout(run)).of_kind("resume")[-1].whole("step") or 0) > 0
     assert fingerprint(run) == fingerprint(folder / "whole")

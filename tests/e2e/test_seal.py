@@ -243,11 +243,11 @@ def test_prune_never_removes_a_run_nor_the_folder_it_names(unbroken: Tool, tmp_p
     before = sorted(tmp_path.rglob("*"))
     ended = unbroken("prune", "run1", "--keep-last-k", "1")
     assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
-    assert "skip    run1  (named on the command line)" in ended.stdout
-    assert "skip    run2  (contains the records of a run)" in ended.stdout
+    assert ["skip", "run1"] in [line.split()[:2] for line in ended.stdout.splitlines()]
+    assert ["skip", "run2"] in [line.split()[:2] for line in ended.stdout.splitlines()]
     ended = unbroken("prune", ".", "--keep-last-k", "1")
     assert ended.returncode == 0 and sorted(tmp_path.rglob("*")) == before
-    assert "skip    run1  (it is a run with checkpoints of its own, not a checkpoint)" in ended.stdout
+    assert ["skip", "run1"] in [line.split()[:2] for line in ended.stdout.splitlines()]
 
 
 def test_what_an_error_proposes_for_unsealed_folders_works(unbroken: Tool, tmp_path: Path) -> None:
@@ -283,4 +283,4 @@ def test_sealing_all_twice_verifies(unbroken: Tool, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     nothing = unbroken("seal", "none", "--all")
     assert nothing.returncode == 2
-    assert "no directory in it has a step in its name" in nothing.stderr
+    assert nothing.stderr.startswith("error[cannot-seal]")

@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import Tool
 from tests.patience import PATIENCE_S
+from unbroken.records.journal import Event, read_history
+from unbroken.records.layout import Layout
 
 TIMEOUT_S = PATIENCE_S
 
@@ -95,6 +97,10 @@ class Site:
             assert time.monotonic() < until
             time.sleep(0.02)
 
+    def of_kind(self, kind: str) -> list[Event]:
+        """The events of a kind in the journal of the run."""
+        return read_history(Layout(self.path / "r")).of_kind(kind)
+
     @property
     def calls(self) -> list[str]:
         noted = self.path / "calls"
@@ -117,8 +123,8 @@ def test_the_warning_reaches_the_run_through_its_directory_and_the_job_is_queued
     job.send_signal(signal.SIGUSR1)
     code, said = site.end()
     assert code == 0, said
-    assert "requesting the run to save and exit" in said and "requeued: stopped" in said
-    assert "(SLURM job 7, SIGUSR1)" in said
+    [stop] = site.of_kind("stop")
+    assert stop.text("by") == "flag" and "SIGUSR1" in str(stop.text("reason"))
     assert not (site.path / "hit").exists(), "no process of the step was signalled"
     assert site.calls == ["squeue -h -j 7 -o %T %r", "scontrol requeue 7"]
 
@@ -134,25 +140,21 @@ def test_of_an_array_only_the_task_itself_is_queued_again(site: Site) -> None:
 def test_a_job_that_was_killed_is_queued_again_and_three_in_a_row_are_enough(site: Site) -> None:
     for _ in range(2):
         site.start("kill")
-        code, said = site.end()
-        assert code == 0 and "requeued: crashed" in said
+        assert site.end()[0] == 0
     site.start("kill", SLURM_RESTART_COUNT="2")
-    code, said = site.end()
-    assert code == 137 and "3 jobs in a row saved no checkpoint" in said
+    assert site.end()[0] == 137
     assert len([call for call in site.calls if call.startswith("scontrol")]) == 2
 
 
 @pytest.mark.promise("G10")
 def test_a_halted_run_is_left_to_a_user_now_and_by_every_link_behind(site: Site) -> None:
     site.start("halt")
-    code, said = site.end()
-    assert code == 4 and "not requeued: it needs your attention: halted" in said
-    assert site.calls == []
+    assert site.end()[0] == 4
     site.start("wait", "--link")
-    code, said = site.end()
-    assert code == 4 and "not started: the run needs your attention" in said
+    assert site.end()[0] == 4
     site.start("wait", SLURM_RESTART_COUNT="1")
     assert site.end()[0] == 4, "a job that was queued again by somebody has not been looked at either"
+    assert site.calls == [] and len(site.of_kind("job-start")) == 1, "neither was started"
     site.start("done")
     assert site.end()[0] == 0, "who submits it has looked"
 
@@ -162,8 +164,7 @@ def test_a_job_that_slurm_is_ending_itself_is_left_to_slurm(site: Site) -> None:
     job = site.start("wait")
     site.wait_for_step()
     job.send_signal(signal.SIGTERM)
-    code, said = site.end()
-    assert code == 0 and "not requeued: SLURM is already ending this job (COMPLETING)" in said
+    assert site.end()[0] == 0
     assert site.calls == ["squeue -h -j 7 -o %T %r"]
 
 
@@ -172,8 +173,7 @@ def test_a_job_whose_last_save_outlasts_its_time_limit_is_queued_again(site: Sit
     job = site.start("wait")
     site.wait_for_step()
     job.send_signal(signal.SIGUSR1)
-    code, said = site.end()
-    assert code == 0 and "requeued: stopped" in said
+    assert site.end()[0] == 0
     assert site.calls[-1] == "scontrol requeue 7"
 
 
@@ -185,7 +185,7 @@ def test_where_slurm_queues_nothing_again_a_follower_is_submitted_with_what_save
     site.wait_for_step()
     job.send_signal(signal.SIGUSR1)
     code, said = site.end()
-    assert code == 0 and "presently disabled" in said and "submitted job 99" in said
+    assert code == 0 and "presently disabled" in said, "SLURM's own words"
     assert site.calls[-1] == f"sbatch --parsable --signal=B:USR1@60 --dependency=afterany:7 {script} --link"
 
 
@@ -207,16 +207,15 @@ def test_a_link_of_a_chain_queues_nothing(site: Site) -> None:
     job = site.start("wait", "--chained")
     site.wait_for_step()
     job.send_signal(signal.SIGUSR1)
-    code, said = site.end()
-    assert code == 0 and "left to the next job of the chain" in said
-    assert site.calls == []
+    assert site.end()[0] == 0
+    assert site.calls == [] and len(site.of_kind("stop")) == 1
 
 
 def test_a_step_that_cannot_begin_is_reported_and_not_queued_again(site: Site) -> None:
     command = [sys.executable, "-m", "unbroken", "slurm", "job", "r", "--", "no-such-srun"]
     ended = subprocess.run(command, cwd=site.path, env=site.environ(), capture_output=True, text=True, check=False)
     assert ended.returncode == 127
-    assert "could not start no-such-srun" in ended.stderr and "never opened its run" in ended.stderr
+    assert "no-such-srun" in ended.stderr
     assert site.calls == []
 
 
@@ -229,7 +228,6 @@ def test_a_run_that_another_job_holds_is_waited_for_and_then_left_alone(site: Si
         "print(run_job(JobOptions(Path('r'), ('touch', 'began')), context))"
     )
     said = subprocess.check_output([sys.executable, "-c", program], cwd=site.path, text=True)
-    assert "the run is held by job 1" in said and "not started: another job is running" in said
     assert said.splitlines()[-1] == "7" and not (site.path / "began").exists()
     job.send_signal(signal.SIGUSR1)
     assert site.end()[0] == 0
@@ -242,41 +240,38 @@ def test_init_writes_a_script_once_and_every_mistake_is_reported(tmp_path: Path,
     assert wrote.returncode == 0, wrote.stderr
     text = (tmp_path / "a.sbatch").read_text()
     assert "--nproc-per-node 8" in text and text.rstrip().endswith("train.py --lr 3")
-    again = unbroken(*words, "--", "train.py")
-    assert again.returncode == 2 and "error[would-overwrite]" in again.stderr
+    assert unbroken(*words, "--", "train.py").stderr.startswith("error[would-overwrite]")
     assert unbroken(*words, "--force", "--", "train.py").returncode == 0
     assert (tmp_path / "a.sbatch").read_text().rstrip().endswith("train.py")
-    assert "is a directory" in unbroken(*words, "--force", "-o", ".", "--", "train.py").stderr
-    for mistake, complaint in (
-        ((), "missing argument CONFIG"),
+    # What the complaint must name, of all that was given.
+    for mistake, named in (
+        ((), "CONFIG"),
         (("missing.yaml",), "missing.yaml"),
+        ((*words[2:], "--force", "-o", ".", "--", "train.py"), "-o"),
         (("--run-dir", "r", "--", "no.py"), "no.py"),
         (("--run-dir", "r", "--time", "soon", "--", "train.py"), "--time soon"),
-        (("--run-dir", "r", "--time", "1", "--lead", "90", "--", "train.py"), "a job of 1 min cannot save 1 min 30 s"),
+        (("--run-dir", "r", "--time", "1", "--lead", "90", "--", "train.py"), "--lead"),
         (("--run-dir", "r", "--nodes", "two", "--", "train.py"), "--nodes two"),
         (("--run-dir", "r", "--nproc-per-node", "all", "--", "train.py"), "--nproc-per-node all"),
         (("--run-dir", "r", "--array", "0-3", "--", "train.py"), "%a"),
-        (("--run-dir", "r-%a", "--", "train.py"), "add --array"),
-        (("--", "train.py"), "train.py is a script, not a config; use --run-dir RUN -- train.py"),
+        (("--run-dir", "r-%a", "--", "train.py"), "--array"),
+        (("--", "train.py"), "--run-dir"),
         (("--run-dir", "r", "--gpus-per-node", "none", "--", "train.py"), "--gpus-per-node none"),
         (("--run-dir", "r", "--sbatch", "signal=1", "--", "train.py"), "--lead"),
-        (("--run-dir", "r", "--resume", "5", "--", "train.py"), "--resume needs CONFIG"),
-        (("--walltime", "3", "run.yaml"), "no such option: --walltime"),
-        (
-            ("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"),
-            "--run-dir is empty; --time is empty; --partition is empty; --output is empty",
-        ),
-        (("--run-dir", "r", "--nodes", "4-1", "--", "train.py"), "--nodes 4-1 is an empty range"),
-        (("--run-dir", "r", "--output", "logs/%j.out", "--", "train.py"), "the directory logs does not exist"),
-        (("--run-dir", "r", "--name", "a/b", "--", "train.py"), "the job name 'a/b' contains a slash"),
-        (("--run-dir", "r" * 201, "--", "train.py"), "the job name has 201 characters, more than 200"),
+        (("--run-dir", "r", "--resume", "5", "--", "train.py"), "CONFIG"),
+        (("--walltime", "3", "run.yaml"), "--walltime"),
+        (("--run-dir", "", "--time", "", "--partition", "", "--output", "", "--", "train.py"), "--partition"),
+        (("--run-dir", "r", "--nodes", "4-1", "--", "train.py"), "--nodes 4-1"),
+        (("--run-dir", "r", "--output", "logs/%j.out", "--", "train.py"), "logs"),
+        (("--run-dir", "r", "--name", "a/b", "--", "train.py"), "'a/b'"),
+        (("--run-dir", "r" * 201, "--", "train.py"), "201"),
     ):
-        results = unbroken("slurm", "init", *mistake)
-        assert results.returncode == 2 and complaint in " ".join(results.stderr.split()), (mistake, results.stderr)
+        refused = unbroken("slurm", "init", "--json", *mistake)
+        complaint = json.loads(refused.stdout)
+        assert refused.returncode == 2 and named in complaint["message"] + complaint["at"], (mistake, complaint)
     assert not list(tmp_path.glob("r*.sbatch"))
     for verb in (("submit", "."), ("chain", ".", "--links", "2")):
-        results = unbroken("slurm", *verb)
-        assert results.returncode == 2 and "SCRIPT is a directory, not a batch script" in results.stderr
+        assert unbroken("slurm", *verb).stderr.startswith("error[bad-usage]")
 
 
 def test_resume_is_an_option_of_init_as_of_train(tmp_path: Path, unbroken: Tool) -> None:
@@ -290,7 +285,7 @@ def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) ->
     for name in ("a", "b"):
         assert unbroken("init", "--preset", "tiny", "-o", f"{name}.yaml").returncode == 0
     same = unbroken("slurm", "init", "a.yaml", "b.yaml")
-    assert same.returncode == 2 and "the same training.output_dir" in same.stderr
+    assert same.returncode == 2 and "training.output_dir" in same.stderr
     text = (tmp_path / "b.yaml").read_text()
     (tmp_path / "b.yaml").write_text(text.replace("runs/tiny", "runs/other"))
     results = json.loads(unbroken("slurm", "init", "a.yaml", "b.yaml", "training.max_steps=900", "--json").stdout)
@@ -301,10 +296,10 @@ def test_several_configs_are_an_array_of_runs(tmp_path: Path, unbroken: Tool) ->
 def test_without_slurm_nothing_is_submitted_and_what_helps_is_reported(tmp_path: Path, unbroken: Tool) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n")
     results = unbroken("slurm", "submit", "a.sbatch", env={"PATH": str(tmp_path)})
-    assert results.returncode == 2 and "error[slurm-missing]: SLURM is not installed here" in results.stderr
+    assert results.returncode == 2 and "error[slurm-missing]" in results.stderr
     assert unbroken("slurm", "chain", "no.sbatch", "--links", "2").returncode == 2
     outside = unbroken("slurm", "job", "r", "--", "true", env={"SLURM_JOB_ID": ""})
-    assert outside.returncode == 2 and "SLURM_JOB_ID is not set" in outside.stderr
+    assert outside.returncode == 2 and "SLURM_JOB_ID" in outside.stderr
 
 
 def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, unbroken: Tool) -> None:
@@ -312,7 +307,7 @@ def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, 
     script = site.path / "a.sbatch"
     words = ("slurm", "init", "--run-dir", "runs/a", "-o", "a.sbatch")
     longer = unbroken(*words, "--time", "3:00", "--sbatch", "time=1:00", "--", "train.py")
-    assert longer.returncode == 2 and "a job of 1 min cannot save 1 min before its walltime limit" in longer.stderr
+    assert longer.returncode == 2 and "--time" in longer.stderr
     assert unbroken(*words, "--time", "3:00", "--", "train.py").returncode == 0
     assert unbroken(*words, "--time", "0", "--force", "--", "train.py").returncode == 0, "0 is no limit"
     assert unbroken(*words, "--time", "3:00", "--force", "--", "train.py").returncode == 0
@@ -320,20 +315,15 @@ def test_a_job_that_would_be_warned_as_it_begins_is_never_submitted(site: Site, 
     (site.path / "runs/a/journal").mkdir(parents=True)
     saved = {"kind": "commit", "at": time.time(), "seconds": 88.0}
     (site.path / "runs/a/journal/job-0001.jsonl").write_text(json.dumps(saved) + "\n")
-    complaint = "a job of 3 min cannot save 3 min 1 s before its walltime limit"
     for verb in (("submit", "a.sbatch"), ("chain", "a.sbatch", "--links", "2")):
-        refused = unbroken("slurm", *verb, env=site.environ())
-        assert refused.returncode == 2 and complaint in refused.stderr, refused.stderr
-        assert f"at   unbroken slurm {verb[0]}" in refused.stderr
+        refused = json.loads(unbroken("slurm", *verb, "--json", env=site.environ()).stdout)
+        assert (refused["kind"], refused["at"]) == ("bad-usage", f"unbroken slurm {verb[0]}"), refused
     assert site.calls == []
     assert unbroken("slurm", "submit", "a.sbatch", "--sbatch", "time=30", env=site.environ()).returncode == 0
     assert unbroken("slurm", "submit", "a.sbatch", env=site.environ(SBATCH_TIMELIMIT="30")).returncode == 0
     # What the script itself says counts too, however it came there.
     script.write_text("#!/bin/bash\n#SBATCH -t 1\n\n#SBATCH --signal=B:USR1@90\ntrue\n#SBATCH --time=60\n")
-    refused = unbroken("slurm", "submit", "a.sbatch", env=site.environ())
-    assert (
-        refused.returncode == 2 and "a job of 1 min cannot save 1 min 30 s before its walltime limit" in refused.stderr
-    )
+    assert unbroken("slurm", "submit", "a.sbatch", env=site.environ()).stderr.startswith("error[bad-usage]")
     assert len(site.calls) == 2
 
 
@@ -345,7 +335,7 @@ def test_a_chain_that_breaks_names_the_links_that_stand(site: Site, unbroken: To
     )
     results = unbroken("slurm", "chain", "a.sbatch", "--links", "5", env=site.environ())
     assert results.returncode == 2 and limit in results.stderr
-    assert "the chain ends after the jobs submitted so far: 99, 99" in results.stderr
+    assert results.stderr.startswith("error[slurm-refused]") and "99, 99" in results.stderr
     script = site.path / "a.sbatch"
     assert site.calls[0] == f"sbatch --parsable --no-requeue {script} --chained"
     assert site.calls[1] == f"sbatch --parsable --dependency=afterany:99 --no-requeue {script} --link --chained"

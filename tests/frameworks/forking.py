@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from unbroken.records.journal import Event, read_history
+from unbroken.records.layout import Layout
+
 ROOT = Path(__file__).resolve().parents[2]
 # Importing pyarrow starts a thread of its memory allocator otherwise, and what forks should have none.
 NO_THREAD_OF_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -60,6 +63,16 @@ class Jobs:
     def _pipes(self) -> tuple[IO[str], IO[str]]:
         assert self._server.stdin is not None and self._server.stdout is not None
         return self._server.stdin, self._server.stdout
+
+
+def events(run: Path, kind: str) -> list[Event]:
+    """The events of a kind in the journal of a run."""
+    return read_history(Layout(run)).of_kind(kind)
+
+
+def resumed_from(run: Path) -> list[int | None]:
+    """The step that each job of a run resumed from; 0 for one that started."""
+    return [event.whole("step") for event in events(run, "resume")]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The Trainer of Lightning as a run: killed or stopped at any instant, the identical job ends in the same bits."""
 
 import csv
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ pytest.importorskip("lightning")
 import torch
 
 import unbroken
-from tests.frameworks.forking import Ended, Jobs, forking
+from tests.frameworks.forking import Ended, Jobs, events, forking, resumed_from
 from unbroken.records.drill import ENVIRONMENT, Drill, Fault, write_drill
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
@@ -83,7 +84,7 @@ def test_killed_inside_lightnings_own_write_it_resumes_to_the_same_bits(jobs: Jo
     assert steps_of(run)[0] == 12 and (run / "models" / "last.ckpt").resolve().parent.name == "checkpoint-12"
     resumed = jobs.run(run, **job)
     assert resumed.digest == whole.digest, resumed.said
-    assert "resuming from step 12 (checkpoint-12, all checksums verified)" in resumed.said
+    assert resumed_from(run)[-1] == 12
     assert result(resumed)["reads"] == 6 * 4
     assert_paths(resumed)
     assert all(each.is_usable for each in unbroken.checkpoints(run))
@@ -144,19 +145,21 @@ def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_passed_ove
     assert result(stopped)["is_stopped"] and result(stopped)["step"] == 10, stopped.said
     limits = {"max_runtime_seconds": 600.0, "walltime_reserve_seconds": 600.0}
     stopped = jobs.run(run, options=limits, **job)
-    assert "walltime limit near" in stopped.said and result(stopped)["step"] == 12
+    assert [event.text("by") for event in events(run, "stop")] == ["flag", "walltime"]
+    assert result(stopped)["step"] == 12
     newest = run / "checkpoint-12" / "lightning.ckpt"
     data = bytearray(newest.read_bytes())
     data[-100] ^= 1
     newest.write_bytes(data)
     resumed = jobs.run(run, **job)
-    assert "passed over checkpoint-12" in resumed.said and "resuming from step 10" in resumed.said
+    assert [event.text("name") for event in events(run, "checkpoint-skipped")] == ["checkpoint-12"]
+    assert resumed_from(run)[-1] == 10
     assert resumed.digest == whole.digest, resumed.said
     assert_paths(resumed)
-    status = subprocess.run(
-        [sys.executable, "-m", "unbroken", "status", str(run)], capture_output=True, text=True, check=True
+    status = json.loads(
+        subprocess.check_output([sys.executable, "-m", "unbroken", "status", str(run), "--json"], text=True)
     )
-    assert "36" in status.stdout and "jobs        3" in status.stdout
+    assert (status["step"], status["jobs"]) == (36, 3)
 
 
 @pytest.mark.promise("C11")
@@ -329,7 +332,7 @@ def test_a_step_of_fewer_batches_at_the_end_of_an_epoch_is_a_step(jobs: Jobs, tm
     (end,) = read_history(Layout(run)).of_kind("job-end")
     assert end.number("step") == 6
     assert [step for step, _ in read_metrics(Layout(run)).series("loss")] == [1, 2, 3, 4, 5, 6]
-    assert "not exact: StochasticWeightAveraging" in ended.said
+    assert "StochasticWeightAveraging" in ended.said
 
 
 @pytest.mark.promise("C11")
@@ -338,16 +341,16 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(jobs: Jobs, tmp_path:
     refused = jobs.run(run, loader={"num_workers": 2})
     assert refused.code == 1 and "StatefulDataLoader" in refused.said
     refused = jobs.run(run, checkpoints=[])
-    assert refused.code == 1 and "nothing would be saved" in refused.said
+    assert refused.code == 1 and "ModelCheckpoint" in refused.said
     killed(jobs.run(run, interrupts=[{"step": 13, "number": KILL}]))
     refused = jobs.run(run, loader={"batch_size": 2})
-    assert refused.code == 1 and "batch_size: 4 before, 2 now" in refused.said
+    assert refused.code == 1 and "batch_size:" in refused.said
     # Back to an older one: once, and the newer ones are set aside.
     back = str(run / "checkpoint-8" / "lightning.ckpt")
     killed(jobs.run(run, ckpt_path=back, interrupts=[{"step": 13, "number": KILL}]))
     assert (run / "abandoned").is_dir() and steps_of(run)[0] == 12
     resumed = jobs.run(run, ckpt_path=back)
-    assert "resuming from step 12" in resumed.said and resumed.code == 0
+    assert resumed_from(run)[-1] == 12 and resumed.code == 0
 
 
 @pytest.mark.promise("C11", "X6")
@@ -360,7 +363,7 @@ def test_a_lost_directory_comes_back_from_a_mirror_and_for_pytorch_lightning_too
     assert result(stopped)["step"] == 13, stopped.said
     shutil.rmtree(run)
     resumed = jobs.run(run, **job)
-    assert "resuming from step 13" in resumed.said and resumed.digest == whole.digest, resumed.said
+    assert resumed_from(run)[-1] == 13 and resumed.digest == whole.digest, resumed.said
 
 
 @pytest.mark.promise("C11")
@@ -384,6 +387,6 @@ def test_strategies_that_write_by_themselves_are_refused_before_anything_is_writ
     if name == "DeepSpeedStrategy":
         pytest.importorskip("deepspeed")
     trainer = SimpleNamespace(strategy=getattr(strategies, name)())
-    with pytest.raises(ValueError, match=f"{name} writes its checkpoints itself"):
+    with pytest.raises(ValueError, match=name):
         unbroken_pl.Callback(tmp_path / "run").setup(trainer, None, "fit")
     assert not (tmp_path / "run").exists()

@@ -82,9 +82,10 @@ def modules() -> list[Path]:
     return sorted(path for path in found if path.parts[0] not in EXEMPT and str(path) not in ALLOWED)
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_a_module_leaves_storage_to_files(module: Path) -> None:
-    assert list(findings((SOURCE / module).read_text())) == []
+def test_every_module_leaves_storage_to_files() -> None:
+    found = {str(module): list(findings((SOURCE / module).read_text())) for module in modules()}
+    assert len(found) > 200
+    assert {module: breaches for module, breaches in found.items() if breaches} == {}
 
 
 @pytest.mark.parametrize("module", sorted(ALLOWED))

@@ -131,7 +131,6 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_on
     assert [(each["id"], each["requeues"]) for each in status["placements"]] == [
         (job, number) for number in range(len(status["placements"]))
     ]
-    assert f"{job} on n1 -> {job} on n1, requeued once" in place.slurm.tool(place.path, "status", "runs/a")
     assert place.log_text().count("requeued: stopped") == len(stops)
 
 
@@ -197,7 +196,7 @@ def test_a_halted_run_is_not_queued_again(place: Place) -> None:
     job = place.submit()
     assert place.slurm.wait_for_end(job, place.log_text) == "FAILED"
     assert place.slurm.facts(job)["Restarts"] == "0"
-    assert "not requeued: it needs your attention: halted" in place.log_text()
+    assert [(end["status"], end["class"]) for end in place.facts("job-end")] == [("halted", "look")]
 
 
 def test_a_run_that_a_user_stops_is_not_queued_again(place: Place) -> None:
@@ -207,7 +206,7 @@ def test_a_run_that_a_user_stops_is_not_queued_again(place: Place) -> None:
     place.slurm.tool(place.path, "stop", "runs/a")
     assert place.slurm.wait_for_end(job, place.log_text) == "COMPLETED", place.log_text()
     assert place.slurm.facts(job)["Restarts"] == "0"
-    assert "not requeued: stop requested by `unbroken stop`" in place.log_text()
+    assert [stop["by"] for stop in place.facts("stop")] == ["flag"]
 
 
 @pytest.mark.promise("G23")
@@ -224,7 +223,6 @@ def test_a_chain_of_links_completes_the_run_and_the_rest_of_it_does_nothing(
     assert place.slurm.wait_for_end(third, place.log_text) == "COMPLETED", place.log_text()
     assert bits(place.run) == undisturbed
     assert [start["placement"]["id"] for start in place.facts("job-start")] == [first, second]
-    assert "not started: the run is done" in place.log_text()
 
 
 def test_where_no_job_may_be_queued_again_a_follower_is_submitted(place: Place, undisturbed: dict[str, Any]) -> None:
@@ -326,8 +324,8 @@ def test_a_job_whose_rank_is_killed_inside_backward_is_queued_again_and_ends_wit
     assert place.slurm.facts(job)["Restarts"] == "1"
     if victim == 1:
         require_lost_rank(place)
-    # A first rank that is killed tells nothing: its job is a crash, and the launcher says what ended it.
-    assert f"unbroken: rank {victim} was killed by SIGKILL" in place.log_text()
+    # A first rank that is killed tells nothing: its job is a crash, and the launcher names the signal.
+    assert "SIGKILL" in place.log_text()
     assert place.log_text().count("unbroken slurm job: requeued: ") == 1
     assert bits(place.run) == bits(two_ranks)
 
@@ -337,7 +335,6 @@ def require_lost_rank(place: Place) -> None:
     *_, lost, done = place.facts("job-end")
     assert (lost["status"], lost["class"], done["class"]) == ("error", "again", "done"), place.log_text()
     assert lost["reason"].startswith("peer-lost: rank 1 is gone"), lost["reason"]
-    assert "unbroken slurm job: requeued: error: peer-lost: rank 1 is gone" in place.log_text()
 
 
 @pytest.mark.promise("U5")

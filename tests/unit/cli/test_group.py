@@ -31,36 +31,37 @@ def with_groups() -> dict[str, Entry]:
 
 
 EVERY = with_groups()
-each_command = pytest.mark.parametrize("name", sorted(EVERY))
 
 
-@each_command
-def test_a_command_is_where_the_table_says_and_begins_with_the_words_of_the_table(name: str) -> None:
-    command = load(EVERY[name])
-    assert isinstance(command, Command | LazyGroup)
-    assert command.name == name.rpartition(" ")[2]
-    assert command.get_short_help_str(limit=200).startswith(EVERY[name].help.removesuffix("."))
+def test_a_command_is_where_the_table_says_and_begins_with_the_words_of_the_table() -> None:
+    for name in EVERY:
+        command = load(EVERY[name])
+        assert isinstance(command, Command | LazyGroup), name
+        assert command.name == name.rpartition(" ")[2], name
+        assert command.get_short_help_str(limit=200).startswith(EVERY[name].help.removesuffix(".")), name
 
 
-@each_command
-def test_a_command_takes_json_quiet_and_help(name: str) -> None:
-    command = load(EVERY[name])
-    assert {"--json", "--quiet", "-q", "--verbose", "-v"} <= {opt for param in command.params for opt in param.opts}
+def test_a_command_takes_json_quiet_and_help() -> None:
+    for name in EVERY:
+        command = load(EVERY[name])
+        assert {"--json", "--quiet", "-q", "--verbose", "-v"} <= {
+            opt for param in command.params for opt in param.opts
+        }, name
 
 
-@each_command
-def test_a_line_of_help_is_one_sentence_that_fits(name: str) -> None:
-    line = EVERY[name].help
-    assert line[0].isupper()
-    assert line.endswith(".")
-    assert len(line) <= 66
+def test_a_line_of_help_is_one_sentence_that_fits() -> None:
+    for name in EVERY:
+        line = EVERY[name].help
+        assert line[0].isupper(), name
+        assert line.endswith("."), name
+        assert len(line) <= 66, name
 
 
-@each_command
-def test_every_option_and_argument_of_a_command_is_explained(name: str) -> None:
-    command = load(EVERY[name])
-    options = [param for param in command.params if isinstance(param, click.Option)]
-    assert all(option.help and option.help.endswith(".") for option in options)
+def test_every_option_and_argument_of_a_command_is_explained() -> None:
+    for name in EVERY:
+        command = load(EVERY[name])
+        options = [param for param in command.params if isinstance(param, click.Option)]
+        assert all(option.help and option.help.endswith(".") for option in options), name
 
 
 def test_every_file_with_a_command_is_in_the_table() -> None:

@@ -18,8 +18,7 @@ def test_text_without_a_token_makes_no_data_set_and_continues_when_there_is_some
     asked = request(tmp_path, options=TokenizeOptions(min_text_length=3))
     with pytest.raises(NoTokens) as refusal:
         tokenize(asked)
-    assert refusal.value.headline() == "3 documents read, none with a token"
-    assert list(refusal.value.details()) == ["2 documents left out: empty", "1 document left out: short"]
+    assert refusal.value.left_out == (("empty", 2), ("short", 1))
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() or path.name == ".tokenize"]
     (tmp_path / "text" / "a.jsonl").write_bytes(b"")
     with pytest.raises(NoTokens, check=lambda each: each.left_out == ()):

@@ -194,12 +194,10 @@ def test_another_seed_is_another_order() -> None:
 def test_every_problem_of_a_curriculum_is_reported_at_once() -> None:
     with pytest.raises(BadMix) as caught:
         Schedule([phase(0, web=1), phase(5, wiki=1, web=-1), phase(5, web=0)], [bounded(web=9)], seed=1)
-    said = "\n".join(caught.value.details())
-    assert len(caught.value.problems) == 4
-    assert "phase 1 is shorter than one sequence" in said
-    assert "phase 2 names the bucket 'wiki', which does not exist" in said
-    assert "phase 2 gives 'web' a weight below 0" in said
-    assert "phase 3 has no weight above 0" in said
+    assert [problem[: len("phase 1")] for problem in caught.value.problems] == [
+        f"phase {number}" for number in (1, 2, 2, 3)
+    ]
+    assert "'wiki'" in caught.value.problems[1] and "'web'" in caught.value.problems[2]
     with pytest.raises(BadMix, check=lambda each: len(each.problems) == 1):
         Schedule([], [bounded(web=9)], seed=1)
 

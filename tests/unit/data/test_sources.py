@@ -147,7 +147,7 @@ def test_rows_of_parquet_that_are_no_text_are_reported_and_a_missing_column_is_r
     found, bad = read(tmp_path)
     assert found == ["one", "two"]
     assert [each.split(": ")[0] for each in bad] == ["a.parquet:2", "a.parquet:3"]
-    with pytest.raises(ColumnMissing, match="no column 'body'") as missing:
+    with pytest.raises(ColumnMissing, check=lambda lacking: lacking.column == "body") as missing:
         read(tmp_path, field="body")
     assert missing.value.columns == (("text", "binary"),)
 

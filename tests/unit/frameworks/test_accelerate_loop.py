@@ -138,7 +138,7 @@ def test_a_tracker_shows_each_step_once_in_one_run(tmp_path: Path, caplog: pytes
     pytest.importorskip("tensorboard")
     twice = Loop(log_with="tensorboard", project_dir=tmp_path)
     train(tmp_path / "twice", twice, trackers="tensorboard")
-    assert "tensorboard is in log_with, too" in caplog.text
+    assert "log_with" in caplog.text
 
 
 @pytest.mark.promise("C10")
@@ -343,8 +343,8 @@ def test_what_is_not_saved_is_named(tmp_path: Path, caplog: pytest.LogCaptureFix
     decay = torch.optim.lr_scheduler.StepLR(plain, 1)
     with caplog.at_level(logging.WARNING), contextlib.suppress(RuntimeError):
         train(tmp_path / "named", loop)
-    assert "not saved by Accelerate, so a resume starts it over: scheduler StepLR, called `decay`" in caplog.text
-    with pytest.raises(UnsavedState, match="2 stateful objects"):
+    assert "StepLR" in caplog.text and "`decay`" in caplog.text
+    with pytest.raises(UnsavedState, check=lambda unsaved: len(unsaved.found) == 2):
         train(tmp_path / "strict", loop, audit="error")
     ignored = ("plain", "decay")
     train(tmp_path / "ignored", loop, audit="error", audit_ignore=ignored)
@@ -502,7 +502,7 @@ def test_updates_that_no_step_would_count_are_refused(tmp_path: Path) -> None:
 def test_a_second_loader_in_the_middle_and_other_workers_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def job(name: str, *, holds: bool, workers: int = 0, stop: int = 0) -> str:
+    def job(name: str, *, holds: bool, workers: int = 0, stop: int = 0) -> list[str]:
         caplog.clear()
         loop = Loop()
         rows = TensorDataset(torch.zeros(40, 2))
@@ -518,10 +518,8 @@ def test_a_second_loader_in_the_middle_and_other_workers_are_named(
                     loop.compute(batch)
                     if run.step + 1 == stop:
                         run.stop()
-        return caplog.text
+        return [record.message for record in caplog.records if record.name.startswith("unbroken.")]
 
-    assert job("held", holds=True).count("a second loader is in the middle") == 1
-    said = job("left", holds=False, stop=3)
-    assert "second loader" not in said
-    assert "num_workers" not in said
-    assert "num_workers was [0, 0] and is [0, 1]" in job("left", holds=False, workers=1)
+    assert len(job("held", holds=True)) == 1
+    assert job("left", holds=False, stop=3) == []
+    assert any("num_workers" in said and "[0, 1]" in said for said in job("left", holds=False, workers=1))

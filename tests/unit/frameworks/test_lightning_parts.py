@@ -1,8 +1,6 @@
 """The parts of a run of Lightning: links of ModelCheckpoint, the order of an epoch, the progress in a checkpoint."""
 
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,13 +247,3 @@ def test_handlers_that_a_framework_installed_are_replaced_and_the_first_ones_res
         signal.raise_signal(signal.SIGUSR1)
         assert stops.signalled is not None and stops.signalled.detail == "SIGUSR1"
     assert signal.getsignal(signal.SIGUSR1) == before
-
-
-@pytest.mark.promise("C11")
-def test_importing_unbroken_imports_no_lightning() -> None:
-    program = (
-        "import sys, unbroken; unbroken.Run; import unbroken.frameworks.lightning_events; "
-        "print({'lightning', 'pytorch_lightning'} & {*sys.modules})"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "set()"

@@ -27,8 +27,11 @@ def test_the_best_and_the_newest_are_kept_and_the_limit_is_kept_too() -> None:
     assert kept(2, 9, 1, 2, 3, 4) == [3, 4]
 
 
-@pytest.mark.promise("C9")
+@pytest.mark.promise("C9", "C11")
 def test_importing_unbroken_imports_no_framework() -> None:
-    program = "import sys, unbroken; unbroken.Run; print({'transformers', 'accelerate'} & {*sys.modules})"
+    program = (
+        "import sys, unbroken; unbroken.Run; import unbroken.frameworks.lightning_events; "
+        "print({'transformers', 'accelerate', 'lightning', 'pytorch_lightning'} & {*sys.modules})"
+    )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "set()"

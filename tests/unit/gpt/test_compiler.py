@@ -38,7 +38,7 @@ def test_a_gpu_needs_a_c_compiler_whether_the_model_is_compiled_or_not(
         require_compiler(config, torch.device("cuda"))
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CompilerMissing, match="needs a C compiler, and 'gcc' is not installed"):
+    with pytest.raises(CompilerMissing, check=lambda missing: missing.compiler == "gcc"):
         require_compiler(config, torch.device("cuda"))
     (tmp_path / "clang").write_text("#!/bin/sh\n")
     (tmp_path / "clang").chmod(0o755)

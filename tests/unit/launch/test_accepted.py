@@ -59,5 +59,6 @@ def test_a_tensor_or_all_below_a_name_is_known_once_the_tensors_are() -> None:
 
 
 def test_all_names_that_mean_nothing_are_reported_at_once() -> None:
-    with pytest.raises(AcceptUnknown, match="--accept luck --accept fate: no field or item has these names"):
+    with pytest.raises(AcceptUnknown) as refused:
         require_known(["luck", "lanes", "fate", "luck"])
+    assert [name for name, _ in refused.value.names] == ["luck", "fate"]

@@ -92,7 +92,7 @@ def test_a_directory_that_takes_no_dump_is_reported_at_the_start_and_the_window_
     (tmp_path / "scratch").write_text("no directory")
     assert job(tmp_path, 9, dump_at=3, signal_at=5, grace_seconds=5) == 0
     first = next(record.message for record in caplog.records if record.levelno == logging.WARNING)
-    assert f"emergency_dir {tmp_path / 'scratch'} cannot be used by rank 0" in first
+    assert str(tmp_path / "scratch") in first
     assert committed(tmp_path) == {"checkpoint-5-shutdown"}, "asked for by the script it is tried, told, and no end"
     (tmp_path / "scratch").unlink()
     assert job(tmp_path, 9, signal_at=7, grace_seconds=0.5) == 5
@@ -145,8 +145,7 @@ def test_a_copy_that_was_refused_is_never_called_one_and_the_dump_counts_all_the
     assert pointer.copy is None
     assert facts(tmp_path, "emergency-mirror") == []
     (failed,) = facts(tmp_path, "emergency-failed")
-    assert failed["what"] == "copy"
-    assert "could not copy the dump" in caplog.text
+    assert (failed["what"], failed["error"]) == ("copy", "storage-failed")
     assert job(tmp_path, 9) == 5
 
 
@@ -179,22 +178,21 @@ def test_a_dump_that_cannot_be_used_is_reported_and_the_next_older_checkpoint_is
     monkeypatch.setattr("unbroken.loop.emergency.host_name", lambda: "elsewhere/1")
     with caplog.at_level(logging.WARNING):
         assert job(tmp_path, 9) == 2
-    assert "passed over emergency_step_7: rank 0's dump is on host" in caplog.text
+    assert "emergency_step_7" in caplog.text
     assert [fact["name"] for fact in facts(tmp_path, "checkpoint-skipped")] == ["emergency_step_7"]
 
 
 def test_a_window_too_small_for_a_save_and_a_deadline_within_the_reserve_are_reported_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job(tmp_path, 1, grace_seconds=0.0)
-    assert "leaves no time for a save" in caplog.text
-    caplog.clear()
-    job(tmp_path, 2, max_runtime_seconds=100.0, walltime_reserve_seconds=200.0)
-    assert "it will stop after its first step" in caplog.text
-    caplog.clear()
-    job(tmp_path, 3, grace_seconds=120.0, max_runtime_seconds=1_000.0)
-    assert "window" not in caplog.text
-    assert "first step" not in caplog.text
+    def warnings(total: int, **settings: float) -> list[str]:
+        caplog.clear()
+        job(tmp_path, total, **settings)
+        return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+    assert "window" in "".join(warnings(1, grace_seconds=0.0))
+    assert len(warnings(2, max_runtime_seconds=100.0, walltime_reserve_seconds=200.0)) == 1
+    assert warnings(3, grace_seconds=120.0, max_runtime_seconds=1_000.0) == []
 
 
 def test_a_state_with_a_loss_that_is_nan_is_not_dumped(tmp_path: Path) -> None:

@@ -60,12 +60,11 @@ def committed(run: Path) -> list[int | None]:
     ids=["an object", "a sparse tensor"],
 )
 def test_a_value_that_cannot_be_saved_at_one_step_costs_that_save_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: object, kind: str
+    tmp_path: Path, odd: object, kind: str
 ) -> None:
     assert train(tmp_path / "run", 8, odd) == train(tmp_path / "whole", 8)
     assert journalled(tmp_path / "run") == [(4, 0, kind)]
     assert committed(tmp_path / "run") == [2, 6, 8]
-    assert "could not save step 4" in caplog.text
 
 
 def test_the_last_save_of_a_job_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

@@ -95,10 +95,9 @@ def test_a_run_that_is_moved_or_deleted_is_reported_as_that_at_once(
         train_and_lose(place, lose)
     assert not place.exists(), "nothing is made anew where the run was"
     assert "intact" not in caplog.text
-    loud = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert not [line for line in loud if "could not write" in line]
+    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in loud if record.name == "unbroken.loop.recorder"]
     assert conclude(gone.value).verdict == "look", "started again it would begin at step 0"
-    assert "if it was moved, move it back" in render(gone.value)
 
 
 @pytest.fixture

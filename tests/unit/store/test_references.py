@@ -159,13 +159,13 @@ def test_an_unsealed_folder_is_reported_with_the_command_that_seals_it(run: Path
     (run / "checkpoints" / "checkpoint-77").mkdir()
     (run / "checkpoints" / "checkpoint-77" / "m.pt").write_bytes(b"1")
     for reference in ("run@77", "run@checkpoint-77"):
-        with pytest.raises(CheckpointUnknown, match="checkpoint-77 is not sealed") as refused:
+        with pytest.raises(CheckpointUnknown, check=lambda unknown: unknown.unsealed == "checkpoint-77") as refused:
             resolve_in_store(reference)
         assert refused.value.help()[0].command == "unbroken seal run/checkpoints/checkpoint-77"
     # One of ours whose manifest is lost is damaged: a new seal would hide that.
     (run / "checkpoints" / "checkpoint-77" / "state").mkdir()
     (run / "checkpoints" / "checkpoint-77" / "state" / "index.json").write_text("{}")
-    with pytest.raises(CheckpointUnknown, match="no checkpoint is called '77'"):
+    with pytest.raises(CheckpointUnknown, check=lambda unknown: unknown.sealing is None):
         resolve_in_store("run@77")
 
 

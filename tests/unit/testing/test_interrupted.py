@@ -46,25 +46,23 @@ def test_a_loader_with_workers_can_be_tried(tmp_path: Path) -> None:
 
 
 def test_what_was_not_registered_is_reported_with_the_first_step_that_differs(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError) as raised:
-        assert_exact(train, tmp_path, "scheduler forgotten", kills=[7], save_steps=2)
-    said = str(raised.value)
-    assert "job 1: on 1 rank, from step 0, killed at step 7" in said
-    assert "is the first that differs: loss is 0x" in said
-    assert "a second uninterrupted run" not in said
+    with pytest.raises(AssertionError):
+        assert_exact(train, tmp_path / "asserted", "scheduler forgotten", kills=[7], save_steps=2)
+    found = check_exact(train, tmp_path / "checked", "scheduler forgotten", kills=[7], save_steps=2)
+    assert found.is_deterministic and found.comparison is not None
+    assert found.comparison.first is not None and found.comparison.first.metric == "loss"
+    assert str(found.comparison.first.bits_b) in str(found), "what the assertion says"
 
 
 def test_a_trainer_that_never_repeats_itself_is_distinguished_from_one_that_resumes_wrongly(tmp_path: Path) -> None:
     found = check_exact(train, tmp_path, "not deterministic", kills=[7], save_steps=2)
     assert not found.is_exact and not found.is_deterministic
-    assert "a second uninterrupted run differs too" in str(found)
 
 
 def test_a_chain_in_which_no_job_resumed_proves_nothing(tmp_path: Path) -> None:
     found = check_exact(train, tmp_path, kills=[2], save_steps=100)
     assert found.comparison is not None and found.comparison.is_equal
     assert not found.is_exact
-    assert "no job resumed from a checkpoint, so nothing was tested" in str(found)
 
 
 def test_of_the_usual_kills_one_more_comes_behind_the_first_commit_where_the_trainer_outran_it(tmp_path: Path) -> None:
@@ -82,14 +80,13 @@ def test_a_chain_that_resumed_only_at_its_end_proves_nothing(tmp_path: Path) -> 
     found = check_exact(train, tmp_path, kills=["committed"], save_steps=100)
     assert found.comparison is not None and found.comparison.is_equal
     assert found.resumed_steps[-1] == TOTAL and not found.is_exact
-    assert "so nothing was tested" in str(found)
 
 
 @pytest.mark.parametrize(
     ("bug", "kills", "said"),
     [
-        ("fails", None, "without interruption, the trainer failed"),
-        ("", [TOTAL + 1], "killed at step 13: it ended by itself"),
+        ("fails", None, "the trainer's own error"),
+        ("", [TOTAL + 1], str(TOTAL + 1)),
     ],
 )
 def test_a_job_that_does_not_end_as_planned_is_reported_with_its_log(
@@ -98,7 +95,6 @@ def test_a_job_that_does_not_end_as_planned_is_reported_with_its_log(
     with pytest.raises(AssertionError) as raised:
         assert_exact(train, tmp_path, bug, kills=kills)
     assert said in str(raised.value) and "--- rank 0" in str(raised.value)
-    assert bug != "fails" or "the trainer's own error" in str(raised.value)
 
 
 def test_a_trainer_that_leaves_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def test_what_squeue_says_of_the_end(said: str, meant: float | None) -> None:
 
 def test_a_local_time_is_this_machines_own() -> None:
     assert controller.parsed_end("2026-11-15T10:05:20") == time.mktime((2026, 11, 15, 10, 5, 20, 0, 0, -1))
-    assert "cannot be parsed" in str(controller.parsed_end("tomorrow"))
+    assert isinstance(controller.parsed_end("tomorrow"), str)
 
 
 def test_no_answer_takes_no_deadline_back() -> None:
-    assert "does not list this job" in str(controller.parsed_end(""))
+    assert isinstance(controller.parsed_end(""), str)
 
 
 def test_it_is_polled_only_where_nobody_set_a_limit_otherwise() -> None:
@@ -98,9 +98,9 @@ def test_a_squeue_that_hangs_is_ended_and_said_to_have_given_no_answer(slurm: Pa
         answer = controller.run_command(["squeue"], timeout_s=2.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((slurm / "pid").read_text()), 0)
-    assert answer.code == controller.NO_ANSWER and "did not answer within 2 s" in answer.stderr
+    assert answer.code == controller.NO_ANSWER and answer.stderr
     _squeue(slurm, "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1")
-    assert "Invalid job id" in str(controller.end_time({"SLURM_JOB_ID": "7"}))
+    assert "Invalid job id" in str(controller.end_time({"SLURM_JOB_ID": "7"})), "SLURM's own words"
 
 
 def test_no_squeue_at_all_is_an_answer_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,12 +22,16 @@ from tests.patience import PATIENCE_S
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run, Settings
 from unbroken.errors import CheckpointsExist, MirrorTaken, MirrorUnreachable, NoCredentials
+from unbroken.loop.mirrors import RunMirrors
+from unbroken.loop.recorder import SilentRecorder
 from unbroken.mirror.background import Mirroring, pending
 from unbroken.mirror.remote import store_at
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.records.run_references import resolve
 from unbroken.store.check import Level, verify
+from unbroken.store.directory import Store
+from unbroken.store.mirrored import Upload, write_mirrors
 from unbroken.store.scan import scan
 
 
@@ -409,6 +413,38 @@ def test_a_job_without_a_mirror_says_that_the_run_has_one(tmp_path: Path, caplog
     assert mirror in caplog.text
     # Not mirrored, so not swept.
     assert len(scan(run_at(tmp_path / "run")).committed) > 1
+
+
+def test_a_job_whose_settings_bring_back_a_mirror_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = f"file://{tmp_path}/one", f"file://{tmp_path}/other"
+    job(tmp_path / "run", 2, mirrored(one), **tiny())
+    # As `unbroken mirror --forget one --to other` does.
+    write_mirrors(run_at(tmp_path / "run"), (other,), job="j0")
+    with caplog.at_level(logging.WARNING, logger="unbroken"):
+        job(tmp_path / "run", 4, mirrored(one), **tiny())
+        [said] = [each.getMessage() for each in caplog.records if "from now on" in each.message]
+        assert one in said and other in said
+        job(tmp_path / "run", 6, mirrored(one), **tiny())
+    assert caplog.text.count("from now on") == 1
+
+
+def test_an_upload_is_logged_after_the_save_it_belongs_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mirrors = RunMirrors(Store(tmp_path), quietly(), SilentRecorder(), job="j0")
+    mirrors.start()
+    uploads = [Upload("file:///m", f"id{step}", f"checkpoint-{step}", f"checkpoint-{step}", 1) for step in (1, 2)]
+
+    def logged() -> list[str]:
+        return [str(each.args[0]) for each in caplog.records if isinstance(each.args, tuple)]
+
+    with caplog.at_level(logging.INFO, logger="unbroken"):
+        for each in uploads:
+            mirrors.mirrored(each, 0.5)
+        assert not logged()
+        mirrors.saved("checkpoint-2")
+        assert logged() == ["checkpoint-2"]
+        # Its save was never logged, as after an error.
+        mirrors.close()
+    assert logged() == ["checkpoint-2", "checkpoint-1"]
 
 
 def test_settings_refuse_what_is_no_mirror() -> None:

@@ -13,6 +13,19 @@ _KILLED = (
 )
 
 MIRROR = (
+    one("an upload logged before its save", "loop/mirrors.py",
+         "            if all_of_them or upload.name in self._logged:\n", "            if True:\n",
+         f"{_TRAINING}test_an_upload_is_logged_after_the_save_it_belongs_to"),
+    one("a mirror that was forgotten comes back without a word", "loop/mirrors.py",
+         "            if known and set(settings.mirrors) != set(known):\n", "            if False:\n",
+         f"{_TRAINING}test_a_job_whose_settings_bring_back_a_mirror_says_so"),
+    one("a manifest that was damaged since taken from memory", "store/manifest.py",
+         "if not is_verified:\n        raise ManifestDamaged(path=path, complaint=\"its bytes do not match",
+         "if False:\n        raise ManifestDamaged(path=path, complaint=\"its bytes do not match",
+         "tests/unit/store/test_manifest.py::test_an_outline_is_that_of_the_bytes_and_they_are_verified_each_time"),
+    one("the outline of another manifest", "store/manifest.py",
+         "return _OUTLINES.get((found.form, found.proof)) or", "return next(iter(_OUTLINES.values()), None) or",
+         "tests/unit/store/test_manifest.py::test_an_outline_is_that_of_the_bytes_and_they_are_verified_each_time"),
     one("a checkpoint that its run removes called damaged", "store/check.py",
          "    if found.is_damaged and is_removed(store, name):\n", "    if False:\n",
          "tests/unit/store/test_check.py::test_a_checkpoint_that_its_run_removes_meanwhile_is_not_damaged"),

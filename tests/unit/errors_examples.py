@@ -211,6 +211,8 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.RunHeld(path=RUN, holder="job 4 on node-7", proof="renewed", watched_s=9.0),
     errors.RunHeld(path=RUN, holder="job 4 on node-7", proof="unknown"),
     errors.BadRunPath(path="", problem="empty"),
+    errors.BadRunPath(path="s3://bucket/a", problem="address", obstacle="s3:"),
+    errors.BadRunPath(path="s3:/bucket/a", problem="address", obstacle="s3:"),
     errors.BadRunPath(path="runs/a", problem="dangling", obstacle="runs/a", target="/scratch/a"),
     errors.BadRunPath(path="runs/a", problem="dangling", obstacle="runs", target="/scratch"),
     errors.BadRunPath(path="/home/other/runs/a", problem="forbidden", obstacle="/home/other"),

@@ -23,7 +23,8 @@ def command(output: Output, first: str, second: str) -> int:
     """Compare two checkpoints tensor by tensor.
 
     A and B are RUN@STEP, RUN@latest, RUN for its newest, or checkpoint directories. Compares the checksums in the
-    manifests and reads no tensors. A manifest without tensors is compared part by part.
+    manifests and reads no tensors. A manifest without tensors is compared part by part. Gradients that only one of the
+    two contains are ignored: the first saves of a job contain those that may still be used, later ones do not.
     """
     _, first_name, first_manifest = resolve_checkpoint(first)
     _, second_name, second_manifest = resolve_checkpoint(second)
@@ -37,6 +38,7 @@ def command(output: Output, first: str, second: str) -> int:
         "differ": [{"name": name, "how": how} for name, how in found.differ],
         "only_in_a": list(found.only_first),
         "only_in_b": list(found.only_second),
+        "ignored": list(found.ignored),
     }
     output.document("unbroken.diff/1", fields, lambda: _text(found, output.style))
     return 0 if found.is_same else EXIT_DIFFER
@@ -44,11 +46,12 @@ def command(output: Output, first: str, second: str) -> int:
 
 def _text(found: CheckpointDifference, style: Style) -> str:
     unit = found.unit
+    ignored = f"; {amounts.plural(len(found.ignored), 'gradient')} of only one ignored" if found.ignored else ""
     if found.is_same:
-        return f"{style.good('equal')}  {amounts.plural(found.same, unit)}, all checksums equal"
+        return f"{style.good('equal')}  {amounts.plural(found.same, unit)}, all checksums equal{ignored}"
     lines = [f"{style.bad('differs')}  {printable(name)}: {printable(how)}" for name, how in found.differ]
     lines += [f"{style.warn('only in A')}  {printable(name)}" for name in found.only_first]
     lines += [f"{style.warn('only in B')}  {printable(name)}" for name in found.only_second]
     changed = len(found.differ) + len(found.only_first) + len(found.only_second)
-    lines.append(f"{amounts.plural(changed, unit)} differ, {amounts.count(found.same)} are equal")
+    lines.append(f"{amounts.plural(changed, unit)} differ, {amounts.count(found.same)} are equal{ignored}")
     return "\n".join(lines)

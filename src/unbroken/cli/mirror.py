@@ -96,7 +96,7 @@ def command(
     failed = tuple((f"{name} to {each.mirror}", reason) for each in done for name, reason in each.failed)
     if failed:
         raise MirrorIncomplete(failed=failed, mirrored=sum(len(each.mirrored) for each in done))
-    output.document("unbroken.mirror/1", fields, lambda: _text(done, dry_run=dry_run, style=output.style))
+    output.document("unbroken.mirror/1", fields, lambda: _text(done, forget, dry_run=dry_run, style=output.style))
 
 
 def _to_be_copied(run: str) -> Store:
@@ -161,7 +161,7 @@ def _upload(store: Store, mirror: Mirror, done: _Done, limits: Limits, job: str)
             done.mirrored.append(name)
 
 
-def _text(done: Sequence[_Done], *, dry_run: bool, style: Style) -> str:
+def _text(done: Sequence[_Done], forget: Sequence[str], *, dry_run: bool, style: Style) -> str:
     lines = []
     for each in done:
         names = each.pending if dry_run else each.mirrored
@@ -169,4 +169,7 @@ def _text(done: Sequence[_Done], *, dry_run: bool, style: Style) -> str:
         what = ", ".join(names) if names else "nothing"
         before = f"; {amounts.plural(each.before, 'checkpoint')} mirrored before" if each.before else ""
         lines.append(f"{style.good(word)}  {what} to {each.mirror}{before}")
-    return "\n".join(lines) or "no mirrors left"
+    lines = lines or ["no mirrors left"]
+    if forget and not dry_run:
+        lines.append(f"{style.warn('note')}  a job whose settings name {' or '.join(forget)} adds it again")
+    return "\n".join(lines)

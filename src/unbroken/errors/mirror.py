@@ -5,6 +5,8 @@ from typing import Final, Literal
 from unbroken.errors.tree import Each, Help, StorageError, UsageError
 
 _HELD: Final = "local checkpoints that are not mirrored yet are kept"
+# True of a run that saves straight to an object store, too.
+_INTACT: Final = "no checkpoint was deleted"
 _CREDENTIALS: Final = {
     "none": "no credentials found for {mirror}",
     "refused": "the credentials for {mirror} were refused",
@@ -56,7 +58,7 @@ class BucketMissing(StorageError):
     bucket: str
     HEADLINE = "the bucket {bucket} does not exist"
     AT = "{mirror}"
-    SO = f"nothing is created: buckets are yours to make; {_HELD}"
+    SO = f"nothing is created: buckets are yours to make; {_INTACT}"
 
 
 class NoCredentials(StorageError):
@@ -66,7 +68,7 @@ class NoCredentials(StorageError):
     mirror: str
     problem: Literal["none", "refused", "expired", "unreadable"]
     AT = "{mirror}"
-    SO = _HELD
+    SO = _INTACT
     HELP = (Help("unbroken explain {kind}", "where credentials are read from"),)
 
     def headline(self) -> str:
@@ -81,7 +83,7 @@ class MirrorReadOnly(StorageError):
     operation: str
     HEADLINE = "no permission to {operation} objects"
     AT = "{mirror}"
-    SO = f"the credentials are valid but their policy does not allow it; {_HELD}"
+    SO = f"the credentials are valid but their policy does not allow it; {_INTACT}"
     HELP = (Help("unbroken explain {kind}", "the permissions a mirror needs"),)
 
 
@@ -93,7 +95,7 @@ class WrongRegion(StorageError):
     region: str | None = None
     HEADLINE = "the bucket is in another region"
     AT = "{mirror}"
-    SO = _HELD
+    SO = _INTACT
 
     def help(self) -> tuple[Help, ...]:
         return (Help(f"export AWS_REGION={self.region or 'REGION'}", "set the region of the bucket, then try again"),)
@@ -106,7 +108,7 @@ class ClockSkewed(StorageError):
     mirror: str
     HEADLINE = "the clock of this machine is too far off for signed requests"
     AT = "{mirror}"
-    SO = f"stores accept 15 minutes; {_HELD}"
+    SO = f"stores accept 15 minutes; {_INTACT}"
     HELP = (Help("timedatectl status", "check whether the clock is synchronized"),)
 
 
@@ -119,7 +121,7 @@ class MirrorUnreachable(StorageError):
     cause: str
     HEADLINE = "could not {operation}: {cause}"
     AT = "{mirror}"
-    SO = f"a running job tries again by itself; {_HELD}"
+    SO = f"a running job tries again by itself; {_INTACT}"
 
 
 class MirrorUnverified(StorageError):
@@ -142,7 +144,7 @@ class MirrorTaken(UsageError):
     complaint: str
     HEADLINE = "the mirror belongs to another run: {complaint}"
     AT = "{mirror}"
-    SO = f"nothing was written there; {_HELD}"
+    SO = f"nothing was written there; {_INTACT}"
     HELP = (Help("unbroken ls {mirror:sh}", "list what is there"),)
 
 

@@ -57,8 +57,15 @@ class BadRunPath(UsageError):
         if self.problem == "empty":
             return "it would be the working directory; give the run a directory of its own, such as runs/a"
         if self.problem == "address":
+            rest = self.path.removeprefix(f"{self.obstacle}/")
+            if not rest.startswith("/"):
+                return (
+                    f"it would be a local directory called {self.obstacle}; the address of an object store has two "
+                    f"slashes ({self.obstacle}//{rest}), and a run takes it as Settings(checkpoints=...) or "
+                    "Settings(mirror=...)"
+                )
             return (
-                f"a local directory called {self.obstacle} would be made; give the run a local directory, and the "
+                f"it would be a local directory called {self.obstacle}; give the run a local directory, and the "
                 "address of an object store as Settings(checkpoints=...) or Settings(mirror=...)"
             )
         if self.problem == "dangling":

@@ -20,7 +20,7 @@ from unbroken.records.lease import Lease
 from unbroken.state.pieces import MOST_FILES
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import read_direct, write_direct
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import newest_first, outline_quietly, scan
 from unbroken.world import World
 
 _NONE: Final = -1
@@ -79,6 +79,6 @@ def _require_there(layout: Layout, local: Store, client: Client, address: str) -
 
 def _newest_step(store: Store) -> int:
     for name in newest_first(store, scan(store).committed):
-        if (manifest := read_quietly(store, name)) is not None:
+        if (manifest := outline_quietly(store, name)) is not None:
             return manifest.step
     return _NONE

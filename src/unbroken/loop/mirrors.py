@@ -5,6 +5,7 @@ has worked before is warned about and tried again, since training matters more t
 """
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -49,11 +50,22 @@ class RunMirrors:
         self._wait_s = settings.mirror_wait_seconds
         self._warned: dict[tuple[str, str], float] = {}
         self._refusals: dict[str, UnbrokenError] = {}
+        # Uploads of checkpoints whose save was not logged yet: that is done at an edge, and an upload may be faster.
+        self._logged: set[str] = set()
+        self._unlogged: list[tuple[Upload, float]] = []
+        self._logging = threading.Lock()
         known = read_mirrors(store)
         self._mirrors = self._open_all(settings.mirrors, known)
         # Before the first upload, and with those that could not be opened: what they lack is kept from now on.
         if settings.mirrors and tuple(settings.mirrors) != known:
             write_mirrors(store, settings.mirrors, job=job)
+            if known and set(settings.mirrors) != set(known):
+                _log.warning(
+                    "this run is mirrored to %s from now on, as the settings of this job say, and was to %s: what "
+                    "unbroken mirror --to and --forget have changed lasts only if the settings are changed too",
+                    ", ".join(settings.mirrors),
+                    ", ".join(known),
+                )
         elif known and not settings.mirrors:
             _log.warning(
                 "this run was mirrored to %s and this job does not mirror: what is not mirrored yet is kept; "
@@ -158,6 +170,7 @@ class RunMirrors:
 
     def start(self) -> None:
         """Begin to upload, with what earlier jobs left first."""
+        self._logged.update(scan(self._store).committed)
         if self._mirrors:
             self._mirroring = Mirroring(self._store, self._mirrors, self._taking.limits, self, job=self._job)
             self._mirroring.start()
@@ -178,7 +191,23 @@ class RunMirrors:
             seconds=seconds,
             remote_name=upload.remote_name,
         )
-        _log.info("mirrored %s to %s in %.1f s", upload.name, upload.mirror, seconds)
+        with self._logging:
+            self._unlogged.append((upload, seconds))
+            self._log_uploads()
+
+    def saved(self, name: str) -> None:
+        """The save of a checkpoint was logged; its uploads may be, too."""
+        with self._logging:
+            self._logged.add(name)
+            self._log_uploads()
+
+    def _log_uploads(self, *, all_of_them: bool = False) -> None:
+        uploads, self._unlogged = self._unlogged, []
+        for upload, seconds in uploads:
+            if all_of_them or upload.name in self._logged:
+                _log.info("mirrored %s to %s in %.1f s", upload.name, upload.mirror, seconds)
+            else:
+                self._unlogged.append((upload, seconds))
 
     def refused(self, mirror: str, name: str, error: UnbrokenError) -> None:
         """Note a refusal, each kind now and then; called from a thread."""
@@ -225,6 +254,8 @@ class RunMirrors:
         """End the uploads; what is on its way stays pending."""
         if self._mirroring is not None:
             self._mirroring.close()
+        with self._logging:
+            self._log_uploads(all_of_them=True)
 
 
 def _remedy(error: UnbrokenError) -> str:

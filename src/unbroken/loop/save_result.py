@@ -64,6 +64,8 @@ def _note_commit(opened: OpenRun, saved: Saved) -> None:
         _log.info("saved %s in %.1f s (training paused %.2f s)", saved.name, seconds, paused_s, extra=extra)
         if saved.held:
             _log.info("kept until they are mirrored: %s", amounts.listed(saved.held, _SHOWN))
+    if opened.mirrors is not None and saved.name is not None:
+        opened.mirrors.saved(saved.name)
     # After the commit, never before.
     opened.emergency.sweep(step)
 

@@ -314,17 +314,17 @@ class StandingGradients:
         self._gradients.carried |= {name}
         kept = (
             f"the loop keeps the gradients of {name} from one step to the next (no zero_grad, "
-            "zero_grad(set_to_none=False), or step() before backward())"
+            "zero_grad(set_to_none=False), step() before backward(), or another backward() after zero_grad())"
         )
         if not each.can_be_saved():
             self.notices.append(
                 f"{kept}, and checkpoints cannot contain gradients of this type: a resume will not be exact. "
-                f"Call {name}.zero_grad() at the end of each step"
+                f"Call {name}.zero_grad() at the end of each step, after every backward()"
             )
             return
         self.notices.append(
             f"{kept}, so checkpoints contain them from now on and are larger. To avoid that, call "
-            f"{name}.zero_grad() at the end of each step"
+            f"{name}.zero_grad() at the end of each step, after every backward()"
         )
         if without:
             steps = ", ".join(f"{step:,}" for step in without)

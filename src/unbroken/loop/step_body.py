@@ -69,8 +69,8 @@ class StepBody:
         self._seen: set[tuple[int, ...]] = set()
         self._last_steps: list[int] | None = None
         self._gap = self._longest_gap = 0
-        # Where optimizers take turns, the gradients that each has used in its last step. Those that share parameters do,
-        # or all but one of them would have nothing to use.
+        # Where optimizers take turns, the gradients that each has used in its last step. Those that share parameters
+        # do, or all but one of them would have nothing to use.
         self._is_alternating = any(len(each) > 1 for each in sharing(self._optimizers))
         self._used: dict[int, Versions] = {}
         # The fields of an ``_Edge``, which is made where one is needed: noting them at every edge must be cheap.

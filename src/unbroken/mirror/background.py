@@ -25,7 +25,7 @@ from unbroken.quoting.log import logger
 from unbroken.store.directory import Store
 from unbroken.store.mirrored import Upload, forget_uploads, mirrored_ids, remote_name
 from unbroken.store.names import MANIFEST
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import newest_first, outline_quietly, scan
 
 _log = logger(__name__)
 _FIRST_PAUSE_S: Final = 1.0
@@ -65,7 +65,7 @@ def pending(store: Store, mirror: str) -> list[str]:
     done = mirrored_ids(store, mirror)
     found = []
     for name in newest_first(store, scan(store).committed):
-        manifest = read_quietly(store, name)
+        manifest = outline_quietly(store, name)
         if manifest is not None and manifest.id not in done:
             found.append(name)
     return found
@@ -81,7 +81,7 @@ def forget_removed(store: Store, mirror: Mirror) -> list[str]:
     """
     remote, done, gone = store_at(mirror.client), mirrored_ids(store, mirror.url), dict[str, str]()
     for name in scan(store).committed:
-        manifest = read_quietly(store, name)
+        manifest = outline_quietly(store, name)
         if manifest is None or manifest.id not in done:
             continue
         called = remote_name(store, mirror.url, manifest.id)
@@ -238,5 +238,5 @@ class _Worker:
 
     def _forget_gone(self) -> None:
         store, url = self._owner._store, self._mirror.url
-        here = {manifest.id for name in scan(store).committed if (manifest := read_quietly(store, name))}
+        here = {manifest.id for name in scan(store).committed if (manifest := outline_quietly(store, name))}
         forget_uploads(store, url, mirrored_ids(store, url) - here)

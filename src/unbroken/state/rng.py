@@ -118,7 +118,7 @@ def glance_at_rng() -> Glanced:
         _twister(python) if _is_twister_readable() else python.getstate(),
         python.gauss_next,
         torch.default_generator.get_state(),
-        [torch.cuda.get_rng_state(device) for device in rng_devices()] if torch.cuda.is_initialized() else [],
+        [torch.cuda.get_rng_state(device) for device in rng_devices()],
         None if numpy is None else glance_at_numpy(numpy),
     )
 

@@ -14,7 +14,7 @@ from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import QUARANTINE, REASON, SEALED, scratch
-from unbroken.store.scan import newest_first, read_quietly, scan
+from unbroken.store.scan import newest_first, outline_quietly, scan
 
 _SCHEMA: Final = "unbroken.quarantine/1"
 
@@ -126,7 +126,7 @@ def require_origin(store: Store, run: Path, origin: str) -> None:
         StorageFailed: I/O error.
     """
     for name in newest_first(store, scan(store).committed):
-        manifest = read_quietly(store, name)
+        manifest = outline_quietly(store, name)
         if manifest is not None:
             require_saved_by(origin, run, name, manifest)
             return

@@ -281,7 +281,7 @@ def _free(stem: str, taken: Collection[str]) -> str:
 def _make_way(store: Store, taken: Collection[str], step: int) -> set[str]:
     """Give an earlier end of an extended run the name of its step: ``final`` is the newest. Returns the names then."""
     try:
-        earlier = store.read_manifest(FINAL)
+        earlier = store.read_outline(FINAL)
     except CheckpointError:
         return set(taken)
     # One that was abandoned is known by its name, and under another one it would be chosen again.

@@ -1,13 +1,15 @@
 """Where two checkpoints differ, from their manifests alone: by tensor where both name tensors, else by part."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from unbroken.store.manifest import Manifest, Part, Tensor
 from unbroken.store.names import SEALED
 
 T = TypeVar("T")
+_GRADIENTS: Final = re.compile(r"(ranks\.\d+\.)?gradients(\.|$)")
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class CheckpointDifference:
     """What is the same, what differs and how, and what only one of the two has.
 
     ``unit`` is what was compared: ``tensor``, ``part``, or ``item`` where it was tensors and the parts without any.
+    ``ignored`` are the gradients that only one contains: see ``is_gradient_of_one``.
     """
 
     unit: str
@@ -22,6 +25,7 @@ class CheckpointDifference:
     differ: tuple[tuple[str, str], ...]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -38,7 +42,7 @@ def compare(first: Manifest, second: Manifest) -> CheckpointDifference:
         return _compare("part", _parts(first), _parts(second), _part_change)
     found = _compare("tensor", first.tensors, second.tensors, _tensor_change)
     if SEALED not in (first.kind, second.kind):
-        return found
+        return _without_gradients_of_one(found)
     rest = _compare("part", _untold_parts(first), _untold_parts(second), _part_change)
     return CheckpointDifference(
         "item",
@@ -47,6 +51,27 @@ def compare(first: Manifest, second: Manifest) -> CheckpointDifference:
         found.only_first + rest.only_first,
         found.only_second + rest.only_second,
     )
+
+
+def is_gradients(name: str) -> bool:
+    """Whether a name is that of a gradient, or of all of them."""
+    return _GRADIENTS.match(name) is not None
+
+
+def is_gradient_of_one(name: str, a: Collection[str], b: Collection[str]) -> bool:
+    """Whether only one of two checkpoints contains a gradient: no difference of what was trained.
+
+    In the first steps of a job saves contain the gradients that stand, as long as it is not known whether the next step
+    uses them; later ones do not, though the state is the same.
+    """
+    return is_gradients(name) and not (name in a and name in b)
+
+
+def _without_gradients_of_one(found: CheckpointDifference) -> CheckpointDifference:
+    alone = found.only_first, found.only_second
+    ignored = tuple(sorted(name for name in (*alone[0], *alone[1]) if is_gradient_of_one(name, *alone)))
+    kept = [tuple(name for name in names if name not in ignored) for names in alone]
+    return replace(found, only_first=kept[0], only_second=kept[1], ignored=ignored)
 
 
 def _parts(manifest: Manifest) -> dict[str, Part]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.files import LOCAL, Files
-from unbroken.store.manifest import FILE_LIMIT_BYTES, Manifest, decode
+from unbroken.store.manifest import FILE_LIMIT_BYTES, Manifest, decode, decode_outline
 from unbroken.store.names import MANIFEST
 
 
@@ -30,3 +30,12 @@ class Store:
         """
         path = self.path(name) / MANIFEST
         return decode(self.files.read_bytes(path, limit_bytes=FILE_LIMIT_BYTES), path)
+
+    def read_outline(self, name: str) -> Manifest:
+        """The same without the tensors, for whoever does not need them: from the second time on it is quick.
+
+        Raises:
+            UnbrokenError: as ``read_manifest`` raises it.
+        """
+        path = self.path(name) / MANIFEST
+        return decode_outline(self.files.read_bytes(path, limit_bytes=FILE_LIMIT_BYTES), path)

@@ -8,7 +8,7 @@ it is data, never code, and every name in it must stay inside the checkpoint.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +56,12 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     digest: str
+
+
+# By the digest of their bytes: a start and every sweep look at the same manifests again, and nearly all of the time to
+# decode one goes to its tensors, of which there may be a million.
+_OUTLINES: Final[dict[tuple[str, str], "Manifest"]] = {}
+_MOST_OUTLINES: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -125,13 +131,30 @@ def decode(data: bytes, path: Path) -> Manifest:
         FormatUnknown: another version's manifest, or a digest this version does not know.
         UnsafeName: a part's name leads out of the checkpoint.
     """
+    return _decoded(_verified(data, path), path)
+
+
+def decode_outline(data: bytes, path: Path) -> Manifest:
+    """The manifest without its tensors; its bytes are verified, and decoded only where they are not known.
+
+    Raises:
+        UnbrokenError: as ``decode`` raises it.
+    """
     found = _verified(data, path)
+    return _OUTLINES.get((found.form, found.proof)) or replace(_decoded(found, path), tensors={})
+
+
+def _decoded(found: Envelope, path: Path) -> Manifest:
     try:
-        return _manifest(Table(updated(from_canonical(found.body), found.form), "body"))
+        manifest = _manifest(Table(updated(from_canonical(found.body), found.form), "body"))
     except UnsafeName as refused:
         raise UnsafeName(name=refused.name, reason=refused.reason, path=path) from refused
     except (ValueError, OverflowError, RecursionError, Malformed) as wrong:
         raise ManifestDamaged(path=path, complaint=f"its body does not decode: {_short(wrong)}") from wrong
+    if len(_OUTLINES) >= _MOST_OUTLINES:
+        _OUTLINES.clear()
+    _OUTLINES[found.form, found.proof] = replace(manifest, tensors={})
+    return manifest
 
 
 def _verified(data: bytes, path: Path) -> Envelope:

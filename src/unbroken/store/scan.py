@@ -169,9 +169,9 @@ def newest_first(store: Store, names: Iterable[str]) -> list[str]:
     by_name = {name: step_of(name) for name in names}
     stated = Counter(step for step in by_name.values() if step is not None)
     crowded = {step for step, saves in stated.items() if saves > 1}
-    read = {name: read_quietly(store, name) for name, step in by_name.items() if step is None}
+    read = {name: outline_quietly(store, name) for name, step in by_name.items() if step is None}
     crowded |= {manifest.step for manifest in read.values() if manifest} & stated.keys()
-    read |= {name: read_quietly(store, name) for name, step in by_name.items() if step in crowded}
+    read |= {name: outline_quietly(store, name) for name, step in by_name.items() if step in crowded}
 
     def age(name: str) -> tuple[float, int, str]:
         manifest = read.get(name)
@@ -187,6 +187,14 @@ def read_quietly(store: Store, name: str) -> Manifest | None:
     """A checkpoint's manifest, or None if it is damaged, unreadable or of another version."""
     try:
         return store.read_manifest(name)
+    except (CheckpointError, StorageFailed):
+        return None
+
+
+def outline_quietly(store: Store, name: str) -> Manifest | None:
+    """The same without the tensors."""
+    try:
+        return store.read_outline(name)
     except (CheckpointError, StorageFailed):
         return None
 
@@ -236,7 +244,7 @@ def _is_claimed(store: Store, node: Node) -> bool:
 
 
 def _has_id(store: Store, name: str, ids: Mapping[str, frozenset[str]]) -> bool:
-    manifest = read_quietly(store, name)
+    manifest = outline_quietly(store, name)
     return manifest is not None and manifest.id in ids[name]
 
 

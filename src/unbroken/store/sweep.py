@@ -33,7 +33,7 @@ def pin(store: Store, name: str, *, reason: str, job: str, at_ns: int) -> bool:
         ManifestDamaged: the checkpoint has no trustworthy manifest, so nothing is known to be worth keeping.
         StorageFailed: I/O error.
     """
-    manifest = store.read_manifest(name)
+    manifest = store.read_outline(name)
     store.files.make_directory(store.path(PINS), durable=True)
     body = {"schema": _SCHEMA, "name": name, "id": manifest.id, "reason": reason, "at_ns": at_ns}
     # crash here: pinned or not; a scratch file that the next pin removes.
@@ -51,7 +51,7 @@ def unpin(store: Store, name: str) -> bool:
         ManifestDamaged: the checkpoint has no trustworthy manifest.
         StorageFailed: I/O error.
     """
-    manifest = store.read_manifest(name)
+    manifest = store.read_outline(name)
     if manifest.id not in pinned_ids(store):
         return False
     store.files.remove_file(store.path(PINS) / manifest.id)
@@ -105,7 +105,7 @@ def candidates(store: Store, names: Iterable[str]) -> list[Candidate]:
     found = []
     for name in names:
         try:
-            manifest = store.read_manifest(name)
+            manifest = store.read_outline(name)
         except (CheckpointError, StorageFailed):
             found.append(Candidate(name, step=0, saved_at_ns=0, is_usable=False))
             continue
@@ -204,7 +204,7 @@ def _weigh(store: Store, name: str, committed: Collection[str]) -> tuple[str | N
     if holds_store(store.files, store.path(name)):
         return "it is a run with checkpoints of its own, not a checkpoint", 0
     try:
-        manifest = store.read_manifest(name)
+        manifest = store.read_outline(name)
     except StorageFailed as refused:
         if refused.is_missing:
             return "it was removed meanwhile", 0

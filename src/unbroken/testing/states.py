@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from unbroken.errors import ManifestDamaged
 from unbroken.quoting import amounts
+from unbroken.store.compare import is_gradient_of_one, is_gradients
 from unbroken.store.directory import Store
 from unbroken.store.fields import Malformed
 from unbroken.store.manifest import Manifest
@@ -22,7 +23,6 @@ from unbroken.store.parts import read_whole
 TRAINER_STATE: Final = "trainer_state.json"
 _BY_RANK: Final = "ranks"
 _OWN_TENSOR: Final = re.compile(rf"{_BY_RANK}\.[0-9]+\.(?P<item>[^.]+)")
-_GRADIENTS: Final = re.compile(rf"({_BY_RANK}\.\d+\.)?gradients(\.|$)")
 _RNG: Final = "rng_state"
 # The state of an RNG, and the one with which a loader started its epoch; anything after the name is inside it.
 _GENERATOR: Final = re.compile(
@@ -132,11 +132,11 @@ def compare_checkpoints(
     if is_one_size and is_one_place:
         values_a |= _rank_values(a, name_a, first)
         values_b |= _rank_values(b, name_b, second)
-    names = sorted(name for name in {*tensors_a, *tensors_b} if not _is_gradient_of_one(name, tensors_a, tensors_b))
+    names = sorted(name for name in {*tensors_a, *tensors_b} if not is_gradient_of_one(name, tensors_a, tensors_b))
     unlike = [name for name in names if tensors_a.get(name) != tensors_b.get(name)]
     places_of = {name: _by_value(name, (a, name_a, first), (b, name_b, second)) for name in unlike}
     tensors = [place for places in places_of.values() for place in places]
-    items = sorted(name for name in {*values_a, *values_b} if not _GRADIENTS.match(name))
+    items = sorted(name for name in {*values_a, *values_b} if not is_gradients(name))
     changed = {name: list(_places((name,), values_a.get(name), values_b.get(name))) for name in items}
     paths = [*tensors, *(path for places in changed.values() for path, _ in places)]
     unused = {path for path in paths if _is_idle(path, drawn, idle)}
@@ -152,15 +152,6 @@ def compare_checkpoints(
         by_rank=tuple(sorted(ranked | own_a | own_b)),
         idle=tuple(sorted({found["name"] for path in unused if (found := _GENERATOR.match(path))})),
     )
-
-
-def _is_gradient_of_one(name: str, a: Collection[str], b: Collection[str]) -> bool:
-    """Whether only one of two checkpoints contains a gradient.
-
-    In the first steps of a job saves contain the gradients that stand, as long as it is not known whether the next step
-    uses them; later ones do not, though the state is the same.
-    """
-    return _GRADIENTS.match(name) is not None and not (name in a and name in b)
 
 
 def drawn_generators(store: Store, names: Iterable[str]) -> set[str]:

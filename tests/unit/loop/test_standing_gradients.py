@@ -12,6 +12,7 @@ from torch import nn
 from tests.unit.state.tiny import bits, quietly
 from unbroken import Run
 from unbroken.errors import LeftMidStep, NotExact
+from unbroken.store.compare import compare
 from unbroken.store.directory import Store
 from unbroken.testing import compare_checkpoints
 
@@ -367,6 +368,8 @@ def test_a_job_of_one_step_ends_in_a_checkpoint_that_compares_as_equal(tmp_path:
     one, other = (Store(tmp_path / name / "checkpoints") for name in ("whole", "run"))
     found = compare_checkpoints(one, "final", other, "final")
     assert found.is_equal and found.tensors
+    shown = compare(one.read_manifest("final"), other.read_manifest("final"))
+    assert shown.is_same and [name.partition(".")[0] for name in shown.ignored] == ["gradients"] * 2
 
 
 def test_a_gradient_that_no_checkpoint_can_contain_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -405,7 +408,8 @@ def share(
     loop = Loop()
     second = torch.optim.SGD(loop.model.parameters(), lr=0.1, momentum=0.9)
     settings = quietly(save_steps=1, keep_last_k=None)
-    with Run(directory, settings=settings, **loop.objects, second=second) as run:
+    # The one that may keep them comes first: what is put back for it must outlast the other.
+    with Run(directory, settings=settings, second=second, **loop.objects) as run:
         for step in run.steps(TOTAL):
             if end == ("kill", step):
                 raise Killed

@@ -3,6 +3,7 @@
 import json
 import math
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.errors import UnsafeName
+from unbroken.errors import ManifestDamaged, UnsafeName
 from unbroken.store.digest import digest_of
-from unbroken.store.manifest import Manifest, Part, Tensor, decode, encode
+from unbroken.store.manifest import Manifest, Part, Tensor, decode, decode_outline, encode
 from unbroken.store.names import KINDS
 
 WHERE = Path("checkpoint-7/manifest.json")
@@ -55,6 +56,17 @@ def test_the_file_is_also_plain_json_that_any_tool_reads() -> None:
     found = json.loads(encode(SMALL))
     assert sorted(found) == ["body", "digest", "format"]
     assert found["body"]["step"] == 7
+
+
+def test_an_outline_is_that_of_the_bytes_and_they_are_verified_each_time() -> None:
+    data = encode(SMALL), encode(replace(SMALL, step=8, metrics={"loss": 0.25}))
+    for _ in range(2):
+        for each, step, loss in zip(data, (7, 8), (0.5, 0.25), strict=True):
+            found = decode_outline(each, WHERE)
+            assert (found.step, found.metrics["loss"], dict(found.tensors)) == (step, loss, {})
+            assert found.parts == decode(each, WHERE).parts
+    with pytest.raises(ManifestDamaged):
+        decode_outline(data[0].replace(b'"step":7', b'"step":8'), WHERE)
 
 
 def test_metrics_that_are_nan_make_the_round_trip() -> None:

@@ -347,7 +347,7 @@ class LightningJob:
             _log.warning("not exact: a ReduceLROnPlateau by steps is updated after the checkpoint of its step is saved")
         if self._trainer.reload_dataloaders_every_n_epochs > 1:
             _log.warning(
-                "not exact: reload_dataloaders_every_n_epochs=%d: a resume makes the loader of its own epoch; 1 is exact",
+                "not exact: reload_dataloaders_every_n_epochs=%d: a resume makes the loader of its epoch; 1 is exact",
                 self._trainer.reload_dataloaders_every_n_epochs,
             )
         if any(type(each).__name__ == "StochasticWeightAveraging" for each in self._trainer.callbacks):

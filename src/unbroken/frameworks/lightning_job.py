@@ -395,8 +395,10 @@ class LightningJob:
         """An epoch is over, and the module and every other callback were called; save if it was the last one."""
         self._hear()
         trainer = self._trainer
-        if self._is_last_epoch() and not (self._saved_batch == self._batch and self._is_ending):
-            self._saved_batch, self._is_ending = None, True
+        is_untold = trainer.should_stop and not self._is_ending
+        if self._is_last_epoch() and (self._saved_batch != self._batch or is_untold):
+            # What is saved already at this batch does not say that the training has ended.
+            self._saved_batch = None
             self._save(is_last=True)
         if trainer.fit_loop.restarting and module.automatic_optimization:
             self._step_plateau(module)

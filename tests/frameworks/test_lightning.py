@@ -289,16 +289,18 @@ def test_a_training_that_has_ended_is_left_as_it_ended(jobs: Jobs, tmp_path: Pat
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("has_saver", [True, False])
 def test_a_script_can_ask_every_checkpoint_callback_for_its_best(tmp_path: Path, has_saver: bool) -> None:
-    from lightning.pytorch import LightningModule, Trainer, callbacks
+    from lightning.pytorch import callbacks
 
     from unbroken.frameworks import lightning as unbroken_pl
 
     saver = callbacks.ModelCheckpoint(tmp_path, monitor="loss")
     ours = unbroken_pl.Callback(tmp_path / "run", save_steps=2, console=False)
-    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[ours, saver] if has_saver else [ours])
+    members: list[Any] = [ours, saver] if has_saver else [ours]
+    strategy = SimpleNamespace(checkpoint_io=None)
+    trainer = SimpleNamespace(strategy=strategy, callbacks=members, checkpoint_callbacks=members)
     for asked in trainer.checkpoint_callbacks:
         assert (asked.best_model_path, asked.last_model_path, asked.best_model_score) == ("", "", None)
-    ours.setup(trainer, LightningModule(), "validate")
+    ours.setup(trainer, None, "validate")
     saver.best_model_path, saver.best_model_score = "best.ckpt", torch.tensor(0.5)
     for asked in trainer.checkpoint_callbacks:
         assert asked.best_k_models == {} and asked.mode == "min" and asked.save_top_k == 1
@@ -309,14 +311,17 @@ def test_a_script_can_ask_every_checkpoint_callback_for_its_best(tmp_path: Path,
 
 
 @pytest.mark.promise("C11")
-@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder"])
-def test_a_search_for_a_value_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder", "AsyncCheckpointIO"])
+def test_what_trains_before_the_run_or_writes_after_a_save_is_refused(tmp_path: Path, name: str) -> None:
     from lightning.pytorch import callbacks
+    from lightning.pytorch.plugins import AsyncCheckpointIO
 
     from unbroken.frameworks import lightning as unbroken_pl
 
-    trainer = SimpleNamespace(strategy=None, callbacks=[getattr(callbacks, name)()])
-    with pytest.raises(ValueError, match=f"{name} trains before the run begins"):
+    is_plugin = name == "AsyncCheckpointIO"
+    strategy = SimpleNamespace(checkpoint_io=AsyncCheckpointIO() if is_plugin else None)
+    trainer = SimpleNamespace(strategy=strategy, callbacks=[] if is_plugin else [getattr(callbacks, name)()])
+    with pytest.raises(ValueError, match=f"{name} (trains before|writes after)"):
         unbroken_pl.Callback(tmp_path / "run").setup(trainer, None, "fit")
     assert not (tmp_path / "run").exists()
 

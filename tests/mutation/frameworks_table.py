@@ -12,6 +12,9 @@ _TORN = f"{_TRAINER}test_killed_inside_the_trainers_own_write_it_resumes_to_the_
 _PARTS = "tests/unit/frameworks/test_lightning_parts.py::"
 _FIT = "tests/frameworks/test_lightning.py::test_killed_inside_lightnings_own_write_it_resumes_to_the_same_bits"
 
+_LIGHTNING = "tests/frameworks/test_lightning.py::"
+_MEAN = "test_the_mean_of_an_interrupted_epoch_is_of_all_its_batches_and_no_step_is_missing_in_a_log"
+_EACH_EPOCH = "test_loaders_and_accumulation_of_each_epoch_and_doubles_go_on_where_they_were"
 _PICKLED = "tests/unit/testing/test_pickled_parts.py::"
 _DEEPSPEED = "tests/frameworks/test_deepspeed.py::"
 _DCP = "tests/unit/frameworks/test_dcp.py::"
@@ -351,16 +354,122 @@ FRAMEWORKS: tuple[Mutation, ...] = (
     one(
         "the samples of an interrupted epoch served again",
         "frameworks/lightning_loader.py",
-        "        for _ in range(skip):\n            next(order)\n",
+        "            for _ in range(served):\n                next(order)\n",
         "",
         f"{_PARTS}test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served",
     ),
     one(
         "the order of an epoch made from other RNG states",
         "frameworks/lightning_loader.py",
-        "            resumed[0].restore(self.generators)\n",
+        "            began.restore(self.generators)\n",
         "            pass\n",
         f"{_PARTS}test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served",
+    ),
+    one(
+        "each of several loaders sets the RNG states of the next batch",
+        "frameworks/lightning_loader.py",
+        "        rng, self._rng = self._rng, None\n        return rng\n",
+        "        return self._rng\n",
+        f"{_PARTS}test_of_several_loaders_each_goes_on_in_its_own_pass",
+    ),
+    one(
+        "a short loader resumed behind the batches of the long one",
+        "frameworks/lightning_loader.py",
+        '.get("samples", batches * order.batch_size))',
+        '.get("nothing", batches * order.batch_size))',
+        f"{_PARTS}test_of_several_loaders_each_goes_on_in_its_own_pass",
+    ),
+    one(
+        "a file that was changed since taken for a leftover",
+        "frameworks/lightning_leftovers.py",
+        "        return any(WrittenFile.now(self._files, path, self._root, step) in known for step in steps)\n",
+        "        return bool(steps)\n",
+        f"{_PARTS}test_a_leftover_is_the_very_file_that_was_written_after_the_last_commit",
+    ),
+    one(
+        "files from before a way back taken for leftovers",
+        "frameworks/lightning_leftovers.py",
+        '(event.kind == "resume" and event.values.get("abandoned"))',
+        "False",
+        f"{_PARTS}test_a_leftover_is_the_very_file_that_was_written_after_the_last_commit",
+    ),
+    one(
+        "a file of a killed job not written again under its name",
+        "frameworks/lightning_job.py",
+        "            let_overwrite(self._savers, again)\n",
+        "            pass\n",
+        f"{_LIGHTNING}test_a_kill_beside_a_save_leaves_no_file_and_no_other_name",
+    ),
+    one(
+        "a path that a killed job had given up left for good",
+        "frameworks/lightning_job.py",
+        "            left.remove_given_up(manifest, held)\n",
+        "            pass\n",
+        f"{_LIGHTNING}test_a_kill_beside_a_save_leaves_no_file_and_no_other_name",
+    ),
+    one(
+        "the mean of an interrupted epoch of its last batches alone",
+        "frameworks/lightning_metrics.py",
+        "            sums[key] = {part",
+        "            _ = {part",
+        f"{_LIGHTNING}{_MEAN}",
+    ),
+    one(
+        "a stop leaves its step out of the log",
+        "frameworks/lightning_events.py",
+        "            self._is_over = self.job.end_batch()\n",
+        "            self._is_over = self.job.end_batch()\n"
+        "            if self.job.stop is not None and self._is_over:\n                raise Stopped(self.job.stop)\n",
+        f"{_LIGHTNING}{_MEAN}",
+    ),
+    one(
+        "the loader of a later epoch not followed",
+        "frameworks/lightning_job.py",
+        "        if self._position is not None and self._position.loaders is not loaders:\n",
+        "        if False:\n",
+        f"{_LIGHTNING}{_EACH_EPOCH}",
+    ),
+    one(
+        "gradients accumulated as in the first epoch after a resume",
+        "frameworks/lightning_job.py",
+        "            each.on_train_epoch_start(trainer, module)\n",
+        "            pass\n",
+        f"{_LIGHTNING}{_EACH_EPOCH}",
+    ),
+    one(
+        "doubles resumed with the digits of a float",
+        "frameworks/lightning_job.py",
+        '        if str(self._trainer.precision) == "64-true":\n',
+        "        if False:\n",
+        f"{_LIGHTNING}{_EACH_EPOCH}",
+    ),
+    one(
+        "a training trained on that EarlyStopping had ended",
+        "frameworks/lightning_job.py",
+        "        self._is_ending = not progress.is_inside and self._is_last_epoch()\n",
+        "        self._is_ending = False\n",
+        f"{_LIGHTNING}test_a_training_that_has_ended_is_left_as_it_ended",
+    ),
+    one(
+        "the average not in the place of the weights of an ended training",
+        "frameworks/lightning_job.py",
+        "            each.on_train_end(self._trainer, module)\n",
+        "            pass\n",
+        f"{_LIGHTNING}test_a_training_that_has_ended_is_left_as_it_ended",
+    ),
+    one(
+        "a checkpoint callback that does not know its best",
+        "frameworks/lightning_events.py",
+        "            return getattr(self._savers[0] if self._savers else self.saver(), name)\n",
+        "            raise AttributeError(name)\n",
+        f"{_LIGHTNING}test_a_script_can_ask_every_checkpoint_callback_for_its_best[True]",
+    ),
+    one(
+        "a search for a learning rate trained as a part of the run",
+        "frameworks/lightning_events.py",
+        "        if any(_is_a(name, each) for each in callbacks):\n",
+        "        if False:\n",
+        f"{_LIGHTNING}test_what_trains_before_the_run_or_writes_after_a_save_is_refused[LearningRateFinder]",
     ),
     one(
         "Lightning's signal handlers left in place",

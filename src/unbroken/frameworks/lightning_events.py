@@ -198,11 +198,8 @@ class Events:
                 "commit them: use DDPStrategy, or a loop of your own with unbroken.Run (Fabric), "
                 "unbroken.frameworks.dcp or unbroken.frameworks.deepspeed"
             )
-        for each in _tuning(trainer.callbacks) if stage == "fit" else ():
-            raise ValueError(
-                f"{each} trains before the run begins, and again in every job: find the value with a Trainer of its "
-                "own, without the unbroken Callback, and set it in the script"
-            )
+        if stage == "fit":
+            _require_plain(trainer.callbacks, self._inner(trainer))
         trainer.strategy.checkpoint_io = self.redirect(self._inner(trainer), self)
         # Last of all: what the others do at the edge of a step is then in the checkpoint of that step.
         trainer.callbacks = [self.observe(self), *self._others(trainer), self]
@@ -335,10 +332,24 @@ def _newest_in(store: Store, settings: Settings | None) -> Path | None:
     return None
 
 
-def _tuning(callbacks: Iterable[object]) -> list[str]:
-    """The callbacks of Lightning that train for a while to find a value."""
-    names = ("LearningRateFinder", "BatchSizeFinder")
-    return [name for each in callbacks for name in names if any(kind.__name__ == name for kind in type(each).__mro__)]
+def _require_plain(callbacks: Iterable[object], checkpoint_io: object) -> None:
+    """Refuse what trains for a while to find a value, and what writes while the training goes on."""
+    for name in ("LearningRateFinder", "BatchSizeFinder"):
+        if any(_is_a(name, each) for each in callbacks):
+            raise ValueError(
+                f"{name} trains before the run begins, and again in every job: find the value with a Trainer of its "
+                "own, without the unbroken Callback, and set it in the script"
+            )
+    if _is_a("AsyncCheckpointIO", checkpoint_io):
+        raise ValueError(
+            "AsyncCheckpointIO writes after the save has returned, so that the Callback could not commit what is "
+            "written: leave it out of plugins"
+        )
+
+
+def _is_a(name: str, value: object) -> bool:
+    """Whether it is of a class of Lightning, which this module does not import."""
+    return any(kind.__name__ == name for kind in type(value).__mro__)
 
 
 def _require_sound(folder: Path) -> None:

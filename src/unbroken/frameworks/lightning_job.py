@@ -59,6 +59,7 @@ _EXTENDS: Final = "extends_exactly"
 _DATA: Final = "train_dataloader"
 _OF_THE_JOB: Final = ("world_size", "accumulate_grad_batches", "precision")
 _PACKAGES: Final = ("lightning", "pytorch_lightning")
+_EPOCH_START: Final = "on_train_epoch_start"
 # Beside the RNG states of a rank: its metrics.
 _METRICS: Final = "metrics"
 
@@ -278,13 +279,30 @@ class LightningJob:
         if self._loaded is not None and progress is not None and progress.is_inside:
             # A callback that asked for the end of the training before the last save does not ask again.
             trainer.should_stop |= bool(self._loaded.get(OURS, {}).get("should_stop", False))
-            for each in _kind_of("GradientAccumulationScheduler", trainer.callbacks):
-                # It acts at the start of an epoch, which Lightning leaves out here.
-                each.on_train_epoch_start(trainer, module)
+            self._make_up_for_epoch_start(module)
         self._loaded = self._saved_rng = None
         target = trainer.estimated_stepping_batches
         self.run.recorder.snapshot(step=self.step, max_steps=int(target) if math.isfinite(target) else None)
         self.run.clock.resume_clock()
+
+    def _make_up_for_epoch_start(self, module: object) -> None:
+        """Lightning leaves out ``on_train_epoch_start`` in an epoch that is resumed."""
+        trainer = self._trainer
+        for each in _kind_of("GradientAccumulationScheduler", trainer.callbacks):
+            each.on_train_epoch_start(trainer, module)
+        hooks = {type(each): getattr(type(each), _EPOCH_START, None) for each in (module, *trainer.callbacks)}
+        named = [
+            kind.__name__
+            for kind, hook in hooks.items()
+            if getattr(hook, "__module__", "").partition(".")[0] not in (*_PACKAGES, "unbroken")
+        ]
+        if named and self.run.world.is_first:
+            _log.warning(
+                "%s of %s is not called again in this epoch: what it sets and no checkpoint has is missing; set it in "
+                "on_train_start too",
+                _EPOCH_START,
+                " and ".join(named),
+            )
 
     def _must_not_change(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -327,6 +345,11 @@ class LightningJob:
             )
         if any(each.reduce_on_plateau and each.interval == "step" for each in self._trainer.lr_scheduler_configs):
             _log.warning("not exact: a ReduceLROnPlateau by steps is updated after the checkpoint of its step is saved")
+        if self._trainer.reload_dataloaders_every_n_epochs > 1:
+            _log.warning(
+                "not exact: reload_dataloaders_every_n_epochs=%d: a resume makes the loader of its epoch; 1 is exact",
+                self._trainer.reload_dataloaders_every_n_epochs,
+            )
         if any(type(each).__name__ == "StochasticWeightAveraging" for each in self._trainer.callbacks):
             _log.warning(
                 "not exact: StochasticWeightAveraging leaves out its schedule after a resume inside an epoch; "
@@ -372,8 +395,10 @@ class LightningJob:
         """An epoch is over, and the module and every other callback were called; save if it was the last one."""
         self._hear()
         trainer = self._trainer
-        if self._is_last_epoch() and not (self._saved_batch == self._batch and self._is_ending):
-            self._saved_batch, self._is_ending = None, True
+        is_untold = trainer.should_stop and not self._is_ending
+        if self._is_last_epoch() and (self._saved_batch != self._batch or is_untold):
+            # What is saved already at this batch does not say that the training has ended.
+            self._saved_batch = None
             self._save(is_last=True)
         if trainer.fit_loop.restarting and module.automatic_optimization:
             self._step_plateau(module)

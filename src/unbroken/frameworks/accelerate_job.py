@@ -135,6 +135,8 @@ class AccelerateJob:
         self._name_changes(script, point)
         if point.path is not None:
             self._load(point.path, point.manifest.metadata if point.manifest is not None else {})
+        if self.run.lease.number > 1:
+            self._count_past_existing()
         self._undo += [
             self.accelerator.register_save_state_pre_hook(self._on_save_state).remove,
             self.accelerator.register_load_state_pre_hook(self._on_load_state).remove,
@@ -142,6 +144,18 @@ class AccelerateJob:
         for each in self._held.optimizers:
             if isinstance(optimizer := real(each), torch.optim.Optimizer):
                 self._undo.append(optimizer.register_step_post_hook(self._updated).remove)
+
+    def _count_past_existing(self) -> None:
+        """Let the script's own saves get new numbers: a killed job may have saved after its last checkpoint.
+
+        Accelerate raises where the folder of its next number exists, and so would every later job.
+        """
+        project = self.accelerator.project_configuration
+        if not project.automatic_checkpoint_naming:
+            return
+        names = [each.name for each in Path(self.accelerator.project_dir, "checkpoints").glob("checkpoint_*")]
+        numbers = [int(name.rpartition("_")[2]) for name in names if name.rpartition("_")[2].isdecimal()]
+        project.iteration = max([project.iteration, *(number + 1 for number in numbers)])
 
     def _name_changes(self, script: Script, point: ResumePoint) -> None:
         """Name the values that the script has chosen otherwise than when the run began; the checkpoint's are used."""

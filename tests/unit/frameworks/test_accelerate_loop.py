@@ -322,12 +322,14 @@ def test_accelerates_own_naming_and_limit_are_kept(tmp_path: Path) -> None:
                     # The script's own: a folder beside those of the run.
                     loop.accelerator.save_state()
     assert steps_of(tmp_path) == [5, 4] and [each.name for each in own.iterdir()] == ["checkpoint_0"]
-    # The next job continues their count, where Accelerate would find that the folder exists.
+    # The next job continues their count, where Accelerate would find that the folder exists: also one that a job made
+    # which was killed before its next checkpoint.
+    (own / "checkpoint_1").mkdir()
     again = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
     loop = Loop(project_config=again)
     train(tmp_path, loop, epochs=2)
     loop.accelerator.save_state()
-    assert {each.name for each in own.iterdir()} == {"checkpoint_0", "checkpoint_1"}
+    assert {each.name for each in own.iterdir()} == {"checkpoint_1", "checkpoint_2"}
     # And Accelerate reads the folders of the run.
     expected, reader = loop.state()[:2], Loop()
     reader.accelerator.load_state(str(tmp_path / "checkpoint-10"))

@@ -18,6 +18,13 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "ranks with weights of their own, of which one is saved",
+        "frameworks/accelerate_job.py",
+        "        self._require_synced(optimizer)\n",
+        "",
+        f"{_LOOP}test_ranks_that_update_their_weights_apart_are_refused",
+    ),
+    one(
         "a folder of a killed job at which the script's own save fails",
         "frameworks/accelerate_job.py",
         "            self._count_past_existing()\n",

@@ -351,13 +351,29 @@ class AccelerateJob:
 
     # ---- a step's edge ----
 
-    def _updated(self, *_: object) -> None:
+    def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self.place.is_open and not self.place.passes:
             raise RuntimeError(
                 "the optimizer was updated outside of run.batches: no step counts it, and no checkpoint is saved; "
                 "write `for epoch in run.epochs(n)` and, in it, `for batch in run.batches(loader)`"
             )
+        self._require_synced(optimizer)
         self._updates += 1
+
+    def _require_synced(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse weights that differ between the ranks: Accelerate saves those of rank 0 alone.
+
+        Raises:
+            ValueError: the optimizer updates a model whose gradients are not synchronized.
+        """
+        apart = [each for each in self._held.models if not getattr(each, "require_backward_grad_sync", True)]
+        # Another model than the optimizer's own may wait meanwhile: a generator while its critic is trained.
+        updated = {id(value) for group in optimizer.param_groups for value in group["params"]} if apart else set()
+        if any(id(value) in updated for each in apart for value in each.parameters()):
+            raise ValueError(
+                "the ranks update their weights apart (LocalSGD, or optimizer.step() inside no_sync): Accelerate saves "
+                "those of rank 0 alone, and a resume would give them to all ranks"
+            )
 
     def count_updates(self) -> bool:
         """Whether the body made an update of the optimizer: then a step is complete."""

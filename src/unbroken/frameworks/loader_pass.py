@@ -81,8 +81,8 @@ def way_of(loader: object, *, reread: bool | None) -> Way:
 def needs_first_batch(loader: object) -> bool:
     """Whether the last batch may be filled up with samples of the first one: then that one has to be read.
 
-    Where one process reads for all, a last batch that does not divide by their number is filled up with the first samples
-    that this iterator has read; with one that skips by index those would be others.
+    Where one process reads for all, a last batch that does not divide by their number is filled up with the first
+    samples that this iterator has read; with one that skips by index those would be others.
     """
     if not isinstance(loader, DataLoaderDispatcher) or loader.state.num_processes == 1:
         return False

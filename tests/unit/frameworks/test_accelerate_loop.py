@@ -501,6 +501,30 @@ def test_updates_that_no_step_would_count_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("C10")
+def test_ranks_that_update_their_weights_apart_are_refused(tmp_path: Path) -> None:
+    loop, other = Loop(), torch.nn.Linear(1, 1)
+    waiting = loop.accelerator.prepare(other)
+    # As DDP has it inside no_sync, where LocalSGD stays for several steps.
+    waiting.require_backward_grad_sync = False
+    with unbroken_acc.attach(loop.accelerator, tmp_path, **QUIET) as run:
+        for _ in run.epochs(1):
+            for batch in run.batches(loop.loader):
+                loop.compute(batch)
+    assert run.step == 5, "a model that this optimizer does not update may wait"
+
+    loop.model.require_backward_grad_sync = False
+
+    def job() -> None:
+        with unbroken_acc.attach(loop.accelerator, tmp_path / "apart", **QUIET) as run:
+            for _ in run.epochs(1):
+                for batch in run.batches(loop.loader):
+                    loop.compute(batch)
+
+    with pytest.raises(ValueError, match="LocalSGD"):
+        job()
+
+
+@pytest.mark.promise("C10")
 def test_a_second_loader_in_the_middle_and_other_workers_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

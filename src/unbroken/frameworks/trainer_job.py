@@ -427,7 +427,9 @@ def _was_target(manifest: Manifest | None, target: Mapping[str, Any]) -> bool:
 
 def _has_stopped_early(trainer: Trainer, state: TrainerState) -> bool:
     """Whether an early stopping that the trainer still has, with the same patience, has ended the training."""
-    saved: Any = (state.stateful_callbacks or {}).get(EarlyStoppingCallback.__name__, ())
+    # A dict where it was read from a file, whatever its type says.
+    states: Any = state.stateful_callbacks or {}
+    saved = states.get(EarlyStoppingCallback.__name__, ())
     patiences = [
         each.early_stopping_patience
         for each in trainer.callback_handler.callbacks

@@ -18,6 +18,13 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "batches that one process reads for all, skipped by the Trainer",
+        "frameworks/trainer_batches.py",
+        "        if self._is_dispatched:\n            return True\n",
+        "",
+        f"{_TRAINER}test_two_ranks_killed_and_stopped_end_in_the_same_bits[True]",
+    ),
+    one(
         "ranks with weights of their own, of which one is saved",
         "frameworks/accelerate_job.py",
         "        self._require_synced(optimizer)\n",

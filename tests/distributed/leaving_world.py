@@ -1,4 +1,4 @@
-"""Two ranks, one of which ends before the other has answered its last vote; each is a process that ends as Python does."""
+"""Two ranks, one of which ends before the other has answered its last vote; each is a process of its own."""
 
 import os
 import sys

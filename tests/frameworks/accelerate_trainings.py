@@ -163,6 +163,8 @@ class Script:
             dataset = Stream()
         else:
             options.setdefault("shuffle", True)
+        if "samples" in self.job:
+            dataset = torch.utils.data.Subset(dataset, range(self.job["samples"]))
         held_out = torch.utils.data.Subset(Rows(), range(8))
         return DataLoader(dataset, **options), DataLoader(held_out, batch_size=4, shuffle=True)
 

@@ -389,8 +389,10 @@ def test_with_the_directory_lost_it_resumes_from_its_mirror(jobs: Jobs, tmp_path
 
 
 @pytest.mark.promise("C9")
-def test_two_ranks_killed_and_stopped_end_in_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
-    world: dict[str, Any] = {"ranks": 2, "arguments": {"max_steps": 12, "ddp_backend": "gloo"}}
+@pytest.mark.parametrize("is_dispatched", [False, True])
+def test_two_ranks_killed_and_stopped_end_in_the_same_bits(jobs: Jobs, tmp_path: Path, is_dispatched: bool) -> None:
+    arguments = {"max_steps": 12, "ddp_backend": "gloo", "accelerator_config": {"dispatch_batches": is_dispatched}}
+    world: dict[str, Any] = {"ranks": 2, "arguments": arguments}
     run = tmp_path / "run"
     whole = jobs.run(tmp_path / "whole", plain=True, **world)
     assert jobs.run(run, interrupts=[{"step": 6, "number": KILL}], **world).code == -KILL

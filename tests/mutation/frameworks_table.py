@@ -21,6 +21,35 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
+        "batches that one process reads for all, skipped by the Trainer",
+        "frameworks/trainer_batches.py",
+        "        if self._is_dispatched:\n            return True\n",
+        "",
+        f"{_TRAINER}test_two_ranks_killed_and_stopped_end_in_the_same_bits[True]",
+    ),
+    one(
+        "ranks with weights of their own, of which one is saved",
+        "frameworks/accelerate_job.py",
+        "        self._require_synced(optimizer)\n",
+        "",
+        f"{_LOOP}test_ranks_that_update_their_weights_apart_are_refused",
+    ),
+    one(
+        "a folder of a killed job at which the script's own save fails",
+        "frameworks/accelerate_job.py",
+        "            self._count_past_existing()\n",
+        "            pass\n",
+        f"{_LOOP}test_accelerates_own_naming_and_limit_are_kept",
+    ),
+    one(
+        "a last batch filled up with other samples after a resume",
+        "frameworks/loader_pass.py",
+        "    if needs_first_batch(loader):\n",
+        "    if False:\n",
+        "tests/frameworks/test_accelerate.py::"
+        "test_two_ranks_killed_and_stopped_end_in_the_same_bits[the first reads for all, and too few]",
+    ),
+    one(
         "random numbers drawn between DeepSpeed's load and its first step, and not said",
         "frameworks/deepspeed.py",
         "            self._watch_rng()\n",

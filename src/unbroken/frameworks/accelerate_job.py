@@ -135,6 +135,8 @@ class AccelerateJob:
         self._name_changes(script, point)
         if point.path is not None:
             self._load(point.path, point.manifest.metadata if point.manifest is not None else {})
+        if self.run.lease.number > 1:
+            self._count_past_existing()
         self._undo += [
             self.accelerator.register_save_state_pre_hook(self._on_save_state).remove,
             self.accelerator.register_load_state_pre_hook(self._on_load_state).remove,
@@ -142,6 +144,18 @@ class AccelerateJob:
         for each in self._held.optimizers:
             if isinstance(optimizer := real(each), torch.optim.Optimizer):
                 self._undo.append(optimizer.register_step_post_hook(self._updated).remove)
+
+    def _count_past_existing(self) -> None:
+        """Let the script's own saves get new numbers: a killed job may have saved after its last checkpoint.
+
+        Accelerate raises where the folder of its next number exists, and so would every later job.
+        """
+        project = self.accelerator.project_configuration
+        if not project.automatic_checkpoint_naming:
+            return
+        names = [each.name for each in Path(self.accelerator.project_dir, "checkpoints").glob("checkpoint_*")]
+        numbers = [int(name.rpartition("_")[2]) for name in names if name.rpartition("_")[2].isdecimal()]
+        project.iteration = max([project.iteration, *(number + 1 for number in numbers)])
 
     def _name_changes(self, script: Script, point: ResumePoint) -> None:
         """Name the values that the script has chosen otherwise than when the run began; the checkpoint's are used."""
@@ -337,13 +351,29 @@ class AccelerateJob:
 
     # ---- a step's edge ----
 
-    def _updated(self, *_: object) -> None:
+    def _updated(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self.place.is_open and not self.place.passes:
             raise RuntimeError(
                 "the optimizer was updated outside of run.batches: no step counts it, and no checkpoint is saved; "
                 "write `for epoch in run.epochs(n)` and, in it, `for batch in run.batches(loader)`"
             )
+        self._require_synced(optimizer)
         self._updates += 1
+
+    def _require_synced(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse weights that differ between the ranks: Accelerate saves those of rank 0 alone.
+
+        Raises:
+            ValueError: the optimizer updates a model whose gradients are not synchronized.
+        """
+        apart = [each for each in self._held.models if not getattr(each, "require_backward_grad_sync", True)]
+        # Another model than the optimizer's own may wait meanwhile: a generator while its critic is trained.
+        updated = {id(value) for group in optimizer.param_groups for value in group["params"]} if apart else set()
+        if any(id(value) in updated for each in apart for value in each.parameters()):
+            raise ValueError(
+                "the ranks update their weights apart (LocalSGD, or optimizer.step() inside no_sync): Accelerate saves "
+                "those of rank 0 alone, and a resume would give them to all ranks"
+            )
 
     def count_updates(self) -> bool:
         """Whether the body made an update of the optimizer: then a step is complete."""

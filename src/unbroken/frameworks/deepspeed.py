@@ -120,8 +120,8 @@ class Checkpoints(OwnLoop):
             self._open_run.recorder.event("data", notices=["draws from the global RNG before the first step"])
             if self._open_run.world.is_first:
                 _log.warning(
-                    "random numbers were drawn from torch's global RNG between load() and the first step, as iter(loader) "
-                    "does: not exact where a job without interruption draws none there; "
+                    "random numbers were drawn from torch's global RNG between load() and the first step, as by "
+                    "iter(loader): not exact where a job without interruption draws none there; "
                     "give the loader a generator of its own"
                 )
 

@@ -70,10 +70,31 @@ def way_of(loader: object, *, reread: bool | None) -> Way:
     if getattr(loader, "use_stateful_dataloader", False):
         # Its own state counts from the beginning of the pass: a loader that skips would count from elsewhere.
         return "state" if is_iterable and isinstance(dataset, Stateful) else "reread"
+    if needs_first_batch(loader):
+        reread = True
     if reread is None:
         holder = SimpleNamespace(dataset=dataset, collate_fn=getattr(inner, "collate_fn", None))
         reread = bool(worker_count(loader)) or bool(rngs_of(holder))
     return "reread" if reread or is_iterable else "index"
+
+
+def needs_first_batch(loader: object) -> bool:
+    """Whether the last batch may be filled up with samples of the first one: then that one has to be read.
+
+    Where one process reads for all, a last batch that does not divide by their number is filled up with the first
+    samples that this iterator has read; with one that skips by index those would be others.
+    """
+    if not isinstance(loader, DataLoaderDispatcher) or loader.state.num_processes == 1:
+        return False
+    inner: Any = real_loader(loader)
+    size, sampler = getattr(inner, "batch_size", None), getattr(inner, "sampler", None)
+    if getattr(inner, "drop_last", False):
+        return False
+    if not size or not isinstance(sampler, Sized):
+        return True
+    processes = int(loader.state.num_processes)
+    last = len(sampler) % (size if loader.split_batches else size * processes)
+    return bool(last % processes)
 
 
 class ContinuedPass:

@@ -24,7 +24,11 @@ from typing import Any, Final
 
 import torch
 from accelerate import skip_first_batches  # type: ignore[import-untyped]
-from accelerate.data_loader import DataLoaderShard, SkipBatchSampler  # type: ignore[import-untyped]
+from accelerate.data_loader import (  # type: ignore[import-untyped]
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    SkipBatchSampler,
+)
 from torch.utils.data import IterableDataset, TensorDataset
 from transformers import Trainer
 
@@ -186,8 +190,18 @@ class TrainerBatches:
         self._epoch, self._given = self._epoch + 1, 0
 
     @property
+    def _is_dispatched(self) -> bool:
+        """Whether one process reads for all: then the Trainer skips too few batches, and a last one is filled up."""
+        inner = self._loader
+        if not isinstance(inner, DataLoaderDispatcher) or isinstance(inner.dataset, IterableDataset):
+            return False
+        return int(inner.state.num_processes) > 1
+
+    @property
     def _is_rereading(self) -> bool:
         inner = self._loader
+        if self._is_dispatched:
+            return True
         if type(inner) is not DataLoaderShard or isinstance(inner.dataset, IterableDataset) or not worker_count(inner):
             # The Trainer itself reads an iterable data set again.
             return False
@@ -275,12 +289,9 @@ class TrainerBatches:
         self._given = count
         if self._is_rereading:
             if is_first_process():
-                _log.info(
-                    "continuing epoch %d: its first %d batches are read again, because loader workers may draw random "
-                    "numbers (Callback(reread=False) skips them)",
-                    epoch,
-                    count,
-                )
+                why = "loader workers may draw random numbers (Callback(reread=False) skips them)"
+                why = "one process reads them for all" if self._is_dispatched else why
+                _log.info("continuing epoch %d: its first %d batches are read again, because %s", epoch, count, why)
             self._loader.set_epoch(epoch)
             batches = iter(self._loader)
             skipped = 0

@@ -119,8 +119,8 @@ class TrainerJob:
         is_reached = state.global_step >= state.max_steps > 0
         is_over = asked is None and trainer is not None and _has_stopped_early(trainer, state)
         if (is_reached or is_over) and _was_target(manifest, self._target):
-            # Done: the Trainer would compute one more step where the target lies inside an epoch, and would go on to the
-            # next evaluation where it stopped early.
+            # Done: the Trainer would compute one more step where the target lies inside an epoch, and would go on to
+            # the next evaluation where it stopped early.
             self._set("max_steps", -1)
             self._set("num_train_epochs", 0.0)
             self.target_steps = state.max_steps
@@ -188,7 +188,7 @@ class TrainerJob:
         self._watched = None
 
     def put_off_save(self, state: TrainerState, control: TrainerControl) -> None:
-        """In the last step of an epoch, save after the evaluation that follows: it draws from the RNG, and has a result."""
+        """In the last step of an epoch, save after the evaluation that follows: it draws random numbers."""
         is_last = float(state.epoch or 0.0).is_integer() or control.should_epoch_stop or control.should_training_stop
         if control.should_save and is_last and self._args.eval_strategy == IntervalStrategy.EPOCH:
             control.should_save, self._is_put_off = False, True
@@ -427,7 +427,9 @@ def _was_target(manifest: Manifest | None, target: Mapping[str, Any]) -> bool:
 
 def _has_stopped_early(trainer: Trainer, state: TrainerState) -> bool:
     """Whether an early stopping that the trainer still has, with the same patience, has ended the training."""
-    saved: Any = (state.stateful_callbacks or {}).get(EarlyStoppingCallback.__name__, ())
+    # A dict where it was read from a file, whatever its type says.
+    states: Any = state.stateful_callbacks or {}
+    saved = states.get(EarlyStoppingCallback.__name__, ())
     patiences = [
         each.early_stopping_patience
         for each in trainer.callback_handler.callbacks

@@ -322,12 +322,14 @@ def test_accelerates_own_naming_and_limit_are_kept(tmp_path: Path) -> None:
                     # The script's own: a folder beside those of the run.
                     loop.accelerator.save_state()
     assert steps_of(tmp_path) == [5, 4] and [each.name for each in own.iterdir()] == ["checkpoint_0"]
-    # The next job continues their count, where Accelerate would find that the folder exists.
+    # The next job continues their count, where Accelerate would find that the folder exists: also one that a job made
+    # which was killed before its next checkpoint.
+    (own / "checkpoint_1").mkdir()
     again = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
     loop = Loop(project_config=again)
     train(tmp_path, loop, epochs=2)
     loop.accelerator.save_state()
-    assert {each.name for each in own.iterdir()} == {"checkpoint_0", "checkpoint_1"}
+    assert {each.name for each in own.iterdir()} == {"checkpoint_1", "checkpoint_2"}
     # And Accelerate reads the folders of the run.
     expected, reader = loop.state()[:2], Loop()
     reader.accelerator.load_state(str(tmp_path / "checkpoint-10"))
@@ -495,6 +497,30 @@ def test_updates_that_no_step_would_count_are_refused(tmp_path: Path) -> None:
                     loop.compute(batch)
 
     with pytest.raises(RuntimeError, match=r"outside of run\.batches"):
+        job()
+
+
+@pytest.mark.promise("C10")
+def test_ranks_that_update_their_weights_apart_are_refused(tmp_path: Path) -> None:
+    loop, other = Loop(), torch.nn.Linear(1, 1)
+    waiting = loop.accelerator.prepare(other)
+    # As DDP has it inside no_sync, where LocalSGD stays for several steps.
+    waiting.require_backward_grad_sync = False
+    with unbroken_acc.attach(loop.accelerator, tmp_path, **QUIET) as run:
+        for _ in run.epochs(1):
+            for batch in run.batches(loop.loader):
+                loop.compute(batch)
+    assert run.step == 5, "a model that this optimizer does not update may wait"
+
+    loop.model.require_backward_grad_sync = False
+
+    def job() -> None:
+        with unbroken_acc.attach(loop.accelerator, tmp_path / "apart", **QUIET) as run:
+            for _ in run.epochs(1):
+                for batch in run.batches(loop.loader):
+                    loop.compute(batch)
+
+    with pytest.raises(ValueError, match="LocalSGD"):
         job()
 
 

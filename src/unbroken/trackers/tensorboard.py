@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader  # type: ignore[import-untyped]
 from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import scalar
 
 from unbroken.records.metrics import Row
 from unbroken.trackers.tracker import Ending, TrackedRun
@@ -44,8 +46,9 @@ class TensorBoardTracker:
     def log(self, rows: Sequence[Row]) -> None:
         """Write the steps, and hand them to the kernel: what it has, a killed process no longer loses."""
         for row in rows:
-            for name, value in row.values.items():
-                self._writer.add_scalar(name, value, row.step)
+            # One event for the whole step: a kill in the middle leaves a step, or none of it.
+            parts = [scalar(name, value).value[0] for name, value in row.values.items()]
+            self._writer.file_writer.add_summary(Summary(value=parts), row.step)
         self._writer.flush()
 
     def finish(self, ending: Ending) -> None:

@@ -247,7 +247,7 @@ HABITS: tuple[Mutation, ...] = (
          "        holder.__dict__[name] = made\n", "        pass\n",
          f"{_CURSOR}{_ANY_EPOCH}[15-counting]"),
     one("a list that a sampler shuffles in place not restored", "state/between_epochs.py",
-         "        value[:] = [before[at] for at in places.tolist()]\n", "",
+         "        value[:] = [before[at] for at in places]\n", "",
          f"{_CURSOR}{_ANY_EPOCH}[15-in_place]"),
     one("a value of the script's restored that no epoch changed", "state/between_epochs.py",
          "            if not _is_same(before, value) and", "            if",

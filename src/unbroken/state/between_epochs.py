@@ -189,21 +189,21 @@ def _said(before: object, value: Any) -> dict[str, Any] | None:  # noqa: ANN401
 
 def _places_in(before: list[Any], value: list[Any]) -> torch.Tensor | None:
     """Where the elements of a shuffled list stood before; None if there are others among them."""
-    known, asked = (np.fromiter(map(id, each), np.int64, len(each)) for each in (before, value))
-    by_id = np.argsort(known, kind="stable")
     # Of an object that stands there twice, either place will do.
-    at = by_id[np.minimum(np.searchsorted(known, asked, sorter=by_id), len(known) - 1)] if len(known) else by_id
-    return torch.from_numpy(at) if len(at) == len(asked) and np.array_equal(known[at], asked) else None
+    known = {id(each): at for at, each in enumerate(before)}
+    found = [known.get(id(each), -1) for each in value]
+    return None if -1 in found else torch.tensor(found, dtype=torch.int64)
 
 
 def _set(place: _Place, before: object, said: Mapping[str, Any]) -> bool:
     """Put a value back; whether it has a place here."""
     holder, name, value = place
-    if (places := said.get("places")) is not None:
-        if not isinstance(before, list) or not isinstance(value, list) or max([*places, -1]) >= len(before):
+    if "places" in said:
+        places = said["places"].tolist()
+        if not isinstance(before, list) or not isinstance(value, list) or max(places, default=-1) >= len(before):
             return False
         # In place: other objects may hold the same list.
-        value[:] = [before[at] for at in places.tolist()]
+        value[:] = [before[at] for at in places]
         return True
     [(kind, made)] = said.items()
     if kind != "value":

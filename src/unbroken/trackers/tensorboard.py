@@ -8,7 +8,6 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import scalar
 
 from unbroken.records.metrics import Row
 from unbroken.trackers.tracker import Ending, TrackedRun
@@ -47,7 +46,7 @@ class TensorBoardTracker:
         """Write the steps, and hand them to the kernel: what it has, a killed process no longer loses."""
         for row in rows:
             # One event for the whole step: a kill in the middle leaves a step, or none of it.
-            parts = [scalar(name, value).value[0] for name, value in row.values.items()]
+            parts = [Summary.Value(tag=name, simple_value=float(value)) for name, value in row.values.items()]
             self._writer.file_writer.add_summary(Summary(value=parts), row.step)
         self._writer.flush()
 

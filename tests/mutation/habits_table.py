@@ -10,6 +10,9 @@ _SMALL = "tests/unit/state/test_many_tensors.py::"
 _STATE = "tests/unit/state/"
 _WRAPPED = "tests/exact/test_wrapped.py::"
 _DRAW_ON = "test_stateful_loader.py::test_workers_draw_on_after_a_resume_as_if_nothing_had_happened"
+_CURSOR = "tests/unit/state/test_cursor.py::"
+_ANY_EPOCH = "test_a_loader_without_state_resumes_with_the_next_batch_in_any_epoch"
+_GIVEN_ALL = "tests/unit/state/test_stateful_loader.py::test_a_worker_that_has_given_all_gives_nothing_again"
 _PIPELINES = "tests/unit/state/test_pipelines.py::"
 _AT_EVERY = f"{_PIPELINES}test_a_pipeline_resumes_at_every_position"
 _LEFT = "tests/unit/loop/test_left_early.py::"
@@ -258,8 +261,32 @@ HABITS: tuple[Mutation, ...] = (
          "    elif _has_function(_below(stages, _THREADED)):\n", "    elif False:\n",
          "tests/unit/state/test_pipelines.py::test_what_is_not_exact_is_said"),
     one("the epoch of a streaming dataset not set", "state/cursor.py",
-         "            held.set_epoch(self.epoch)\n", "            pass\n",
+         "            each.set_epoch(self.epoch)\n", "            pass\n",
          f"{_AT_EVERY}[datasets streaming JSON lines, map]"),
+    one("a sampler of batches not told the epoch", "state/loaders.py",
+         'getattr(loader, "sampler", None), batches, getattr', 'getattr(loader, "sampler", None), getattr',
+         f"{_CURSOR}test_every_part_of_a_loader_that_takes_the_epoch_is_told_it"),
+    one("an epoch that a sampler counts not restored", "state/between_epochs.py",
+         "        holder.__dict__[name] = made\n", "        pass\n",
+         f"{_CURSOR}{_ANY_EPOCH}[15-counting]"),
+    one("a list that a sampler shuffles in place not restored", "state/between_epochs.py",
+         "        value[:] = [before[at] for at in places]\n", "",
+         f"{_CURSOR}{_ANY_EPOCH}[15-in_place]"),
+    one("a value of the script's restored that no epoch changed", "state/between_epochs.py",
+         "            if not _is_same(before, value) and", "            if",
+         f"{_CURSOR}test_what_the_epochs_before_changed_is_kept_and_nothing_else"),
+    one("the generators of a loader of the script's own not found", "state/loaders.py",
+         "        roots.append(inner)\n", "        pass\n",
+         f"{_CURSOR}{_ANY_EPOCH}[15-Own]"),
+    one("the generators below a node of the script's own not found", "state/loaders.py",
+         '"sources", "own_nodes")', '"sources")',
+         f"{_PIPELINES}test_a_node_of_the_scripts_own_resumes_with_the_order_of_its_epoch[13]"),
+    one("a worker that has given all reads on", "state/loaders.py",
+         "                    fetcher.ended = True\n", "                    pass\n",
+         f"{_GIVEN_ALL}[3]"),
+    one("an end that is seen by the generator only not noticed", "state/loaders.py",
+         'return is_closed or bool(getattr', 'return bool(getattr',
+         f"{_GIVEN_ALL}[None]"),
     one("the start of an epoch of nodes changed by its replay", "state/torchdata_nodes.py",
          'reset(copy.deepcopy(loaded["root"]))', 'reset(loaded["root"])',
          f"{_PIPELINES}test_a_pipeline_resumes_job_after_job[torchdata.nodes MultiNodeWeightedSampler]"),

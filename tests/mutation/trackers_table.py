@@ -85,6 +85,28 @@ TRACKERS: tuple[Mutation, ...] = (
         f"{_FOLLOWING}test_a_failure_in_the_middle_of_a_batch_doubles_nothing",
     ),
     one(
+        "what kept steps back forgotten when the run is finished",
+        "trackers/sender.py",
+        "        self.error = self.error or behind\n",
+        "        pass\n",
+        f"{_FOLLOWING}test_a_tracker_that_took_no_step_is_behind_though_its_run_was_finished",
+    ),
+    one(
+        "a name that MLflow refuses sent as it is",
+        "trackers/mlflow.py",
+        "zip(_names(row.values), row.values.values(), strict=True)",
+        "row.values.items()",
+        "tests/unit/trackers/test_mlflow.py::test_no_name_keeps_the_steps_back",
+    ),
+    one(
+        "a step of TensorBoard's in many events",
+        "trackers/tensorboard.py",
+        "            self._writer.file_writer.add_summary(Summary(value=parts), row.step)\n",
+        "            for part in parts:\n"
+        "                self._writer.file_writer.add_summary(Summary(value=[part]), row.step)\n",
+        "tests/unit/trackers/test_tensorboard.py::test_a_step_that_a_kill_cuts_is_sent_again_with_all_its_metrics",
+    ),
+    one(
         "a drill shown as the real run",
         "loop/opened_run.py",
         "checkpoints=None, trackers=())",

@@ -17,9 +17,18 @@ from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from unbroken import torch_private
 from unbroken.errors import DataEnded, NotAnItem
 from unbroken.quoting.log import logger
-from unbroken.state.hugging_face import streaming_in
+from unbroken.state.between_epochs import Remembered
 from unbroken.state.items import Stateful
-from unbroken.state.loaders import adapted, carry_worker_rng, remarks, renew, rngs_of, says_all, worker_count
+from unbroken.state.loaders import (
+    adapted,
+    carry_worker_rng,
+    remarks,
+    renew,
+    rngs_of,
+    says_all,
+    told_epochs,
+    worker_count,
+)
 from unbroken.state.pipelines import identity_of
 from unbroken.state.rng import (
     capture_rng,
@@ -78,6 +87,9 @@ _OWN = "generators"
 _WORKERS = "workers"
 _IDENTITY = "identity"
 _START = "start"
+_REMEMBERED = "remembered"
+# What is not the state of a global generator in what is kept of an epoch's begin.
+_BESIDE = (_LOADERS_OWN, _START, _REMEMBERED)
 
 
 def require_loader(loader: object) -> Iterable[Any]:
@@ -125,8 +137,11 @@ class Cursor(Generic[T]):
         # The position that was loaded, until a batch is drawn: some loaders restore theirs only then.
         self._loaded: dict[str, Any] | None = None
         self._workers_before: int | None = None
+        self._missing: list[str] = []
         if self.is_stateful:
             carry_worker_rng(self.loader)
+        else:
+            self._remembered = Remembered(self.loader)
 
     @property
     def notices(self) -> list[str]:
@@ -137,6 +152,7 @@ class Cursor(Generic[T]):
             found.append(
                 f"num_workers was {before} and is {now}: not exact if the dataset draws random numbers or is iterable"
             )
+        found += [f"not exact: {each} was changed by the epochs before, and is not here" for each in self._missing]
         return found
 
     def __iter__(self) -> "Cursor[T]":
@@ -206,6 +222,8 @@ class Cursor(Generic[T]):
         if not self.is_stateful:
             renew(self.loader)
             self._began = {**capture_rng(), _LOADERS_OWN: states_of(self.loader)}
+            if changed := self._remembered.changed():
+                self._began[_REMEMBERED] = changed
         self._iterator = iter(self.loader)
         if self._began is not None and isinstance(self.loader, NodeLoader):
             # Its samplers count epochs by themselves.
@@ -218,21 +236,12 @@ class Cursor(Generic[T]):
         self._is_stopping = lambda: False
 
     def _set_epoch(self) -> None:
-        """Tell a distributed sampler the epoch, or it would draw the same order in every one."""
+        """Tell the epoch to whatever draws its order by it, or the order would be the same in every one."""
         # Accelerate's and Fabric's loaders count epochs by themselves, from 0 in every process.
-        if is_wrapped_loader(self.loader):
-            loader: Any = self.loader
-            if callable(set_own := getattr(loader, "set_epoch", None)):
-                set_own(self.epoch)
-            elif hasattr(loader, "_num_iter_calls"):
-                loader._num_iter_calls = self.epoch
-        sampler = getattr(self.loader, "sampler", None)
-        set_epoch = getattr(sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self.epoch)
-        held = self.loader if isinstance(self.loader, NodeLoader) else streaming_in(self.loader)
-        if held is not None:
-            held.set_epoch(self.epoch)
+        if is_wrapped_loader(self.loader) and hasattr(self.loader, "_num_iter_calls"):
+            self.loader._num_iter_calls = self.epoch
+        for each in told_epochs(self.loader):
+            each.set_epoch(self.epoch)
 
     def _note_epoch(self) -> None:
         self._epochs_in_step += 1
@@ -336,8 +345,9 @@ class Cursor(Generic[T]):
         self._workers_before = state.get(_WORKERS)
         if "loader" in state:
             self._loaded = copy.deepcopy(state)
-            self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
+            # Before its state: a loader of the script's may go to the start of the epoch that it is told.
             self._set_epoch()
+            self.loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]
             self._iterator = iter(self.loader)
             # Behind the iterator, which draws while it finds its place.
             self._drawn = state.get(_OWN, [])
@@ -349,7 +359,8 @@ class Cursor(Generic[T]):
             return
         self._set_epoch()
         renew(self.loader)
-        restore_rng({name: held for name, held in self._began.items() if name not in (_LOADERS_OWN, _START)})
+        self._missing = self._remembered.take(self._began.get(_REMEMBERED, []))
+        restore_rng({name: held for name, held in self._began.items() if name not in _BESIDE})
         set_states(self.loader, self._began[_LOADERS_OWN])
         if isinstance(self.loader, NodeLoader):
             self.loader.load_state_dict(self._began[_START])

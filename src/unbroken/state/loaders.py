@@ -117,6 +117,14 @@ def remarks(loader: object, *, is_replayed: bool) -> list[str]:
     return found
 
 
+def told_epochs(loader: Any) -> list[Any]:  # noqa: ANN401
+    """What a loop tells the epoch: a loader, its samplers and its dataset, as far as they have ``set_epoch``."""
+    batches = getattr(loader, "batch_sampler", None)
+    held = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = {id(each): each for each in (*held, getattr(loader, "dataset", None))}
+    return [each for each in found.values() if callable(getattr(each, "set_epoch", None))]
+
+
 # ---- generators that a loader owns ----
 
 
@@ -128,8 +136,15 @@ def rngs_of(loader: object) -> list[Any]:
     if (numpy := sys.modules.get("numpy")) is not None:
         skipped.add(id(numpy.random.mtrand._rand))
     seen: set[int] = set()
-    for attribute in ("generator", "sampler", "batch_sampler", "dataset", "collate_fn", "sources"):
-        for each in _inside(getattr(inner, attribute, None), 0, seen):
+    roots = [
+        getattr(inner, name, None)
+        for name in ("generator", "sampler", "batch_sampler", "dataset", "collate_fn", "sources", "own_nodes")
+    ]
+    if not isinstance(inner, torch.utils.data.DataLoader | Stateful):
+        # A loader of the script's own.
+        roots.append(inner)
+    for root in roots:
+        for each in _inside(root, 0, seen):
             if id(each) not in skipped:
                 found.setdefault(id(each), each)
     return list(found.values())
@@ -164,6 +179,7 @@ def _inside(value: object, depth: int, seen: set[int]) -> Iterator[object]:
 
 _MARK: Final = "unbroken_rng"
 _DATASET: Final = "dataset"
+_ENDED: Final = "ended"
 
 
 @functools.cache
@@ -201,24 +217,28 @@ class CarriedRng:
         if self._init is not None:
             self._init(worker_id)
         worker: Any = importlib.import_module(_WORKER)
-        waiting: list[str] = []
+        waiting: list[tuple[str, bool]] = []
         loaded: list[object] = []
         make, take = worker._make_state_dict, worker.try_to_deserialize
 
         def reported(worker_id: int, dataset_kind: Any, fetcher: Any, dataset: Any) -> dict[str, Any]:  # noqa: ANN401
             if waiting:
                 # The first report comes after dataset and iterator are restored; making an iterator may draw.
-                _set_worker_rng(waiting.pop(), (dataset, fetcher.collate_fn))
+                rng, is_ended = waiting.pop()
+                _set_worker_rng(rng, (dataset, fetcher.collate_fn))
+                if is_ended:
+                    # torchdata reads on, and a dataset that goes back to its start at its end gives all again.
+                    fetcher.ended = True
             state: dict[str, Any] = make(worker_id, dataset_kind, fetcher, dataset)
             rng = _worker_rng((dataset, fetcher.collate_fn))
             # A dataset that restores its position at the first sample does not know it in the first report.
             place = loaded.pop() if loaded else state[worker._DATASET_STATE]
-            state[worker._DATASET_STATE] = {_MARK: rng, _DATASET: place}
+            state[worker._DATASET_STATE] = {_MARK: rng, _DATASET: place, _ENDED: _is_ended(fetcher)}
             return state
 
         def taken(value: Any, held: Any) -> Any:  # noqa: ANN401
             if isinstance(held, dict) and _MARK in held:
-                waiting.append(held[_MARK])
+                waiting.append((held[_MARK], held.get(_ENDED, False)))
                 # An empty state has no values, and torchdata keeps values.
                 held = held.get(_DATASET, {})
                 if held is None:
@@ -228,6 +248,13 @@ class CarriedRng:
             return take(value, held)
 
         worker._make_state_dict, worker.try_to_deserialize = reported, taken
+
+
+def _is_ended(fetcher: Any) -> bool:  # noqa: ANN401 - torch's, of one of two kinds
+    """Whether a worker has read its iterable dataset to the end."""
+    iterator = getattr(fetcher, "dataset_iter", None)
+    is_closed = inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CLOSED
+    return is_closed or bool(getattr(fetcher, "ended", False))
 
 
 def _worker_rng(owners: object) -> str:

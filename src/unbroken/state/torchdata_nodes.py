@@ -36,6 +36,8 @@ class NodeLoader:
             for name in ("sampler", "iterable", "map_fn")
             if getattr(stage, name, None) is not None
         ]
+        # One of the script's own may hold what it reads from under any name.
+        self.own_nodes = [stage for stage in stages if not type(stage).__module__.startswith(_PACKAGE)]
         self._samplers: list[Any] = [stage for stage in stages if is_of(stage, _PACKAGE, "SamplerWrapper")]
         self._stages = stages
         self._loaded: dict[str, Any] | None = None
@@ -88,9 +90,10 @@ class NodeLoader:
                 "finish; in_order=True makes it exact"
             )
         is_read_ahead = any(is_of(stage, _PACKAGE, "Prefetcher") for stage in self._stages)
-        if any(getattr(stage, "num_workers", 0) or is_read_ahead for stage in mappers):
+        reads = is_read_ahead and any(_reads_scripts(stage) for stage in self._stages)
+        if reads or any(getattr(stage, "num_workers", 0) or is_read_ahead for stage in mappers):
             found.append(
-                "map functions of torchdata.nodes run in threads or processes ahead of the loop: "
+                "map functions and iterables of torchdata.nodes run in threads or processes ahead of the loop: "
                 "exact unless they draw random numbers from a shared generator"
             )
         return found
@@ -103,6 +106,13 @@ def as_loader(loader: Any) -> NodeLoader | None:  # noqa: ANN401 - any loader
     if is_of(loader, "torchdata.nodes.", "Loader"):
         return NodeLoader(loader.root)
     return None
+
+
+def _reads_scripts(stage: object) -> bool:
+    """Whether a node iterates something of the script's, which may draw random numbers."""
+    iterable = getattr(stage, "iterable", None)
+    is_known = isinstance(iterable, list | tuple | range) or hugging_face.streaming_in(iterable) is not None
+    return iterable is not None and not is_known
 
 
 def _is_exact(stage: Any) -> bool:  # noqa: ANN401 - of a library that may not be installed

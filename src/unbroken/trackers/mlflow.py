@@ -1,9 +1,10 @@
 """MLflow: one run that every job finds by a tag, on the server that MLflow's own variables name."""
 
+import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from mlflow.entities import Metric, Param
@@ -20,6 +21,7 @@ _MOST_METRICS: Final = 1000
 _MOST_PARAMETERS: Final = 100
 _LONGEST_PARAMETER: Final = 6000
 _STATUS: Final[Mapping[Ending, str]] = {"completed": "FINISHED", "stopped": "SCHEDULED", "failed": "FAILED"}
+_LONGEST_NAME: Final = 250
 _UNSAFE: Final = re.compile(r"[^\w\-./ :]")
 
 
@@ -67,7 +69,8 @@ class MlflowTracker:
         some: list[Metric] = []
         for row in rows:
             now_ms = int(time.time() * 1000)
-            of_step = [Metric(_UNSAFE.sub("_", key), value, now_ms, row.step) for key, value in row.values.items()]
+            named = zip(_names(row.values), row.values.values(), strict=True)
+            of_step = [Metric(name, value, now_ms, row.step) for name, value in named]
             if some and len(some) + len(of_step) > _MOST_METRICS:
                 self._server.log_batch(self._run_id, metrics=some)
                 some = []
@@ -87,12 +90,30 @@ def make(target: str) -> MlflowTracker:
 
 
 def _flat(values: Mapping[str, object], above: str = "") -> Iterator[Param]:
-    for key, value in values.items():
-        name = _UNSAFE.sub("_", f"{above}{key}")
+    for name, value in zip(_names(f"{above}{key}" for key in values), values.values(), strict=True):
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}.")
         else:
             yield Param(name, str(value)[:_LONGEST_PARAMETER])
+
+
+def _names(keys: Iterable[str]) -> list[str]:
+    """Names that MLflow takes, as like the given ones as can be, each another.
+
+    It takes few signs, no long names, and none that as a path would mean another one; a metric that it refuses would
+    keep back every step from there on.
+    """
+    names: dict[str, None] = {}
+    for key in keys:
+        parts = _UNSAFE.sub("_", key).split("/")
+        name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
+        if len(name) > _LONGEST_NAME:
+            told_apart = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:8]
+            name = f"{name[: _LONGEST_NAME - 20]}-{told_apart}"
+        while name in names:
+            name += "_"
+        names[name] = None
+    return [*names]
 
 
 def _chunks(values: Sequence[_Some], most: int) -> Iterator[Sequence[_Some]]:

@@ -85,7 +85,10 @@ class Sender:
                 break
             self._wake.wait()
             self._wake.clear()
+        behind = self.error
         self._try(self._finish)
+        # What kept rows back is not over because the run could be finished.
+        self.error = self.error or behind
 
     def _try(self, action: Callable[[], None]) -> bool:
         """Do it, again and again until it succeeds; False if the job ends before that."""

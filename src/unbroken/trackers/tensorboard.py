@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader  # type: ignore[import-untyped]
 from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
 from unbroken.records.metrics import Row
@@ -44,8 +45,9 @@ class TensorBoardTracker:
     def log(self, rows: Sequence[Row]) -> None:
         """Write the steps, and hand them to the kernel: what it has, a killed process no longer loses."""
         for row in rows:
-            for name, value in row.values.items():
-                self._writer.add_scalar(name, value, row.step)
+            # One event for the whole step: a kill in the middle leaves a step, or none of it.
+            parts = [Summary.Value(tag=name, simple_value=float(value)) for name, value in row.values.items()]
+            self._writer.file_writer.add_summary(Summary(value=parts), row.step)
         self._writer.flush()
 
     def finish(self, ending: Ending) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from tests.unit.data.streams import make_stream
 from tests.unit.state.tiny import bits, job, tiny
@@ -41,6 +42,67 @@ def with_workers() -> Loader:
     return DataLoader(DATA, batch_size=3, shuffle=True, num_workers=2, collate_fn=drawn)
 
 
+class Counting:
+    """A sampler that counts its epochs by itself, when its first number is asked for."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        order = random.Random(self.epoch)
+        self.epoch += 1
+        yield from order.sample(range(20), 20)
+
+
+class InPlace(Counting):
+    """A sampler that shuffles the orders of the epoch before: a list, an array, a tensor, and one made on the way."""
+
+    def __init__(self) -> None:
+        self.rng, self.size = numpy.random.default_rng(3), 20
+        self.names = [f"{number}" for number in range(5)]
+        self.order = numpy.arange(4)
+        self.held = {"turn": torch.arange(4)}
+
+    def __iter__(self) -> Iterator[int]:
+        self.rng.shuffle(self.names)
+        self.rng.shuffle(self.order)
+        self.held["turn"] = self.held["turn"].roll(1)
+        self.added = [*getattr(self, "added", [300]), 300 + len(self.names)]
+        yield from [
+            (4 * int(name) + int(self.order[turn]) + len(self.added)) % 20
+            for name in self.names
+            for turn in self.held["turn"].tolist()
+        ]
+
+
+def counting() -> Loader:
+    return DataLoader(DATA, batch_size=3, sampler=Counting())
+
+
+def in_place() -> Loader:
+    return DataLoader(DATA, batch_sampler=BatchSampler(InPlace(), 3, drop_last=False))
+
+
+class Own:
+    """A loader of the script's, with a generator of its own and another loader inside."""
+
+    def __init__(self) -> None:
+        self.rng = numpy.random.RandomState(1)
+        self.inner = counting()
+        self.told = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told = epoch
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        noise = torch.from_numpy(self.rng.randn(7))
+        for number, batch in enumerate(self.inner):
+            yield [*batch, noise[number], torch.tensor(self.told)]
+
+
 def drawn(rows: list[tuple[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch with numbers that its worker drew."""
     return torch.stack([row[0] for row in rows]), torch.rand(2)
@@ -54,7 +116,9 @@ def batches(cursor: Cursor[Any], count: int) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("make", [own_generator, global_generator, samplers_generator, with_workers])
+@pytest.mark.parametrize(
+    "make", [own_generator, global_generator, samplers_generator, counting, in_place, Own, with_workers]
+)
 @pytest.mark.parametrize("served", [3, 7, 9, 15])
 def test_a_loader_without_state_resumes_with_the_next_batch_in_any_epoch(
     make: Callable[[], Loader], served: int
@@ -120,6 +184,38 @@ def test_a_sampler_gets_the_epoch() -> None:
     other = Cursor(Listed([1, 2]))
     other.load_state_dict(cursor.state_dict())
     assert results[-1] == 2
+
+
+def test_what_the_epochs_before_changed_is_kept_and_nothing_else() -> None:
+    cursor = Cursor(in_place())
+    batches(cursor, 9)
+    kept = {tuple(path) for path, _ in cursor.state_dict()["began"]["remembered"]}
+    here = ("batch_sampler", "sampler")
+    assert kept == {(*here, "names"), (*here, "order"), (*here, "held", "turn"), (*here, "added")}
+    # What the script gives the sampler is the script's, also where it differs from the checkpoint's.
+    other = in_place()
+    sampler: Any = other.batch_sampler.sampler  # type: ignore[union-attr]
+    sampler.size, sampler.names = 5, ["0", "1"]
+    resumed = Cursor(other)
+    resumed.load_state_dict(cursor.state_dict())
+    assert (sampler.size, sorted(sampler.names)) == (5, ["0", "1"])
+    assert [each for each in resumed.notices if "not exact" in each and "batch_sampler.sampler.names" in each]
+
+
+def test_every_part_of_a_loader_that_takes_the_epoch_is_told_it() -> None:
+    told: list[tuple[str, int]] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.set_epoch = lambda epoch: told.append((name, epoch))
+
+    class Parts(list[int]):
+        batch_sampler, dataset = Part("batch_sampler"), Part("dataset")
+
+    Parts.batch_sampler.sampler = Part("sampler")  # type: ignore[attr-defined]
+    cursor = Cursor(Parts([1]))
+    next(cursor), next(cursor)
+    assert sorted(told) == [(name, epoch) for name in ("batch_sampler", "dataset", "sampler") for epoch in (0, 1)]
 
 
 def test_data_that_shrank_and_data_that_is_empty_are_named() -> None:

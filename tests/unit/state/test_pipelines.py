@@ -246,9 +246,44 @@ SAID = [
     (plain_map, "map functions of Grain run in threads"),
     (
         lambda: nodes.Prefetcher(nodes.Mapper(nodes.IterableWrapper([1]), str), 2),
-        "map functions of torchdata.nodes run",
+        "map functions and iterables of torchdata.nodes run",
     ),
 ]
+
+
+class Odd(nodes.BaseNode):  # type: ignore[misc]
+    """A node of the script's own: it lets odd numbers pass, and calls what it reads from by a name of its own."""
+
+    def __init__(self, below: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        self.below = below
+
+    def reset(self, initial_state: Any = None) -> None:  # noqa: ANN401
+        super().reset(initial_state)
+        self.below.reset(None if initial_state is None else initial_state["below"])
+
+    def next(self) -> int:
+        while not (number := next(self.below)) % 2:
+            pass
+        return int(number)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"below": self.below.state_dict()}
+
+
+@pytest.mark.promise("C13", "U10")
+@pytest.mark.parametrize("served", [2, 5, 13])
+def test_a_node_of_the_scripts_own_resumes_with_the_order_of_its_epoch(served: int) -> None:
+    def cursor() -> Cursor[Any]:
+        sampler = RandomSampler(range(22), generator=torch.Generator().manual_seed(2))
+        return Cursor(nodes.Loader(nodes.Batcher(Odd(nodes.SamplerWrapper(sampler)), 2, drop_last=False)))
+
+    whole = cursor()
+    expected = [draw(whole) for _ in range(20)]
+    first, again = cursor(), cursor()
+    assert [draw(first) for _ in range(served)] == expected[:served]
+    again.load_state_dict(stored(first.state_dict()))
+    assert [draw(again) for _ in range(20 - served)] == expected[served:]
 
 
 @pytest.mark.promise("U10")

@@ -1,11 +1,11 @@
 """torchdata's loader, which says where it stands: the real one, asked and loaded at every position."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 from torchdata.stateful_dataloader.sampler import RandomSampler  # type: ignore[import-untyped]
 
@@ -83,6 +83,48 @@ def test_a_position_is_saved_twice_in_a_row_as_well_as_once() -> None:
         found += batches(cursor, count)
         state = cursor.state_dict()
     assert found == whole
+
+
+class Returning(IterableDataset[int]):
+    """A dataset that goes back to its start when it has given all, as people write it."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        share = range(10)[3:] if worker.id else range(3)
+        while self.at < len(share):
+            self.at += 1
+            yield share[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_a_worker_that_has_given_all_gives_nothing_again(batch_size: int | None) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "batch_size": batch_size}
+
+    def numbers(cursor: Cursor[Any], count: int) -> list[object]:
+        return [next(cursor).tolist() if batch_size else next(cursor) for _ in range(count)]
+
+    # One worker has ended long before the other has given its last.
+    per_epoch = 4 if batch_size else 10
+    whole = numbers(Cursor(StatefulDataLoader(Returning(), **options)), 2 * per_epoch)
+    for served in (per_epoch - 1, per_epoch):
+        first = Cursor(StatefulDataLoader(Returning(), **options))
+        numbers(first, served)
+        second = Cursor(StatefulDataLoader(Returning(), **options))
+        second.load_state_dict(first.state_dict())
+        assert numbers(second, 2 * per_epoch - served) == whole[served:]
+        assert second.epoch == 1
 
 
 @pytest.mark.promise("U10")

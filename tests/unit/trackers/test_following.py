@@ -150,6 +150,22 @@ def test_a_failing_tracker_changes_no_bit_and_is_counted(
     assert shown(board) == [[*range(1, 13)]]
 
 
+def test_a_tracker_that_took_no_step_is_behind_though_its_run_was_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board, run = Board(), tmp_path / "run"
+    board.failing = lambda: bool(board.started)
+    train(run, board, 8)
+    assert board.ends == ["completed"] and shown(board) == [[]]
+    (ended,) = read_history(Layout(run)).of_kind("tracker-end")
+    assert ended.text("error") and ended.whole("sent") == 0
+    assert [record for record in caplog.records if "is behind" in record.getMessage()]
+    # The same command, though there is nothing left to compute.
+    board.failing = lambda: False
+    train(run, board, 8)
+    assert shown(board) == [[*range(1, 9)]]
+
+
 def test_a_failure_in_the_middle_of_a_batch_doubles_nothing(tmp_path: Path) -> None:
     failures = iter([False] * 4 + [True] + [False] * 100)
     board = Board(failing=lambda: next(failures))

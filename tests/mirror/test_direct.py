@@ -181,7 +181,7 @@ def test_of_two_jobs_without_a_shared_disk_the_first_one_commits_nothing_more(ur
 
 def test_the_address_of_another_run_is_refused(url: str, tmp_path: Path) -> None:
     job(tmp_path / "run", 2, direct(url), **tiny())
-    with pytest.raises(MirrorTaken, match="a run called run"):
+    with pytest.raises(MirrorTaken):
         job(tmp_path / "other", 2, direct(url), **tiny())
 
 

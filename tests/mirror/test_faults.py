@@ -174,7 +174,7 @@ def test_a_prefix_of_another_run_is_refused_and_stays_as_it_was(direct: int, url
     mirror = opened(first, url)
     uploaded(first, name, mirror)
     saved(second, 10, job="b")
-    with pytest.raises(MirrorTaken, match="another run"):
+    with pytest.raises(MirrorTaken):
         opened(second, url)
     remote = store_at(mirror.client)
     assert remote.read_manifest(name).id == first.read_manifest(name).id

@@ -179,7 +179,7 @@ def test_a_loop_that_does_not_load_or_counts_from_the_start_is_refused(tmp_path:
         with pytest.raises(StartsOver, match="checkpoint-4"):
             checkpoints.writer(5)
         dcp.load(blank(), storage_reader=checkpoints.reader())
-        with pytest.raises(StartsOver, match="starts at step 0"):
+        with pytest.raises(StartsOver):
             checkpoints.step_done(1)
         assert not checkpoints.step_done(5)
         with pytest.raises(RunHeld):

@@ -203,7 +203,7 @@ def test_another_tokenizer_is_refused_by_contents_and_the_same_one_taken_under_a
 
 def test_without_a_kept_tokenizer_one_with_too_many_ids_is_refused(tmp_path: Path) -> None:
     save_run(tmp_path / "run", keeps_tokenizer=False, rows=256)
-    with pytest.raises(WrongTokenizer, match="it has 257 ids, the model 256"):
+    with pytest.raises(WrongTokenizer, match="257"):
         TextFinder.find(str(tmp_path / "run"), "bytes")
 
 

@@ -51,7 +51,7 @@ def test_a_rank_gets_the_config_that_the_launcher_decoded(asked: Config) -> None
 def test_a_config_that_is_missing_cut_or_too_large_is_an_error(asked: Config) -> None:
     whole = passed_on(asked, "unbroken train")[CONFIG_VARIABLE]
     for environ in ({}, {CONFIG_VARIABLE: ""}, {CONFIG_VARIABLE: whole[:-10]}, {CONFIG_VARIABLE: "no config"}):
-        with pytest.raises(BadUsage, match="--launched needs UNBROKEN_TRAIN_CONFIG"):
+        with pytest.raises(BadUsage, match="UNBROKEN_TRAIN_CONFIG"):
             taken_over(environ)
     path = "".join(chr(0x4E00 + number * number % 20_000) for number in range(60_000))
     with pytest.raises(BadUsage, match="too large"):

@@ -136,7 +136,7 @@ def test_a_tensor_that_no_save_could_hold_is_refused_before_the_first_step(tmp_p
 
 def test_a_lazy_layer_is_refused_at_entry_and_taken_once_it_has_a_shape(tmp_path: Path) -> None:
     lazy = nn.LazyLinear(2)
-    with pytest.raises(NotAnItem, match="'lazy' cannot be saved: LazyLinear lacks a shape for weight"):
+    with pytest.raises(NotAnItem, check=lambda refused: (refused.name, refused.type_name) == ("lazy", "LazyLinear")):
         job(tmp_path / "run", 2, lazy=lazy)
     lazy(torch.ones(1, 3))
     job(tmp_path / "run", 2, lazy=lazy)

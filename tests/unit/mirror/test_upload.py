@@ -123,7 +123,7 @@ def test_another_run_is_refused_and_the_same_one_is_recognised(store: Store, mir
     with pytest.raises(MirrorTaken):
         opened(same_name, mirror_url)
     # Among its checkpoints, where the records of the other run would be.
-    with pytest.raises(MirrorTaken, match="a run called run"):
+    with pytest.raises(MirrorTaken):
         opened(other, f"{mirror_url}/checkpoints/b")
     # Wiped: nothing here, and the same name.
     assert opened(run_at(tmp_path / "again" / "run"), mirror_url).url == mirror_url

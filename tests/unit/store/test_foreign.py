@@ -109,7 +109,7 @@ def test_a_run_of_gpt_simple_is_resolved_to_what_it_wrote_last(tmp_path: Path) -
 
 def test_a_parent_that_is_not_clear_is_an_error_that_lists_the_candidates(tmp_path: Path) -> None:
     lightning = touch(tmp_path / "lightning", "epoch=0-step=3.ckpt", "last.ckpt")
-    with pytest.raises(ForeignAmbiguous, match="not all of them state their step") as refused:
+    with pytest.raises(ForeignAmbiguous) as refused:
         resolve_foreign(lightning)
     assert [path.name for path in refused.value.candidates] == ["epoch=0-step=3.ckpt", "last.ckpt"]
     mixed = touch(tmp_path / "mixed", "checkpoint-3/trainer_state.json", "checkpoint-3/model.safetensors")

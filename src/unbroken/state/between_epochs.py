@@ -4,9 +4,11 @@ A sampler that counts its epochs by itself, or that shuffles the order of the ep
 process than it did here. So the plain values of what the script wrote, its samplers, its dataset and a loader of its
 own, are compared with those that it was made with. What differs when an epoch begins is kept beside the RNG states of
 that time; what does not, the script's arguments above all, is always the script's. Objects of libraries are left alone:
-the state of theirs that matters is known by name elsewhere.
+the state of theirs that matters is known by name elsewhere. Of a dataset, numbers and orders are compared, and no texts
+or flags: a directory that it made, or that it has opened a file, is not true of the next process.
 """
 
+import hashlib
 import operator
 from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
@@ -22,9 +24,10 @@ from unbroken.state.wrappers import real_loader
 _DEEPEST: Final = 5
 _LONGEST: Final = 64
 _MOST_OBJECTS: Final = 10_000
-# An order of more numbers is not copied to see whether it changes.
+# An order of more numbers is not read to see whether it changes.
 _MOST_NUMBERS: Final = 1 << 24
-_FROM_LOADER: Final = ("sampler", "batch_sampler", "dataset", "collate_fn", "sources")
+_SAMPLERS: Final = ("sampler", "batch_sampler")
+_FROM_LOADER: Final = (*_SAMPLERS, "dataset", "collate_fn", "sources")
 # Of these libraries nothing is kept, but what a script gave them is looked for inside.
 _OPENED: Final = ("torch.utils.data.", "torchdata.", "tqdm.")
 _CLOSED: Final = ("torch.", "datasets.", "grain.", "numpy.", "accelerate.", "lightning.", "pytorch_lightning.")
@@ -101,6 +104,8 @@ def _walk(path: Path, held: object, seen: set[int]) -> Iterator[tuple[Path, obje
         return
     seen.add(id(held))
     for name, value in _members(held):
+        if _is_flag(value) and path[0] not in _SAMPLERS:
+            continue
         if not _is_plain(value):
             yield from _walk((*path, name), value, seen)
         elif _is_scripts(held):
@@ -134,10 +139,14 @@ def _is_scripts(held: object) -> bool:
 # ---- values ----
 
 
+def _is_flag(value: object) -> bool:
+    return value is None or isinstance(value, bool | str)
+
+
 def _is_plain(value: object) -> bool:
     """Whether a value is compared as one: a number, a text, an order of numbers, a list."""
     is_list = type(value) is list and len(value) <= _MOST_NUMBERS
-    return value is None or is_list or isinstance(value, bool | int | float | str) or _is_order(value)
+    return is_list or _is_flag(value) or isinstance(value, int | float) or _is_order(value)
 
 
 def _is_order(value: object) -> bool:
@@ -149,21 +158,24 @@ def _is_order(value: object) -> bool:
 
 
 def _kept(value: Any) -> object:  # noqa: ANN401
-    """A value as it is now, whatever becomes of it; the elements of a list are those themselves."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return value.copy() if isinstance(value, np.ndarray | list) else value
+    """What shows later whether a value has changed; the elements of a list are those themselves."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _digest(value)
+    return value.copy() if isinstance(value, list) else value
+
+
+def _digest(order: Any) -> tuple[object, ...]:  # noqa: ANN401 - of numpy or torch
+    numbers = np.ascontiguousarray(order.detach().numpy() if isinstance(order, torch.Tensor) else order)
+    return type(order), order.dtype, hashlib.blake2b(memoryview(numbers)).digest()
 
 
 def _is_same(before: Any, value: Any) -> bool:  # noqa: ANN401
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return bool(before == _digest(value))
     if type(before) is not type(value):
         return False
     if isinstance(value, list):
         return len(before) == len(value) and all(map(operator.is_, before, value))
-    if isinstance(value, torch.Tensor):
-        return torch.equal(before, value)
-    if isinstance(value, np.ndarray):
-        return before.dtype == value.dtype and np.array_equal(before, value)
     return bool(before == value)
 
 

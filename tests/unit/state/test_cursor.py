@@ -202,6 +202,29 @@ def test_what_the_epochs_before_changed_is_kept_and_nothing_else() -> None:
     assert [each for each in resumed.notices if "not exact" in each and "batch_sampler.sampler.names" in each]
 
 
+def test_what_a_dataset_has_opened_is_not_taken_for_something_that_an_epoch_changed(tmp_path: Path) -> None:
+    class Lazy(torch.utils.data.Dataset[int]):
+        def __init__(self) -> None:
+            self.folder: str | None = None
+            self.is_open, self.served = False, 0
+            self.order = np.arange(4)
+
+        def __getitem__(self, index: int) -> int:
+            self.folder, self.is_open = str(tmp_path), True
+            self.served += 1
+            self.order[0] = self.served
+            return index
+
+        def __len__(self) -> int:
+            return 4
+
+    cursor = Cursor(torch.utils.data.DataLoader(Lazy(), batch_size=2))
+    batches(cursor, 3)
+    dataset = Lazy()
+    Cursor(torch.utils.data.DataLoader(dataset, batch_size=2)).load_state_dict(cursor.state_dict())
+    assert (dataset.folder, dataset.is_open, dataset.served) == (None, False, 4) and dataset.order[0] == 4
+
+
 def test_every_part_of_a_loader_that_takes_the_epoch_is_told_it() -> None:
     told: list[tuple[str, int]] = []
 

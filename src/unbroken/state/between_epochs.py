@@ -27,7 +27,8 @@ _MOST_OBJECTS: Final = 10_000
 # An order of more numbers is not read to see whether it changes.
 _MOST_NUMBERS: Final = 1 << 24
 _SAMPLERS: Final = ("sampler", "batch_sampler")
-_FROM_LOADER: Final = (*_SAMPLERS, "dataset", "collate_fn", "sources")
+# The dataset first: samplers hold it too, and what it opened is its own wherever it is found.
+_FROM_LOADER: Final = ("dataset", *_SAMPLERS, "collate_fn", "sources")
 # Of these libraries nothing is kept, but what a script gave them is looked for inside.
 _OPENED: Final = ("torch.utils.data.", "torchdata.", "tqdm.")
 _CLOSED: Final = ("torch.", "datasets.", "grain.", "numpy.", "accelerate.", "lightning.", "pytorch_lightning.")
@@ -166,7 +167,7 @@ def _kept(value: Any) -> object:  # noqa: ANN401
 
 def _digest(order: Any) -> tuple[object, ...]:  # noqa: ANN401 - of numpy or torch
     numbers = np.ascontiguousarray(order.detach().numpy() if isinstance(order, torch.Tensor) else order)
-    return type(order), order.dtype, hashlib.blake2b(memoryview(numbers)).digest()
+    return type(order), order.dtype, hashlib.blake2b(numbers.data).digest()
 
 
 def _is_same(before: Any, value: Any) -> bool:  # noqa: ANN401

@@ -203,13 +203,16 @@ def test_what_the_epochs_before_changed_is_kept_and_nothing_else() -> None:
 
 
 def test_what_a_dataset_has_opened_is_not_taken_for_something_that_an_epoch_changed(tmp_path: Path) -> None:
+    found: list[tuple[object, ...]] = []
+
     class Lazy(torch.utils.data.Dataset[int]):
         def __init__(self) -> None:
             self.folder: str | None = None
             self.is_open, self.served = False, 0
-            self.order = np.arange(4)
+            self.order = numpy.arange(4)
 
         def __getitem__(self, index: int) -> int:
+            found.append((self.folder, self.is_open, self.served, int(self.order[0])))
             self.folder, self.is_open = str(tmp_path), True
             self.served += 1
             self.order[0] = self.served
@@ -220,9 +223,12 @@ def test_what_a_dataset_has_opened_is_not_taken_for_something_that_an_epoch_chan
 
     cursor = Cursor(torch.utils.data.DataLoader(Lazy(), batch_size=2))
     batches(cursor, 3)
-    dataset = Lazy()
-    Cursor(torch.utils.data.DataLoader(dataset, batch_size=2)).load_state_dict(cursor.state_dict())
-    assert (dataset.folder, dataset.is_open, dataset.served) == (None, False, 4) and dataset.order[0] == 4
+    found.clear()
+    resumed = Cursor(torch.utils.data.DataLoader(Lazy(), batch_size=2))
+    resumed.load_state_dict(cursor.state_dict())
+    batches(resumed, 1)
+    # The second epoch is drawn anew from its start, by a dataset that has opened nothing yet.
+    assert found[0] == (None, False, 4, 4) and len(found) == 4
 
 
 def test_every_part_of_a_loader_that_takes_the_epoch_is_told_it() -> None:

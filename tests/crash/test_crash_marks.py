@@ -23,7 +23,16 @@ from tests.crash.test_emergency import SCENES as EMERGENCIES
 from tests.crash.test_emergency import with_an_older_dump
 from tests.crash.test_export import a_place, exports, replaces, with_exports
 from tests.crash.test_file_systems import acquire_without_links
-from tests.crash.test_framework_folders import links_anew, publishes, saves_by_dcp, with_an_earlier_one, with_two_links
+from tests.crash.test_framework_folders import (
+    links_anew,
+    notes_a_file,
+    publishes,
+    removes_what_was_given_up,
+    saves_by_dcp,
+    with_an_earlier_one,
+    with_paths_given_up,
+    with_two_links,
+)
 from tests.crash.test_lease import _acquire, _release, _renew, _run_with
 from tests.crash.test_mirror import (
     brings_back,
@@ -132,6 +141,7 @@ def _scene_actions() -> list[tuple[MemoryDisk, Callable[[Disk], object]]]:
     found += [(with_a_ledger(), mirrors_everything), (wiped(), brings_back), (damaged(), repairs)]
     found.append((with_leavings(), tidies))
     found += [(with_an_earlier_one(), publishes), (with_an_earlier_one(), saves_by_dcp), (with_two_links(), links_anew)]
+    found += [(with_paths_given_up(), action) for action in (removes_what_was_given_up, notes_a_file)]
     found.append((stale(), refreshes))
     found += [(direct_checkpoint(), saves), (with_two(), keeps_records)]
     return found

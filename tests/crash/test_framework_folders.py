@@ -1,6 +1,7 @@
 """A framework's checkpoint, under every crash and every power cut: there whole under its name, or not there."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +16,9 @@ from unbroken.files import Files
 from unbroken.frameworks.dcp_storage import Writer
 from unbroken.frameworks.folders import Folder, begin_folder, mark_checkpoints_here, publish_folder, write_latest
 from unbroken.frameworks.framework_run import FrameworkRun
+from unbroken.frameworks.lightning_leftovers import Leftovers, metadata_of, note_written
 from unbroken.frameworks.lightning_links import FILE, Links
+from unbroken.records.journal import Journal, read_history
 from unbroken.records.layout import Layout
 from unbroken.store.check import Level, verify
 from unbroken.store.commit import Draft, Record, commit
@@ -136,3 +139,48 @@ def test_a_link_of_a_model_checkpoint_leads_to_the_old_one_or_to_the_new_one() -
             assert last in ("checkpoint-4", "checkpoint-7") and best in ("checkpoint-4", None), f"{trial}, {words}"
             # The old one goes only when the new one is there.
             assert best is not None or last == "checkpoint-7", f"{trial}, {words}"
+
+
+BEST, GIVEN_UP, LATER, OF_THE_USER = (MODELS / f"{name}.ckpt" for name in ("best", "given_up", "later", "mine"))
+
+
+def with_paths_given_up() -> MemoryDisk:
+    """A job that was killed after the commit of a save and before what it gave up was removed."""
+    disk = with_two_links()
+    files = Files(disk)
+    save(Store(RUN, files), 9, metadata=metadata_of([f"models/{path.name}" for path in (BEST, GIVEN_UP, OF_THE_USER)]))
+    for path in (GIVEN_UP, OF_THE_USER):
+        files.write_new(path, [b"weights"])
+    journal = Journal(Layout(RUN), 1, clock=float, files=files)
+    note_written(journal.write, files, GIVEN_UP, RUN, 4)
+    journal.close()
+    disk.sync_all()
+    return disk
+
+
+def removes_what_was_given_up(disk: Disk) -> None:
+    files = Files(disk)
+    store = Store(RUN, files)
+    events = read_history(Layout(RUN), files).events
+    left = Leftovers(Links(store, [MODELS], job="j0002_a"), files, RUN, events, 9)
+    left.remove_given_up(store.read_manifest("checkpoint-9"), held=set())
+
+
+def notes_a_file(disk: Disk) -> None:
+    files = Files(disk)
+    files.write_new(LATER, [b"weights"])
+    note_written(Journal(Layout(RUN), 2, clock=float, files=files).write, files, LATER, RUN, 10)
+
+
+@pytest.mark.promise("X7", "C11")
+@pytest.mark.parametrize("act", [removes_what_was_given_up, notes_a_file])
+def test_what_a_save_gave_up_is_removed_after_any_crash_and_no_other_file(act: Callable[[Disk], object]) -> None:
+    for trial in crash_points(with_paths_given_up, act, (*KILLS, *ERRORS)):
+        for words, disk in [("now", trial.disk), *crash_states(trial.disk)]:
+            files = Files(disk)
+            for _ in range(2):
+                assert files.read_bytes(OF_THE_USER, limit_bytes=100) == b"weights", f"{trial}, {words}"
+                removes_what_was_given_up(disk)
+            assert files.find(BEST) is None, f"{trial}, {words}"
+            # A power cut gives files of this model another identity: then it stays, as a file of somebody's.
+            assert files.find(GIVEN_UP) is None or disk is not trial.disk, f"{trial}, {words}"

@@ -434,7 +434,7 @@ def test_an_upload_is_logged_after_the_save_it_belongs_to(tmp_path: Path, caplog
     uploads = [Upload("file:///m", f"id{step}", f"checkpoint-{step}", f"checkpoint-{step}", 1) for step in (1, 2)]
 
     def logged() -> list[str]:
-        return [str(each.args[0]) for each in caplog.records if isinstance(each.args, tuple)]
+        return [name for each in caplog.messages for name in each.split() if name.startswith("checkpoint-")]
 
     with caplog.at_level(logging.INFO, logger="unbroken"):
         for each in uploads:

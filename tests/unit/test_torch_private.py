@@ -22,7 +22,9 @@ OF_LOADERS = {"_make_state_dict", "_DATASET_STATE", "_initial_iter_for_state_dic
 OF_WORKERS = {"_error_if_any_worker_fails", "_set_worker_signal_handlers"}
 # The lists of what was prepared: Accelerate has no other way to ask.
 OF_ACCELERATORS = {"_models", "_dataloaders", "_custom_objects"}
-ALLOWED = MODULE_DICTS | ELSEWHERE | OF_PROCESSES | OF_LOADERS | OF_WORKERS | OF_ACCELERATORS
+# Where a Trainer adds up the metrics of an epoch: without them the mean of an interrupted one is of its last batches.
+OF_TRAINERS = {"_results", "_first_loop_iter"}
+ALLOWED = MODULE_DICTS | ELSEWHERE | OF_PROCESSES | OF_LOADERS | OF_WORKERS | OF_ACCELERATORS | OF_TRAINERS
 
 
 def is_private(name: str) -> bool:

@@ -17,14 +17,13 @@ from unbroken.frameworks.epoch_rng import packed, unpacked
 from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, Published, ResumePoint
 from unbroken.frameworks.lightning_leftovers import (
-    WRITTEN,
     Leftovers,
-    WrittenFile,
     ask_again,
     given_up,
     held_by,
     let_overwrite,
     metadata_of,
+    note_written,
 )
 from unbroken.frameworks.lightning_links import (
     FILE,
@@ -523,11 +522,8 @@ class LightningJob:
             write(path)
 
     def _note_written(self, path: Path, step: int) -> None:
-        """Name a file in the journal, so that the job after a kill knows it again."""
         try:
-            # crash here: a file that no job knows: it stays, and Lightning names the next one "-v1".
-            if (found := WrittenFile.now(self.run.store.files, path, self.run.store.root, step)) is not None:
-                self.run.recorder.event(WRITTEN, **vars(found))
+            note_written(self.run.recorder.event, self.run.store.files, path, self.run.store.root, step)
         except StorageFailed as refused:
             _log.warning("%s", refused.headline())
 

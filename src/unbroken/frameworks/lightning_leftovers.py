@@ -48,6 +48,17 @@ class WrittenFile:
         return cls(os.path.relpath(path, root), step, found.size_bytes, found.modified_ns, found.identity)
 
 
+def note_written(record: Callable[..., object], files: Files, path: Path, root: Path, step: int) -> None:
+    """Name a file that Lightning has just written in the journal, so that the job after a kill knows it again.
+
+    Raises:
+        StorageFailed: the system refused to say.
+    """
+    # crash here: a file that no job knows: it stays, and Lightning names the next one "-v1".
+    if (found := WrittenFile.now(files, path, root, step)) is not None:
+        record(WRITTEN, **vars(found))
+
+
 def written_files(events: Iterable[Event], *, uncommitted: bool) -> list[WrittenFile]:
     """The files that the journal names; ``uncommitted``: those after the last commit and the last way back."""
     found: list[WrittenFile] = []

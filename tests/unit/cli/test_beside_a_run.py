@@ -54,8 +54,6 @@ def test_fetch_takes_a_newer_checkpoint_where_its_own_is_removed(
 @pytest.mark.promise("X6")
 def test_a_sweep_leaves_what_another_has_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_with(tmp_path / "run", 1, 2)
-    monkeypatch.setattr(
-        type(store), "read_manifest", first_remove(store.path("checkpoint-1"), type(store).read_manifest)
-    )
+    monkeypatch.setattr(type(store), "read_outline", first_remove(store.path("checkpoint-1"), type(store).read_outline))
     plan = plan_sweep(store, ["checkpoint-1"], is_live=lambda _: False)
     assert not plan.checkpoints and [name for name, _ in plan.left] == ["checkpoint-1"]

@@ -85,11 +85,20 @@ def s3() -> str:
     return f"s3://{BUCKET}/{secrets.token_hex(6)}/run"
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.needs("moto"))])
+@pytest.fixture(
+    params=[
+        "file",
+        pytest.param("s3", marks=pytest.mark.needs("moto")),
+        pytest.param("az", marks=pytest.mark.needs("azurite")),
+    ]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path, s3: str) -> str:
     if request.param == "file":
         (tmp_path / "shared").mkdir()
         return f"file://{tmp_path}/shared/run"
+    if request.param == "az":
+        found: str = request.getfixturevalue("azure")
+        return found
     request.getfixturevalue("direct")
     return s3
 

@@ -167,6 +167,6 @@ def test_a_copy_that_is_not_what_was_written_is_never_called_one() -> None:
     # On another host the copy of before is the newest there is, and why is said.
     assert elsewhere.dump_set is not None
     assert elsewhere.dump_set.step == 3
-    ((name, reason),) = elsewhere.passed_over
+    ((name, reason),) = elsewhere.skipped
     assert name == "emergency_step_5"
     assert "node-1" in reason and "persistent_dir" in reason

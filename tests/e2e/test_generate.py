@@ -131,7 +131,7 @@ def test_the_average_of_the_weights_answers_where_it_is_requested(forked_unbroke
     assert not (tmp_path / "none.pt").exists()
 
 
-def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, forked_unbroken: Tool) -> None:
+def test_a_newest_checkpoint_that_is_not_whole_is_skipped_aloud(run: Path, forked_unbroken: Tool) -> None:
     newest = find_model(str(run)).path
     next((newest / "state").glob("*.distcp")).unlink()
     ended = forked_unbroken("generate", "run", "--prompt", "x", "--greedy")

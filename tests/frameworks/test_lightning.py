@@ -136,7 +136,7 @@ def test_killed_at_every_phase_of_a_save_it_ends_in_the_same_bits(jobs: Jobs, tm
 
 
 @pytest.mark.promise("C11")
-def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_passed_over(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_skipped(jobs: Jobs, tmp_path: Path) -> None:
     job: dict[str, Any] = {"manual": True, "trainer": {"max_steps": 36}}
     whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
     run = tmp_path / "run"

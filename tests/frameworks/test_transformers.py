@@ -122,7 +122,7 @@ def test_killed_at_every_phase_of_a_save_it_ends_in_the_same_bits(jobs: Jobs, tm
 
 
 @pytest.mark.promise("C9")
-def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_passed_over(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_skipped(jobs: Jobs, tmp_path: Path) -> None:
     whole = jobs.run(tmp_path / "whole", plain=True)
     run = tmp_path / "run"
     stopped = jobs.run(run, interrupts=[{"step": 5, "flag": str(Layout(run).stop_request)}])
@@ -344,7 +344,7 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(jobs: Jobs, tmp_path:
 
 
 @pytest.mark.promise("C9", "X6")
-def test_a_save_under_the_final_name_is_sealed_there_and_passed_over_if_torn(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_save_under_the_final_name_is_sealed_there_and_skipped_if_torn(jobs: Jobs, tmp_path: Path) -> None:
     whole = jobs.run(tmp_path / "whole", plain=True)
     run = tmp_path / "run"
     killed = jobs.run(run, save_late=6, torn={"name": "optimizer.pt", "step": 6})

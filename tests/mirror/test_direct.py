@@ -236,7 +236,7 @@ def test_a_store_that_cannot_be_read_is_no_reason_to_start_over(proxy: Proxy, s3
 
 
 @pytest.mark.promise("M26")
-def test_a_damaged_object_is_passed_over_and_never_chosen_again(url: str, tmp_path: Path) -> None:
+def test_a_damaged_object_is_skipped_and_never_chosen_again(url: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job(run, 5, direct(url), **tiny())
     client = client_of(run_at(run), url)

@@ -150,7 +150,7 @@ EMERGENCY = (
     one("an emergency save of some ranks accepted", "store/dumps.py",
          "        lacking = sorted(set(range(dump_set.world_size)) - ranks.keys())\n",
          "        lacking: list[int] = []\n",
-         f"{_DUMPS}test_a_step_of_which_one_rank_has_none_is_passed_over_with_the_reason"),
+         f"{_DUMPS}test_a_step_of_which_one_rank_has_none_is_skipped_with_the_reason"),
     one("dumps of two jobs put together", "store/dumps.py",
          "        return DumpSet(self.step, self.job, self.world_size)\n\n    def store",
          '        return DumpSet(self.step, "", self.world_size)\n\n    def store',

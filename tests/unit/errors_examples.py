@@ -202,7 +202,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         prunable_bytes=31_200_000_000,
         prunable=("checkpoint-100", "checkpoint-200"),
     ),
-    errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
+    errors.NoUsableCheckpoint(store=STORE, skipped=(("checkpoint-1000", "never committed"),)),
     errors.NoOutcome(path=RUN),
     errors.NotAStore(path=Path("out/checkpoint-500"), sealing="unbroken seal out/checkpoint-500"),
     errors.NotAStore(path=Path("out/model.pt"), is_directory=False),

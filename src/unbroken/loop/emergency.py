@@ -166,7 +166,7 @@ class Emergency:
     def bring_in(self) -> list[tuple[str, str]]:
         """Make an ordinary checkpoint of the newest complete dumps, where they are ahead of all others. Collective.
 
-        Returns what was passed over, with the reasons.
+        Returns what was skipped, with the reasons.
 
         Raises:
             StorageFailed: the run's own storage refused; dumps and checkpoints are as they were.
@@ -184,14 +184,14 @@ class Emergency:
                 lambda: choose_dumps(visible, read_pointers(run), is_newer=_ahead(store), failed=failed)
             )
             if choice.dump_set is None:
-                return list(choice.passed_over)
+                return list(choice.skipped)
             try:
                 name = adopt(choice.dump_set, choice.copies, self._items, world, into)
             except UnbrokenError as refused:
                 failed[choice.dump_set] = _reason(refused)
                 continue
             self._record_adopted(choice, name)
-            return list(choice.passed_over)
+            return list(choice.skipped)
 
     def _record_adopted(self, choice: DumpChoice, name: str) -> None:
         dump_set = choice.dump_set

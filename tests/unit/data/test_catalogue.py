@@ -255,7 +255,7 @@ def test_a_link_in_the_place_of_a_shards_file_is_refused(data: Path) -> None:
     assert "web/00000-000.bin" in {finding.split(":")[0] for finding in findings(data)}
 
 
-def test_a_link_to_a_folder_below_a_bucket_is_refused_rather_than_passed_over(data: Path) -> None:
+def test_a_link_to_a_folder_below_a_bucket_is_refused_rather_than_skipped(data: Path) -> None:
     (data / "train" / "web" / "round").symlink_to(data / "train")
     assert findings(data) == ("web/round: not a regular file; only the folder of a bucket may be a link",)
 

@@ -75,9 +75,9 @@ def test_a_checkpoint_has_its_name_only_once_it_is_complete(tmp_path: Path) -> N
     in_run(tmp_path, lambda run: assert_from(found(run), "checkpoint-5"))
 
 
-def assert_from(point: ResumePoint, name: str, *passed_over: str) -> None:
+def assert_from(point: ResumePoint, name: str, *skipped: str) -> None:
     assert point.path is not None and point.path.name == name
-    assert [each for each, _ in point.passed_over] == list(passed_over)
+    assert [each for each, _ in point.skipped] == list(skipped)
 
 
 @pytest.mark.promise("C9", "X6")

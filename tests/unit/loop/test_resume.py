@@ -28,7 +28,7 @@ def names(directory: Path) -> set[str]:
 
 
 def skipped(directory: Path) -> list[str | None]:
-    """The checkpoints that a job of the run passed over."""
+    """The checkpoints that a job of the run skipped."""
     return [event.text("name") for event in read_history(Layout(directory)).of_kind("checkpoint-skipped")]
 
 
@@ -200,7 +200,7 @@ def test_a_bare_step_that_was_never_saved_is_reported_with_those_that_were(tmp_p
         began(tmp_path / "empty", resume="99")
 
 
-def test_a_newer_checkpoint_that_lost_its_manifest_is_passed_over_aloud(tmp_path: Path) -> None:
+def test_a_newer_checkpoint_that_lost_its_manifest_is_skipped_aloud(tmp_path: Path) -> None:
     job(tmp_path / "run", 5, **tiny())
     store = tmp_path / "run" / "checkpoints"
     (store / "checkpoint-4" / "manifest.json").unlink()

@@ -34,7 +34,7 @@ TABLE = [
     (errors.BadUsage(command="unbroken run", complaint="x"), "error", 2, "look"),
     (errors.ConfigUnreadable(path=Path("a"), complaint="x", line=1), "error", 2, "look"),
     (errors.DamagedCheckpoint(path=Path("a"), findings=("x",)), "error", 3, "look"),
-    (errors.NoUsableCheckpoint(store=Path("a"), passed_over=()), "error", 5, "look"),
+    (errors.NoUsableCheckpoint(store=Path("a"), skipped=()), "error", 5, "look"),
     (errors.NotExact(differences=(("torch", "2.11, was 2.13"),)), "halted", 6, "look"),
     (errors.LeaseLost(path=Path("a"), mine=4, current=5), "error", 7, "held"),
     (STORAGE, "error", 74, "again"),

@@ -71,7 +71,7 @@ SCENES = (dumps_once_more, brings_in, sweeps, renews_its_area)
 
 
 def found_after(disk: Disk) -> tuple[int, bool]:
-    """The newest step that a later job on the same host would go on from, and whether it would on another host.
+    """The newest step that a later job on the same host would resume from, and whether it would on another host.
 
     Everything that stands under a good name must be whole, and everything that is pointed at must stand.
     """

@@ -62,7 +62,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "too many tokens": (["run", "--prompt", "x", "--max-new-tokens", "60"], 2, "sequence-too-long"),
     "temperature": (["run", "--prompt", "x", "--temperature", "0"], 2, "generation-invalid"),
     "top-p": (["run", "--prompt", "x", "--top-p", "1.5"], 2, "generation-invalid"),
-    "no number": (["run", "--prompt", "x", "--top-k", "many"], 2, "bad-usage"),
+    "not a number": (["run", "--prompt", "x", "--top-k", "many"], 2, "bad-usage"),
     "dtype": (["run", "--prompt", "x", "--dtype", "fp8"], 2, "bad-usage"),
     "device": (["run", "--prompt", "x", "--device", "cuda:97"], 2, "device-missing"),
     "tokenizer": (["run", "--prompt", "x", "--tokenizer", "bpe/tokenizer.json"], 2, "wrong-tokenizer"),

@@ -70,7 +70,7 @@ def test_the_pods_of_a_job_stop_resume_halt_and_complete_as_its_policy_says(unbr
     assert made.returncode == 0, made.stderr
     spec = json.loads(made.stdout)["documents"][-1]["spec"]
     rules = spec["podFailurePolicy"]["rules"]
-    # A node is drained: the pod is asked to end, saves, and another one goes on.
+    # A node is drained: the pod is asked to end, saves, and another one resumes.
     pod = Pod(spec["template"])
     pod.wait_until_it_trains()
     pod.process.send_signal(signal.SIGTERM)

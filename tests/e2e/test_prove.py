@@ -96,9 +96,9 @@ torch.manual_seed(1)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-things = {"model": model} if sys.argv[1] == "forgets" else {"model": model, "optimizer": optimizer, "decay": decay}
+items = {"model": model} if sys.argv[1] == "forgets" else {"model": model, "optimizer": optimizer, "decay": decay}
 settings = unbroken.Settings(audit="off")
-with unbroken.Run(sys.argv[2] if len(sys.argv) > 2 else "runs/a", settings=settings, **things) as run:
+with unbroken.Run(sys.argv[2] if len(sys.argv) > 2 else "runs/a", settings=settings, **items) as run:
     for step in run.steps(24):
         loss = (model(torch.randn(8, 4)) - 1).square().mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step(); decay.step()

@@ -136,7 +136,7 @@ def test_a_config_file_that_is_edited_while_a_job_runs_does_not_change_its_resta
 def test_the_trainer_resumes_until_it_is_done_and_back_to_a_step_once(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", *SHORT, "--until-done", "--resume", "scratch")
     assert code == 2 and "--force" in said, said
-    # All of its time is kept for a last save: each job stops cleanly after one step, and the next one goes on.
+    # All of its time is kept for a last save: each job stops cleanly after one step, and the next one resumes.
     hurried = ("training.max_steps=3", "training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     code, said = folder.call("train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0")
     assert code == 0, said

@@ -201,7 +201,7 @@ def test_a_training_that_early_stopping_has_ended_is_done(jobs: Jobs, tmp_path: 
         ended = jobs.run(run, arguments=arguments, patience=patience)
         assert ended.result is not None and not ended.result["is_stopped"], ended.said
         steps.append(ended.result["step"])
-    # With more patience, which begins anew in each job, it goes on.
+    # With more patience, which begins anew in each job, it continues.
     assert steps == [6, 6, 12]
 
 

@@ -179,7 +179,7 @@ DATA = (
          "path.exists() and path.stat().st_mtime_ns >= since_ns", "False",
          f"{_TOKENIZE}test_text_that_changed_or_went_away_is_refused_by_name"),
     # ---- a run over the stream ----
-    one("a run goes on when its data is dry", "loop/edge.py",
+    one("a run continues when its data is exhausted", "loop/edge.py",
          "        return loader.ended() if loader is not None else None\n", "        return None\n",
          "tests/distributed/test_run_with_data.py::"
          "test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exhausted_bucket[1]"),

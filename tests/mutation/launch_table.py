@@ -66,7 +66,7 @@ HERE = (
          "        if attempt.check([_FAILED]):\n", "        if False:\n",
          f"{_CONNECTION}test_one_rank_that_could_not_connect_lets_all_try_again_at_once"),
     one("a rank that died while it connected not named", "connection.py",
-         "        raise PeerLost(rank=rank, said=said) from late\n", "        raise late\n",
+         "        raise PeerLost(rank=rank, symptom=said) from late\n", "        raise late\n",
          f"{_CONNECTION}test_a_rank_that_dies_while_it_connects_is_a_lost_peer"),
     one("the timeout of connecting kept for later exchanges", "connection.py",
          "        torch_private.set_timeout(group, timeout_s)\n", "        pass\n",

@@ -573,8 +573,8 @@ class FrameworkRun:
             self.world.close()
             self.stops.restore()
         if self.world.is_first:
-            goes_on = "; the same command resumes the run" if outcome.verdict == "again" else ""
-            _log.info("job %s at step %s: %s%s", outcome.status, f"{step:,}", outcome.reason, goes_on)
+            follow_up = "; the same command resumes the run" if outcome.verdict == "again" else ""
+            _log.info("job %s at step %s: %s%s", outcome.status, f"{step:,}", outcome.reason, follow_up)
 
 
 @contextlib.contextmanager

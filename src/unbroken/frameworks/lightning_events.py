@@ -333,7 +333,7 @@ def _newest_in(store: Store, settings: Settings | None) -> Path | None:
 
 
 def _require_plain(callbacks: Iterable[object], checkpoint_io: object) -> None:
-    """Refuse what trains for a while to find a value, and what writes while the training goes on."""
+    """Refuse what trains for a while to find a value, and what writes while the training continues."""
     for name in ("LearningRateFinder", "BatchSizeFinder"):
         if any(_is_a(name, each) for each in callbacks):
             raise ValueError(

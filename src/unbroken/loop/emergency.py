@@ -63,7 +63,7 @@ def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) ->
 
     Raises:
         RecordDamaged: the record of the area cannot be read.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     local, persistent = _absolute(settings.emergency_dir), _absolute(settings.persistent_dir)
 
@@ -242,7 +242,7 @@ class Emergency:
         return self.answer() is not GraceAnswer.SAVE
 
     def read(self, vote: Vote) -> list[bool] | None:
-        """The ranks' answer; None if they do not give one and the window is nearly over: one of them hangs.
+        """The ranks' answer; None if they do not give one and little of the window is left: one of them hangs.
 
         Raises:
             PeerLost: one of them is gone.
@@ -264,7 +264,7 @@ class Emergency:
     def leave(self, step: int, counters: Mapping[str, Any]) -> None:
         """Do what the rest of the window allows; ``is_leaving`` is set before."""
         chosen = self.answer()
-        if self._is_usable and chosen is not GraceAnswer.LET_GO:
+        if self._is_usable and chosen is not GraceAnswer.NOTHING:
             self.dump(step, counters, why="the grace window is too small for a save")
         elif self._world.is_first:
             _log.warning("no time for a save: leaving without one; the next job resumes from the last commit")

@@ -282,7 +282,7 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
     """Look at a run: quick checks only, so that it answers in milliseconds on a login node.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     layout = run_of(store)
     place, saved_to, refusal = _place(store)
@@ -403,7 +403,7 @@ def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Stor
     """Everything in a store, checkpoints first and newest first.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     inventory = scan(store)
     decision = decide(candidates(store, inventory.committed), policies)

@@ -221,7 +221,7 @@ def test_a_tokenizer_that_is_nowhere_or_a_record_that_is_none_is_reported(tmp_pa
 def test_a_device_that_is_not_here_is_refused_with_those_that_are(asked: str) -> None:
     with pytest.raises(DeviceMissing) as caught:
         chosen_device(asked)
-    assert "cpu" in caught.value.there
+    assert "cpu" in caught.value.available
 
 
 def test_a_device_without_room_is_an_error_with_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_jobs_that_died_in_different_steps_blame_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "goes_on"),
+    ("attempt", "restarts"),
     [
         (stopped("walltime"), True),
         (stopped("asked"), True),
@@ -126,9 +126,9 @@ def test_jobs_that_died_in_different_steps_blame_none() -> None:
     ],
 )
 def test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one(
-    attempt: Attempt, goes_on: bool
+    attempt: Attempt, restarts: bool
 ) -> None:
-    assert isinstance(until_done(attempt), Restart) == goes_on
+    assert isinstance(until_done(attempt), Restart) == restarts
 
 
 def test_inside_an_allocation_a_job_whose_time_is_over_is_left_to_the_scheduler() -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint a job goes on from: the newest, none, a named one, or one of another run."""
+"""Which checkpoint a job resumes from: the newest, none, a named one, or one of another run."""
 
 import shutil
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_rewind_sets_the_abandoned_branch_aside_and_auto_never_meets_it(tmp_pa
     objects = tiny(3)
     with Run(run, settings=quietly(resume=str(run / "checkpoints" / "checkpoint-4")), **objects) as held:
         assert held.step == 4
-    # It crashed before it saved anything: the next job goes on from step 4, not from the branch that was left.
+    # It crashed before it saved anything: the next job resumes from step 4, not from the branch that was left.
     assert began(run) == 4
     assert names(run) & {"checkpoint-6", "final"} == set()
     assert {"checkpoint-6", "final"} <= {path.name for path in (run / "checkpoints" / "abandoned").iterdir()}

@@ -100,7 +100,7 @@ def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "d
         # A live job holds the run, whatever was said before.
         (HELD, [], None, True, ("running", 7, "held", 4)),
         (HELD, [_ended(3)], RunState("completed"), True, ("running", 7, "held", 4)),
-        # It said how it ended and has not let go yet.
+        # It said how it ended and has not released its lease yet.
         (HELD, [_ended(4)], None, True, ("completed", 0, "done", 4)),
         # It is gone without a word: what an earlier job said is not its outcome.
         (HELD, [_ended(3)], None, False, ("crashed", 137, "again", 4)),

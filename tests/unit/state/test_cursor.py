@@ -1,4 +1,4 @@
-"""Where the data stands: replayed or asked, it goes on with the very batch that comes next."""
+"""Where the data stands: replayed or asked, it continues with the very batch that comes next."""
 
 import random
 import re

@@ -154,7 +154,7 @@ class LyingDisk(FaultyDisk):
 
 
 @pytest.mark.promise("C4")
-def test_a_copy_that_is_not_what_was_written_is_never_called_one() -> None:
+def test_a_copy_with_other_bytes_is_never_reported_as_a_copy() -> None:
     disk = with_an_older_dump()
     with pytest.raises(MirrorDiffers):
         dump_and_tell(Files(LyingDisk(disk)), 5)

@@ -135,7 +135,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "complaint"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_reported_and_nothing_is_printed(
+def test_a_wrong_input_is_reported_and_nothing_is_printed(
     unbroken: Tool, tmp_path: Path, words: tuple[str, ...], complaint: str
 ) -> None:
     (tmp_path / "run.yaml").write_text("data:\n  path: data\n")

@@ -102,7 +102,7 @@ def test_a_script_that_dies_before_it_names_its_run_is_given_up(unbroken: Tool, 
 
 
 @pytest.mark.parametrize("way", ["signal to the launcher", "signal to the job", "unbroken stop"])
-def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, way: str) -> None:
+def test_on_a_stop_request_it_stops(start: Start, unbroken: Tool, tmp_path: Path, way: str) -> None:
     begun = "(time.sleep(0.1), os.write(1, b'ready %d\\n' % os.getpid()) if step == 1 else None)"
     launch: Launch = start(training(begun).replace("steps(12)", "steps(100000)"), "--stopped-exit-code", "75", *QUICK)
     job = launch.ready()[0]

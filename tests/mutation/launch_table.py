@@ -17,10 +17,10 @@ HERE = (
     one("a run that somebody stopped started again", "launch/restarts.py",
          'FOLLOWED: Final = frozenset({"walltime", "asked"})',
          'FOLLOWED: Final = frozenset({"walltime", "asked", "flag"})',
-         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one"),
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_requested_stop_ends_it"),
     one("a run that a person must look at started again", "launch/restarts.py",
          '    if outcome.outcome_class != "again":\n        return False\n', "",
-         f"{_DECISIONS}test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one"),
+         f"{_DECISIONS}test_until_done_the_class_decides_and_a_requested_stop_ends_it"),
     one("an error of the user's own code restarted", "launch/restarts.py",
          ' and outcome.outcome_class == "again"\n', "\n",
          f"{_DECISIONS}test_only_what_another_start_may_mend_is_started_again"),
@@ -106,7 +106,7 @@ CLUSTERS = (
          f"{_NOTICES}test_the_first_process_of_each_node_listens_and_its_neighbours_do_not"),
     one("whatever address is named asked for notices", "launch/spot/services.py",
          "    if not found.is_loopback and str(found) != STANDARD:\n", "    if False:\n",
-         f"{_NOTICES}test_no_other_address_is_ever_asked"),
+         f"{_NOTICES}test_no_other_address_is_ever_contacted"),
 )  # fmt: skip
 
 _SLURM_JOB = "tests/e2e/test_slurm_job.py::"
@@ -160,7 +160,7 @@ EMERGENCY = (
          f"{_DUMPS}test_a_dump_of_another_host_is_refused_with_its_host_and_its_path"),
     one("a copy called one before it is proven", "store/dump_copies.py",
          "        _require_same(draft, manifest)\n", "",
-         f"{_DUMP_CRASHES}test_a_copy_that_is_not_what_was_written_is_never_called_one"),
+         f"{_DUMP_CRASHES}test_a_copy_with_other_bytes_is_never_reported_as_a_copy"),
     one("a restart reads the config file anew", "gpt/__main__.py",
          "taken_over(os.environ) if options.launched else load(", "load(",
          "tests/unit/gpt/test_rank.py::test_a_rank_trains_with_the_config_that_its_launcher_has_read"),

@@ -54,7 +54,7 @@ def lost_connection(error: BaseException) -> str | None:
         first = next(iter(said.splitlines()), type(each).__name__)
         cause = each.cause if isinstance(each, RankFailed) else each
         if isinstance(cause, PeerLost):
-            return cause.said
+            return cause.symptom
         if isinstance(each, dist.DistNetworkError | dist.DistStoreError):
             return first
         is_torchs = isinstance(each, dist.DistBackendError) or (isinstance(each, RuntimeError) and "gloo" in said)

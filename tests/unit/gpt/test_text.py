@@ -45,7 +45,7 @@ def test_a_prompt_is_continued_as_the_model_continues_its_bytes(tmp_path: Path) 
     assert (said.prompt_tokens, said.new_tokens, said.is_ended) == (4, 12, False)
 
 
-def test_a_step_that_is_named_is_the_one_that_is_asked(run: Path) -> None:
+def test_a_named_step_is_the_one_that_is_loaded(run: Path) -> None:
     first, last = (find_model(f"{run}{step}").load(torch.device("cpu")) for step in ("@1", ""))
     assert (first.step, last.step) == (1, 2)
     assert torch.equal(first.model.norm.weight + 0.25, last.model.norm.weight)

@@ -38,7 +38,7 @@ def began(directory: Path, **changes: object) -> int:
 
 
 @pytest.mark.promise("G4")
-def test_a_start_over_where_checkpoints_are_gone_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_over_with_lost_checkpoints_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job(tmp_path / "run", 3, **tiny())
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     caplog.clear()
@@ -200,7 +200,7 @@ def test_a_bare_step_that_was_never_saved_is_reported_with_those_that_were(tmp_p
         began(tmp_path / "empty", resume="99")
 
 
-def test_a_newer_checkpoint_that_lost_its_manifest_is_skipped_aloud(tmp_path: Path) -> None:
+def test_a_newer_checkpoint_that_lost_its_manifest_is_skipped_and_journaled(tmp_path: Path) -> None:
     job(tmp_path / "run", 5, **tiny())
     store = tmp_path / "run" / "checkpoints"
     (store / "checkpoint-4" / "manifest.json").unlink()

@@ -173,7 +173,7 @@ def test_a_run_of_jobs_of_one_step_each_is_exact(tmp_path: Path, name: str) -> N
     assert train(tmp_path / "run", one_step, fills=fills) == whole
 
 
-def test_a_loop_that_keeps_gradients_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_keeps_gradients_is_warned_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path / "run", never_zeroes, end=("stop", 5))
     [said] = notices(caplog)
     assert "optimizer.zero_grad()" in said
@@ -329,7 +329,7 @@ DROPPING: dict[str, tuple[Callable[[dict[str, Any], int], None], Any]] = {
 
 
 @pytest.mark.parametrize("name", DROPPING)
-def test_a_loop_that_drops_its_gradients_is_not_told_and_saves_none(
+def test_a_loop_that_drops_its_gradients_gets_no_warning_and_saves_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     one_step, make = DROPPING[name]

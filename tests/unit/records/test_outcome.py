@@ -57,7 +57,7 @@ def test_the_table_of_outcomes(ending: StopReason | BaseException, status: str, 
 
 
 @pytest.mark.promise("G10")
-def test_data_that_is_exhausted_halts_the_run_and_nobody_starts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_data_halts_the_run_and_no_job_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors.Bug, "exit_code", errors.DataError.exit_code)
     found = conclude(errors.Bug(cause="a bucket is exhausted"))
     assert (found.status, found.exit_code, found.verdict) == ("halted", 4, "look")

@@ -71,7 +71,7 @@ def test_hosts_that_see_their_own_dumps_bring_them_in_together() -> None:
     assert {rank: copies[0][0] for rank, copies in found.copies.items()} == {0: 0, 1: 1}
 
 
-def test_what_is_behind_the_newest_checkpoint_is_no_news() -> None:
+def test_a_dump_older_than_the_newest_checkpoint_is_ignored() -> None:
     sight = VisibleDumps("node-1", (dump(0), dump(1)))
     assert chosen(sight, newest=5) == DumpChoice()
 

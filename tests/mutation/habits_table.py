@@ -249,7 +249,7 @@ HABITS: tuple[Mutation, ...] = (
          f"{_RESUME}test_a_target_that_cannot_be_loaded_abandons_nothing"),
     # ---- U10 ----
     one("worker RNG state not restored", "state/loaders.py",
-         "_set_worker_rng(rng, (dataset, fetcher.collate_fn))\n", "pass\n",
+         "                _set_worker_rng(rng, (dataset, fetcher.collate_fn))\n", "",
          f"{_STATE}{_DRAW_ON}[from its own state]"),
     one("persistent workers kept over epochs", "state/cursor.py",
          "            renew(self.loader)\n            self._began", "            self._began",

@@ -397,8 +397,12 @@ def drops_in_every_other_step(step: int) -> bool:
     return step % 2 == 0
 
 
-def drops_until_late(step: int) -> bool:
+def drops_but_in_odd_steps_from_5(step: int) -> bool:
     return step < 5 or step % 2 == 0
+
+
+def drops_but_in_even_steps_from_4(step: int) -> bool:
+    return step < 4 or step % 2 == 1
 
 
 def share(
@@ -442,8 +446,13 @@ def test_of_shared_parameters_what_is_dropped_is_not_saved(tmp_path: Path, caplo
     assert not any(has for step, has in stored(tmp_path / "run").items() if step > 3)
 
 
-def test_an_optimizer_that_begins_to_use_the_gradients_of_another_after_a_resume_is_refused(tmp_path: Path) -> None:
-    share(tmp_path / "run", drops_until_late, end=("stop", 4))
+@pytest.mark.parametrize(
+    ("last", "is_computed"), [(4, drops_but_in_odd_steps_from_5), (3, drops_but_in_even_steps_from_4)]
+)
+def test_an_optimizer_that_begins_to_use_the_gradients_of_another_after_a_resume_is_refused(
+    tmp_path: Path, last: int, is_computed: Callable[[int], bool]
+) -> None:
+    share(tmp_path / "run", is_computed, end=("stop", last))
     with pytest.raises(NotExact) as refused:
-        share(tmp_path / "run", drops_until_late)
+        share(tmp_path / "run", is_computed)
     assert [name for name, _ in refused.value.differences] == ["gradients"]

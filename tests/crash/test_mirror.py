@@ -132,7 +132,7 @@ def test_a_power_cut_at_any_operation_of_a_mirroring_leaves_a_true_ledger() -> N
 
 
 @pytest.mark.promise("C4", "M9")
-def test_a_refusal_at_any_operation_is_told_and_never_counts_as_mirrored() -> None:
+def test_a_refusal_at_any_operation_is_reported_and_never_counts_as_mirrored() -> None:
     for trial in crash_points(two_checkpoints, mirrors_everything, ERRORS):
         assert trial.is_finished or isinstance(trial.raised, StorageError), str(trial)
         require_sound(trial.disk, str(trial))
@@ -220,7 +220,7 @@ def test_a_power_cut_at_any_operation_of_a_fetch_leaves_the_old_copy_or_the_new_
 
 
 @pytest.mark.promise("C4", "M26", "X7")
-def test_a_kill_at_any_operation_of_a_fetch_that_passes_a_damaged_copy_over_leaves_none_or_the_one_before() -> None:
+def test_a_kill_at_any_operation_of_a_fetch_that_skips_a_damaged_copy_leaves_none_or_the_one_before() -> None:
     for trial in crash_points(wiped_with_a_damaged_copy, brings_back):
         found, passed = look(here(trial.disk))
         assert found in (None, (10, "a")) and not passed, str(trial)

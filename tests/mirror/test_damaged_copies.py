@@ -1,4 +1,4 @@
-"""A damaged copy in a mirror is passed over: by a resume, by a repair and by ``unbroken fetch``, and each says so."""
+"""A damaged copy in a mirror is skipped: by a resume, by a repair and by ``unbroken fetch``, and each says so."""
 
 import json
 import logging
@@ -133,7 +133,7 @@ def test_a_run_never_starts_over_because_all_copies_are_damaged(mirrors: tuple[s
     shutil.rmtree(run)
     with pytest.raises(NoUsableCheckpoint) as refused:
         job(run, 4, quietly(mirror=mirror), **tiny())
-    assert [name for name, _ in refused.value.passed_over] == [f"final in {mirror}", f"checkpoint-2 in {mirror}"]
+    assert [name for name, _ in refused.value.skipped] == [f"final in {mirror}", f"checkpoint-2 in {mirror}"]
 
 
 def test_fetch_takes_the_next_older_copy_and_names_what_is_damaged(

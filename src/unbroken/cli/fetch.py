@@ -133,7 +133,7 @@ def _fetch_names(
                 if is_named:
                     raise
                 failed.append((name, _first_finding(damaged)))
-                output.note(f"passed over {name} in {remote.root}: {failed[-1][1]}")
+                output.note(f"skipped {name} in {remote.root}: {failed[-1][1]}")
             else:
                 if not is_all:
                     break

@@ -40,7 +40,7 @@ from unbroken.records.outcome import conclude
 from unbroken.records.stop import StopReason, StopSources, clear_requests
 from unbroken.store.capacity import require_room
 from unbroken.store.check import Level, Verdict, verify
-from unbroken.store.choose import PassedOver, quarantine, require_saved_by, resume_point
+from unbroken.store.choose import SkippedCheckpoint, quarantine, require_saved_by, resume_point
 from unbroken.store.commit import Draft, Record, commit
 from unbroken.store.directory import Store
 from unbroken.store.keep import Policy
@@ -68,13 +68,13 @@ _STEP_FOLDER: Final = re.compile(r"(global_)?step[-_]?[0-9]{1,18}")
 class ResumePoint:
     """The checkpoint that a job continues from; without a path it starts at step 0.
 
-    ``passed_over`` are newer ones that could not be used, each with the reason. ``manifest`` is None for a folder of
+    ``skipped`` are newer ones that could not be used, each with the reason. ``manifest`` is None for a folder of
     another place that was never sealed.
     """
 
     path: Path | None = None
     manifest: Manifest | None = None
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     abandoned: tuple[str, ...] = ()
 
 
@@ -144,10 +144,10 @@ class FrameworkRun:
             UnbrokenError: as ``require`` raises it, or a mirror refused.
         """
         found = self.world.from_first(lambda: self._find(asked, require))
-        for name, reason in found.passed_over:
+        for name, reason in found.skipped:
             self.recorder.event("checkpoint-skipped", name=name, reason=reason)
             if self.world.is_first:
-                _log.warning("passed over %s: %s", name, reason)
+                _log.warning("skipped %s: %s", name, reason)
         if self._mirrors is not None:
             self._mirrors.start()
         return found
@@ -172,25 +172,25 @@ class FrameworkRun:
                 # Followed before, and nothing was saved since: the folder elsewhere is still where it starts.
                 return self._find_named(asked, require)
             if skipped:
-                raise NoUsableCheckpoint(store=self.store.root, passed_over=tuple(passed))
-            return ResumePoint(passed_over=tuple(passed))
+                raise NoUsableCheckpoint(store=self.store.root, skipped=tuple(passed))
+            return ResumePoint(skipped=tuple(passed))
         path = self.store.path(chosen.name)
         # It may come from a mirror.
         require_saved_by(self.origin, self.store.root, chosen.name, manifest)
         require(path)
         return ResumePoint(path, manifest, tuple(passed))
 
-    def _choose(self) -> tuple[Verdict | None, list[PassedOver]]:
-        """The newest usable checkpoint, and what was passed over for it."""
+    def _choose(self) -> tuple[Verdict | None, list[SkippedCheckpoint]]:
+        """The newest usable checkpoint, and what was skipped for it."""
         choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
-        passed = list(choice.passed_over)
+        passed = list(choice.skipped)
         if self._mirrors is not None and passed:
             # What a mirror has may be newer than what is left here.
             lost = {over.verdict.manifest.id for over in passed if over.verdict.manifest is not None}
             self._mirrors.bring_back(without=lost)
             choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
             named = {over.name for over in passed}
-            passed += [over for over in choice.passed_over if over.name not in named]
+            passed += [over for over in choice.skipped if over.name not in named]
         return choice.chosen, passed
 
     def _repair(self, mirrors: RunMirrors) -> None:
@@ -208,7 +208,7 @@ class FrameworkRun:
             # Saved before any job of this run has trained: whether they are complete is for the user to say.
             root = self.store.root
             unsealed = tuple((name, f"{_UNSEALED}; if it is complete: unbroken seal {root / name}") for name in newer)
-            raise NoUsableCheckpoint(store=root, passed_over=unsealed)
+            raise NoUsableCheckpoint(store=root, skipped=unsealed)
         passed = [(name, _UNSEALED) for name in newer]
         for name in newer:
             quarantine(self.store, name, (_UNSEALED,), job=self.lease.job, at_ns=time.time_ns())
@@ -235,7 +235,7 @@ class FrameworkRun:
         verdict = verify(self.store, name, Level.FULL)
         if not verdict.is_sound:
             reasons = tuple((name, str(finding)) for finding in verdict.findings)
-            raise NoUsableCheckpoint(store=self.store.root, passed_over=reasons)
+            raise NoUsableCheckpoint(store=self.store.root, skipped=reasons)
         elsewhere = self._mirrors.ids_after(verdict.manifest.step) if self._mirrors and verdict.manifest else {}
         abandoned = rewind(self.store, names, target=name, job=job, at_ns=at_ns, request=asked, elsewhere=elsewhere)
         return ResumePoint(self.store.path(name), verdict.manifest, abandoned=tuple(abandoned))
@@ -585,8 +585,8 @@ class FrameworkRun:
             self.world.close()
             self.stops.restore()
         if self.world.is_first:
-            goes_on = "; the same command resumes the run" if outcome.verdict == "again" else ""
-            _log.info("job %s at step %s: %s%s", outcome.status, f"{step:,}", outcome.reason, goes_on)
+            follow_up = "; the same command resumes the run" if outcome.verdict == "again" else ""
+            _log.info("job %s at step %s: %s%s", outcome.status, f"{step:,}", outcome.reason, follow_up)
 
 
 @contextlib.contextmanager

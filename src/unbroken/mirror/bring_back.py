@@ -2,7 +2,7 @@
 
 Pure of training: it makes the local store whole, and the resume then chooses from the local store as ever. A mirror
 that cannot be reached is an error only where the local store has nothing to resume from: a run never starts over
-because its mirror was away. A copy that turns out damaged is passed over: the same checkpoint is tried in the next
+because its mirror was away. A copy that turns out damaged is skipped: the same checkpoint is tried in the next
 mirror, then the next older one.
 """
 
@@ -137,8 +137,8 @@ def bring_back(
     if is_empty and seeking.refusals:
         raise seeking.refusals[0][1]
     if is_empty and seeking.skipped:
-        passed_over = tuple((f"{each.name} in {each.mirror}", each.reason) for each in seeking.skipped)
-        raise NoUsableCheckpoint(store=store.root, passed_over=passed_over)
+        reasons = tuple((f"{each.name} in {each.mirror}", each.reason) for each in seeking.skipped)
+        raise NoUsableCheckpoint(store=store.root, skipped=reasons)
     for mirror, refusal in seeking.refusals:
         refused(mirror, refusal)
     return brought
@@ -371,7 +371,7 @@ def _newest(store: Store) -> tuple[Manifest | None, list[Verdict]]:
     """The newest local checkpoint that looks usable, and the newer ones that do not."""
     found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, Level.QUICK))
     chosen = found.chosen.manifest if found.chosen is not None else None
-    return chosen, [over.verdict for over in found.passed_over]
+    return chosen, [over.verdict for over in found.skipped]
 
 
 def _has_lost_manifest(store: Store, name: str) -> bool:

@@ -37,7 +37,7 @@ TORCH_FREE = [
         ["kubernetes", "run.yaml", "--image", "i", "--claim", "c"],
     ),
     *(["stop", "run"], ["release", "run"], ["stop", "run", "--json"], ["outcome", "run"], ["outcome", "run", "--json"]),
-    *(["mirror", "run", "--to", "file:///tmp/mirror", "--dry-run"], ["fetch", "--help"]),
+    *(["mirror", "run", "--to", "file:mirror", "--dry-run"], ["fetch", "--help"]),
     *(["unpin", "run"], ["seal", "run/checkpoints/checkpoint-7"], ["validate", "run.yaml", "--no-data", "--json"]),
 ]
 # Commands that compute with a model or read tokenized data.

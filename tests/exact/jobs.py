@@ -105,7 +105,7 @@ class HeldDisk(FaultyDisk):
 
 
 class SlowDisk(FaultyDisk):
-    """A disk whose syncs inside a store take their time; everything else goes on meanwhile."""
+    """A disk whose syncs inside a store take their time; everything else continues meanwhile."""
 
     def __init__(self, store: Path, delay_s: float) -> None:
         super().__init__(LocalDisk())

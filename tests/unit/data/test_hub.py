@@ -51,7 +51,7 @@ def give(monkeypatch: pytest.MonkeyPatch, after: threading.Event | None = None) 
     return asked
 
 
-def test_a_hub_that_nobody_can_reach_is_not_waited_for(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_not_waited_for(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(monkeypatch, None)
     asked, attempts = give(monkeypatch), []
     connect = socket.create_connection
@@ -69,7 +69,7 @@ def test_a_hub_that_nobody_can_reach_is_not_waited_for(endpoint: str, monkeypatc
 
 
 @pytest.mark.parametrize("is_offline", [True, False])
-def test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked(
+def test_the_cache_is_used_when_the_hub_is_unreachable(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_offline: bool
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")

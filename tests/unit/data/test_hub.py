@@ -60,7 +60,7 @@ def test_an_unreachable_hub_is_not_waited_for(endpoint: str, monkeypatch: pytest
         attempts.append(place)
         return connect(place, timeout)
 
-    monkeypatch.setattr(encoders.socket, "create_connection", counting)
+    monkeypatch.setattr(socket, "create_connection", counting)
     with pytest.raises(TokenizerUnknown) as refusal:
         find_tokenizer("gpt2")
     # The client would try again and again for half a minute.

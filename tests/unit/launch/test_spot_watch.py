@@ -30,6 +30,7 @@ def nobody_else_is_asked() -> Iterator[list[object]]:
 @pytest.fixture(autouse=True)
 def a_busy_machine_has_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The services are threads of this process; nothing here is about one that is late."""
+    assert request.__kwdefaults__ is not None
     monkeypatch.setitem(request.__kwdefaults__, "timeout_s", PATIENCE_S)
 
 

@@ -28,7 +28,7 @@ def test_an_untested_torch_is_noted() -> None:
     assert found(version="2.99.0+cpu")[:2] == [("torch", "ok", None), ("torch", "note", "torch-untested")]
 
 
-def test_a_python_that_nobody_tested_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_python_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(each.level.value, each.kind) for each in examine_python()] == [("ok", None)]
     monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
     assert [(each.level.value, each.kind) for each in examine_python()] == [("ok", None), ("note", "python-untested")]

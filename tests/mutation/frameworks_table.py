@@ -18,6 +18,7 @@ _EACH_EPOCH = "test_loaders_and_accumulation_of_each_epoch_and_doubles_go_on_whe
 _PICKLED = "tests/unit/testing/test_pickled_parts.py::"
 _DEEPSPEED = "tests/frameworks/test_deepspeed.py::"
 _DCP = "tests/unit/frameworks/test_dcp.py::"
+_TITAN = "tests/frameworks/test_torchtitan.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
@@ -563,6 +564,34 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "        if step <= self._step or (manifest is not None and not self._is_loaded):\n",
         "        if False:\n",
         f"{_DCP}test_a_loop_that_does_not_load_or_counts_from_the_start_is_refused",
+    ),
+    one(
+        "signals taken from a loop that never asks whether to stop",
+        "frameworks/own_loop.py",
+        "catches_now=False",
+        "catches_now=True",
+        f"{_DCP}test_signals_are_left_alone_until_the_loop_asks_whether_to_stop",
+    ),
+    one(
+        "a loop that never asks whether to stop, and is not told",
+        "frameworks/own_loop.py",
+        "        self._saves_unasked += not self._is_asking\n",
+        "",
+        f"{_DCP}test_a_loop_that_saves_and_never_asks_is_told_once[False-1]",
+    ),
+    one(
+        "SIGTERM swallowed by torchtitan's manager",
+        "frameworks/torchtitan.py",
+        "            raise SystemExit(0)\n",
+        "            pass\n",
+        f"{_TITAN}test_stopped_by_a_signal_it_saves_and_the_same_command_continues[disabled]",
+    ),
+    one(
+        "an error of torchtitan recorded as the end of the training",
+        "frameworks/torchtitan.py",
+        "            error = sys.exception()\n",
+        "            error = None\n",
+        f"{_TITAN}test_an_error_is_recorded_and_disabled_it_is_torchtitans_own",
     ),
     one(
         "each rank saves a checkpoint of its own",

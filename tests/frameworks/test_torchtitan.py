@@ -92,7 +92,7 @@ def test_a_seed_checkpoint_and_a_request_for_an_older_step(jobs: Jobs, tmp_path:
     first = jobs.run(run, ranks=2, config={"keep_latest_k": 0})
     assert result(first)["first"] == 0 and first.digest == jobs.run(tmp_path / "whole", plain=True, ranks=2).digest
     assert [each.step for each in unbroken.checkpoints(run)] == [12, 8, 4, 0]
-    back = {"config": {"load_step": 4, "keep_latest_k": 0}}
+    back: dict[str, Any] = {"config": {"load_step": 4, "keep_latest_k": 0}}
     assert jobs.run(run, ranks=2, signals={"SIGKILL": 10}, **back).result is None
     # Once: the same command continues from the newest.
     resumed = jobs.run(run, ranks=2, **back)

@@ -33,7 +33,7 @@ _log = logger(__name__)
 TESTED: Final = ("0.3",)
 
 
-class CheckpointManager(checkpointer.CheckpointManager):
+class CheckpointManager(checkpointer.CheckpointManager):  # type: ignore[misc] # torchtitan has no types
     """torchtitan's manager; each checkpoint is committed by one rename, verified before it is loaded, and mirrored.
 
     Attributes:
@@ -44,7 +44,7 @@ class CheckpointManager(checkpointer.CheckpointManager):
     _is_closed = False
 
     @dataclass(kw_only=True, slots=True)
-    class Config(checkpointer.CheckpointManager.Config):
+    class Config(checkpointer.CheckpointManager.Config):  # type: ignore[misc] # torchtitan has no types
         """torchtitan's options, and those of the run; each means what ``unbroken.Settings`` says of it.
 
         ``keep_latest_k`` is carried out by the run: an old checkpoint is deleted after a new one is committed.
@@ -80,7 +80,9 @@ class CheckpointManager(checkpointer.CheckpointManager):
             return
         _require_usable(config)
         # The run deletes old checkpoints. Torchtitan's thread would not ask whether the new one is committed.
-        super().__init__(replace(config, keep_latest_k=0), **parts)
+        without_limit: Any = replace(config)
+        without_limit.keep_latest_k = 0
+        super().__init__(without_limit, **parts)
         self._asked_step = config.load_step
         self.run = Checkpoints(
             self.folder,

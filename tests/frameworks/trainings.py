@@ -223,7 +223,7 @@ def _flat(at: str, value: object) -> list[tuple[str, str]]:
 
 
 def train(job: dict[str, Any]) -> None:
-    """Do one job. ``plain``: without unbroken. ``is_alone``: without ``resume``. ``result``: where its end is written."""
+    """Do one job. ``plain``: without unbroken; ``is_alone``: without ``resume``. ``result``: the file for its end."""
     torch.set_num_threads(1)
     model = make_model()
     arguments = TrainingArguments(

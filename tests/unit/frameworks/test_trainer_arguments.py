@@ -51,10 +51,12 @@ def test_an_argument_that_does_not_go_with_a_run_is_refused_before_anything_is_w
 
 
 @pytest.mark.promise("C9")
-def test_a_hyperparameter_search_is_refused_by_name() -> None:
+def test_a_hyperparameter_search_is_refused_by_name(tmp_path: Path) -> None:
     state = TrainerState(is_hyper_param_search=True)
+    arguments = TrainingArguments(str(tmp_path / "run"), use_cpu=True)
     with pytest.raises(ValueError, match="hyperparameter_search"):
-        unbroken_hf.Callback(**QUIET).on_train_begin(TrainingArguments("out", use_cpu=True), state, TrainerControl())
+        unbroken_hf.Callback(**QUIET).on_train_begin(arguments, state, TrainerControl())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.promise("C9")

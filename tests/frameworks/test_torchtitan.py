@@ -68,7 +68,7 @@ def test_killed_inside_the_write_it_resumes_from_the_checkpoint_before(jobs: Job
 
 
 @pytest.mark.promise("C7", "C4")
-def test_a_damaged_newest_is_passed_over_and_a_lost_directory_comes_from_the_mirror(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_damaged_newest_is_skipped_and_a_lost_directory_comes_from_the_mirror(jobs: Jobs, tmp_path: Path) -> None:
     run, config = tmp_path / "run", {"mirror": f"file://{tmp_path / 'mirror'}"}
     whole = jobs.run(tmp_path / "plain", plain=True, ranks=2)
     # Torchtitan alone loads the changed byte.

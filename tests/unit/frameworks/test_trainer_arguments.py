@@ -92,7 +92,7 @@ def test_a_tracker_that_report_to_shows_too_is_named(
 def test_with_push_to_hub_the_folder_that_is_uploaded_has_its_final_name_and_is_sealed(tmp_path: Path) -> None:
     trainer: Any = make_trainer(tmp_path)
     trainer.args.push_to_hub = True
-    uploaded = []
+    uploaded: list[str] = []
     # No network: what the Trainer would upload.
     trainer._push_from_checkpoint = uploaded.append
     trainer._finish_current_push = lambda: None

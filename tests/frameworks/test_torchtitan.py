@@ -16,6 +16,7 @@ from unbroken.records.drill import Fault
 
 KILL, TERM = int(signal.SIGKILL), int(signal.SIGTERM)
 MODES = ("disabled", "async")
+PARTS = ("dataloader", "model_parts", "optimizers", "lr_schedulers", "states", "sd_adapter")
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +124,13 @@ def test_an_error_is_recorded_and_disabled_it_is_torchtitans_own(jobs: Jobs, tmp
     ],
 )
 def test_what_does_not_go_with_a_run_is_refused_by_name(config: dict[str, Any], named: str) -> None:
+    from torchtitan.components.checkpointer import AsyncMode
+
     from unbroken.frameworks.torchtitan import CheckpointManager
 
     make: Any = CheckpointManager.Config
     with pytest.raises(ValueError, match=named):
         CheckpointManager(make(**{"enable": True, "folder": "a", **config}))
+    disabled = CheckpointManager(make(folder="a"), **dict.fromkeys(PARTS))
+    with pytest.raises(ValueError, match="to_hf"):
+        disabled.dcp_save({}, "a/step-1", AsyncMode.DISABLED, to_hf=True)

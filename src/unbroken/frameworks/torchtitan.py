@@ -115,8 +115,11 @@ class CheckpointManager(checkpointer.CheckpointManager):  # type: ignore[misc] #
         """Save as torchtitan does, through the writer of the run.
 
         Raises:
+            ValueError: the format of Hugging Face was asked for, which no job can resume from.
             UnbrokenError: nothing was committed; torch raises it on every rank.
         """
+        if to_hf:
+            raise ValueError("to_hf=True saves weights alone: convert the last checkpoint of the run instead")
         run = self._open_run
         done: Any = None
         if async_mode is AsyncMode.ASYNC:

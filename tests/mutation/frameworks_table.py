@@ -18,6 +18,9 @@ _EACH_EPOCH = "test_loaders_and_accumulation_of_each_epoch_and_doubles_resume_ex
 _PICKLED = "tests/unit/testing/test_pickled_parts.py::"
 _DEEPSPEED = "tests/frameworks/test_deepspeed.py::"
 _DCP = "tests/unit/frameworks/test_dcp.py::"
+_TITAN = "tests/frameworks/test_torchtitan.py::"
+_ACCELERATE = "tests/frameworks/test_accelerate.py::"
+_ARGUMENTS = "tests/unit/frameworks/test_trainer_arguments.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
     one(
@@ -563,6 +566,118 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "        if step <= self._step or (manifest is not None and not self._is_loaded):\n",
         "        if False:\n",
         f"{_DCP}test_a_loop_that_does_not_load_or_counts_from_the_start_is_refused",
+    ),
+    one(
+        "a save that the measured cost makes due, not made by a loop of DCP",
+        "frameworks/own_loop.py",
+        " or run.is_save_due or ",
+        " or ",
+        f"{_DCP}test_save_steps_auto_saves_after_a_minute_and_one_is_kept_per_hour",
+    ),
+    one(
+        "a save that the measured cost makes due, not made by a loop of Accelerate",
+        "frameworks/accelerate_job.py",
+        " or self.run.is_save_due",
+        "",
+        f"{_LOOP}test_save_steps_auto_saves_after_a_minute",
+    ),
+    one(
+        "batches of the Trainer read again although the script says that they draw nothing",
+        "frameworks/trainer_batches.py",
+        "return not draws_nothing(inner) if self._reread is None else self._reread",
+        "return not draws_nothing(inner)",
+        f"{_TRAINER}test_batches_of_workers_are_skipped_or_read_again_as_the_callback_says",
+    ),
+    one(
+        "batches of Accelerate skipped although the script says that they draw",
+        "frameworks/loader_pass.py",
+        "    if reread is None:\n",
+        "    if True:\n",
+        f"{_STOPPED}[5-True]",
+    ),
+    one(
+        "an argument of the Trainer that does not go with a run, accepted",
+        "frameworks/transformers.py",
+        "        _require_usable(args)\n",
+        "",
+        f"{_ARGUMENTS}test_an_argument_that_does_not_go_with_a_run_is_refused_before_anything_is_written[save_only_model]",
+    ),
+    one(
+        "a hyperparameter search made one run",
+        "frameworks/transformers.py",
+        "        if state.is_hyper_param_search:\n",
+        "        if False:\n",
+        f"{_ARGUMENTS}test_a_hyperparameter_search_is_refused_by_name",
+    ),
+    one(
+        "a callback of the Trainer that starts over, not named",
+        "frameworks/transformers.py",
+        "    if args.restore_callback_states_from_checkpoint or not is_first_process():\n",
+        "    if True:\n",
+        f"{_ARGUMENTS}test_a_callback_whose_state_the_trainer_does_not_restore_is_named[False-True]",
+    ),
+    one(
+        "a draft uploaded to the hub",
+        "frameworks/trainer_job.py",
+        " or self._args.push_to_hub:",
+        ":",
+        f"{_ARGUMENTS}test_with_push_to_hub_the_folder_that_is_uploaded_has_its_final_name_and_is_sealed",
+    ),
+    one(
+        "a callback without resume on data without a length, and no warning",
+        "frameworks/transformers.py",
+        "            if batch_count(loader) is None and is_first_process():\n",
+        "            if False:\n",
+        f"{_TRAINER}test_with_the_callback_alone_it_resumes_as_the_script_asks_and_a_warning_names_the_limit[path]",
+    ),
+    one(
+        "ranks with different numbers of batches accepted",
+        "frameworks/accelerate_job.py",
+        "        if len({*counts}) > 1:\n",
+        "        if False:\n",
+        f"{_ACCELERATE}test_ranks_with_different_numbers_of_batches_are_refused",
+    ),
+    one(
+        "FSDP through Accelerate accepted",
+        "frameworks/accelerator_contents.py",
+        "    if kind == DistributedType.FSDP:\n",
+        "    if False:\n",
+        f"{_LOOP}test_what_saves_by_itself_or_was_never_tested_is_refused_by_name[FSDP]",
+    ),
+    one(
+        "a loader that Accelerate has prepared taken for one without a wrapper by a Run",
+        "state/wrappers.py",
+        '    ("accelerate.data_loader", "DataLoaderAdapter"): "base_dataloader",\n',
+        "",
+        f"{_ACCELERATE}test_run_itself_takes_prepared_objects[two ranks]",
+    ),
+    one(
+        "signals taken from a loop that never asks whether to stop",
+        "frameworks/own_loop.py",
+        "catches_now=False",
+        "catches_now=True",
+        f"{_DCP}test_signals_are_left_alone_until_the_loop_asks_whether_to_stop",
+    ),
+    one(
+        "a loop that never asks whether to stop, and is not told",
+        "frameworks/own_loop.py",
+        "        self._saves_unasked += not self._is_asking\n",
+        "",
+        f"{_DCP}test_a_loop_that_saves_and_never_asks_gets_one_warning[False-1]",
+    ),
+    one(
+        "SIGTERM swallowed by torchtitan's manager",
+        "frameworks/torchtitan.py",
+        "            raise SystemExit(0)\n",
+        "            pass\n",
+        f"{_TITAN}test_stopped_by_a_signal_it_saves_and_the_same_command_continues[disabled]",
+    ),
+    one(
+        "an error of torchtitan recorded as the end of the training",
+        "frameworks/torchtitan.py",
+        "            error = sys.exception()\n",
+        "            error = None\n",
+        f"{_TITAN}test_an_error_is_recorded_and_disabled_it_is_torchtitans_own",
     ),
     one(
         "each rank saves a checkpoint of its own",

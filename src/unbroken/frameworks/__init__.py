@@ -9,7 +9,8 @@
 - ``lightning`` and ``pytorch_lightning``: the Trainer of Lightning under both names; ``lightning_events``: its events;
   ``lightning_job``: one fit; ``lightning_state``: what its checkpoint says; ``lightning_links``: the paths of
   ``ModelCheckpoint``; ``lightning_loader``: the position in the training data.
-- ``dcp``: loops that call torch's ``dcp.save`` and ``dcp.load``, torchtitan's too; ``dcp_storage``: writer and reader.
+- ``dcp``: loops that call torch's ``dcp.save`` and ``dcp.load``; ``dcp_storage``: writer and reader;
+  ``torchtitan``: its ``CheckpointManager``, with them.
 - ``deepspeed``: engines of DeepSpeed; ``own_loop``: what it shares with ``dcp``: a run for a loop of the script's own.
 - ``left_training``: what a run that an exception left is recorded with.
 

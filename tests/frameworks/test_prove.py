@@ -13,8 +13,8 @@ SCRIPTS = {
     "transformers": ("transformers_trainer.py", 12, "save,term,flip"),
     "accelerate": ("accelerate_loop.py", 14, "save,term,flip"),
     "lightning": ("lightning_trainer.py", 12, "save,term,flip"),
-    "deepspeed": ("deepspeed_loop.py", 12, "save"),
-    "torch": ("dcp_loop.py", 12, "save"),
+    "deepspeed": ("deepspeed_loop.py", 12, "save,term,flip"),
+    "torch": ("dcp_loop.py", 12, "save,term,flip"),
 }
 
 

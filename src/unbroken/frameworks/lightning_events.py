@@ -14,6 +14,7 @@ from unbroken.frameworks.framework_run import open_framework_run
 from unbroken.frameworks.left_training import what_left
 from unbroken.frameworks.lightning_job import ORIGIN, LightningJob, SaveOptions
 from unbroken.frameworks.lightning_links import FILE, savers_of
+from unbroken.frameworks.lightning_state import OURS
 from unbroken.frameworks.options import RunOptions, settings_of
 from unbroken.loop.console import show_lines
 from unbroken.loop.settings import Settings
@@ -88,6 +89,50 @@ class Redirected:
         self.inner.teardown()
 
 
+class Sharded:
+    """The saving and loading of a ``DeepSpeedStrategy``, whose ranks write a folder together and not by a CheckpointIO.
+
+    It takes the place of two methods of the strategy, for one stage of a Trainer.
+    """
+
+    def __init__(self, strategy: Any, events: "Events") -> None:  # noqa: ANN401
+        self._strategy, self._events = strategy, events
+
+    def install(self) -> None:
+        """Take their place."""
+        self.remove()
+        self._strategy_save, self._strategy_load = self._strategy.save_checkpoint, self._strategy.load_checkpoint
+        self._strategy.save_checkpoint, self._strategy.load_checkpoint = self._save, self._load
+
+    def remove(self) -> None:
+        """Give it back."""
+        for name in ("save_checkpoint", "load_checkpoint"):
+            vars(self._strategy).pop(name, None)
+
+    def _save(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:  # noqa: ANN401
+        """Save; called on every rank."""
+        # Rank 0 says where: what a callback made of its logger may differ.
+        path = self._strategy.broadcast(filepath)
+
+        def write(at: Path) -> None:
+            self._strategy_save(checkpoint, str(at), storage_options)
+
+        job = self._events.job
+        if job is None or "://" in str(path):
+            self._strategy_save(checkpoint, path, storage_options)
+        else:
+            job.write(checkpoint, Path(path), write)
+
+    def _load(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
+        """Load; called on every rank."""
+
+        def read(at: Path) -> dict[str, Any]:
+            found: dict[str, Any] = self._strategy_load(str(at), weights_only)
+            return found
+
+        return self._events.load(checkpoint_path, read)
+
+
 class Observed:
     """A callback before all others, for the loss of a step that one of them saves."""
 
@@ -131,6 +176,7 @@ class Events:
         self._hint: Path | None = None
         self._savers: list[Any] = []
         self._is_over = False
+        self._sharded: Sharded | None = None
 
     # ---- what the Trainer asks ----
 
@@ -182,7 +228,7 @@ class Events:
                 raise
         folder = Path(str(path)).resolve()
         folder = folder.parent if folder.name == FILE else folder
-        if (folder / FILE).is_file():
+        if (folder / FILE).exists():
             _require_sound(folder)
             return read(folder / FILE)
         return read(Path(str(path)))
@@ -191,16 +237,12 @@ class Events:
 
     def setup(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
         """The ranks are there, and nothing is loaded yet."""
-        if getattr(trainer.strategy, "restore_checkpoint_after_setup", False):
-            name = type(trainer.strategy).__name__
-            raise ValueError(
-                f"{name} writes its checkpoints itself and not through a CheckpointIO, so that the Callback could not "
-                "commit them: use DDPStrategy, or a loop of your own with unbroken.Run (Fabric), "
-                "unbroken.frameworks.dcp or unbroken.frameworks.deepspeed"
-            )
+        self._sharded = _sharded(trainer.strategy, self)
         if stage == "fit":
             _require_plain(trainer.callbacks, self._inner(trainer))
         trainer.strategy.checkpoint_io = self.redirect(self._inner(trainer), self)
+        if self._sharded is not None:
+            self._sharded.install()
         # Last of all: what the others do at the edge of a step is then in the checkpoint of that step.
         trainer.callbacks = [self.observe(self), *self._others(trainer), self]
         self._savers = savers_of(trainer)
@@ -228,14 +270,26 @@ class Events:
         """The checkpoint is read, and the callbacks are about to get their states."""
         if self.job is not None:
             self.job.place_states(checkpoint)
+            if self._sharded is not None:
+                # Lightning gives each callback its state, this one as the last.
+                checkpoint.setdefault("callbacks", {})[self.state_key] = {OURS: True}  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: object, pl_module: object) -> None:
-        """Weights and callbacks are restored."""
-        if self.job is not None:
+        """Weights and callbacks are restored, but for a strategy that restores when the fit has started."""
+        if self._sharded is None:
+            self._begin()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """All other callbacks are restored."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.job is not None and not self.job.has_begun:
             self._leaving(lambda job: job.begin(self.version))
 
     def on_train_start(self, trainer: object, pl_module: object) -> None:
         """The loops are restored, and the first batch is about to be fetched."""
+        self._begin()
         if self.job is not None:
             self._leaving(lambda job: job.begin_training(pl_module))
 
@@ -293,6 +347,8 @@ class Events:
     def teardown(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
         """The Trainer is as it was."""
         trainer.strategy.checkpoint_io = self._inner(trainer)
+        if self._sharded is not None:
+            self._sharded.remove()
         trainer.callbacks = [*self._others(trainer), self]
 
     # ---- ending ----
@@ -307,6 +363,27 @@ class Events:
         """End a job whose training was left without an event."""
         if self.job is not None:
             self._leave(what_left(self.job.step))
+
+
+def _sharded(strategy: Any, events: Events) -> Sharded | None:  # noqa: ANN401
+    """What saves with a strategy whose ranks write together; None for one that uses a CheckpointIO.
+
+    Raises:
+        ValueError: a strategy whose checkpoints could not be committed, or not be resumed.
+    """
+    if not getattr(strategy, "restore_checkpoint_after_setup", False):
+        return None
+    if not _is_a("DeepSpeedStrategy", strategy):
+        raise ValueError(
+            f"{type(strategy).__name__} writes its checkpoints itself and not through a CheckpointIO, so that the "
+            "Callback could not commit them: use DDPStrategy or DeepSpeedStrategy, or a loop of your own with "
+            "unbroken.Run (Fabric) or unbroken.frameworks.dcp"
+        )
+    if getattr(strategy, "load_full_weights", False):
+        raise ValueError(
+            "load_full_weights=True loads no optimizer states, so that no training could be resumed: leave it out"
+        )
+    return Sharded(strategy, events)
 
 
 # ---- the newest checkpoint ----

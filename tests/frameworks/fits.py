@@ -96,7 +96,15 @@ def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
         def configure_optimizers(self) -> Any:  # noqa: ANN401
             return [torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (self.net, self.other)]
 
-    class Averaged(Model):
+    if job.get("average"):
+        return averaged(Model)
+    return Manual() if job.get("manual") else Model()
+
+
+def averaged(kind: Any) -> Any:  # noqa: ANN401
+    """A module that also keeps a mean of its weights."""
+
+    class Averaged(kind):
         """Keeps a mean of its weights by itself, in the two hooks that Lightning has for that."""
 
         def __init__(self) -> None:
@@ -114,8 +122,7 @@ def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             self.average = checkpoint["average"]
 
-    kind = Manual if job.get("manual") else Averaged if job.get("average") else Model
-    return kind()
+    return Averaged()
 
 
 def interrupt(pl: Any, steps: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -135,6 +142,14 @@ def interrupt(pl: Any, steps: dict[str, Any]) -> Any:  # noqa: ANN401
                 os.kill(os.getpid(), steps["number"])
 
     return Interrupt()
+
+
+def kill_in_save(job: dict[str, Any]) -> None:
+    """Die in a save, where and when the job says."""
+    if "torn" in job:
+        kill_while_writing(job["torn"])
+    if "cut" in job:
+        kill_before(*job["cut"])
 
 
 def kill_while_writing(step: int) -> None:
@@ -280,10 +295,7 @@ def train(job: dict[str, Any]) -> None:
             **job.get("trainer", {}),
         }
     )
-    if "torn" in job:
-        kill_while_writing(job["torn"])
-    if "cut" in job:
-        kill_before(*job["cut"])
+    kill_in_save(job)
     is_stopped, reason = False, ""
     try:
         trainer.fit(model, **make_data(pl, job), ckpt_path=job.get("ckpt_path", "last"))
@@ -307,9 +319,6 @@ def train(job: dict[str, Any]) -> None:
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
     if job.get("convert"):
-        live = _zero_fits().weights_of(trainer.strategy.deepspeed_engine)
-        if trainer.global_rank == 0:
-            to = directory.parent / "converted"
-            result["converts"] = [_zero_fits().converts(Path(saver.last_model_path), live, to) for saver in savers]
+        result["converts"] = _zero_fits().converted(trainer, savers, directory.parent / "converted")
     if int(os.environ.get("RANK", "0")) == 0:
         Path(job["result"]).write_text(json.dumps(result))

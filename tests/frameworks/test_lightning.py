@@ -178,10 +178,10 @@ def test_a_truncated_newest_ends_lightning_alone_and_is_skipped_with_the_callbac
 
 
 @pytest.mark.promise("C11")
-def test_lightning_alone_deletes_the_newest_and_forgets_the_best_of_a_run_that_was_moved(
+def test_where_only_the_best_is_saved_lightning_alone_starts_over_and_forgets_it_in_a_moved_run(
     jobs: Jobs, tmp_path: Path
 ) -> None:
-    # The first is the best: every later one is deleted after its save, and nothing else is kept.
+    # The first is the best, and there is no last.ckpt.
     best = {"monitor": "val_loss", "mode": "max", "save_last": None}
     job: dict[str, Any] = {"trainer": EPOCHS, "checkpoints": [best]}
     interrupts = [{"step": 25, "number": KILL}]
@@ -194,9 +194,9 @@ def test_lightning_alone_deletes_the_newest_and_forgets_the_best_of_a_run_that_w
     (tmp_path / "moved").mkdir()
     run = run.rename(tmp_path / "moved" / "run")
     resumed = jobs.run(run, **job)
-    assert result(resumed)["trained"] < 10, resumed.said
+    assert resumed_from(run)[-1] == 10 and result(resumed)["trained"] == 20, resumed.said
     assert Path(result(resumed)["best"][0]).name == only.name and len(result(resumed)["scores"][0]) == 1
-    assert_paths(resumed)
+    assert Path(result(resumed)["best"][0]).resolve() == run / "checkpoint-10" / "lightning.ckpt"
     moved = (tmp_path / "plain").rename(tmp_path / "moved" / "plain")
     forgot = jobs.run(moved, plain=True, ckpt_path=str(moved / "models" / only.name), **job)
     assert Path(result(forgot)["best"][0]).name != only.name, forgot.said

@@ -45,8 +45,13 @@ def weights_of(engine: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
         return {name: value.detach().clone() for name, value in engine.module.named_parameters()}
 
 
-def converts(path: Path, live: dict[str, torch.Tensor], to: Path) -> bool:
-    """Whether Lightning's converter makes the live weights of a folder."""
+def converted(trainer: Any, savers: list[Any], to: Path) -> list[bool]:  # noqa: ANN401
+    """Whether Lightning's converter makes the live weights of the last folder of each callback; on rank 0."""
+    live = weights_of(trainer.strategy.deepspeed_engine)
+    return [_converts(Path(saver.last_model_path), live, to) for saver in savers if trainer.global_rank == 0]
+
+
+def _converts(path: Path, live: dict[str, torch.Tensor], to: Path) -> bool:
     found = convert_zero_checkpoint_to_fp32_state_dict(path, to)["state_dict"]
     return found.keys() == live.keys() and all(torch.equal(found[name], live[name]) for name in live)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed engines as runs, in every ZeRO stage: ``save_checkpoint`` and ``load_checkpoint`` through a store.
+"""Runs for DeepSpeed engines in every ZeRO stage: ``save_checkpoint`` and ``load_checkpoint`` through a store.
 
     with unbroken_ds.Checkpoints(engine, "out", save_steps=100) as checkpoints:
         client_state = checkpoints.load()
@@ -11,8 +11,9 @@
             if checkpoints.is_stopping:
                 break
 
-The engine writes into a draft, which becomes ``checkpoint-100`` by one rename when the files of all ranks are digested.
-The RNG states of each rank are saved and restored too. A call that not all ranks make is refused instead of waiting.
+The engine writes into a draft. After the files of all ranks are digested, one rename makes it ``checkpoint-100``. The
+RNG states of each rank are saved and restored too. A call that some ranks do not make raises an error instead of
+waiting.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
-"""The events of a Lightning ``Trainer``, translated: what ``lightning`` and ``pytorch_lightning`` share.
+"""The events of a Lightning ``Trainer`` as calls of a ``LightningJob``, for ``lightning`` and ``pytorch_lightning``.
 
-``Events`` is mixed into a callback of either package, ``Redirected`` into its ``CheckpointIO``. Imports neither.
+``Events`` is a mixin for a callback of either package, ``Redirected`` for its ``CheckpointIO``; ``Sharded`` replaces
+the save and load of a ``DeepSpeedStrategy``. Imports neither package.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ class Stopped(SystemExit):
 
 
 class Redirected:
-    """A ``CheckpointIO`` around another one: what a ``ModelCheckpoint`` saves is committed to the run."""
+    """A ``CheckpointIO`` around another one; commits to the run what a ``ModelCheckpoint`` saves."""
 
     def __init__(self, inner: Any, events: "Events") -> None:  # noqa: ANN401 - a CheckpointIO of either package
         self.inner, self._events = inner, events
@@ -79,7 +80,7 @@ class Redirected:
         return self._events.load(path, read)
 
     def remove_checkpoint(self, path: Any) -> None:  # noqa: ANN401
-        """Remove what a ``ModelCheckpoint`` gives up; called on rank 0."""
+        """Remove what a ``ModelCheckpoint`` deletes; called on rank 0."""
         job = self._events.job
         if job is None or not job.remove(Path(path)):
             self.inner.remove_checkpoint(path)
@@ -90,22 +91,22 @@ class Redirected:
 
 
 class Sharded:
-    """The saving and loading of a ``DeepSpeedStrategy``, whose ranks write a folder together and not by a CheckpointIO.
+    """Saves and loads for a ``DeepSpeedStrategy``, whose ranks write one folder together without a ``CheckpointIO``.
 
-    It takes the place of two methods of the strategy, for one stage of a Trainer.
+    Replaces ``save_checkpoint`` and ``load_checkpoint`` of the strategy for one stage of a Trainer.
     """
 
     def __init__(self, strategy: Any, events: "Events") -> None:  # noqa: ANN401
         self._strategy, self._events = strategy, events
 
     def install(self) -> None:
-        """Take their place."""
+        """Replace the two methods."""
         self.remove()
         self._strategy_save, self._strategy_load = self._strategy.save_checkpoint, self._strategy.load_checkpoint
         self._strategy.save_checkpoint, self._strategy.load_checkpoint = self._save, self._load
 
     def remove(self) -> None:
-        """Give it back."""
+        """Restore them."""
         for name in ("save_checkpoint", "load_checkpoint"):
             vars(self._strategy).pop(name, None)
 
@@ -134,7 +135,7 @@ class Sharded:
 
 
 class Observed:
-    """A callback before all others, for the loss of a step that one of them saves."""
+    """The first of all callbacks: records the loss of a step before another callback saves the step."""
 
     def __init__(self, events: "Events") -> None:
         super().__init__()
@@ -182,9 +183,9 @@ class Events:
 
     @property
     def ckpt_path(self) -> str | None:
-        """What ``ckpt_path="last"`` stands for: the newest checkpoint of the run, here or in a mirror; None if none.
+        """The checkpoint for ``ckpt_path="last"``: the newest of the run, here or in a mirror; None without any.
 
-        A hint: what is loaded is chosen when all ranks are there, after its bytes were verified.
+        A hint: the checkpoint to load is chosen later, on all ranks, after its bytes are verified.
         """
         drill = read_drill(os.environ)
         directory = drill.directory if drill is not None and drill.directory is not None else self._directory
@@ -193,7 +194,7 @@ class Events:
 
     @property
     def best_model_path(self) -> str:
-        """That of the first ``ModelCheckpoint``; without one the newest checkpoint, as without a metric."""
+        """The one of the first ``ModelCheckpoint``; without a ``ModelCheckpoint`` the newest checkpoint."""
         if self._savers:
             return str(self._savers[0].best_model_path)
         newest = _newest_in(Store(self._directory), None)
@@ -213,13 +214,13 @@ class Events:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a ModelCheckpoint has
-            """What scripts ask of all ``trainer.checkpoint_callbacks``: the answer of the first ``ModelCheckpoint``."""
+            """An attribute of the first ``ModelCheckpoint``: scripts read all ``trainer.checkpoint_callbacks``."""
             if name.startswith("_"):
                 raise AttributeError(name)
             return getattr(self._savers[0] if self._savers else self.saver(), name)
 
     def load(self, path: object, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """Read a checkpoint: to resume, the one that the run chooses; otherwise the one asked for, verified."""
+        """Read a checkpoint: the one that the run chose if this is a resume, otherwise the requested one, verified."""
         if self.job is not None:
             try:
                 return self.job.load(Path(str(path)), self._hint, read)
@@ -275,7 +276,7 @@ class Events:
                 checkpoint.setdefault("callbacks", {})[self.state_key] = {OURS: True}  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: object, pl_module: object) -> None:
-        """Weights and callbacks are restored, but for a strategy that restores when the fit has started."""
+        """Weights and callbacks are restored; with ``Sharded`` they are restored after this event."""
         if self._sharded is None:
             self._begin()
 
@@ -345,7 +346,7 @@ class Events:
         self._leave(stop or exception)
 
     def teardown(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
-        """The Trainer is as it was."""
+        """Restore the Trainer."""
         trainer.strategy.checkpoint_io = self._inner(trainer)
         if self._sharded is not None:
             self._sharded.remove()
@@ -360,7 +361,7 @@ class Events:
             job.leave(ending)
 
     def _abandon(self) -> None:
-        """End a job whose training was left without an event."""
+        """End a job whose training ended without an event."""
         if self.job is not None:
             self._leave(what_left(self.job.step))
 
@@ -410,7 +411,7 @@ def _newest_in(store: Store, settings: Settings | None) -> Path | None:
 
 
 def _require_plain(callbacks: Iterable[object], checkpoint_io: object) -> None:
-    """Refuse what trains for a while to find a value, and what writes while the training goes on."""
+    """Refuse callbacks that train to find a value, and a plugin that writes in the background."""
     for name in ("LearningRateFinder", "BatchSizeFinder"):
         if any(_is_a(name, each) for each in callbacks):
             raise ValueError(

@@ -1,8 +1,8 @@
-"""One ``fit`` of a Lightning ``Trainer``, on one rank: what happens from its setup to its end.
+"""One ``fit`` of a Lightning ``Trainer`` on one rank, from its setup to its end.
 
-Lightning lets rank 0 alone write, in the middle of a call that all ranks make. What was written is therefore committed
-by rank 0, and the others hear of it at their next edge. With a strategy whose ranks write a folder together, all of
-them commit it. Imports neither ``lightning`` nor ``pytorch_lightning``.
+In Lightning all ranks call a save, and only rank 0 writes. So rank 0 commits, and the other ranks get the result at
+their next edge. With ``DeepSpeedStrategy`` all ranks write one folder and commit it together. Imports neither
+``lightning`` nor ``pytorch_lightning``.
 """
 
 import math
@@ -70,7 +70,7 @@ Write = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How often a job saves by itself, and how many of the newest checkpoints stay."""
+    """How often a job saves beside ``ModelCheckpoint``, and how many of the newest checkpoints are kept."""
 
     save_steps: int | None
     keep_last_k: int

@@ -18,6 +18,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.promise("C8", "C9", "C10", "C11", "X6")
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_prove_breaks_a_training_on_purpose_and_finds_the_same_bits(tmp_path: Path, framework: str) -> None:

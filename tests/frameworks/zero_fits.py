@@ -1,5 +1,6 @@
 """Trainings with Lightning's ``DeepSpeedStrategy`` on the CPU: ``fits`` in a process that has DeepSpeed."""
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -57,4 +58,6 @@ def _converts(path: Path, live: dict[str, torch.Tensor], to: Path) -> bool:
 
 
 def train(job: dict[str, Any]) -> None:
-    fits.train(job)
+    """Do one job; ``of``: by the trainings of another framework."""
+    trainings = importlib.import_module(f"tests.frameworks.{job['of']}_trainings") if "of" in job else fits
+    trainings.train(job)

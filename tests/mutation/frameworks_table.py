@@ -50,6 +50,21 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         f"{_DEEPSPEED}test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang",
     ),
     one(
+        "a Lightning training resumed without its optimizer states",
+        "frameworks/lightning_events.py",
+        '    if getattr(strategy, "load_full_weights", False):\n',
+        "    if False:\n",
+        f"{_ZERO}test_full_weights_without_optimizer_states_are_refused",
+    ),
+    one(
+        "a loader that resumes on one number of ranks only, and not said",
+        "state/cursor.py",
+        "return self._identity.ranks if self._identity is not None else None",
+        "return None",
+        "tests/exact/test_other_ranks.py::"
+        "test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_said_at_the_start",
+    ),
+    one(
         "what a module adds in on_save_checkpoint not saved",
         "frameworks/lightning_events.py",
         "            self.inner.save_checkpoint(checkpoint, str(at), storage_options)\n",

@@ -435,7 +435,7 @@ def _require_sound(folder: Path) -> None:
     verdict = verify(store, folder.name, Level.FULL)
     if not verdict.is_sound:
         reasons = tuple((folder.name, str(finding)) for finding in verdict.findings)
-        raise NoUsableCheckpoint(store=store.root, passed_over=reasons)
+        raise NoUsableCheckpoint(store=store.root, skipped=reasons)
 
 
 _open: set[Events] = set()

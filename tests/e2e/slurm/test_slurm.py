@@ -202,7 +202,7 @@ def test_a_training_of_lightning_that_is_warned_is_queued_again_once_and_ends_in
 
 
 @pytest.mark.promise("G10")
-def test_a_cancelled_job_saves_and_is_not_queued_again_until_somebody_submits_it(
+def test_a_cancelled_job_saves_and_is_not_requeued_until_it_is_submitted(
     place: Place, undisturbed: dict[str, Any]
 ) -> None:
     place.init("--time", "60")

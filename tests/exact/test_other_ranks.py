@@ -28,7 +28,7 @@ WAYS = {
 
 
 @pytest.mark.promise("C13", "U10")
-def test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_said_at_the_start(tmp_path: Path) -> None:
+def test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_reported_at_the_start(tmp_path: Path) -> None:
     make_corpus(tmp_path / "corpus", TWO_BUCKETS)
     before = spawn(2, train_all, str(tmp_path))
     after = spawn(1, resume_all, str(tmp_path))

@@ -62,7 +62,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "return self._identity.ranks if self._identity is not None else None",
         "return None",
         "tests/exact/test_other_ranks.py::"
-        "test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_said_at_the_start",
+        "test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_reported_at_the_start",
     ),
     one(
         "what a module adds in on_save_checkpoint not saved",

@@ -273,8 +273,8 @@ class LightningJob:
         batches, every = self._trainer.num_training_batches, self._trainer.accumulate_grad_batches
         if every > 1 and batches % every:
             raise ValueError(
-                f"accumulate_grad_batches={every} does not divide the {batches} batches of an epoch: DeepSpeed goes on "
-                "accumulating in the next epoch, and Lightning counts other steps; limit_train_batches="
+                f"accumulate_grad_batches={every} does not divide the {batches} batches of an epoch: DeepSpeed "
+                "continues to accumulate in the next epoch, and Lightning counts other steps; limit_train_batches="
                 f"{batches - batches % every} makes it exact"
             )
 

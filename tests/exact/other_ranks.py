@@ -41,8 +41,8 @@ def sampled(job: Job) -> Any:  # noqa: ANN401
 
 
 def by_node(job: Job) -> Any:  # noqa: ANN401
-    import datasets
-    from datasets.distributed import split_dataset_by_node
+    import datasets  # type: ignore[import-untyped]
+    from datasets.distributed import split_dataset_by_node  # type: ignore[import-untyped]
 
     rows = datasets.Dataset.from_dict({"number": list(range(SAMPLES))}).to_iterable_dataset(num_shards=6)
     return DataLoader(split_dataset_by_node(rows, rank=job.rank, world_size=job.ranks), job.batch)

@@ -104,7 +104,7 @@ def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
 def averaged(kind: Any) -> Any:  # noqa: ANN401
     """A module that also keeps a mean of its weights."""
 
-    class Averaged(kind):
+    class Averaged(kind):  # type: ignore[misc]
         """Keeps a mean of its weights by itself, in the two hooks that Lightning has for that."""
 
         def __init__(self) -> None:

@@ -52,7 +52,7 @@ def test_killed_inside_deepspeeds_own_write_it_resumes_to_the_same_bits(jobs: Jo
 
 
 @pytest.mark.promise("C11")
-def test_stopped_it_resumes_exactly_and_refuses_another_stage_by_name(jobs: Jobs, tmp_path: Path) -> None:
+def test_stopped_it_resumes_exactly_and_refuses_another_stage_and_world_by_name(jobs: Jobs, tmp_path: Path) -> None:
     # Four batches an epoch, two a step.
     job = two(2, accumulate_grad_batches=2, limit_train_batches=4)
     whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
@@ -62,6 +62,9 @@ def test_stopped_it_resumes_exactly_and_refuses_another_stage_by_name(jobs: Jobs
     assert stopped.code == 0 and result(stopped)["is_stopped"] and result(stopped)["step"] == 5, stopped.said
     refused = jobs.run(run, **{**job, "zero": 1})
     assert refused.code == 1 and "zero_stage: 2 before, 1 now" in refused.said
+    alone = {**job, "ranks": 1, "trainer": {**job["trainer"], "devices": 1}}
+    refused = jobs.run(run, ALONE, **alone)
+    assert refused.code == 1 and "world_size: 2 before, 1 now" in refused.said
     resumed = jobs.run(run, convert=True, **job)
     assert resumed_from(run)[-1] == 5 and resumed.digest == whole.digest, resumed.said
     assert result(resumed)["converts"] == [True]

@@ -62,7 +62,7 @@ IMPORTS: tuple[Mutation, ...] = (
     one(
         "shards of one rank are taken for the whole optimizer",
         "foreign/read.py",
-        "if not all(_is_same(states[0], other) for other in states[1:]):",
+        "if not all(is_same(states[0], other) for other in states[1:]):",
         "if False:",
         f"{_READ}test_optimizer_files_that_differ_by_rank_are_shards_and_not_imported",
     ),

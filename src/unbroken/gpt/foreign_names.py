@@ -16,7 +16,7 @@ import torch
 from unbroken.config import Config, load
 from unbroken.config.sections import ModelConfig
 from unbroken.errors import CannotImport, Help
-from unbroken.errors.tree import quoted
+from unbroken.errors.foreign import ImportCall
 from unbroken.foreign.items import MODULE, OPTIMIZER, Contents, ForeignItem
 from unbroken.gpt.huggingface import llama_config
 from unbroken.gpt.model import GPT
@@ -179,9 +179,9 @@ def rename(contents: Contents, config: Config) -> list[str]:
     return []
 
 
-def required_config(source: Foreign) -> CannotImport:
+def required_config(source: Foreign, call: ImportCall) -> CannotImport:
     """The error for a checkpoint whose config is not beside it."""
-    command = f"unbroken import {quoted(source.path)} runs/imported --config run.yaml"
+    command = call.again(source.path, "--config", "run.yaml")
     problem = "the config of its run is not beside it, and the shapes do not tell heads, norm and activation"
     return CannotImport(path=source.path, problems=(problem,), remedy=Help(command, "name a config with its model"))
 

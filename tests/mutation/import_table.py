@@ -140,9 +140,9 @@ IMPORTS: tuple[Mutation, ...] = (
     ),
     one(
         "a Llama that computes otherwise is imported",
-        "cli/import_command.py",
-        "problems += other_llama(found, config.config) or rename(contents, config.config)",
-        "problems += rename(contents, config.config)",
+        "gpt/foreign_names.py",
+        "return _other_llama(source, model) or _other_gpt_simple(source, model)",
+        "return _other_gpt_simple(source, model)",
         f"{_NAMES}test_a_config_that_computes_otherwise_than_the_llama_is_an_error",
     ),
     # ---- M28 ----

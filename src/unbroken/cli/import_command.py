@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _COMMAND: Final = "unbroken import"
 # Items of the trainer that no other tool has in this form.
 _OF_TRAINER: Final = ("arithmetic", "data", "rng_state")
-_NO_STEP: Final = "neither its files nor its name state the step"
 
 
 def _local(ctx: click.Context, param: click.Parameter, value: str) -> Path:
@@ -87,9 +86,9 @@ def command(
     GPT-Simple, KempnerForge, Transformers, Accelerate, Lightning, torch DCP, model_000100.pt with its optim_ files, or
     any .pt file. Its files are never changed, and no code in them is executed.
     """
-    from unbroken.foreign.read import Selection, read_foreign
+    from unbroken.foreign.read import NO_STEP, Selection, read_foreign
     from unbroken.foreign.write import require_new
-    from unbroken.gpt.foreign_names import other_llama, rename
+    from unbroken.gpt.foreign_names import map_names
 
     if keep_names and config_file is not None:
         raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
@@ -102,9 +101,9 @@ def command(
     number, unknown = _step(found, contents, step)
     problems += unknown
     if config is not None and not problems:
-        problems += other_llama(found, config.config) or rename(contents, config.config)
+        problems += map_names(found, contents, config.config.model)
     if problems:
-        remedy = Help(_call(run).again(found.path, "--step", "1000"), "state the step") if _NO_STEP in unknown else None
+        remedy = Help(_call(run).again(found.path, "--step", "1000"), "state the step") if NO_STEP in unknown else None
         raise CannotImport(path=found.path, problems=tuple(problems), remedy=remedy)
     checkpoint = None if dry_run else _write(run, found, contents, number, config)
     following = _next(run, contents, config)
@@ -142,13 +141,15 @@ def _config(found: Foreign, file: Path | None, call: ImportCall) -> "MappedConfi
 
 def _step(found: Foreign, contents: "Contents", asked: int | None) -> tuple[int, list[str]]:
     """The step of a checkpoint, and why it is not known."""
-    stated = contents.steps | ({found.step} if found.step is not None and not contents.steps else set())
+    from unbroken.foreign.read import NO_STEP, stated_steps
+
+    stated = stated_steps(found, contents)
     if len(stated) > 1 and asked not in stated:
         return 0, [f"its files state different steps: {', '.join(map(str, sorted(stated)))}; choose with --step"]
     if asked is not None and stated and asked not in stated:
         return 0, [f"--step {asked}: the checkpoint is of step {next(iter(stated))}"]
     if asked is None and not stated:
-        return 0, [_NO_STEP]
+        return 0, [NO_STEP]
     return (asked if asked is not None else stated.pop()), []
 
 

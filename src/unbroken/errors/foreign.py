@@ -27,6 +27,8 @@ class ForeignUnknown(UsageError):
     kind = "foreign-unknown"
     path: Path
     reason: str = "no file or folder in it has the names of a known tool"
+    # Whether it is known what it is.
+    is_recognised: bool = False
     HEADLINE = "this is not a checkpoint that can be imported: {reason}"
     SO = "nothing was written"
     HELP = (

@@ -76,6 +76,7 @@ class Selection:
 
 
 _EVERYTHING: Final = Selection()
+NO_STEP: Final = "neither its files nor its name state the step"
 
 
 def read_foreign(source: Foreign, selection: Selection = _EVERYTHING) -> tuple[Contents, list[str]]:
@@ -91,6 +92,11 @@ def read_foreign(source: Foreign, selection: Selection = _EVERYTHING) -> tuple[C
     _READERS[source.tool](source.path, contents, files)
     files.settle()
     return contents, _select(contents, selection)
+
+
+def stated_steps(source: Foreign, contents: Contents) -> set[int]:
+    """The steps that its files state, or else its name."""
+    return set(contents.steps) or ({source.step} if source.step is not None else set())
 
 
 def _select(contents: Contents, selection: Selection) -> list[str]:

@@ -21,9 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from unbroken.config.sections import ModelConfig
 from unbroken.errors import SequenceTooLong
+from unbroken.foreign.items import Contents
 from unbroken.gpt.attention import Attention, ForwardContext, Kernel, KeyValueCache, LayerCache, kernel_for, mask_for
 from unbroken.gpt.loss import LossSum, loss_sum, next_token_targets
 from unbroken.gpt.rope import Angles, tables
+from unbroken.store.foreign import Foreign
 
 # ---- normalisation ----
 
@@ -210,6 +212,13 @@ class GPT(nn.Module):
         self.cosine: Tensor
         self.sine: Tensor
         self.place_angles()
+
+    def map_foreign(self, source: Foreign, contents: Contents) -> list[str]:
+        """Give another tool's weights and moments the names of this model; returns what does not fit."""
+        # Imported here: it makes models of this class.
+        from unbroken.gpt.foreign_names import map_names
+
+        return map_names(source, contents, self.config)
 
     @property
     def vocab_size(self) -> int:

@@ -137,7 +137,7 @@ def _one(path: Path, files: Files) -> Foreign | None:
         return Foreign(path, PER_RANK, "model", int(found[1]))
     if found := SHARD.fullmatch(path.name):
         reason = f"it is file {int(found[2])} of {int(found[3])} of one model; import the directory with all of them"
-        raise ForeignUnknown(path=path, reason=f"{reason} and {index_of(path.name)}")
+        raise ForeignUnknown(path=path, reason=f"{reason} and {index_of(path.name)}", is_recognised=True)
     if path.suffix == ".safetensors":
         return Foreign(path, SAFETENSORS, "model", step_in_name(path.name))
     if path.suffix in _TORCH_SUFFIXES:
@@ -152,10 +152,10 @@ def _folder(path: Path, files: Files) -> Foreign | None:
     # A sealed folder of another tool has our manifest too, and none of our parts.
     if MANIFEST in names and begins_one(files, path / MANIFEST) and files.find(path / OWN_PARTS[0]) is not None:
         reason = "it is a checkpoint of unbroken already; use it as it is, or set training.load_path to it"
-        raise ForeignUnknown(path=path, reason=reason)
+        raise ForeignUnknown(path=path, reason=reason, is_recognised=True)
     if any(name.endswith("_optim_states.pt") for name in names):
         reason = "it is of DeepSpeed ZeRO; run its zero_to_fp32.py, then import the file which that writes"
-        raise ForeignUnknown(path=path, reason=reason)
+        raise ForeignUnknown(path=path, reason=reason, is_recognised=True)
     for tool, kind, is_one in _TOOLS:
         if is_one(names, path, files):
             step = _step_of_folder(path, called, names, files)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unbroken.errors import NotAStore, UnbrokenError
+from unbroken.errors import UnbrokenError
 from unbroken.files import LOCAL
-from unbroken.foreign.staged import foreign_at, is_sealed_foreign, stage
+from unbroken.foreign.staged import NOT_OURS, foreign_at, is_sealed_foreign, stage
 from unbroken.records.run_references import resolve_checkpoint
 from unbroken.state.items import Item
 from unbroken.state.load import Loaded, load_items, require_loadable
@@ -56,13 +56,20 @@ def load(
         StorageFailed: I/O error.
     """
     wanted = require_loadable(items)
+    found = _resolve(reference)
+    if isinstance(found, Foreign):
+        return _load_foreign(found, wanted, accept)
+    return load_items(found, wanted, accept=accept, allow_pickle=allow_pickle)
+
+
+def _resolve(reference: str | os.PathLike[str]) -> CheckpointSource | Foreign:
     try:
         store, name, manifest = resolve_checkpoint(os.fspath(reference))
-    except NotAStore as refused:
-        return _load_foreign(foreign_at(reference, refused), wanted, accept)
+    except NOT_OURS as refused:
+        return foreign_at(reference, refused)
     if is_sealed_foreign(manifest) and store.files is LOCAL:
-        return _load_foreign(resolve_foreign(store.path(name)), wanted, accept)
-    return load_items(CheckpointSource(store, name, manifest), wanted, accept=accept, allow_pickle=allow_pickle)
+        return resolve_foreign(store.path(name))
+    return CheckpointSource(store, name, manifest)
 
 
 def _load_foreign(source: Foreign, wanted: Sequence[Item], accept: Sequence[str]) -> Loaded:

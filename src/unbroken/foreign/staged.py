@@ -12,9 +12,11 @@ from typing import Final, Protocol, runtime_checkable
 
 from unbroken.errors import (
     CannotImport,
+    CheckpointUnknown,
     ForeignUnknown,
     Help,
     NotAStore,
+    NoUsableCheckpoint,
     PathMissing,
     RankFailed,
     StateDiffers,
@@ -24,6 +26,7 @@ from unbroken.errors.foreign import ImportCall
 from unbroken.foreign.items import MODULE, Contents, ForeignItem
 from unbroken.foreign.read import NO_STEP, Selection, read_foreign, stated_steps
 from unbroken.foreign.write import commit_contents
+from unbroken.mirror.address import is_url
 from unbroken.state.items import Item, ModuleItem, State
 from unbroken.state.naming import clean, is_flat_sharded
 from unbroken.store.directory import Store
@@ -64,22 +67,25 @@ class Staged:
         return replace(refused, checkpoint=str(self.source.path), importing=importing)
 
 
-def foreign_at(reference: str | os.PathLike[str], refused: NotAStore) -> Foreign:
-    """The checkpoint of another tool that a reference names which is no store of ours; ``out@500`` names a step.
+# Raised for a reference that names no checkpoint of ours.
+NOT_OURS: Final = (NotAStore, NoUsableCheckpoint, CheckpointUnknown)
+
+
+def foreign_at(reference: str | os.PathLike[str], refused: UnbrokenError) -> Foreign:
+    """The checkpoint of another tool that a reference names which names none of ours; ``out@500`` names a step.
 
     Raises:
-        NotAStore: it is of no known tool either.
+        UnbrokenError: ``refused``, if it is of no known tool either, or a checkpoint of ours is meant.
         ForeignAmbiguous: several checkpoints are there, and none is clearly the newest.
         ForeignUnknown: it is known what it is, and that it cannot be read.
         StorageFailed: I/O error.
     """
-    path, step = refused.path, None
+    if getattr(refused, "passed_over", ()) or getattr(refused, "known", ()) or is_url(os.fspath(reference)):
+        raise refused
+    path, step = Path(reference), None
     place, at, wanted = os.fspath(reference).rpartition("@")
-    if at and not Path(reference).exists() and Path(place) == path:
-        if not wanted.isdecimal():
-            path = path / wanted
-        else:
-            step = int(wanted)
+    if at and place and not path.exists():
+        path, step = (Path(place), int(wanted)) if wanted.isdecimal() else (Path(place) / wanted, None)
     try:
         return resolve_foreign(path, step=step)
     except PathMissing:

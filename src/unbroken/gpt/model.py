@@ -11,6 +11,7 @@ each layer adds to the stream.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Self, overload
 
 import torch
@@ -218,7 +219,8 @@ class GPT(nn.Module):
         # Imported here: it makes models of this class.
         from unbroken.gpt.foreign_names import map_names
 
-        return map_names(source, contents, self.config)
+        # With the rows that it has: the config may leave them to the tokenizer.
+        return map_names(source, contents, replace(self.config, vocab_size=self.vocab_size))
 
     @property
     def vocab_size(self) -> int:

@@ -18,7 +18,6 @@ from unbroken.errors import (
     CheckpointUnknown,
     DamagedCheckpoint,
     ManifestDamaged,
-    NotAStore,
     NotExact,
     NoUsableCheckpoint,
     RankFailed,
@@ -26,7 +25,7 @@ from unbroken.errors import (
     UnbrokenError,
 )
 from unbroken.files import LOCAL
-from unbroken.foreign.staged import Staged, foreign_at, is_sealed_foreign, stage
+from unbroken.foreign.staged import NOT_OURS, Staged, foreign_at, is_sealed_foreign, stage
 from unbroken.loop.mirrors import RunMirrors
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import is_url
@@ -39,7 +38,7 @@ from unbroken.store.check import Level
 from unbroken.store.choose import quarantine, resume_point
 from unbroken.store.commit import begin
 from unbroken.store.directory import Store
-from unbroken.store.foreign import resolve_foreign
+from unbroken.store.foreign import Foreign, resolve_foreign
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST, QUARANTINE, step_of
 from unbroken.store.references import checkpoint_of, is_bare, named_in, resolve_checkpoint
@@ -189,7 +188,7 @@ def _restore(target: ResumeTarget, items: Sequence[Item], world: World, settings
 def _discard(staged: Store) -> None:
     """Remove a draft in which a checkpoint of another tool was staged."""
     try:
-        # crash here: a draft of this job, which the next one sweeps.
+        # What a crash leaves is a draft of this job, which the next one sweeps.
         staged.files.remove_tree(staged.root)
     except StorageFailed as refused:
         _log.warning("could not remove %s: %s", staged.root, refused.message)
@@ -325,25 +324,30 @@ def _newer_without_manifest(store: Store, *, after_step: int) -> list[tuple[str,
 
 def _elsewhere(reference: str, store: Store, job: str, items: Sequence[Item]) -> ResumeTarget:
     """A checkpoint of another run, or of another tool, which is staged in a draft of this run."""
+    found = _find_elsewhere(reference, store)
+    if isinstance(found, ResumeTarget):
+        return found
+    # In a draft: what a crash leaves is swept once its job is gone, and is never taken for a checkpoint.
+    draft = begin(store, step=found.step or 0, job=job)
     try:
-        place, name, manifest = _checkpoint_at(reference, store)
-    except NotAStore as refused:
-        if store.files is not LOCAL:
-            # In an object store nothing can be staged.
-            raise
-        source = foreign_at(reference, refused)
-    else:
-        if not is_sealed_foreign(manifest) or place.files is not LOCAL or store.files is not LOCAL:
-            return ResumeTarget(place, name, manifest)
-        source = resolve_foreign(place.path(name))
-    # crash here: an empty draft, or one with a copy of the other tool's checkpoint; swept once its job is gone.
-    draft = begin(store, step=source.step or 0, job=job)
-    try:
-        staged = stage(source, Store(draft.path), items, needs_step=True)
+        staged = stage(found, Store(draft.path), items, needs_step=True)
     except BaseException:
         _discard(Store(draft.path))
         raise
     return ResumeTarget(staged.store, staged.name, staged.manifest, staged)
+
+
+def _find_elsewhere(reference: str, store: Store) -> ResumeTarget | Foreign:
+    try:
+        place, name, manifest = _checkpoint_at(reference, store)
+    except NOT_OURS as refused:
+        if store.files is not LOCAL:
+            # In an object store nothing can be staged.
+            raise
+        return foreign_at(reference, refused)
+    if is_sealed_foreign(manifest) and place.files is LOCAL and store.files is LOCAL:
+        return resolve_foreign(place.path(name))
+    return ResumeTarget(place, name, manifest)
 
 
 def _choose(

@@ -119,6 +119,16 @@ def import_command(path: Path, files: Files = LOCAL) -> str | None:
     return f"unbroken import {quoted(path)} runs/imported"
 
 
+def import_from_store(root: Path, files: Files = LOCAL) -> str | None:
+    """The command that imports what is in a store that has no checkpoint of ours; None if there is nothing to import.
+
+    Other tools, too, keep theirs in a folder called ``checkpoints``.
+    """
+    if files is not LOCAL:
+        return None
+    return import_command(root.parent if root.name == CHECKPOINTS else root, files)
+
+
 # ---- one checkpoint ----
 
 

@@ -144,7 +144,7 @@ def test_a_run_starts_from_a_checkpoint_of_another_tool_and_keeps_nothing_of_it(
     with pytest.raises(NotExact) as refused:
         job(run, 6, quietly(load_path=str(source)), **tiny(9))
     assert [name for name, _ in refused.value.differences] == ["rng_state"]
-    wide = {"model": (wider := model(9, width=7)), "optimizer": adam(wider)}
+    wide: dict[str, Any] = {"model": (wider := model(9, width=7)), "optimizer": adam(wider)}
     with pytest.raises(StateDiffers) as other:
         job(run, 6, quietly(load_path=str(source), accept=("rng_state",)), **wide)
     assert other.value.checkpoint == str(source)

@@ -26,6 +26,8 @@ _STEPS: Final = ("step", "global_step", "iter_num", "iteration", "iter", "steps"
 _WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _SUFFIXES: Final = ("_state_dict", "_states", "_state")
 _RENAMED: Final = {"state_dict": "model", "optim": "optimizer", "lr_scheduler": "scheduler", "module": "model"}
+# What the optimizers of torch keep for a parameter.
+_MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "sum"})
 _STATEFUL: Final = ("sched", "scaler", "loader", "sampler", "ema")
 
 
@@ -78,6 +80,7 @@ class Contents:
 
     def add_weights(self, name: str, state: object, source: str = "") -> bool:
         """Add a model's state, from a key or file; False if it is none."""
+        state = _as_tensors(state)
         if not is_weights(state):
             return False
         names, collisions = clean_names(state)
@@ -98,10 +101,7 @@ class Contents:
 
     def add_object(self, name: str, state: object, source: str = "") -> None:
         """Add the state of anything else, under a name that a run can use."""
-        if name in RESERVED or not name.isidentifier():
-            self.left_out[name] = "no item of a run can have this name"
-        else:
-            self._put(name, ForeignItem(OBJECT, {"state": state}), source)
+        self._put(name, ForeignItem(OBJECT, {"state": state}), source)
 
     def add_counter(self, name: str, value: object, source: str = "") -> None:
         """Add a plain value; of two that differ the first is kept, and the other one is said to be left out."""
@@ -117,7 +117,9 @@ class Contents:
     def _put(self, name: str, item: ForeignItem, source: str) -> None:
         """Take an item, unless the user has chosen another source of it; two that differ are a problem."""
         source = source or name
-        if called := [each for each, chosen in self.chosen.items() if chosen == source]:
+        if source not in self.chosen.values() and (name in RESERVED or not name.isidentifier()):
+            self.left_out[source] = f"no item of a run can be called {name}; name it with --item NAME={source}"
+        elif called := [each for each, chosen in self.chosen.items() if chosen == source]:
             for each in called:
                 self.items[each], self.sources[each] = item, source
         elif name in self.chosen:
@@ -136,9 +138,13 @@ class Contents:
 
         ``above`` are the keys that lead to it, with a dot behind each.
         """
-        if is_weights(found):
-            self.add_weights("model", found, above.removesuffix("."))
+        if self.add_weights("model", found, above.removesuffix(".")):
             return
+        tensors = {key: value for key, value in found.items() if _is_named_tensor(key, value)}
+        if tensors and not _holds_states(found):
+            # Weights with a step or an epoch among them.
+            self.add_weights("model", tensors, above.removesuffix("."))
+            found = {key: value for key, value in found.items() if key not in tensors}
         self.add_entries(found, above)
 
     def add_entries(self, found: Mapping[Any, Any], above: str = "") -> None:
@@ -151,6 +157,8 @@ class Contents:
         value = _as_number(value)
         if key in _STEPS and (step := _as_step(value)) is not None:
             self.steps.add(step)
+        elif _is_moments(value):
+            self.left_out[source] = "the state of an optimizer without its param_groups"
         elif self.add_optimizer(name, value, source) or self.add_weights(name, value, source):
             return
         elif "rng" in key or "random" in key:
@@ -163,13 +171,46 @@ class Contents:
         elif _is_plain(value):
             self.add_counter(key, value, source)
         else:
-            self.left_out[source] = f"{_kind(value)} that is neither weights, an optimizer nor plain values"
+            self.left_out[source] = _why_not(value)
 
 
-def _kind(value: object) -> str:
+def _why_not(value: object) -> str:
     if isinstance(value, dict) and isinstance(value.get("class"), str):
-        return f"an object of {value['class']}"
-    return f"a {type(value).__name__}"
+        return f"an object of {value['class']}; what its state_dict() returns can be imported"
+    others = [str(key) for key, held in value.items() if not _is_array(held)] if isinstance(value, dict) else []
+    if isinstance(value, dict) and len(others) < len(value):
+        return f"tensors with other values among them: {', '.join(others[:4])}"
+    return f"a {type(value).__name__} that is neither weights, an optimizer nor plain values"
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _is_named_tensor(key: object, value: object) -> bool:
+    return isinstance(key, str) and isinstance(value, torch.Tensor) and key not in _STEPS
+
+
+def _as_tensors(value: object) -> object:
+    """A dictionary of names and arrays of numpy as tensors with the same bits; everything else as it is."""
+    if not isinstance(value, Mapping) or not value or not all(_is_array(held) for held in value.values()):
+        return value
+    try:
+        return {key: torch.as_tensor(held) for key, held in value.items()}
+    except TypeError:
+        # An array of a type that torch has not, such as text.
+        return value
+
+
+def _is_moments(value: object) -> bool:
+    """Whether a value is what an optimizer keeps for its parameters, alone or under ``state``, without its groups."""
+    if isinstance(value, dict) and not is_optimizer(value) and isinstance(value.get("state"), dict):
+        value = value["state"]
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(held, dict) and bool(held.keys() & _MOMENTS) for held in value.values())
+    )
 
 
 def is_same(one: object, other: object) -> bool:
@@ -203,6 +244,8 @@ def _as_number(value: object) -> object:
 
 
 def _as_step(value: object) -> int | None:
+    if isinstance(value, torch.Tensor | np.ndarray) and value.shape == (1,):
+        value = value.item()
     return as_whole(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
@@ -237,6 +280,7 @@ def is_optimizer(value: object) -> TypeGuard[Mapping[str, Any]]:
     return (
         all(isinstance(each, Mapping) for each in kept)
         and isinstance(groups, list)
+        and bool(groups)
         and all(isinstance(group, Mapping) and _numbers_or_names(group.get("params")) for group in groups)
     )
 
@@ -273,11 +317,13 @@ def _optimizer(state: Mapping[str, Any]) -> tuple[ForeignItem, list[str]]:
         names |= {number: str(name) for number, name in zip(group["params"], called, strict=True)}
         others = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({**others, "params": [str(name) for name in called]})
-    problems: list[str] = []
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    problems = ["param_groups: a parameter is in them twice"] if len(set(numbers)) < len(numbers) else []
     is_named = all(not name.isdecimal() for group in groups for name in group["params"])
     moments = {names.get(key, str(key)): _with_tensor_step(values) for key, values in kept.items()}
     if is_named:
-        bare, problems = clean_names(names.values())
+        bare, collisions = clean_names(names.values())
+        problems += collisions
         moments = {bare.get(name, name): values for name, values in moments.items()}
         groups = [{**group, "params": [bare[name] for name in group["params"]]} for group in groups]
     return ForeignItem(OPTIMIZER if is_named else NUMBERED, {"state": moments, "param_groups": groups}), problems

@@ -12,7 +12,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +62,7 @@ def plain(value: object) -> object:
         kept: dict[str, object] = {"class": value.name}
         named = {"args": list(value.args), "state": value.state}
         return {**kept, **{key: plain(held) for key, held in named.items() if held}}
-    if type(value) in (dict, OrderedDict):
+    if type(value) in (dict, OrderedDict, defaultdict):
         return {key: plain(held) for key, held in cast("dict[object, object]", value).items()}
     if type(value) is list:
         return [plain(held) for held in value]
@@ -192,7 +192,8 @@ class ForeignFiles:
 
     def _globals(self) -> list[Any]:
         allowed = [(type("PlainObject", (PlainObject,), {"name": name}), name) for name in self.allowed]
-        return [*_of_numpy(), *allowed]
+        # Optimizers keep their state in a defaultdict; making one calls nothing.
+        return [*_of_numpy(), dict, defaultdict, *allowed]
 
     def _needed(self, source: Path | IO[bytes], refused: pickle.UnpicklingError) -> list[str]:
         """The globals that a refused pickle names and that are not allowed."""
@@ -224,6 +225,10 @@ class ForeignFiles:
 def _reason(wrong: BaseException) -> str:
     """Why a file cannot be read, in one line."""
     said = str(wrong).strip()
+    if "TorchScript" in said:
+        return "it is a TorchScript archive; save what state_dict() of the model in it returns"
+    if "inline_container" in said or "PytorchStreamReader" in said:
+        return "it is cut off, or a zip file that torch.save did not write"
     if isinstance(wrong, pickle.UnpicklingError) and "\n" in said:
         # torch's message is several lines of advice; the cause, if it knows one, is in the last paragraph.
         causes = [line for line in said.splitlines() if "GLOBAL" in line]

@@ -13,6 +13,7 @@ from unbroken.files import LOCAL
 from unbroken.foreign.dcp import read_dcp
 from unbroken.foreign.items import MODULE, Contents, ForeignItem, is_same, missing_ranks
 from unbroken.foreign.pickles import ForeignFiles
+from unbroken.state.items import RESERVED
 from unbroken.store.fields import as_whole
 from unbroken.store.foreign import (
     ACCELERATE,
@@ -102,7 +103,9 @@ def stated_steps(source: Foreign, contents: Contents) -> set[int]:
 def _select(contents: Contents, selection: Selection) -> list[str]:
     problems = list(dict.fromkeys(contents.problems))
     if selection.items:
-        absent = [name for name in selection.names if name not in contents.items]
+        unfit = [name for name in selection.names if name in RESERVED or not name.isidentifier()]
+        problems += [f"--item {name}: no item of a run can have this name" for name in unfit]
+        absent = [name for name in selection.names if name not in contents.items and name not in unfit]
         held = ", ".join(sorted(contents.items)) or "nothing"
         for name in absent:
             source = selection.chosen.get(name)

@@ -118,23 +118,23 @@ class NoUsableCheckpoint(CheckpointError):
     kind = "no-usable-checkpoint"
     exit_code = 5
     store: Path
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     # The command that imports what is there, if another tool wrote it.
     importing: str | None = None
     AT = "{store}"
-    DETAILS = Each("passed_over", "{0}: {1}", most=4)
+    DETAILS = Each("skipped", "{0}: {1}", most=4)
 
     def headline(self) -> str:
-        if not self.passed_over and self.importing is not None:
+        if not self.skipped and self.importing is not None:
             return "no checkpoint of unbroken found; another tool has written checkpoints here"
-        if not self.passed_over:
+        if not self.skipped:
             return "no checkpoint found"
-        if len(self.passed_over) == 1:
+        if len(self.skipped) == 1:
             return "the only checkpoint is not usable"
-        return f"none of {len(self.passed_over):,} checkpoints is usable"
+        return f"none of {len(self.skipped):,} checkpoints is usable"
 
     def so(self) -> str | None:
-        if not self.passed_over:
+        if not self.skipped:
             return None
         return (
             "the run does not start over by itself; to start from step 0: unbroken train --resume scratch --force, "
@@ -143,7 +143,7 @@ class NoUsableCheckpoint(CheckpointError):
 
     def help(self) -> tuple[Help, ...]:
         verified = Help(f"unbroken verify {quoted(self.store)} --full", "list every damaged part")
-        if self.passed_over:
+        if self.skipped:
             return (verified,)
         if self.importing is not None:
             return (Help(self.importing, "make a new run of a checkpoint of another tool"),)

@@ -80,7 +80,7 @@ def foreign_at(reference: str | os.PathLike[str], refused: UnbrokenError) -> For
         ForeignUnknown: it is known what it is, and that it cannot be read.
         StorageFailed: I/O error.
     """
-    if getattr(refused, "passed_over", ()) or getattr(refused, "known", ()) or is_url(os.fspath(reference)):
+    if getattr(refused, "skipped", ()) or getattr(refused, "known", ()) or is_url(os.fspath(reference)):
         raise refused
     path, step = Path(reference), None
     place, at, wanted = os.fspath(reference).rpartition("@")

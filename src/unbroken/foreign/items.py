@@ -141,8 +141,8 @@ class Contents:
         if self.add_weights("model", found, above.removesuffix(".")):
             return
         tensors = {key: value for key, value in found.items() if _is_named_tensor(key, value)}
-        if tensors and not _holds_states(found):
-            # Weights with a step or an epoch among them.
+        if tensors and all("." in name for name in tensors) and not _holds_states(found):
+            # Weights with a step or an epoch among them; only parameters have names with dots.
             self.add_weights("model", tensors, above.removesuffix("."))
             found = {key: value for key, value in found.items() if key not in tensors}
         self.add_entries(found, above)
@@ -174,8 +174,13 @@ class Contents:
             self.left_out[source] = _why_not(value)
 
 
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value is what ``pickles.plain`` makes of an object."""
+    return isinstance(value, dict) and {"class"} < value.keys() <= {"class", "args", "state"}
+
+
 def _why_not(value: object) -> str:
-    if isinstance(value, dict) and isinstance(value.get("class"), str):
+    if _is_object(value):
         return f"an object of {value['class']}; what its state_dict() returns can be imported"
     others = [str(key) for key, held in value.items() if not _is_array(held)] if isinstance(value, dict) else []
     if isinstance(value, dict) and len(others) < len(value):
@@ -250,7 +255,7 @@ def _as_step(value: object) -> int | None:
 
 
 def _holds_states(value: object) -> TypeGuard[dict[Any, Any]]:
-    if not isinstance(value, dict) or is_weights(value) or is_optimizer(value):
+    if not isinstance(value, dict) or is_weights(value) or is_optimizer(value) or _is_object(value):
         return False
     return any(is_weights(each) or is_optimizer(each) or _holds_states(each) for each in value.values())
 

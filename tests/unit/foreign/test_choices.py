@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shlex
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,44 @@ def test_weights_without_their_optimizer_file_say_so(tmp_path: Path) -> None:
     (tmp_path / "meta_000100.json").unlink()
     assert "optim_000100_rank0.pt" in read(path).left_out["optimizer"]
     assert "optimizer" not in read(path, items=("model",)).left_out
+
+
+def test_odd_dictionaries_are_imported_whole_or_said_to_be_left_out(tmp_path: Path) -> None:
+    path, objects = tmp_path / "step-7.pt", trained(1)
+    theirs, state = weights(1), objects["optimizer"].state_dict()
+    # Weights with other values among them.
+    torch.save({**theirs, "epoch": 3, "step": torch.tensor([7])}, path)
+    found = read(path)
+    assert same(dict(found.items["model"].state), theirs) and (found.counters, found.steps) == ({"epoch": 3}, {7})
+    # Arrays of numpy.
+    torch.save({"model": {key: value.numpy() for key, value in theirs.items()}}, path)
+    assert same(taken(path), theirs)
+    # Moments without the groups that say whose they are, and numbers that are there twice.
+    for groups in ({}, {"param_groups": []}):
+        torch.save({"model": theirs, "optimizer": {"state": state["state"], **groups}}, path)
+        found = read(path)
+        assert list(found.items) == ["model"] and "without its param_groups" in found.left_out["optimizer"]
+    twice = [{**group, "params": [0, 0, 1, 2]} for group in state["param_groups"]]
+    torch.save({"model": theirs, "optimizer": {**state, "param_groups": twice}}, path)
+    assert problems(path) == ["optimizer: param_groups: a parameter is in them twice"]
+    # Names that no item of a run can have.
+    torch.save({"model": theirs, "my-net": weights(2), "generators": weights(2)}, path)
+    found = read(path)
+    assert list(found.items) == ["model"] and sorted(found.left_out) == ["generators", "my-net"]
+    assert same(dict(read(path, items=("net=my-net",)).items["net"].state), weights(2))
+    assert len(problems(path, items=("my-net",))) == 1
+    # An object that is no module.
+    torch.save({"model": theirs, "optimizer": objects["optimizer"]}, path)
+    name = f"{torch.optim.AdamW.__module__}.AdamW"
+    assert name in read(path, allowed=(name,)).left_out["optimizer"]
+
+
+def test_files_that_torch_save_did_not_write_are_said_to_be_that(tmp_path: Path) -> None:
+    path = tmp_path / "step-7.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "mine")
+    with pytest.raises(ForeignDamaged, match=r"torch\.save did not write"):
+        read(path)
 
 
 # ---- pickled objects ----

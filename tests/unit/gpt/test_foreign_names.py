@@ -19,6 +19,7 @@ from tests.exact.gpt_world import tiny, tokenize_text, write_text
 from tests.unit.foreign.test_import import call
 from tests.unit.foreign.test_read import dcp_folder
 from unbroken import gpt
+from unbroken.cli.main import main
 from unbroken.config import Config, load
 from unbroken.errors import CannotImport, GptSimpleRun, NotExact
 from unbroken.gpt.checkpoint import find_model
@@ -117,6 +118,14 @@ def test_a_run_of_gpt_simple_in_output_dir_names_the_import(tmp_path: Path) -> N
         require_own_run(Layout(GPT_SIMPLE))
     command = refused.value.help()[0].command
     assert command == f"unbroken import {GPT_SIMPLE} {GPT_SIMPLE}-imported"
+
+
+@pytest.mark.promise("M5")
+def test_every_command_names_the_import_in_a_run_of_gpt_simple(capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"unbroken import {GPT_SIMPLE} runs/imported"
+    for name, code in (("ls", 0), ("status", 0), ("show", 5), ("verify", 5), ("evaluate", 5)):
+        assert main([name, str(GPT_SIMPLE)]) == code
+        assert command in capsys.readouterr().err, name
 
 
 @pytest.mark.parametrize("form", ["llama", "model.pt", "model.safetensors"])

@@ -192,7 +192,8 @@ def test_odd_dictionaries_are_imported_whole_or_said_to_be_left_out(tmp_path: Pa
     torch.save({"model": {key: value.numpy() for key, value in theirs.items()}}, path)
     assert same(taken(path), theirs)
     # Moments without the groups that say whose they are, and numbers that are there twice.
-    for groups in ({}, {"param_groups": []}):
+    lacking: tuple[dict[str, Any], ...] = ({}, {"param_groups": []})
+    for groups in lacking:
         torch.save({"model": theirs, "optimizer": {"state": state["state"], **groups}}, path)
         found = read(path)
         assert list(found.items) == ["model"] and "without its param_groups" in found.left_out["optimizer"]

@@ -43,9 +43,11 @@ def record_resume(
             _log.warning("skipped %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
     notes = found.restored.notes if found.restored else ()
-    asked = {} if settings.resume == "auto" else {"requested": settings.resume}
+    asked: dict[str, object] = {} if settings.resume == "auto" else {"requested": settings.resume}
     if found.followed is not None:
         asked["carried_out_by"] = found.followed.job
+    if found.target is not None and (staged := found.target.staged) is not None:
+        asked |= {"imported_from": found.target.path, "left_out": dict(staged.left_out)}
     recorder.event(
         "resume",
         step=step,
@@ -161,7 +163,13 @@ def log_start(
             what = "the run has saved checkpoints up to step %s, and %s has none: stop this job if they should be there"
             _log.warning(what, f"{saved:,}", place)
     else:
-        _log.info("resuming from step %s (%s, all checksums verified)", f"{found.restored.step:,}", found.target.name)
+        step = f"{found.restored.step:,}"
+        if (staged := found.target.staged) is None:
+            _log.info("resuming from step %s (%s, all checksums verified)", step, found.target.name)
+        else:
+            _log.info("starting from step %s of %s (%s)", step, found.target.path, staged.source.tool)
+            for name, why in sorted(staged.left_out.items()):
+                _log.warning("not imported: %s (%s)", name, why)
         for note in found.restored.notes:
             _log.warning("not exact: %s", note)
     if cursor is not None and (only_ranks := cursor.only_ranks) is not None and world.size > 1:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,17 @@ from unbroken.report.table import Column, table
 SCRIPT = Path(__file__).resolve().parent / "compare_sides.py"
 ANSWER = "@answer "
 LIMIT = "disk"
-SIDES = ("unbroken", "torch.save", "dcp.save", "dcp.async_save", "dcp.async_save, process", "accelerate", "lightning")
+SIDES = (
+    "unbroken",
+    "torch.save",
+    "dcp.save",
+    "dcp.async_save",
+    "dcp.async_save, process",
+    "accelerate",
+    "lightning",
+    "gpt-simple",
+    "torchtitan",
+)
 WAITS, DURABLE, LOAD = "save: the loop waits", "save: durable", "load"
 
 
@@ -78,9 +88,9 @@ class Side:
         self.process.stdin.flush()
         return self.answer()
 
-    def load(self, source: Path) -> float:
+    def load(self, source: Path) -> dict[str, Any]:
         self.start("load", str(source))
-        found = float(self.answer()["load_s"])
+        found = self.answer()
         self.stop()
         return found
 
@@ -112,19 +122,22 @@ def limit(root: Path, size_bytes: int) -> tuple[float, float]:
 
 
 class Found:
-    """Seconds by what was done and by side, and why a side was left out."""
+    """Seconds by what was done and by side, by the wall and of CPU, and why a side was left out."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, list[float]]] = {WAITS: {}, DURABLE: {}, LOAD: {}}
+        self.cpu_s: dict[str, dict[str, list[float]]] = {DURABLE: {}, LOAD: {}}
         self.failed: dict[str, str] = {}
 
-    def note(self, what: str, side: str, seconds: float) -> None:
+    def note(self, what: str, side: str, seconds: float, cpu_s: float | None = None) -> None:
         self.seconds[what].setdefault(side, []).append(seconds)
+        if cpu_s is not None:
+            self.cpu_s[what].setdefault(side, []).append(cpu_s)
 
     def leave_out(self, side: str, why: SideFailed) -> None:
         """A side that fails has no figures; a median over the rounds that it lived through would flatter it."""
         self.failed[side] = str(why).strip().rpartition("\n")[2] or "it ended without a word"
-        for by_side in self.seconds.values():
+        for by_side in (*self.seconds.values(), *self.cpu_s.values()):
             by_side.pop(side, None)
 
 
@@ -145,8 +158,9 @@ def measure(sides: Sequence[Side], root: Path, size_bytes: int, repeats: int) ->
             if side.name not in found.failed:
                 drop_cache(side.folder)
                 try:
-                    found.note(LOAD, side.name, side.load(side.folder / f"save-{repeats - 1}"))
-                    print(f"round {number + 1}, {side.name}: load {found.seconds[LOAD][side.name][-1]}", flush=True)
+                    answered = side.load(side.folder / f"save-{repeats - 1}")
+                    found.note(LOAD, side.name, answered["load_s"], answered["cpu_s"])
+                    print(f"round {number + 1}, {side.name}: {answered}", flush=True)
                 except SideFailed as failed:
                     found.leave_out(side.name, failed)
     return found
@@ -161,22 +175,24 @@ def _one_save(side: Side, number: int, found: Found) -> None:
         found.leave_out(side.name, failed)
         return
     found.note(WAITS, side.name, answered["waited_s"])
-    found.note(DURABLE, side.name, answered["durable_s"])
+    found.note(DURABLE, side.name, answered["durable_s"], answered["cpu_s"])
     print(f"round {number + 1}, {side.name}: {answered}", flush=True)
     if number:
         shutil.rmtree(side.folder / f"save-{number - 1}")
 
 
-def rows_of(seconds: Mapping[str, Mapping[str, Sequence[float]]], size_bytes: int) -> list[tuple[str, ...]]:
+def rows_of(found: "Found", size_bytes: int) -> list[tuple[str, ...]]:
     """The table: a side a row, the fastest first; the ratio is to the limit, or to ours where a disk is no limit."""
     rows = list[tuple[str, ...]]()
-    for what, by_side in seconds.items():
+    for what, by_side in found.seconds.items():
         samples = {side: Samples(tuple(values)) for side, values in by_side.items()}
         against = LIMIT if LIMIT in samples else "unbroken"
-        for side, found in sorted(samples.items(), key=lambda each: each[1].median):
-            ratio = found.median / samples[against].median if against in samples else float("nan")
-            rate = "" if what == WAITS else f"{size_bytes / found.median / 1e9:.2f}"
-            rows.append((what, side, f"{found.median:.3f}", found.spread, rate, f"{ratio:.2f}"))
+        for side, each in sorted(samples.items(), key=lambda each: each[1].median):
+            ratio = each.median / samples[against].median if against in samples else float("nan")
+            rate = "" if what == WAITS else f"{size_bytes / each.median / 1e9:.2f}"
+            cpu_s = found.cpu_s.get(what, {}).get(side)
+            cpu = (f"{Samples(tuple(cpu_s)).median:.2f}", Samples(tuple(cpu_s)).spread) if cpu_s else ("", "")
+            rows.append((what, side, f"{each.median:.3f}", each.spread, rate, f"{ratio:.2f}", *cpu))
     return rows
 
 
@@ -187,6 +203,8 @@ COLUMNS = (
     Column("lowest to highest"),
     Column("GB/s", True),
     Column("times the disk, or ours", True),
+    Column("CPU s", True),
+    Column("lowest to highest"),
 )
 
 
@@ -223,11 +241,12 @@ def main() -> None:
     load, cores = os.getloadavg()[2], os.cpu_count() or 1
     if load > cores:
         print(f"other programs were running (load {load:.0f} on {cores} cores): repeat on a quiet machine")
-    print(table(COLUMNS, rows_of(found.seconds, size_bytes), style=Style(False)))
+    print(table(COLUMNS, rows_of(found, size_bytes), style=Style(False)))
     for name, why in found.failed.items():
         print(f"left out: {name}: {why}")
     if not options.dry:
-        facts = {"bytes": size_bytes, "cores": cores, "load": load, "seconds": found.seconds, "failed": found.failed}
+        facts = {"bytes": size_bytes, "cores": cores, "load": load, "failed": found.failed}
+        facts |= {"seconds": found.seconds, "cpu_s": found.cpu_s}
         print(write_results("compare", facts))
 
 

@@ -13,23 +13,27 @@ def test_the_gpu_table_is_made_of_the_results_that_are_kept() -> None:
 
 
 def test_ratios_are_to_the_limit_and_a_pause_has_no_rate() -> None:
-    seconds = {
+    found = Found()
+    found.seconds = {
         WAITS: {"unbroken": [0.1, 0.3, 0.2], "torch.save": [4.0]},
         DURABLE: {LIMIT: [1.0], "unbroken": [1.25]},
         LOAD: {LIMIT: [0.5], "torch.save": [1.0]},
     }
-    rows = rows_of(seconds, 1_000_000_000)
+    found.cpu_s[DURABLE] = {"unbroken": [0.5, 0.3, 0.4]}
+    rows = rows_of(found, 1_000_000_000)
     assert all(len(row) == len(COLUMNS) for row in rows)
-    assert rows[0] == (WAITS, "unbroken", "0.200", "0.1 to 0.3", "", "1.00")
-    assert rows[1][-1] == "20.00"
-    assert (DURABLE, "unbroken", "1.250", "1.25 to 1.25", "0.80", "1.25") in rows
-    assert rows[-1][-1] == "2.00"
+    assert rows[0] == (WAITS, "unbroken", "0.200", "0.1 to 0.3", "", "1.00", "", "")
+    assert rows[1][5] == "20.00"
+    assert (DURABLE, "unbroken", "1.250", "1.25 to 1.25", "0.80", "1.25", "0.40", "0.3 to 0.5") in rows
+    assert rows[-1][5] == "2.00"
 
 
 def test_a_side_that_fails_has_no_figures_and_is_named() -> None:
     found = Found()
     found.note(WAITS, "lightning", 1.0)
     found.note(WAITS, "unbroken", 1.0)
+    found.note(LOAD, "lightning", 1.0, 2.0)
     found.leave_out("lightning", SideFailed("Traceback\n  line\nModuleNotFoundError: No module named 'lightning'\n"))
     assert found.seconds[WAITS] == {"unbroken": [1.0]}
+    assert found.seconds[LOAD] == found.cpu_s[LOAD] == {}
     assert found.failed == {"lightning": "ModuleNotFoundError: No module named 'lightning'"}

@@ -98,4 +98,5 @@ def _turned(half: NDArray[np.uint64], word: NDArray[np.uint64], radix: np.uint64
     turned >>= _HALF
     turned += half
     # Below the radix the difference wraps round to a large number, so that the smaller one is the remainder.
-    return np.minimum(turned, turned - radix, out=turned)
+    np.minimum(turned, turned - radix, out=turned)
+    return turned

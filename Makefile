@@ -6,7 +6,7 @@
 # Both make .venv and install into it by themselves; the second time that takes no time.
 # `make test-deep` runs the other tests; CI runs both. tests/tiers.toml says which tests are deep.
 # `make bench` measures saving and loading beside other tools and the disk: see docs/measured/bench.md.
-# `make soak HOURS=8` proves for hours under random seeds; killed, it goes on: see docs/prove.md.
+# `make soak HOURS=8` proves for hours under random seeds; resumable: see docs/prove.md.
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -2,7 +2,7 @@
 
     python -m bench.payload [--gigabytes 1] [--repeats 3] [--files 4] [--device cpu] [--directory DIR]
 
-Stall is what the caller waits for before the loop may go on. Durable is until every byte is synced and, for ours,
+Stall is what the caller waits for before the loop may continue. Durable is until every byte is synced and, for ours,
 digested. Read is into tensors that exist, from the page cache; ours checks every block on the way.
 """
 

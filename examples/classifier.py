@@ -49,9 +49,9 @@ def main() -> None:
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     loader = DataLoader(Shapes(), batch_size=16, shuffle=True, num_workers=2)
 
-    things: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, "average": average, "data": loader}
+    items: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, "average": average, "data": loader}
     settings = unbroken.Settings(save_steps=10)
-    run = unbroken.Run(sys.argv[2], settings=settings, model=model, optimizer=optimizer, **things)
+    run = unbroken.Run(sys.argv[2], settings=settings, model=model, optimizer=optimizer, **items)
     for _ in run.steps(STEPS):
         pictures, labels = next(run.data)
         with torch.autocast("cpu", dtype=torch.bfloat16):

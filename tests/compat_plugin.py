@@ -21,8 +21,8 @@ LACKS: Final = (
     # Version in which it is there, what is said before, the reason.
     ((2, 9), "exact under FSDP2 needs torch", "exact under FSDP2 is refused (torch-too-old)"),
     ((2, 8), "the GPT trainer needs torch", "the trainer is refused (torch-too-old)"),
-    ((2, 9), "TorchTooOld(what='exact under FSDP2'", "exact under FSDP2 is refused (torch-too-old)"),
-    ((2, 8), "TorchTooOld(what='the GPT trainer'", "the trainer is refused (torch-too-old)"),
+    ((2, 9), "TorchTooOld(feature='exact under FSDP2'", "exact under FSDP2 is refused (torch-too-old)"),
+    ((2, 8), "TorchTooOld(feature='the GPT trainer'", "the trainer is refused (torch-too-old)"),
     ((2, 7), "'Stream' object has no attribute 'record_event'", "FSDP2 on a CPU fails inside torch"),
 )
 # What a test file is about, by the beginning of its path; the first that fits counts.

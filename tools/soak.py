@@ -3,9 +3,9 @@
     python tools/soak.py --hours 8                  what `make soak HOURS=8` runs
     python tools/soak.py --hours 8 --folder PLACE   elsewhere than in build/soak
 
-The ledger, ``ledger.jsonl``, has one line a proof: seed, command, faults, verdict, cost. Killed, the same command goes
-on: the hours count what the ledger holds. A seed that failed is tried again first, and counts until it passes. What a
-failed one left is kept. Exit code 3 while any seed fails.
+The ledger, ``ledger.jsonl``, has one line a proof: seed, command, faults, verdict, cost. After a kill the same command
+resumes: the hours count what the ledger holds. A seed that failed is tried again first, and counts until it passes. The
+folder of a failed one is kept. Exit code 3 while any seed fails.
 """
 
 import argparse

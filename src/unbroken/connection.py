@@ -115,7 +115,7 @@ def _confirmed(
             return group
         said = attempt.get(_FAILED).decode()
         _log.info("attempt %d of %d to connect over gloo: %s", number + 1, ATTEMPTS, said)
-    raise NoConnection(rank=rank, said=said, attempts=ATTEMPTS)
+    raise NoConnection(rank=rank, symptom=said, attempts=ATTEMPTS)
 
 
 def _unless_another_failed(make: Callable[[], G], attempt: Store, seconds: float) -> G:
@@ -180,7 +180,7 @@ def _wait_for_all(store: Store, place: str, rank: int, size: int, timeout_s: flo
         lacking = [other for other in range(size) if not store.check([f"{place}-{other}"])]
         shown = amounts.listed([*map(str, lacking)], _SHOWN_RANKS)
         said = f"no connection to rank {shown} within {timeout_s:.0f} s" if lacking else first_line(late)
-        raise PeerLost(rank=rank, said=said) from late
+        raise PeerLost(rank=rank, symptom=said) from late
 
 
 @contextlib.contextmanager
@@ -191,7 +191,7 @@ def noticing_loss(rank: int) -> Iterator[None]:
     except PeerError:
         raise
     except RuntimeError as broken:
-        raise PeerLost(rank=rank, said=first_line(broken)) from broken
+        raise PeerLost(rank=rank, symptom=first_line(broken)) from broken
 
 
 def first_line(error: BaseException) -> str:

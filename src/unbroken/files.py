@@ -63,7 +63,7 @@ class Source:
         """Fill a buffer from an offset; returns how many bytes there were, fewer only at the end of the file.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         done = 0
         with storage_errors("read", self.path):
@@ -77,7 +77,7 @@ class Source:
         Where the file system cannot, or for a few bytes, through the cache.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with storage_errors("read", self.path):
             if size_bytes < _WORTH_DIRECT_BYTES or offset % DIRECT_BYTES:
@@ -115,7 +115,7 @@ class Appender:
         """Write bytes to the kernel, all of them.
 
         Raises:
-            StorageFailed: the system refused; a prefix of the bytes may stand at the end of the file.
+            StorageFailed: an I/O error; a prefix of the bytes may stand at the end of the file.
         """
         with self._using("append to") as handle:
             # crash here: the file ends anywhere inside these bytes; what was synced before them is intact.
@@ -125,7 +125,7 @@ class Appender:
         """Make all that was written durable, and the file's name.
 
         Raises:
-            StorageFailed: the system refused; what was written since the last sync may be lost.
+            StorageFailed: an I/O error; what was written since the last sync may be lost.
         """
         with self._using("sync") as handle:
             self.files.disk.sync_file(handle)
@@ -138,7 +138,7 @@ class Appender:
         """Give the handle back; a closed one opens the file again when it is used.
 
         Raises:
-            StorageFailed: the system refused; what was written since the last sync may be lost.
+            StorageFailed: an I/O error; what was written since the last sync may be lost.
         """
         handle, self._handle = self._handle, None
         with storage_errors("close", self.path):
@@ -251,7 +251,7 @@ class Files:
         """Create a directory and the parents it lacks; ``durable`` makes their names outlive a power cut.
 
         Raises:
-            StorageFailed: the system refused, or something that is no directory is in the way.
+            StorageFailed: an I/O error, or something that is not a directory is in the way.
         """
         with storage_errors("make a directory", path):
             missing = []
@@ -292,7 +292,7 @@ class Files:
         removed again as far as the system lets us.
 
         Raises:
-            StorageFailed: the system refused, or the file exists.
+            StorageFailed: an I/O error, or the file exists.
         """
         with storage_errors("write", path):
             handle = self.disk.create(path)
@@ -366,7 +366,7 @@ class Files:
         """Make the names in a directory durable.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with storage_errors("sync a directory", path):
             self._sync_names(path)
@@ -375,7 +375,7 @@ class Files:
         """Make the bytes of a file durable that somebody else wrote.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with storage_errors("sync", path):
             handle = self.disk.open(path)
@@ -388,7 +388,7 @@ class Files:
         """Move a finished file or directory to its final name, durably: the one instant it begins to exist there.
 
         Raises:
-            StorageFailed: the system refused; the source is where it was, or the move is not yet durable.
+            StorageFailed: an I/O error; the source is where it was, or the move is not yet durable.
         """
         with storage_errors("rename", target):
             self._rename(source, target)
@@ -405,7 +405,7 @@ class Files:
         """Replace a small file in one instant; ``scratch`` is a name beside it that nobody else uses.
 
         Raises:
-            StorageFailed: the system refused; the old file is intact, or the new one is whole and not yet durable.
+            StorageFailed: an I/O error; the old file is intact, or the new one is whole and not yet durable.
         """
         beside = path.with_name(scratch)
         with storage_errors("replace", path):
@@ -425,7 +425,7 @@ class Files:
         at the same moment.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         beside = path.with_name(scratch)
         with storage_errors("create", path):
@@ -443,7 +443,7 @@ class Files:
         """Point a symbolic link at another target in one instant; False where the file system has no symlinks.
 
         Raises:
-            StorageFailed: the system refused; the old link is intact, or the new one not yet durable.
+            StorageFailed: an I/O error; the old link is intact, or the new one not yet durable.
         """
         beside = link.with_name(scratch)
         with storage_errors("update the symlink", link):
@@ -467,7 +467,7 @@ class Files:
         """Remove a file or link; one that is not there is no error.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
             self.disk.unlink(path)
@@ -478,7 +478,7 @@ class Files:
         What is not there, or is being removed by somebody else at the same time, is no error.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         found = self.find(path)
         if found is None or found.kind is not NodeKind.DIRECTORY:
@@ -494,7 +494,7 @@ class Files:
         """Remove a directory, unless there is something in it; no error if it is gone.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
             try:
@@ -510,7 +510,7 @@ class Files:
         """What is at a path, or None.
 
         Raises:
-            StorageFailed: the system refused to say.
+            StorageFailed: an I/O error.
         """
         with storage_errors("stat", path):
             try:
@@ -527,7 +527,7 @@ class Files:
         """The names in a directory, sorted.
 
         Raises:
-            StorageFailed: the system refused, or there is no such directory.
+            StorageFailed: an I/O error, or there is no such directory.
         """
         with storage_errors("list", path):
             return sorted(self.disk.list_directory(path), key=lambda node: node.name)
@@ -536,7 +536,7 @@ class Files:
         """The names in a directory, sorted; none if there is no such directory, or another process just removed it.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         try:
             return self.list_directory(path)
@@ -554,7 +554,7 @@ class Files:
         """Where a symbolic link points; None if there is no link.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with storage_errors("read the link", path):
             try:
@@ -571,7 +571,7 @@ class Files:
         """Open a regular file; a link under this name is refused.
 
         Raises:
-            StorageFailed: the system refused, or there is no such file.
+            StorageFailed: an I/O error, or there is no such file.
         """
         with storage_errors("open", path):
             handle = self.disk.open(path)
@@ -586,7 +586,7 @@ class Files:
         """A whole small file; one larger than ``limit_bytes`` is refused before it fills the memory.
 
         Raises:
-            StorageFailed: the system refused, there is no such file, or it is too large.
+            StorageFailed: an I/O error, there is no such file, or it is too large.
         """
         found = self.find(path)
         room = min(limit_bytes, found.size_bytes if found else 0) + 1
@@ -607,7 +607,7 @@ class Files:
         """Whether a file can be read past the page cache.
 
         Raises:
-            StorageFailed: the system refused for another reason.
+            StorageFailed: an I/O error for another reason.
         """
         with storage_errors("open", path):
             try:
@@ -623,7 +623,7 @@ class Files:
         """Room on the file system of a path.
 
         Raises:
-            StorageFailed: the system refused to say.
+            StorageFailed: an I/O error.
         """
         with storage_errors("read the free space of", path):
             return self.disk.space(path)

@@ -314,7 +314,7 @@ def require_custom_reduce_scatter() -> None:
     has_types = not (issubclass(ReduceScatter, _Absent) or issubclass(DefaultReduceScatter, _Absent))
     if not has_types or not all(hasattr(FSDPModule, name) for name in needed):
         why = "older versions cannot replace FSDP2's reduce-scatter, which adds in an order of its own"
-        raise TorchTooOld(what="exact under FSDP2", needs="2.9", found=str(torch.__version__), why=why)
+        raise TorchTooOld(feature="exact under FSDP2", required="2.9", installed=str(torch.__version__), reason=why)
 
 
 def compute_policy(module: FSDPModule) -> Any:  # noqa: ANN401 - FSDP2's own type

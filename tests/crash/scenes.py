@@ -84,9 +84,9 @@ def save(
 
 
 def look(store: Store) -> tuple[Label | None, tuple[str, ...]]:
-    """What a job that starts now resumes from, each byte compared with what was saved; and what it passed over."""
+    """What a job that starts now resumes from, each byte compared with what was saved; and what it skipped."""
     choice = resume_point(store, Level.FULL, job="reader", at_ns=1)
-    passed = tuple(over.name for over in choice.passed_over)
+    passed = tuple(over.name for over in choice.skipped)
     if choice.chosen is None or choice.chosen.manifest is None:
         return None, passed
     manifest = choice.chosen.manifest
@@ -322,7 +322,7 @@ def examine(
                "the draft of a live job was touched")  # fmt: skip
     found, passed = look(store)
     expect(found in ((scene.before, scene.after) if must is None else (must,)), f"a resume finds {found}")
-    expect(set(passed) <= scene.damaged, f"{passed} were passed over")
+    expect(set(passed) <= scene.damaged, f"{passed} were skipped")
     save(store, 50, next_job, live=nobody_is_live)
     expect(look(store) == ((50, next_job), ()), f"after another save a resume finds {look(store)}")
     scene.repeat(store)

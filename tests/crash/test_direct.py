@@ -113,7 +113,7 @@ def test_a_power_cut_at_any_operation_of_a_direct_save_leaves_the_old_checkpoint
 
 
 @pytest.mark.promise("C4")
-def test_a_refusal_at_any_operation_of_a_direct_save_is_told_and_the_next_save_goes_on() -> None:
+def test_a_refusal_at_any_operation_of_a_direct_save_is_reported_and_the_next_save_works() -> None:
     for trial in crash_points(with_a_checkpoint, saves, ERRORS):
         assert trial.is_finished or isinstance(trial.raised, StorageError), str(trial)
         require_one_of_two(trial.disk, str(trial))

@@ -71,7 +71,7 @@ SCENES = (dumps_once_more, brings_in, sweeps, renews_its_area)
 
 
 def found_after(disk: Disk) -> tuple[int, bool]:
-    """The newest step that a later job on the same host would go on from, and whether it would on another host.
+    """The newest step that a later job on the same host would resume from, and whether it would on another host.
 
     Everything that stands under a good name must be whole, and everything that is pointed at must stand.
     """
@@ -154,7 +154,7 @@ class LyingDisk(FaultyDisk):
 
 
 @pytest.mark.promise("C4")
-def test_a_copy_that_is_not_what_was_written_is_never_called_one() -> None:
+def test_a_copy_with_other_bytes_is_never_reported_as_a_copy() -> None:
     disk = with_an_older_dump()
     with pytest.raises(MirrorDiffers):
         dump_and_tell(Files(LyingDisk(disk)), 5)
@@ -167,6 +167,6 @@ def test_a_copy_that_is_not_what_was_written_is_never_called_one() -> None:
     # On another host the copy of before is the newest there is, and why is said.
     assert elsewhere.dump_set is not None
     assert elsewhere.dump_set.step == 3
-    ((name, reason),) = elsewhere.passed_over
+    ((name, reason),) = elsewhere.skipped
     assert name == "emergency_step_5"
     assert "node-1" in reason and "persistent_dir" in reason

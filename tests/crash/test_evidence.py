@@ -109,7 +109,7 @@ def test_a_checkpoint_with_a_users_file_in_it_is_left_whole(name: str) -> None:
 
 
 @pytest.mark.promise("C17")
-def test_a_sweep_asked_to_remove_a_users_folder_refuses() -> None:
+def test_a_sweep_refuses_to_remove_a_users_folder() -> None:
     store = _store()
     store.files.make_directory(store.path("my-experiment"))
     swept = sweep(store, ["my-experiment", "../checkpoints/checkpoint-10", "quarantine"], is_live=nobody_is_live)

@@ -113,4 +113,4 @@ def test_after_a_rewind_a_crash_and_a_new_branch_the_abandoned_one_is_never_chos
     save(store, 20, "branch")
     assert look(store) == ((20, "branch"), ())
     choice = resume_point(store, Level.FULL, job="e", at_ns=2)
-    assert choice.chosen is not None and choice.passed_over == ()
+    assert choice.chosen is not None and choice.skipped == ()

@@ -130,7 +130,7 @@ def test_a_power_cut_at_any_operation_of_a_mirroring_leaves_a_true_ledger() -> N
 
 
 @pytest.mark.promise("C4", "M9")
-def test_a_refusal_at_any_operation_is_told_and_never_counts_as_mirrored() -> None:
+def test_a_refusal_at_any_operation_is_reported_and_never_counts_as_mirrored() -> None:
     for trial in crash_points(two_checkpoints, mirrors_everything, ERRORS):
         assert trial.is_finished or isinstance(trial.raised, StorageError), str(trial)
         require_sound(trial.disk, str(trial))

@@ -87,7 +87,7 @@ def test_after_every_crash_the_same_writer_gets_the_same_shard_and_leaves_no_scr
         assert [node.name for node in nodes] == ["00000-000.bin", "00000-000.idx"], str(trial)
 
 
-def test_a_seal_makes_durable_what_it_proves_before_it_reports_it(tmp_path: Path) -> None:
+def test_a_seal_is_durable_before_it_is_reported(tmp_path: Path) -> None:
     make_shard(tmp_path, STEM, OLD)
     asked: list[tuple[str, str]] = []
 

@@ -28,7 +28,7 @@ from unbroken.world import Link
 
 STEPS = 2
 BLOCKS = 4
-# Odd, so that no number of ranks divides it.
+# Odd, so that no count of ranks divides it.
 WIDTH = 161
 # Whatever moves tensors between ranks, under the names of all versions of torch.
 COLLECTIVES = (

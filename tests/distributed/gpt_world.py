@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def config_of(label: str) -> ModelConfig:
-    # A vocabulary and a width of the MLP that no number of ranks divides.
+    # A vocabulary and a width of the MLP that no count of ranks divides.
     shape = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "intermediate_size": 26}
     return ModelConfig(**(shape | OPTIONS[label]))
 

@@ -46,7 +46,7 @@ def test_ranks_that_never_connect_end_with_one_error(tmp_path: Path, fault: Faul
     ended = spawn(2, connect, str(tmp_path), fault, (1,), 3, 60.0, False)
     for each in ended:
         assert isinstance(each.value, NoConnection) and each.value.attempts == 3, logs(ended)
-    assert len({each.value.said for each in ended}) == 1, logs(ended)
+    assert len({each.value.symptom for each in ended}) == 1, logs(ended)
 
 
 @pytest.mark.promise("U5")
@@ -54,4 +54,4 @@ def test_a_rank_that_dies_while_it_connects_is_a_lost_peer(tmp_path: Path) -> No
     ended = spawn(3, connect, str(tmp_path), "killed", (1,), 1, 2.0, False)
     assert ended[1].exit_code < 0
     for each in (ended[0], ended[2]):
-        assert isinstance(each.value, PeerLost) and "rank 1" in each.value.said, logs(ended)
+        assert isinstance(each.value, PeerLost) and "rank 1" in each.value.symptom, logs(ended)

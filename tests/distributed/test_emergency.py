@@ -40,7 +40,7 @@ def dumps(root: Path, where: str = "scratch") -> list[tuple[int, int]]:
     return sorted((int(path.parts[-3].removeprefix("rank-")), int(path.parts[-2].split("_")[2])) for path in found)
 
 
-def passed_over(root: Path) -> list[tuple[str, str]]:
+def skipped(root: Path) -> list[tuple[str, str]]:
     return [
         (fact.values["name"], fact.values["reason"]) for fact in history(root / "run").of_kind("checkpoint-skipped")
     ]
@@ -148,7 +148,7 @@ def test_a_dead_rank_keeps_no_other_from_dumping_and_without_its_dump_there_is_n
     assert {rank for rank, _ in found} == {0, 2}
     went_on = good(spawn(3, train, emergency(tmp_path, wrap="plain", save_steps=2)))
     assert Path(went_on[0]["resumed_from"]).name == "checkpoint-4"
-    reasons = dict(passed_over(tmp_path))
+    reasons = dict(skipped(tmp_path))
     assert reasons
 
 
@@ -193,7 +193,7 @@ def test_on_another_host_dumps_are_refused_with_the_reason_unless_there_is_a_cop
     shutil.copytree(tmp_path / "scratch", kept / "scratch")
     elsewhere = good(spawn(3, train, emergency(tmp_path, host="node-2/b")))
     assert Path(elsewhere[0]["resumed_from"]).name == "final"
-    ((name, reason),) = passed_over(tmp_path)
+    ((name, reason),) = skipped(tmp_path)
     assert name == "emergency_step_5"
     for part in ("node-1", "node-2", "persistent_dir"):
         assert part in reason
@@ -233,7 +233,7 @@ def test_with_the_local_scratch_wiped_another_host_resumes_from_the_persistent_c
     assert dumps(tmp_path, "shared") == []
 
 
-def test_a_damaged_dump_is_passed_over_and_its_copy_is_taken(tmp_path: Path) -> None:
+def test_a_damaged_dump_is_skipped_and_its_copy_is_taken(tmp_path: Path) -> None:
     shared = str(tmp_path / "shared")
     killed_after_its_dumps(tmp_path, emergency(tmp_path, persistent_dir=shared, total=10_000))
     for part in (tmp_path / "scratch").glob("*/rank-00000/*/state/__0_0.distcp"):
@@ -242,7 +242,7 @@ def test_a_damaged_dump_is_passed_over_and_its_copy_is_taken(tmp_path: Path) -> 
         part.write_bytes(data)
     taken = good(spawn(3, train, emergency(tmp_path, persistent_dir=shared)))
     assert Path(taken[0]["resumed_from"]).name == "checkpoint-5-shutdown"
-    assert passed_over(tmp_path) == []
+    assert skipped(tmp_path) == []
 
 
 def test_what_each_rank_has_served_is_in_the_account_after_a_dump_and_each_sample_comes_once(tmp_path: Path) -> None:

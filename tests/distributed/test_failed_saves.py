@@ -1,4 +1,4 @@
-"""A state that cannot be taken at one step is a save that failed: told with its rank, and training goes on."""
+"""A state that cannot be taken at one step is a save that failed: reported with its rank, and training continues."""
 
 from pathlib import Path
 from typing import Any

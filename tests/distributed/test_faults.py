@@ -1,4 +1,4 @@
-"""What goes wrong on one rank is known to all at the same edge: nobody hangs, nobody goes on alone."""
+"""What goes wrong on one rank is known to all at the same edge: no rank hangs, no rank continues alone."""
 
 import json
 import os
@@ -170,7 +170,7 @@ def test_a_save_that_one_rank_asks_for_is_made_once_by_all(tmp_path: Path) -> No
     assert [fact.values["step"] for fact in history(run).of_kind("commit")] == [5, 9]
 
 
-# ---- losses that are no numbers ----
+# ---- losses that are NaN ----
 
 
 @pytest.mark.parametrize("logging_steps", [1, 100])

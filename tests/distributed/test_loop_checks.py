@@ -22,7 +22,7 @@ def test_all_ranks_leave_the_loop_and_the_completed_step_is_saved(tmp_path: Path
 
 
 @pytest.mark.promise("U1")
-def test_one_rank_that_leaves_alone_is_reported_to_all_and_nobody_hangs(tmp_path: Path) -> None:
+def test_one_rank_that_leaves_alone_is_reported_to_all_and_no_rank_hangs(tmp_path: Path) -> None:
     ended = values(spawn(2, leave, str(tmp_path / "run"), (1,)))
     assert [kind for kind, _ in ended] == ["loops-disagree", "loops-disagree"]
     assert not (tmp_path / "run" / "checkpoints" / "final").exists()

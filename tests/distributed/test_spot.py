@@ -1,4 +1,4 @@
-"""A notice concerns one node: whichever hears it, all ranks save and stop at the same step, and go on exactly."""
+"""A notice concerns one node: whichever hears it, all ranks save and stop at the same step, and resume exactly."""
 
 import time
 from pathlib import Path

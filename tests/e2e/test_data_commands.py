@@ -119,7 +119,7 @@ def test_show_decodes_a_sample_and_names_each_document(unbroken: Tool, folder: P
     assert (rained["first"], rained["last"], rained["document_tokens"]) == (0, 18, 18)
 
 
-def test_show_is_the_same_sample_whatever_it_is_asked_through(unbroken: Tool, folder: Path) -> None:
+def test_show_prints_the_same_sample_for_a_config_and_a_folder(unbroken: Tool, folder: Path) -> None:
     by_config = document(unbroken, "data", "show", "3", "--config", "run.yaml")
     by_folder = document(unbroken, "data", "show", "3", "data", "--max-length", "64", "--overlap-size", "8")
     assert by_config == by_folder

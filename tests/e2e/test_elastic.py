@@ -1,4 +1,4 @@
-"""Two agents of torchrun that meet at an endpoint: one is killed, the other goes on alone, and no bit is another."""
+"""Two agents of torchrun that meet at an endpoint: one is killed, the other continues alone, and no bit is another."""
 
 import contextlib
 import os

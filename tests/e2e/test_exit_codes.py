@@ -23,26 +23,26 @@ case, directory = sys.argv[1], sys.argv[2]
 torch.manual_seed(0)
 model = nn.Linear(4, 2)
 optimizer = torch.optim.AdamW(model.parameters())
-things = dict(model=model, optimizer=optimizer)
+items = dict(model=model, optimizer=optimizer)
 settings = dict(save_steps=2, audit="off")
 if case == "bug":
-    things["model"] = nn.Linear(4, 2)
-    things["optimizer"] = torch.optim.AdamW(things["model"].parameters())
+    items["model"] = nn.Linear(4, 2)
+    items["optimizer"] = torch.optim.AdamW(items["model"].parameters())
 if case == "usage":
-    things["thing"] = object()
+    items["thing"] = object()
 if case == "other-model":
-    things["model"] = nn.Linear(4, 3)
-    things["optimizer"] = torch.optim.AdamW(things["model"].parameters())
+    items["model"] = nn.Linear(4, 3)
+    items["optimizer"] = torch.optim.AdamW(items["model"].parameters())
 if case == "named":
     settings["resume"] = directory + "@2"
 if case == "elsewhere":
     settings["resume"] = sys.argv[3]
-with unbroken.Run(directory, settings=unbroken.Settings(**settings), **things) as run:
+with unbroken.Run(directory, settings=unbroken.Settings(**settings), **items) as run:
     for step in run.steps(100_000 if case == "held" else 8):
-        loss = things["model"](torch.randn(3, 4)).square().mean()
-        things["optimizer"].zero_grad()
+        loss = items["model"](torch.randn(3, 4)).square().mean()
+        items["optimizer"].zero_grad()
         loss.backward()
-        things["optimizer"].step()
+        items["optimizer"].step()
         run.log(loss=loss if case != "nan" else loss * float("nan"))
         if case == "stop" and step == 3:
             run.stop("enough")

@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("G22")
-def test_a_prompt_is_continued_and_said_as_one_document(run: Path, unbroken: Tool, forked_unbroken: Tool) -> None:
+def test_a_prompt_is_continued_and_printed_as_json(run: Path, unbroken: Tool, forked_unbroken: Tool) -> None:
     words = ("generate", "run", "--prompt", "def ", "--max-new-tokens", "8", "--seed", "3")
     ended = unbroken(*words, "--json")
     assert ended.returncode == 0, ended.stderr
@@ -62,7 +62,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "too many tokens": (["run", "--prompt", "x", "--max-new-tokens", "60"], 2, "sequence-too-long"),
     "temperature": (["run", "--prompt", "x", "--temperature", "0"], 2, "generation-invalid"),
     "top-p": (["run", "--prompt", "x", "--top-p", "1.5"], 2, "generation-invalid"),
-    "no number": (["run", "--prompt", "x", "--top-k", "many"], 2, "bad-usage"),
+    "not a number": (["run", "--prompt", "x", "--top-k", "many"], 2, "bad-usage"),
     "dtype": (["run", "--prompt", "x", "--dtype", "fp8"], 2, "bad-usage"),
     "device": (["run", "--prompt", "x", "--device", "cuda:97"], 2, "device-missing"),
     "tokenizer": (["run", "--prompt", "x", "--tokenizer", "bpe/tokenizer.json"], 2, "wrong-tokenizer"),
@@ -97,7 +97,7 @@ def test_every_prompt_that_is_too_long_is_named_with_its_line(run: Path, forked_
     assert ended.stdout == ""
 
 
-def test_a_damaged_checkpoint_is_never_asked_and_where_it_is_not_named_the_older_one_is(
+def test_a_damaged_checkpoint_never_generates_and_an_unnamed_one_falls_back_to_the_older(
     run: Path, forked_unbroken: Tool, tmp_path: Path
 ) -> None:
     damage(find_model(str(run)).path)
@@ -131,7 +131,7 @@ def test_the_average_of_the_weights_answers_where_it_is_requested(forked_unbroke
     assert not (tmp_path / "none.pt").exists()
 
 
-def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_aloud(run: Path, forked_unbroken: Tool) -> None:
+def test_an_incomplete_newest_checkpoint_is_skipped_with_a_note(run: Path, forked_unbroken: Tool) -> None:
     newest = find_model(str(run)).path
     next((newest / "state").glob("*.distcp")).unlink()
     ended = forked_unbroken("generate", "run", "--prompt", "x", "--greedy")

@@ -70,7 +70,7 @@ def test_the_pods_of_a_job_stop_resume_halt_and_complete_as_its_policy_says(unbr
     assert made.returncode == 0, made.stderr
     spec = json.loads(made.stdout)["documents"][-1]["spec"]
     rules = spec["podFailurePolicy"]["rules"]
-    # A node is drained: the pod is asked to end, saves, and another one goes on.
+    # A node is drained: the pod is asked to end, saves, and another one resumes.
     pod = Pod(spec["template"])
     pod.wait_until_it_trains()
     pod.process.send_signal(signal.SIGTERM)
@@ -135,7 +135,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "complaint"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_reported_and_nothing_is_printed(
+def test_a_wrong_input_is_reported_and_nothing_is_printed(
     unbroken: Tool, tmp_path: Path, words: tuple[str, ...], complaint: str
 ) -> None:
     (tmp_path / "run.yaml").write_text("data:\n  path: data\n")

@@ -121,7 +121,7 @@ def test_a_proc_of_another_namespace_proves_nothing() -> None:
 
 
 @pytest.mark.promise("U6")
-def test_release_watches_first_and_frees_what_nobody_renews(unbroken: Tool, tmp_path: Path) -> None:
+def test_release_watches_first_and_frees_a_lease_that_is_not_renewed(unbroken: Tool, tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", this_holder().__class__("elsewhere/0123abcd", os.getpid(), "1")
     # Rewritten by a machine whose clock is a year ahead, and never again.
     acquire(run, elsewhere, token="x", now_s=time.time() + 3e7, ttl_s=1.0)

@@ -83,7 +83,7 @@ def closed(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.needs("root")
 @pytest.mark.promise("U7")
-def test_a_directory_that_lets_nobody_in_is_named(closed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_permission_is_named(closed: Path, capfd: pytest.CaptureFixture[str]) -> None:
     commands = ("status", "prune", "release")
     for command in commands:
         assert main([command, str(closed)]) == 0, "and whoever may look is let in"

@@ -74,7 +74,7 @@ def test_a_config_that_never_ran_is_planned_from_its_parameters_and_this_disk(un
     assert bad.returncode == 2 and "'4x'" in bad.stderr
 
 
-def test_what_is_missing_and_what_is_wrong_is_named_at_once_without_a_traceback(unbroken: Tool) -> None:
+def test_missing_and_wrong_settings_are_named_at_once_without_a_traceback(unbroken: Tool) -> None:
     bad = unbroken("plan", "--steps", "-1", "--mtbf", "nan")
     assert bad.returncode == 2
     assert bad.stderr.startswith("error[bad-plan]: cannot make a plan: 4 problems\n")

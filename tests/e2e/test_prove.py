@@ -96,9 +96,9 @@ torch.manual_seed(1)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-things = {"model": model} if sys.argv[1] == "forgets" else {"model": model, "optimizer": optimizer, "decay": decay}
+items = {"model": model} if sys.argv[1] == "forgets" else {"model": model, "optimizer": optimizer, "decay": decay}
 settings = unbroken.Settings(audit="off")
-with unbroken.Run(sys.argv[2] if len(sys.argv) > 2 else "runs/a", settings=settings, **things) as run:
+with unbroken.Run(sys.argv[2] if len(sys.argv) > 2 else "runs/a", settings=settings, **items) as run:
     for step in run.steps(24):
         loss = (model(torch.randn(8, 4)) - 1).square().mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step(); decay.step()
@@ -122,7 +122,7 @@ def test_a_script_that_forgets_its_optimizer_is_found_out_and_the_evidence_stays
     assert (tmp_path / "proof" / "prove-2" / "chain-0001" / "journal").is_dir()
 
 
-def test_a_script_that_starts_over_reaches_the_same_bits_and_is_no_proof(tmp_path: Path) -> None:
+def test_a_script_that_starts_over_fails_although_its_bits_are_the_same(tmp_path: Path) -> None:
     forget = "import shutil; shutil.rmtree(sys.argv[2] + '/checkpoints', ignore_errors=True)\n"
     anew = FORGETFUL.replace("torch.manual_seed(1)\n", f"torch.manual_seed(1)\n{forget}")
     command = [*write(tmp_path, "train.py", anew), "remembers", "{run}"]

@@ -164,7 +164,7 @@ def test_a_job_on_another_host_is_not_killed_and_the_error_says_where_it_runs(un
     assert asked.returncode == 0 and json.loads((run / ".shutdown_requested").read_text())["job"] == 1
 
 
-def test_a_process_number_that_is_used_again_is_nobody_to_kill(unbroken: Tool, tmp_path: Path) -> None:
+def test_a_reused_process_number_is_not_killed(unbroken: Tool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     acquire(run, replace(this_holder(), process_started="1"), token="a", now_s=time.time())

@@ -267,7 +267,7 @@ def test_a_bug_is_reported_as_ours_without_a_traceback() -> None:
     assert len(ended.stderr.splitlines()) <= 8
 
 
-def test_a_bug_shows_its_traceback_when_asked() -> None:
+def test_a_bug_shows_its_traceback_on_request() -> None:
     command = [sys.executable, "-c", BROKEN, "explain", "--json"]
     env = {**os.environ, "UNBROKEN_TRACEBACK": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)

@@ -1,4 +1,4 @@
-"""A real training process on a machine that is to be taken away: it saves, stops, and goes on elsewhere."""
+"""A real training process on a machine that is to be taken away: it saves, stops, and resumes elsewhere."""
 
 import json
 import os

@@ -84,7 +84,7 @@ def test_show_finds_a_checkpoint_by_every_kind_of_name(unbroken: Tool, run: Path
     assert document(unbroken, "show", "run@20", "--tensors")["tensors"] == {}
 
 
-def test_verify_proves_a_run_and_names_what_is_damaged(unbroken: Tool, run: Path) -> None:
+def test_verify_checks_a_run_and_names_the_damage(unbroken: Tool, run: Path) -> None:
     ended = unbroken("verify", "run", "--full")
     assert ended.returncode == 0 and len(ended.stdout.splitlines()) == 7
     damage(run)
@@ -176,7 +176,7 @@ def test_prune_keeps_the_best(unbroken: Tool, run: Path) -> None:
     assert kept["checkpoint-10"] == ["every 3,600 s"]
 
 
-def test_torn_drafts_go_only_when_nobody_can_be_writing_them(unbroken: Tool, run: Path) -> None:
+def test_torn_drafts_are_removed_only_when_no_writer_is_left(unbroken: Tool, run: Path) -> None:
     draft = run / "checkpoints/.tmp-j0009_x-90-1"
     assert [each["name"] for each in document(unbroken, "prune", "run")["not_removed"]] == [draft.name]
     assert draft.exists()

@@ -103,7 +103,7 @@ def test_a_script_that_a_signal_ends_is_128_and_the_signal(unbroken: Tool, tmp_p
         (("--run-dir", "script.py", "--", "script.py"), "not-a-store"),
     ],
 )
-def test_what_cannot_be_started_is_a_usage_error(
+def test_a_command_that_cannot_start_is_a_usage_error(
     unbroken: Tool, tmp_path: Path, arguments: tuple[str, ...], kind: str
 ) -> None:
     write_script(tmp_path, "raise SystemExit('started')")

@@ -183,7 +183,7 @@ def test_ranks_stop_cleanly_whoever_gets_the_signal(start: Start, to: str) -> No
     wait_until_gone(everybody)
 
 
-def test_ranks_whose_torchrun_was_killed_are_asked_to_stop_and_heard(start: Start) -> None:
+def test_ranks_whose_torchrun_was_killed_get_a_stop_request(start: Start) -> None:
     launch = start(AGREEING, "--nproc-per-node", "2")
     ranks = [int(line.split()[1]) for line in launch.wait_for("ready", times=2)]
     os.kill(living()[ranks[0]].parent, signal.SIGKILL)

@@ -44,7 +44,7 @@ BYTES = ("tokenize", "--input_dir", "text", "--output_dir", "data/train", "--tok
 
 
 @pytest.mark.promise("G12")
-def test_the_report_says_what_was_made_and_the_second_time_that_nothing_is_left(folder: Path) -> None:
+def test_the_report_names_the_output_and_a_second_call_finds_nothing_to_do(folder: Path) -> None:
     first = document(unbroken(folder, *BYTES, "--num_workers", "2", "--json"))
     assert (first["documents"], first["shards"], first["is_new"]) == (45, 1, True)
     assert first["unknown_files"] == ["notes.md"]

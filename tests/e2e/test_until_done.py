@@ -102,7 +102,7 @@ def test_a_script_that_dies_before_it_names_its_run_is_given_up(unbroken: Tool, 
 
 
 @pytest.mark.parametrize("way", ["signal to the launcher", "signal to the job", "unbroken stop"])
-def test_asked_to_stop_it_stops(start: Start, unbroken: Tool, tmp_path: Path, way: str) -> None:
+def test_on_a_stop_request_it_stops(start: Start, unbroken: Tool, tmp_path: Path, way: str) -> None:
     begun = "(time.sleep(0.1), os.write(1, b'ready %d\\n' % os.getpid()) if step == 1 else None)"
     launch: Launch = start(training(begun).replace("steps(12)", "steps(100000)"), "--stopped-exit-code", "75", *QUICK)
     job = launch.ready()[0]
@@ -136,7 +136,7 @@ def test_a_config_file_that_is_edited_while_a_job_runs_does_not_change_its_resta
 def test_the_trainer_resumes_until_it_is_done_and_back_to_a_step_once(folder: Folder) -> None:
     code, said = folder.call("train", "run.yaml", *SHORT, "--until-done", "--resume", "scratch")
     assert code == 2 and "--force" in said, said
-    # All of its time is kept for a last save: each job stops cleanly after one step, and the next one goes on.
+    # All of its time is kept for a last save: each job stops cleanly after one step, and the next one resumes.
     hurried = ("training.max_steps=3", "training.max_runtime_seconds=1000", "training.walltime_reserve_seconds=999.99")
     code, said = folder.call("train", "run.yaml", *SHORT, *hurried, "--until-done", "--restart-delay", "0")
     assert code == 0, said

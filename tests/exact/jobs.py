@@ -91,7 +91,7 @@ def until_stopped(directory: str) -> dict[str, Any]:
 
 
 class SlowDisk(FaultyDisk):
-    """A disk whose syncs inside a store take their time; everything else goes on meanwhile."""
+    """A disk whose syncs inside a store take their time; everything else continues meanwhile."""
 
     def __init__(self, store: Path, delay_s: float) -> None:
         super().__init__(LocalDisk())

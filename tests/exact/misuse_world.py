@@ -21,7 +21,7 @@ WAYS = ("before forward", "in forward", "after forward", "in backward", "after b
 
 
 class Lost(Exception):
-    """What a loop catches before it goes on with its next step."""
+    """What a loop catches before it continues with its next step."""
 
 
 class _Broken(torch.autograd.Function):

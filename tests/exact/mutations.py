@@ -39,7 +39,7 @@ def drop_item(name: str) -> Mutation:
 
 
 def drop_generator(name: str) -> Mutation:
-    """One generator goes on from where the fresh process has it."""
+    """One generator continues from where the fresh process has it."""
 
     def mutate(objects: dict[str, Any]) -> None:
         fresh = capture_rng()[name]

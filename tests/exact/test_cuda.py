@@ -31,9 +31,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
 scaler = torch.amp.GradScaler("cuda")
 loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
-things = dict(model=model, average=average, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=loader)
+items = dict(model=model, average=average, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=loader)
 losses = {}
-with unbroken.Run(directory, settings=unbroken.Settings(save_steps=4, audit="error", logging_steps=1), **things) as run:
+with unbroken.Run(directory, settings=unbroken.Settings(save_steps=4, audit="error", logging_steps=1), **items) as run:
     for step in run.steps(24):
         batch = next(run.data).cuda(non_blocking=True) + 0.1 * torch.randn(1, device="cuda")
         with torch.autocast("cuda", torch.float16):

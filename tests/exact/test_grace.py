@@ -1,4 +1,4 @@
-"""Grace windows on slow storage, with a real kill at their end: what fits is done, and the next job goes on exactly."""
+"""Grace windows on slow storage, with a real kill at their end: what fits is done, and the next job resumes exactly."""
 
 import signal
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_each_window_is_used_for_what_fits_before_the_kill_and_the_next_job_ends
     windows = {
         "nothing": (0.0, scratch),
         "dump": (5.0, scratch),
-        "let go": (3.0, None),
+        "too short": (3.0, None),
         "save": (30.0, scratch),
     }
     runs = {results: str(tmp_path / results.replace(" ", "-")) for results in windows}
@@ -44,17 +44,17 @@ def test_each_window_is_used_for_what_fits_before_the_kill_and_the_next_job_ends
         )
     )
     assert ended["nothing"].is_killed
-    for results in ("dump", "let go", "save"):
+    for results in ("dump", "too short", "save"):
         assert ended[results].required()["is_stopped"], results
         (end,) = facts(runs[results], "job-end")
         assert (end["status"], end["class"]) == ("stopped", "again")
     assert all(commit["seconds"] > 6 * DELAY_S for run in runs.values() for commit in facts(run, "commit"))
     assert checkpoints(runs["save"]) == {"checkpoint-2", "checkpoint-4-shutdown"}
-    for results in ("nothing", "dump", "let go"):
+    for results in ("nothing", "dump", "too short"):
         assert checkpoints(runs[results]) == {"checkpoint-2"}, results
     assert [fact["step"] for fact in facts(runs["dump"], "emergency-save")] == [4]
-    assert [fact["step"] for fact in facts(runs["let go"], "grace-too-short")] == [4]
+    assert [fact["step"] for fact in facts(runs["too short"], "grace-too-short")] == [4]
     again = forked_each(jobs.left_to_go_on, [(run, scratch) for run in runs.values()])
     assert {each.required()["digest"] for each in again} == {whole["digest"]}
     resumed = {results: facts(run, "resume")[-1]["step"] for results, run in runs.items()}
-    assert resumed == {"nothing": 2, "dump": 4, "let go": 2, "save": 4}
+    assert resumed == {"nothing": 2, "dump": 4, "too short": 2, "save": 4}

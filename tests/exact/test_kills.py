@@ -35,7 +35,7 @@ def require_equal(ended: Ended, directory: str, undisturbed: tuple[dict[str, Any
     assert not facts(directory, "mismatch")
 
 
-def test_two_runs_that_nobody_kills_are_equal_and_another_seed_is_not(
+def test_two_uninterrupted_runs_are_equal_and_another_seed_is_not(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], dict[int, dict[str, str]]]
 ) -> None:
     require_equal(forked(train, Case(str(tmp_path / "a"))), str(tmp_path / "a"), undisturbed)

@@ -1,4 +1,4 @@
-"""A run that is killed and goes on in a world of another size, held in another way, ends with the bits of one job."""
+"""A run that is killed and resumes in a world of another size, held in another way, ends with the bits of one job."""
 
 import signal
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from unbroken.testing.worlds import logs, spawn
 
 FULL = Case(shape=Shape(dropout=0.1, is_checkpointed=True))
 LOW = replace(FULL, is_low=True)
-# Ranks, whether sharded, the step at which all of them are killed, or (negative) stop; 0 goes on to the end. Killed at
+# Ranks, whether sharded, the step at which all of them are killed, or (negative) stop; 0 runs to the end. Killed at
 # an even step, before its save, a job has always logged a step that it loses.
 CHAINS = {
     "sharded and replicated by turns": ((4, True, 6), (3, False, -7), (1, True, 10), (2, True, 0)),

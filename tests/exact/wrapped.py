@@ -152,7 +152,7 @@ def refused(kind: str, directory: str) -> str:
 
 
 def ignored(directory: str) -> tuple[tuple[str, ...], int]:
-    """What is named without a word, and the steps that are done where that name is to be passed over."""
+    """What is named without a word, and the steps that are done where that name is to be skipped."""
     model = nn.Linear(2, 1)
     teacher = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     named: tuple[str, ...] = ()

@@ -299,7 +299,7 @@ def test_links_pipes_and_devices_are_found_without_a_hang_and_survived(
         assert verdict.is_damaged, level
     choice = resume_point(store, Level.FULL, job="j", at_ns=1)
     assert choice.chosen is not None and choice.chosen.name == "checkpoint-1"
-    assert choice.passed_over[0].moved_to == "quarantine/checkpoint-2"
+    assert choice.skipped[0].moved_to == "quarantine/checkpoint-2"
     assert tree(outside) == before
 
 
@@ -308,7 +308,7 @@ def test_a_checkpoint_that_is_itself_a_link_is_never_chosen(tmp_path: Path) -> N
     save(Store(tmp_path / "elsewhere"), 9)
     (store.root / "checkpoint-9").symlink_to(tmp_path / "elsewhere" / "checkpoint-9")
     choice = resume_point(store, Level.FULL, job="j", at_ns=1)
-    assert choice.chosen is not None and choice.chosen.name == "checkpoint-1" and choice.passed_over == ()
+    assert choice.chosen is not None and choice.chosen.name == "checkpoint-1" and choice.skipped == ()
     assert (store.root / "checkpoint-9").is_symlink()
 
 

@@ -178,7 +178,7 @@ def test_metadata_without_its_shards_is_not_chosen(store: Store) -> None:
     _survived(store)
 
 
-def test_a_manifest_of_another_version_is_passed_over_and_stays(store: Store) -> None:
+def test_a_manifest_of_another_version_is_skipped_and_stays(store: Store) -> None:
     path = store.path("checkpoint-3") / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/7"))
     before = tree(store.root)
@@ -210,10 +210,10 @@ def _survived(store: Store) -> None:
     before = tree(store.path("checkpoint-3"))
     choice = resume_point(store, Level.FULL, job="j9", at_ns=9)
     assert choice.chosen is not None and choice.chosen.name == "checkpoint-2"
-    assert [over.moved_to for over in choice.passed_over] == ["quarantine/checkpoint-3"]
+    assert [over.moved_to for over in choice.skipped] == ["quarantine/checkpoint-3"]
     assert not store.path("checkpoint-3").exists()
     assert tree(store.path("quarantine/checkpoint-3")) == before
     reason = json.loads(store.path("quarantine/checkpoint-3.reason.json").read_text())
     assert reason["schema"] == "unbroken.quarantine/1" and reason["reasons"]
     again = resume_point(store, Level.FULL, job="j10", at_ns=10)
-    assert again.chosen is not None and again.chosen.name == "checkpoint-2" and again.passed_over == ()
+    assert again.chosen is not None and again.chosen.name == "checkpoint-2" and again.skipped == ()

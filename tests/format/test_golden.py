@@ -92,7 +92,7 @@ def test_a_sealed_folder_still_shows_its_tool_and_its_tensors(store: Store) -> N
 def test_a_job_that_starts_in_it_resumes_from_the_newest(store: Store, tmp_path: Path) -> None:
     shutil.copytree(store.root.parent, tmp_path / "run", symlinks=True)
     choice = resume_point(Store(tmp_path / "run" / "checkpoints"), Level.FULL, job="j2", at_ns=1)
-    assert choice.chosen is not None and choice.chosen.name == "final" and choice.passed_over == ()
+    assert choice.chosen is not None and choice.chosen.name == "final" and choice.skipped == ()
 
 
 @both

@@ -102,7 +102,7 @@ def kill_while_writing(name: str, step: int) -> None:
 
 
 def by_launcher() -> None:
-    """Stop the launcher, and go on when it has sent the signal to this process."""
+    """Stop the launcher, and continue when it has sent the signal to this process."""
     received: list[int] = []
     before: Any = signal.getsignal(signal.SIGTERM)
 

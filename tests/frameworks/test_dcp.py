@@ -92,7 +92,7 @@ def test_stopped_it_is_resumed_with_other_numbers_of_ranks_from_the_same_state(j
 
 
 @pytest.mark.promise("C4", "X6")
-def test_a_damaged_newest_is_passed_over_and_a_lost_directory_comes_from_the_mirror(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_damaged_newest_is_skipped_and_a_lost_directory_comes_from_the_mirror(jobs: Jobs, tmp_path: Path) -> None:
     run, options = tmp_path / "run", {"mirror": f"file://{tmp_path / 'mirror'}"}
     first = jobs.run(run, steps=8)
     flip(run / "checkpoint-8" / "__0_0.distcp")

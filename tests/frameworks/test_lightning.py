@@ -136,7 +136,7 @@ def test_killed_at_every_phase_of_a_save_it_ends_in_the_same_bits(jobs: Jobs, tm
 
 
 @pytest.mark.promise("C11")
-def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_passed_over(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_skipped(jobs: Jobs, tmp_path: Path) -> None:
     job: dict[str, Any] = {"manual": True, "trainer": {"max_steps": 36}}
     whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
     run = tmp_path / "run"
@@ -206,7 +206,7 @@ def test_two_ranks_stop_together_and_resume_to_the_same_bits(jobs: Jobs, tmp_pat
 
 
 @pytest.mark.promise("C11")
-def test_loss_scale_plateau_and_early_stopping_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
+def test_loss_scale_plateau_and_early_stopping_resume_exactly(jobs: Jobs, tmp_path: Path) -> None:
     job: dict[str, Any] = {"scaler": True, "plateau": True, "early": True, "checkpoints": [{}]}
     job["trainer"] = {**EPOCHS, "max_epochs": 8}
     whole = jobs.run(tmp_path / "whole", plain=True, ckpt_path=None, **job)
@@ -238,7 +238,7 @@ def test_the_mean_of_an_interrupted_epoch_is_of_all_its_batches_and_no_step_is_m
 
 
 @pytest.mark.promise("C11")
-def test_loaders_and_accumulation_of_each_epoch_and_doubles_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
+def test_loaders_and_accumulation_of_each_epoch_and_doubles_resume_exactly(jobs: Jobs, tmp_path: Path) -> None:
     trainer = {**EPOCHS, "precision": "64-true", "reload_dataloaders_every_n_epochs": 1}
     job: dict[str, Any] = {"made": True, "accumulate": {"0": 1, "1": 3}, "trainer": trainer}
     job["checkpoints"] = [{"every_n_train_steps": 2}]

@@ -77,7 +77,7 @@ def test_killed_inside_the_trainers_own_write_it_resumes_to_the_same_bits(jobs: 
 
 
 @pytest.mark.promise("C9")
-def test_stopped_by_a_signal_it_saves_and_the_same_job_goes_on(jobs: Jobs, tmp_path: Path) -> None:
+def test_stopped_by_a_signal_it_saves_and_the_same_command_resumes(jobs: Jobs, tmp_path: Path) -> None:
     whole = jobs.run(tmp_path / "whole", plain=True, arguments=TWO_WORKERS)
     run = tmp_path / "run"
     stopped = jobs.run(run, arguments=TWO_WORKERS, interrupts=[{"step": 5, "number": TERM}])
@@ -122,7 +122,7 @@ def test_killed_at_every_phase_of_a_save_it_ends_in_the_same_bits(jobs: Jobs, tm
 
 
 @pytest.mark.promise("C9")
-def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_passed_over(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_flag_file_and_the_walltime_stop_it_and_a_damaged_newest_is_skipped(jobs: Jobs, tmp_path: Path) -> None:
     whole = jobs.run(tmp_path / "whole", plain=True)
     run = tmp_path / "run"
     stopped = jobs.run(run, interrupts=[{"step": 5, "flag": str(Layout(run).stop_request)}])
@@ -201,12 +201,12 @@ def test_a_training_that_early_stopping_has_ended_is_done(jobs: Jobs, tmp_path: 
         ended = jobs.run(run, arguments=arguments, patience=patience)
         assert ended.result is not None and not ended.result["is_stopped"], ended.said
         steps.append(ended.result["step"])
-    # With more patience, which begins anew in each job, it goes on.
+    # With more patience, which begins anew in each job, it continues.
     assert steps == [6, 6, 12]
 
 
 @pytest.mark.promise("C9")
-def test_a_sampler_that_draws_from_the_global_rng_goes_on_in_its_order(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_sampler_that_draws_from_the_global_rng_resumes_in_its_order(jobs: Jobs, tmp_path: Path) -> None:
     arguments = {
         "train_sampling_strategy": "group_by_length",
         "dataloader_num_workers": 1,
@@ -236,7 +236,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 @pytest.mark.promise("C9")
 @pytest.mark.parametrize("name", RANDOM)
-def test_data_that_draws_random_numbers_goes_on_as_in_one_job(jobs: Jobs, tmp_path: Path, name: str) -> None:
+def test_data_that_draws_random_numbers_resumes_as_in_one_job(jobs: Jobs, tmp_path: Path, name: str) -> None:
     job = {**RANDOM[name]}
     kill = [{"step": job.pop("killed"), "number": KILL}]
     whole = jobs.run(tmp_path / "whole", plain=True, **job)
@@ -259,7 +259,7 @@ def test_data_that_draws_random_numbers_goes_on_as_in_one_job(jobs: Jobs, tmp_pa
 @pytest.mark.parametrize(
     "arguments", [{}, TWO_WORKERS, {"save_strategy": "epoch"}], ids=["skipped", "workers", "epochs"]
 )
-def test_a_stream_without_a_length_goes_on_inside_its_second_epoch(
+def test_a_stream_without_a_length_resumes_inside_its_second_epoch(
     jobs: Jobs, tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     # 8 batches of 2 samples: killed in the second pass, and stopped by the last step of it.
@@ -282,7 +282,7 @@ def test_a_stream_without_a_length_goes_on_inside_its_second_epoch(
 
 
 @pytest.mark.promise("C9")
-def test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one(jobs: Jobs, tmp_path: Path) -> None:
+def test_after_an_epoch_that_a_callback_ended_it_resumes_in_the_right_one(jobs: Jobs, tmp_path: Path) -> None:
     # Three epochs of 10 batches, two of which end after 4; killed in the last one. The data draws while it is read.
     arguments = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 5, "save_steps": 3}
     job: dict[str, Any] = {"ends_epoch": [4, 8], "masked": None, "arguments": arguments}
@@ -295,7 +295,7 @@ def test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one(jobs: 
 
 
 @pytest.mark.promise("C9")
-def test_gradients_left_at_the_end_of_a_stream_are_said(jobs: Jobs, tmp_path: Path) -> None:
+def test_gradients_left_at_the_end_of_a_stream_are_reported(jobs: Jobs, tmp_path: Path) -> None:
     arguments = {"save_strategy": "epoch", "gradient_accumulation_steps": 3, "max_steps": 4}
     said = jobs.run(tmp_path / "run", streamed=16, arguments=arguments).said
     assert "gradients" in said
@@ -344,7 +344,7 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(jobs: Jobs, tmp_path:
 
 
 @pytest.mark.promise("C9", "X6")
-def test_a_save_under_the_final_name_is_sealed_there_and_passed_over_if_torn(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_save_under_the_final_name_is_sealed_there_and_skipped_if_torn(jobs: Jobs, tmp_path: Path) -> None:
     whole = jobs.run(tmp_path / "whole", plain=True)
     run = tmp_path / "run"
     killed = jobs.run(run, save_late=6, torn={"name": "optimizer.pt", "step": 6})

@@ -66,7 +66,7 @@ def prefix() -> str:
 
 @pytest.mark.promise("M8", "C4")
 @pytest.mark.needs("moto")
-def test_a_checkpoint_goes_up_in_pieces_is_proven_by_the_stores_checksum_and_comes_back(
+def test_a_checkpoint_is_uploaded_in_pieces_verified_by_the_stores_checksum_and_fetched(
     ceph: int, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = run_at(tmp_path / "run")

@@ -87,7 +87,7 @@ def test_prune_keeps_what_a_mirror_lacks_and_says_so(unbroken: Tool, mirror: str
 
 
 @pytest.mark.promise("M4")
-def test_a_fetch_replaces_another_checkpoint_of_the_same_name_only_when_asked(
+def test_a_fetch_replaces_another_checkpoint_of_the_same_name_only_on_request(
     unbroken: Tool, mirror: str, tmp_path: Path
 ) -> None:
     store = run_at(tmp_path / "run")
@@ -127,7 +127,7 @@ def test_bad_input_is_one_clear_error(unbroken: Tool, tmp_path: Path, arguments:
 
 
 @pytest.mark.promise("M8", "M9")
-def test_a_mirror_that_was_forgotten_and_added_again_is_proven_anew(
+def test_a_mirror_that_was_removed_and_added_again_is_verified_again(
     unbroken: Tool, mirror: str, tmp_path: Path
 ) -> None:
     store = run_at(tmp_path / "run")

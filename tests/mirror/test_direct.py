@@ -94,7 +94,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, s3: str) -> str:
 
 
 @pytest.mark.promise("C4", "X7")
-def test_a_run_killed_and_its_directory_wiped_goes_on_bit_for_bit(url: str, tmp_path: Path) -> None:
+def test_a_run_killed_and_its_directory_wiped_resumes_bit_for_bit(url: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = child(run, url, {})
     try:
@@ -188,7 +188,7 @@ def test_the_address_of_another_run_is_refused(url: str, tmp_path: Path) -> None
 @pytest.mark.promise("C4")
 @pytest.mark.needs("moto")
 @pytest.mark.parametrize("fault", ["denied", "lie"])
-def test_a_save_that_the_store_refuses_is_told_and_training_goes_on(
+def test_a_save_that_the_store_refuses_is_reported_and_training_continues(
     proxy: Proxy, s3: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     run = tmp_path / "run"
@@ -236,7 +236,7 @@ def test_a_store_that_cannot_be_read_is_no_reason_to_start_over(proxy: Proxy, s3
 
 
 @pytest.mark.promise("M26")
-def test_a_damaged_object_is_passed_over_and_never_chosen_again(url: str, tmp_path: Path) -> None:
+def test_a_damaged_object_is_skipped_and_never_chosen_again(url: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job(run, 5, direct(url), **tiny())
     client = client_of(run_at(run), url)

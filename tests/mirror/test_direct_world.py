@@ -74,7 +74,7 @@ def test_ranks_without_a_shared_disk_save_and_each_reads_only_its_own_shards_bac
 
 
 @pytest.mark.promise("C4", "K7")
-def test_a_world_without_a_shared_disk_that_loses_a_rank_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_world_without_a_shared_disk_that_loses_a_rank_resumes_bit_for_bit(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store/run"
     ended = spawn(2, train, Alone(str(tmp_path), url, 20, dies_at=5))
     assert not any(each.is_good for each in ended)

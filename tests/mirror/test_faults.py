@@ -104,7 +104,7 @@ def test_a_store_that_says_done_and_keeps_nothing_never_counts_as_a_mirror(
 
 
 @pytest.mark.promise("M26")
-def test_a_body_that_is_cut_short_is_asked_for_again(proxy: Proxy, url: str, tmp_path: Path) -> None:
+def test_a_truncated_body_is_requested_again(proxy: Proxy, url: str, tmp_path: Path) -> None:
     store = run_at(tmp_path / "run")
     name = saved(store, 10, LARGE)
     mirror = opened(store, url)

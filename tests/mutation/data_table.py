@@ -78,7 +78,7 @@ DATA = (
          "test_windows_of_one_length_stand_in_one_keyed_order_whatever_sorts_them"),
     one("cached plan not proven", "data/packing/group_plan.py",
          "    if bytes(data[len(_MAGIC) : _BODY]) != digest_bytes(data[_BODY:]):\n", "    if False:\n",
-         "tests/unit/data/test_plan.py::test_a_damaged_file_is_built_again_and_said_aloud[.plan-flipped]"),
+         "tests/unit/data/test_plan.py::test_a_damaged_file_is_built_again_with_a_warning[.plan-flipped]"),
     one("what is left of an epoch begins anew when data joins", "data/order/epoch_order.py",
          "standing[old] = event.at + nth[source == 0]", "standing[old] = self.first + nth[source == 0]",
          "tests/unit/data/test_order.py::"
@@ -189,7 +189,7 @@ DATA = (
          "path.exists() and path.stat().st_mtime_ns >= since_ns", "False",
          f"{_TOKENIZE}test_text_that_changed_or_went_away_is_refused_by_name"),
     # ---- a run over the stream ----
-    one("a run goes on when its data is dry", "loop/edge.py",
+    one("a run continues when its data is exhausted", "loop/edge.py",
          "        return loader.ended() if loader is not None else None\n", "        return None\n",
          "tests/distributed/test_run_with_data.py::"
          "test_a_run_halts_at_the_last_whole_step_and_resumes_when_it_may_skip_the_exhausted_bucket[1]"),
@@ -202,5 +202,5 @@ DATA = (
          "test_text_without_a_token_makes_no_data_set_and_continues_when_there_is_some"),
     one("a hub that nobody can reach waited for", "data/ingest/encoders.py",
          " else _unreachable(constants.ENDPOINT)\n", " else None\n",
-         "tests/unit/data/test_hub.py::test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked"),
+         "tests/unit/data/test_hub.py::test_the_cache_is_used_when_the_hub_is_unreachable"),
 )  # fmt: skip

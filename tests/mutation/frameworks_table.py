@@ -5,7 +5,7 @@ from tests.mutation.table import Mutation, one
 _RUN = "tests/unit/frameworks/test_framework_run.py::"
 _LIMIT = "tests/unit/frameworks/test_save_total_limit.py::"
 _TRAINER = "tests/frameworks/test_transformers.py::"
-_STREAM = f"{_TRAINER}test_a_stream_without_a_length_goes_on_inside_its_second_epoch"
+_STREAM = f"{_TRAINER}test_a_stream_without_a_length_resumes_inside_its_second_epoch"
 _LOOP = "tests/unit/frameworks/test_accelerate_loop.py::"
 _STOPPED = f"{_LOOP}test_stopped_at_a_step_it_ends_in_the_same_bits"
 _TORN = f"{_TRAINER}test_killed_inside_the_trainers_own_write_it_resumes_to_the_same_bits"
@@ -14,7 +14,7 @@ _FIT = "tests/frameworks/test_lightning.py::test_killed_inside_lightnings_own_wr
 
 _LIGHTNING = "tests/frameworks/test_lightning.py::"
 _MEAN = "test_the_mean_of_an_interrupted_epoch_is_of_all_its_batches_and_no_step_is_missing_in_a_log"
-_EACH_EPOCH = "test_loaders_and_accumulation_of_each_epoch_and_doubles_go_on_where_they_were"
+_EACH_EPOCH = "test_loaders_and_accumulation_of_each_epoch_and_doubles_resume_exactly"
 _PICKLED = "tests/unit/testing/test_pickled_parts.py::"
 _DEEPSPEED = "tests/frameworks/test_deepspeed.py::"
 _DCP = "tests/unit/frameworks/test_dcp.py::"
@@ -103,14 +103,14 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/framework_run.py",
         "resume_point(self.store, Level.FULL, job=self.lease.job",
         "resume_point(self.store, Level.QUICK, job=self.lease.job",
-        f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_said",
+        f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_logged",
     ),
     one(
         "a torn folder left under the name of its step",
         "frameworks/framework_run.py",
         "            quarantine(self.store, name, (_UNSEALED,), job=self.lease.job, at_ns=time.time_ns())\n",
         "            pass\n",
-        f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_said",
+        f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_logged",
     ),
     one(
         "checkpoints from before the run thrown away",
@@ -173,7 +173,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/framework_run.py",
         '                self.recorder.event("notice", text=notice)\n',
         "                pass\n",
-        f"{_RUN}test_hyperparameters_that_have_changed_are_named_and_the_run_goes_on",
+        f"{_RUN}test_changed_hyperparameters_are_named_and_the_run_resumes",
     ),
     one(
         "what the Trainer logs late not recorded",
@@ -188,28 +188,28 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/trainer_job.py",
         '            restore_rng(saved["rng"] if is_between else saved["epoch"])\n',
         "            pass\n",
-        f"{_TRAINER}test_a_sampler_that_draws_from_the_global_rng_goes_on_in_its_order",
+        f"{_TRAINER}test_a_sampler_that_draws_from_the_global_rng_resumes_in_its_order",
     ),
     one(
         "the batch that the Trainer read ahead made with other random numbers",
         "frameworks/trainer_batches.py",
         "states = {count + 1: now} | ({count: ahead} if skipped else {})",
         "states = {count + 1: now}",
-        f"{_TRAINER}test_data_that_draws_random_numbers_goes_on_as_in_one_job[last]",
+        f"{_TRAINER}test_data_that_draws_random_numbers_resumes_as_in_one_job[last]",
     ),
     one(
         "what batches drew after a resume forgotten when the Trainer loads its RNG states",
         "frameworks/trainer_batches.py",
         "            self._after = self._drawn()\n",
         "            pass\n",
-        f"{_TRAINER}test_data_that_draws_random_numbers_goes_on_as_in_one_job[first]",
+        f"{_TRAINER}test_data_that_draws_random_numbers_resumes_as_in_one_job[first]",
     ),
     one(
         "batches that the Trainer's workers made skipped by their index",
         "frameworks/trainer_batches.py",
         "return not draws_nothing(inner) if self._reread is None else self._reread",
         "return bool(self._reread)",
-        f"{_TRAINER}test_data_that_draws_random_numbers_goes_on_as_in_one_job[workers]",
+        f"{_TRAINER}test_data_that_draws_random_numbers_resumes_as_in_one_job[workers]",
     ),
     one(
         "the place in a stream forgotten, so that its second pass starts over",
@@ -230,7 +230,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/trainer_batches.py",
         "        self._is_short = self._is_short or (length is not None and self._given < length)\n",
         "",
-        f"{_TRAINER}test_after_an_epoch_that_a_callback_ended_it_goes_on_in_the_right_one",
+        f"{_TRAINER}test_after_an_epoch_that_a_callback_ended_it_resumes_in_the_right_one",
     ),
     one(
         "a step of fewer batches at the end of an epoch not counted",
@@ -245,7 +245,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "records/process.py",
         "    os.register_at_fork(after_in_child=opened.clear)\n",
         "",
-        f"{_TRAINER}test_data_that_draws_random_numbers_goes_on_as_in_one_job[workers]",
+        f"{_TRAINER}test_data_that_draws_random_numbers_resumes_as_in_one_job[workers]",
     ),
     one(
         "a pass of Accelerate continued with the RNG states of now",
@@ -294,7 +294,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/accelerate_job.py",
         "        self._report([str(each) for each in found])\n",
         "",
-        f"{_LOOP}test_what_is_not_saved_is_named",
+        f"{_LOOP}test_unsaved_state_is_named",
     ),
     one(
         "what stands before the batches of an epoch done twice",
@@ -385,28 +385,28 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/lightning_loader.py",
         "            for _ in range(served):\n                next(order)\n",
         "",
-        f"{_PARTS}test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served",
+        f"{_PARTS}test_the_order_of_an_epoch_continues_after_the_batches_that_were_served",
     ),
     one(
         "the order of an epoch made from other RNG states",
         "frameworks/lightning_loader.py",
         "            began.restore(self.generators)\n",
         "            pass\n",
-        f"{_PARTS}test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served",
+        f"{_PARTS}test_the_order_of_an_epoch_continues_after_the_batches_that_were_served",
     ),
     one(
         "each of several loaders sets the RNG states of the next batch",
         "frameworks/lightning_loader.py",
         "        rng, self._rng = self._rng, None\n        return rng\n",
         "        return self._rng\n",
-        f"{_PARTS}test_of_several_loaders_each_goes_on_in_its_own_pass",
+        f"{_PARTS}test_of_several_loaders_each_resumes_in_its_own_pass",
     ),
     one(
         "a short loader resumed behind the batches of the long one",
         "frameworks/lightning_loader.py",
         '.get("samples", batches * order.batch_size))',
         '.get("nothing", batches * order.batch_size))',
-        f"{_PARTS}test_of_several_loaders_each_goes_on_in_its_own_pass",
+        f"{_PARTS}test_of_several_loaders_each_resumes_in_its_own_pass",
     ),
     one(
         "a file removed that Lightning did not write",
@@ -583,7 +583,7 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "frameworks/framework_run.py",
         "if found is not None and found > step]",
         "if (found or 0) > step]",
-        f"{_DCP}test_what_is_no_checkpoint_stays_where_it_is",
+        f"{_DCP}test_other_folders_and_files_stay",
     ),
     one(
         "a call that not all ranks make, made all the same",

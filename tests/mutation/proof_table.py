@@ -56,7 +56,7 @@ PROOF: tuple[Mutation, ...] = (
          f"{_CHECKER}test_two_runs_with_nothing_to_compare_prove_nothing"),
     one("generators never compared", "testing/states.py",
          'if found is None or drawn is None or found["name"] in drawn:', "if found is None:",
-         f"{_CHECKER}test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_did_counts"),
+         f"{_CHECKER}test_only_a_generator_that_was_used_counts"),
     # ---- drills, and the prover ----
     one("drill writes into the real run", "loop/opened_run.py",
          "        return self.drill.directory or directory, changed\n", "        return directory, changed\n",
@@ -77,10 +77,10 @@ PROOF: tuple[Mutation, ...] = (
          "tests/unit/prove/test_baseline.py::test_two_uninterrupted_runs_that_differ_are_no_baseline"),
     one("chain proven without a look at its bits", "prove/chain.py",
          "self.comparison is not None and self.comparison.is_equal", "self.comparison is not None",
-         "tests/unit/prove/test_report.py::test_a_chain_with_other_bits_is_not_proven_and_says_how_to_make_it_again"),
+         "tests/unit/prove/test_report.py::test_a_chain_with_other_bits_fails_and_prints_how_to_reproduce_it"),
     one("job that begins anew taken for one that resumed", "prove/chain.py",
          "report.went_on_from < expected:", "report.went_on_from < 0:",
-         "tests/e2e/test_prove.py::test_a_script_that_starts_over_reaches_the_same_bits_and_is_no_proof"),
+         "tests/e2e/test_prove.py::test_a_script_that_starts_over_fails_although_its_bits_are_the_same"),
     # ---- the demo ----
     one("demo content whatever the bits", "prove/demo_report.py",
          "return 0 if self.is_equal else EXIT_DIFFERS", "return 0",

@@ -89,7 +89,7 @@ def _run_child(source: str, log: str, temporary: str, nodes: Sequence[str]) -> N
         _lend_fork_server()
         sys.argv = ["pytest", *OPTIONS, f"--basetemp={temporary}", *nodes]
         code = int(pytest.main(sys.argv[1:]))
-    except BaseException:  # noqa: BLE001 - a process's top: no child may go on in the server's loop
+    except BaseException:  # noqa: BLE001 - a process's top: no child may continue in the server's loop
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

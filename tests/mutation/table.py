@@ -153,7 +153,7 @@ STORE = (
     one("folder without a manifest swept", "store/sweep.py",
          "if name not in committed:\n        return \"it is not a committed checkpoint\", 0\n    if holds",
          "if name not in committed:\n        return None, 0\n    if holds",
-         f"{_EVIDENCE}test_a_sweep_asked_to_remove_a_users_folder_refuses"),
+         f"{_EVIDENCE}test_a_sweep_refuses_to_remove_a_users_folder"),
     one("run swept like a checkpoint", "store/sweep.py",
          "    if holds_store(store.files, store.path(name)):\n", "    if False:\n",
          "tests/e2e/test_seal.py::test_prune_never_removes_a_run_nor_the_folder_it_names"),
@@ -212,7 +212,7 @@ STORE = (
         ("state/capture.py", "    states = {item.name: item.take() for item in items}\n",
          "    early = generators()\n    states = {item.name: item.take() for item in items}\n"),
         ("state/capture.py", "flatten(called, generators(), allow", "flatten(called, early, allow"),
-    ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume",)),
+    ), ("tests/unit/state/test_rng.py::test_an_object_that_draws_in_state_dict_shifts_no_draw_of_a_resume",)),
     one("a metric of an earlier step counts for a checkpoint", "loop/edge.py",
          "self.logged.of_step(self.step).items()", "self.logged.latest.items()",
          "tests/unit/loop/test_run.py::"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.children import HANG_S, Server, compiled_copy, linked_copy, replace
+from tests.mutation.children import HANG_S, REPOSITORY, Server, compiled_copy, linked_copy, replace
 from tests.mutation.data_table import DATA
 from tests.mutation.frameworks_table import FRAMEWORKS
 from tests.mutation.habits_table import HABITS
@@ -87,6 +87,20 @@ def test_children_and_their_processes_import_the_copy(original: Path, server: Se
         found = set((tmp_path / "found").read_text().split())
         assert found == {str(source / "unbroken" / "version.py")}
     assert "WHERE" not in (original / "unbroken" / "version.py").read_text()
+
+
+def test_every_mutation_finds_its_text_once_and_its_tests_exist() -> None:
+    wrong = [
+        f"{mutation}: {file} has its text {count} times"
+        for mutation in MUTATIONS
+        for file, old, _ in mutation.replacements
+        if (count := (REPOSITORY / "src" / "unbroken" / file).read_text().count(old)) != 1
+    ]
+    for file, nodes in NODES_BY_FILE.items():
+        text = (REPOSITORY / file).read_text()
+        names = {node.partition("::")[2].partition("[")[0] for node in nodes} - {""}
+        wrong += [f"{file} has no {name}" for name in sorted(names) if f"def {name}(" not in text]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("file", NODES_BY_FILE)

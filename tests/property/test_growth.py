@@ -139,7 +139,7 @@ def recorded(stream: Stream) -> StreamRecord:
 
 
 def live(corpus: Corpus, history: History) -> Told:
-    """Let a run go through its history as a loader does: record, come back to more data, accept it, go on."""
+    """Let a run go through its history as a loader does: record, come back to more data, accept it, continue."""
     results, here = Told(), frozenset[tuple[str, int]]()
     for event in history.events:
         here |= event.joining

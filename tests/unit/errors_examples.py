@@ -50,7 +50,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         command="unbroken tokenize --input-dir text --output-dir data/train --tokenizer-path bytes",
     ),
     errors.ControlToken(place="web/a.jsonl:17", token=0, tokenizer="gpt2"),
-    errors.NoEodToken(tokenizer="own", asked=None, tried=("<|endoftext|>", "</s>")),
+    errors.NoEodToken(tokenizer="own", eod_token=None, tried=("<|endoftext|>", "</s>")),
     errors.NoTokens(path=Path("text"), left_out=(("empty", 3), ("short", 1))),
     errors.NoTextFound(path=Path("text"), known=(".jsonl", ".txt"), unknown=("a.csv",)),
     errors.TrackerMissing(tracker="wandb", package="wandb"),
@@ -80,7 +80,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.TokenizeBusy(output=Path("data/train")),
     errors.TokenizeNotShared(output=Path("data/train"), host="n7"),
     errors.TokenizedDifferently(output=Path("data/train"), differences=(("min_text_length", "0", "200"),)),
-    errors.TokenizerUnknown(asked="gtp2", reason="there is no such path, and the hub did not give it"),
+    errors.TokenizerUnknown(tokenizer="gtp2", reason="there is no such path, and the hub did not give it"),
     errors.WorkerDied(
         how="was killed by SIGKILL",
         unit="web/a.jsonl",
@@ -118,7 +118,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         step=2000,
         reason="its job is halted at step 1,000: arithmetic-differs: torch is 2.13.0, was 2.11.0",
         log=Path("/tmp/unbroken-replay-4f/replay.log"),
-        said=("unbroken train: halted (exit code 6)",),
+        log_tail=("unbroken train: halted (exit code 6)",),
         exit_code=6,
     ),
     errors.UnsavedState(found=("scheduler StepLR, called `schedule`",)),
@@ -177,10 +177,10 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.ManifestDamaged(path=CHECKPOINT / "manifest.json", complaint="it is no JSON"),
     errors.ModuleMissing(module="training.run", folder=Path("project")),
     errors.ItemsDiffer(names=(("model", "sampler"), ("model",), ("model",))),
-    errors.NoConnection(rank=0, said="rank 3: timed out connecting: SO_ERROR: Connection refused", attempts=3),
+    errors.NoConnection(rank=0, symptom="rank 3: timed out connecting: SO_ERROR: Connection refused", attempts=3),
     errors.NoMemory(needed_bytes=15_600_000_000, cause="DefaultCPUAllocator: can't allocate memory"),
-    errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532"),
-    errors.PeerLost(rank=0, said="Connection closed by peer [10.0.0.7]:41532", lost=3),
+    errors.PeerLost(rank=0, symptom="Connection closed by peer [10.0.0.7]:41532"),
+    errors.PeerLost(rank=0, symptom="Connection closed by peer [10.0.0.7]:41532", lost=3),
     errors.PlatformUnsupported(platform="darwin"),
     errors.PlatformUnsupported(platform="win32"),
     errors.RankRaised(
@@ -189,7 +189,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         status="error",
         verdict="look",
         noticed_by=0,
-        said="Connection closed by peer [10.0.0.7]:41532",
+        symptom="Connection closed by peer [10.0.0.7]:41532",
     ),
     errors.NoRoom(
         path=STORE,
@@ -202,7 +202,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         prunable_bytes=31_200_000_000,
         prunable=("checkpoint-100", "checkpoint-200"),
     ),
-    errors.NoUsableCheckpoint(store=STORE, passed_over=(("checkpoint-1000", "never committed"),)),
+    errors.NoUsableCheckpoint(store=STORE, skipped=(("checkpoint-1000", "never committed"),)),
     errors.NoOutcome(path=RUN),
     errors.NotAStore(path=Path("out/checkpoint-500"), sealing="unbroken seal out/checkpoint-500"),
     errors.NotAStore(path=Path("out/model.pt"), is_directory=False),
@@ -240,9 +240,12 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     errors.WrongTokenizer(
         tokenizer="own.json", run=RUN, complaint="the run was trained with gpt2, 50,257 ids, of other contents"
     ),
-    errors.DeviceMissing(asked="cuda:3", there=("cpu", "cuda:0")),
+    errors.DeviceMissing(device="cuda:3", available=("cpu", "cuda:0")),
     errors.TorchTooOld(
-        what="exact under FSDP2", needs="2.9", found="2.6.0+cu124", why="older versions have a fixed reduce-scatter"
+        feature="exact under FSDP2",
+        required="2.9",
+        installed="2.6.0+cu124",
+        reason="older versions have a fixed reduce-scatter",
     ),
     errors.CompilerMissing(compiler="g++"),
     errors.CompilerMissing(compiler="gcc", device="cuda"),
@@ -259,11 +262,11 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
     ),
     errors.SourcesMissing(folder=Path("/usr/lib/python3.12")),
     errors.DemoFailed(
-        what="job 3",
-        was_to="die while it saves",
+        stage="job 3",
+        expected="die while it saves",
         ended="it ended with exit code 1",
         log=Path("demo/logs/job-3.log"),
-        said=("torch.OutOfMemoryError: no memory",),
+        log_tail=("torch.OutOfMemoryError: no memory",),
     ),
     errors.DrillUnreadable(path=Path("/tmp/drill.json"), reason="the drill lacks 'faults'"),
     errors.NothingToProve(

@@ -14,7 +14,7 @@ RUN = Path("/run")
 RECORD = RUN / "record"
 
 
-def test_what_is_appended_stands_behind_what_was_there(tmp_path: Path) -> None:
+def test_appended_bytes_follow_the_earlier_ones(tmp_path: Path) -> None:
     path = tmp_path / "record"
     for data in (b"one\n", b"two\n"):
         appender = LOCAL.appending(path)

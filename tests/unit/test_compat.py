@@ -21,7 +21,7 @@ def with_part(name: str, **counts: Any) -> Result:  # noqa: ANN401
     return dataclasses.replace(GOOD, parts={**GOOD.parts, name: counts})
 
 
-def test_what_passed_is_said_to_work() -> None:
+def test_passed_checks_are_reported_as_working() -> None:
     assert set(columns(GOOD).values()) == {"yes"}
 
 

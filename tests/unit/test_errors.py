@@ -162,7 +162,7 @@ def test_one_checkpoint_that_is_in_the_way_is_one(tmp_path: Path) -> None:
 def test_where_no_checkpoint_is_the_status_of_the_run_helps_before_a_look_for_bad_parts(tmp_path: Path) -> None:
     for store in (tmp_path / "checkpoints", tmp_path):
         assert errors.NoUsableCheckpoint(store=store).help()[0].command == f"unbroken status {tmp_path}"
-    damaged = errors.NoUsableCheckpoint(store=tmp_path / "checkpoints", passed_over=(("final", "torn"),))
+    damaged = errors.NoUsableCheckpoint(store=tmp_path / "checkpoints", skipped=(("final", "torn"),))
     assert damaged.help()[0].command.startswith("unbroken verify ") and "--resume scratch --force" in str(damaged.so())
 
 

@@ -265,7 +265,7 @@ def test_a_link_to_nothing_or_to_a_file_is_no_directory(files: Files, tmp_path: 
             files.make_directory(tmp_path / name)
 
 
-def test_a_directory_that_somebody_else_makes_at_the_same_time_is_no_error(disk: Disk, tmp_path: Path) -> None:
+def test_a_directory_that_another_process_makes_at_the_same_time_is_no_error(disk: Disk, tmp_path: Path) -> None:
     def first(operation: Operation) -> Fault | None:
         if operation.name == "make_directory":
             disk.make_directory(operation.path)

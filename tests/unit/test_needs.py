@@ -46,7 +46,7 @@ def test_a_need_that_is_met_runs_the_test(tmp_path: Path) -> None:
     assert "1 passed" in said
 
 
-def test_a_need_that_nobody_knows_is_a_failure(tmp_path: Path) -> None:
+def test_an_unknown_need_is_a_failure(tmp_path: Path) -> None:
     code, said = outcome(tmp_path, "magic", ci="", path=str(tmp_path))
     assert code == 1
     assert "no such need: 'magic'" in said

@@ -80,7 +80,7 @@ def test_a_directory_far_over_its_budget_fails_a_green_run(
     assert {line.rpartition("::")[2] for line in slowest} == {"test_in_a_child", "test_in_a_child_of_the_fork_server"}
 
 
-def test_a_little_over_a_budget_is_said_and_fails_no_run() -> None:
+def test_a_little_over_a_budget_is_reported_and_fails_no_run() -> None:
     tiers = Tiers({}, {"quick": {"crash": 10.0}, "deep": {}})
     spent_s = {"crash": 10.0, "new": 0.1}
     assert [(each.said, each.fails) for each in over_budget(tiers, "quick", spent_s.items())] == [

@@ -86,7 +86,7 @@ def fresh_probe() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_probe")
-def test_memory_is_used_again_only_if_nobody_holds_it_in_any_way() -> None:
+def test_memory_is_reused_only_without_any_reference_to_it() -> None:
     buffers = SumBuffers()
     lent = buffers.take(8, torch.float32, torch.device("cpu"))
     assert torch_private.lone_holders() is not None, "this torch counts holders in a way that cannot be relied on"
@@ -114,7 +114,7 @@ LIES: dict[str, Callable[[int], int] | None] = {
 
 @pytest.mark.usefixtures("fresh_probe")
 @pytest.mark.parametrize("lie", LIES)
-def test_a_count_that_was_not_proven_is_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unverified_count_is_not_trusted(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_private, "_use_count", LIES[lie])
     buffers = SumBuffers()
     lent = buffers.take(8, torch.float32, torch.device("cpu"))

@@ -11,7 +11,7 @@ from unbroken.cli.model_options import (
     ModelArguments,
     json_line,
     model_options,
-    note_passed_over,
+    note_skipped,
     read_text,
     require_writable,
     write_lines,
@@ -56,7 +56,7 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
     model = ModelChoice(asked.reference, asked.dtype, asked.tokenizer, asked.is_averaged)
     batch = read_batch(source, text, model, asked.generation)
     for found in batch.sources.values():
-        note_passed_over(output, found.found)
+        note_skipped(output, found.found)
     models = len(batch.groups(place))
     if dry_run:
         fields = {"input": source, "prompts": len(batch.prompts), "models": models, "is_dry_run": True}
@@ -65,7 +65,7 @@ def command(output: Output, asked: ModelArguments, source: Path, target: Path | 
     with output.progress("generate", len(batch.prompts)) as advance:
         answers = batch.answers(place, advance)
     for taken in {batch.sources[each.prompt.model].found.path: each for each in answers}.values():
-        note_passed_over(output, taken.source.found, before=batch.sources[taken.prompt.model].found)
+        note_skipped(output, taken.source.found, before=batch.sources[taken.prompt.model].found)
     records = [answer.json_fields() for answer in answers]
     if target is not None:
         write_lines(target, records)

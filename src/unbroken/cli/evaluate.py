@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from unbroken.cli.model_options import device_option, ema_option, note_passed_over, passed_over_fields
+from unbroken.cli.model_options import device_option, ema_option, note_skipped, skipped_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.quoting import amounts
 
@@ -47,9 +47,9 @@ def command(
 
     chosen = chosen_device(device)
     source = find_model(reference, is_averaged=ema)
-    note_passed_over(output, source)
+    note_skipped(output, source)
     loaded = source.load(chosen)
-    note_passed_over(output, loaded.found, before=source)
+    note_skipped(output, loaded.found, before=source)
     config = loaded.config
     if data_path is not None:
         config = replace(config, data=replace(config.data, path=data_path))
@@ -61,7 +61,7 @@ def command(
         "checkpoint": loaded.name,
         "step": loaded.step,
         "is_averaged": ema,
-        "skipped_checkpoints": passed_over_fields(loaded.found),
+        "skipped_checkpoints": skipped_fields(loaded.found),
         # JSON has no NaN.
         "val_loss": found.loss if math.isfinite(found.loss) else None,
         "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from unbroken.cli.arguments import DiskPath
-from unbroken.cli.model_options import DTYPES, ema_option, note_passed_over, passed_over_fields
+from unbroken.cli.model_options import DTYPES, ema_option, note_skipped, skipped_fields
 from unbroken.cli.output import Output, as_command
 from unbroken.disk import NodeKind
 from unbroken.errors import BadUsage, Help, PackageMissing, TokenizerUnknown, WouldOverwrite
@@ -81,11 +81,11 @@ def command(
     form = _form(target, asked)
     _require_free(target, reference, is_folder=form == "huggingface", force=force)
     looked_at = find_model(reference, is_averaged=ema)
-    note_passed_over(output, looked_at)
+    note_skipped(output, looked_at)
     kept = _tokenizer(looked_at, tokenizer) if form == "huggingface" else None
     loaded = looked_at.load(torch.device("cpu"))
     found = loaded.found
-    note_passed_over(output, found, before=looked_at)
+    note_skipped(output, found, before=looked_at)
     kind = None if dtype is None else device.DTYPES[dtype]
     note = None
     if kept is not None:
@@ -97,7 +97,7 @@ def command(
     fields: dict[str, Any] = {
         "checkpoint": found.path,
         "step": found.manifest.step,
-        "skipped_checkpoints": passed_over_fields(found),
+        "skipped_checkpoints": skipped_fields(found),
         "format": form,
         "is_averaged": ema,
         "path": target,

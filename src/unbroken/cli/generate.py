@@ -10,10 +10,10 @@ from unbroken.cli.arguments import DiskPath
 from unbroken.cli.model_options import (
     ModelArguments,
     model_options,
-    note_passed_over,
-    passed_over_fields,
+    note_skipped,
     read_text,
     require_writable,
+    skipped_fields,
     write_lines,
 )
 from unbroken.cli.output import Output, as_command
@@ -57,12 +57,12 @@ def command(
     require_writable(_COMMAND, target, prompts_file)
     place = chosen_device(asked.device)
     source = TextFinder.find(asked.reference, asked.tokenizer, is_averaged=asked.is_averaged)
-    note_passed_over(output, source.found)
+    note_skipped(output, source.found)
     # Before the weights are loaded, which takes longest.
     _require_sound(source, numbered, prompts_file, asked.generation)
     prompts = [each for _, each in numbered]
     model = source.load(place, chosen_dtype(asked.dtype, place))
-    note_passed_over(output, model.source.found, before=source.found)
+    note_skipped(output, model.source.found, before=source.found)
     with output.progress("generate", len(prompts)) as advance:
         records = []
         for each in prompts:
@@ -73,7 +73,7 @@ def command(
     fields = {
         "checkpoint": model.source.found.path,
         "step": model.source.found.manifest.step,
-        "skipped_checkpoints": passed_over_fields(model.source.found),
+        "skipped_checkpoints": skipped_fields(model.source.found),
         "output": target,
         "texts": records if target is None else len(records),
     }

@@ -177,16 +177,16 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False)
 
 
-def note_passed_over(output: Output, found: "FoundModel", *, before: "FoundModel | None" = None) -> None:
+def note_skipped(output: Output, found: "FoundModel", *, before: "FoundModel | None" = None) -> None:
     """Print which newer checkpoints are skipped and why; not again those of ``before``."""
-    printed = set() if before is None else {over.name for over in before.passed_over}
-    for over in found.passed_over:
+    printed = set() if before is None else {over.name for over in before.skipped}
+    for over in found.skipped:
         if over.name not in printed:
             output.note(f"skipped {over.name}: {over.reason}")
     if before is not None and before.name != found.name:
         output.note(f"using {found.name} instead of {before.name}")
 
 
-def passed_over_fields(found: "FoundModel") -> list[dict[str, str]]:
+def skipped_fields(found: "FoundModel") -> list[dict[str, str]]:
     """The skipped checkpoints as JSON fields."""
-    return [{"name": over.name, "reason": over.reason} for over in found.passed_over]
+    return [{"name": over.name, "reason": over.reason} for over in found.skipped]

@@ -88,7 +88,7 @@ def _fields(summary: RunSummary) -> dict[str, Any]:
         "torn_records": records.torn,
         "resumable_step": newest.step if newest else None,
         "resumable_checkpoint": summary.newest_usable_name,
-        "skipped_checkpoints": [{"name": name, "reason": reason} for name, reason in summary.passed_over],
+        "skipped_checkpoints": [{"name": name, "reason": reason} for name, reason in summary.skipped],
         "mirrors": [_mirror_fields(lag) for lag in summary.mirrors],
         "trackers": [asdict(each) for each in summary.trackers],
         "emergency_dumps": [asdict(each) for each in summary.emergencies],
@@ -159,7 +159,7 @@ def summary_text(summary: RunSummary, style: Style) -> str:
     if summary.saved_to is not None:
         lines.append(("saved to", summary.saved_to))
     lines += [("emergency", f"step {amounts.count(each.step)}  ({each.sentence()})") for each in summary.emergencies]
-    lines += [("skipped", f"{name}: {reason}") for name, reason in summary.passed_over]
+    lines += [("skipped", f"{name}: {reason}") for name, reason in summary.skipped]
     lines += [("tracker", each.sentence()) for each in summary.trackers]
     lines += [("mirror", lag.sentence(time.time())) for lag in summary.mirrors]
     if (account := summary.account) is not None:

@@ -118,19 +118,19 @@ class NoUsableCheckpoint(CheckpointError):
     kind = "no-usable-checkpoint"
     exit_code = 5
     store: Path
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     AT = "{store}"
-    DETAILS = Each("passed_over", "{0}: {1}", most=4)
+    DETAILS = Each("skipped", "{0}: {1}", most=4)
 
     def headline(self) -> str:
-        if not self.passed_over:
+        if not self.skipped:
             return "no checkpoint found"
-        if len(self.passed_over) == 1:
+        if len(self.skipped) == 1:
             return "the only checkpoint is not usable"
-        return f"none of {len(self.passed_over):,} checkpoints is usable"
+        return f"none of {len(self.skipped):,} checkpoints is usable"
 
     def so(self) -> str | None:
-        if not self.passed_over:
+        if not self.skipped:
             return None
         return (
             "the run does not start over by itself; to start from step 0: unbroken train --resume scratch --force, "
@@ -139,7 +139,7 @@ class NoUsableCheckpoint(CheckpointError):
 
     def help(self) -> tuple[Help, ...]:
         verified = Help(f"unbroken verify {quoted(self.store)} --full", "list every damaged part")
-        if self.passed_over:
+        if self.skipped:
             return (verified,)
         # Usually nothing was saved yet, and no part can be damaged.
         run = self.store.parent if self.store.name == "checkpoints" else self.store

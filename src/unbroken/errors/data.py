@@ -172,9 +172,9 @@ class TokenizerUnknown(UsageError):
     """A tokenizer that is not a path, not built in, and not on the hub."""
 
     kind = "tokenizer-unknown"
-    asked: str
+    tokenizer: str
     reason: str
-    HEADLINE = "tokenizer '{asked}' not found"
+    HEADLINE = "tokenizer '{tokenizer}' not found"
     SO = "nothing was written; {reason}"
     HELP = (Help("unbroken tokenizer train --help", "train a tokenizer on your own text"),)
 
@@ -187,14 +187,14 @@ class NoEodToken(UsageError):
 
     kind = "no-eod-token"
     tokenizer: str
-    asked: str | None
+    eod_token: str | None
     tried: tuple[str, ...]
     SO = "nothing was written; every document must end with an end-of-document token"
     HELP = (Help("unbroken tokenize --help", "set one with --eod-token"),)
 
     def headline(self) -> str:
-        if self.asked is not None:
-            return f"the tokenizer '{self.tokenizer}' has no token '{self.asked}'"
+        if self.eod_token is not None:
+            return f"the tokenizer '{self.tokenizer}' has no token '{self.eod_token}'"
         return f"the tokenizer '{self.tokenizer}' has no end-of-document token"
 
     def details(self) -> Iterator[str]:

@@ -226,7 +226,7 @@ class ReplayUnfinished(CheckpointError):
     step: int
     reason: str
     log: Path
-    said: tuple[str, ...] = ()
+    log_tail: tuple[str, ...] = ()
     exit_code: int = 3  # type: ignore[misc]  # each job ends with its own
     HEADLINE = "the replay did not reach step {step:,}"
     AT = "{log}"
@@ -238,7 +238,7 @@ class ReplayUnfinished(CheckpointError):
 
     def details(self) -> Iterator[str]:
         yield self.reason
-        yield from (f"| {line}".rstrip() for line in self.said)
+        yield from (f"| {line}".rstrip() for line in self.log_tail)
 
 
 class SourcesMissing(UsageError):
@@ -253,21 +253,21 @@ class SourcesMissing(UsageError):
 
 
 class DemoFailed(InternalError):
-    """A command of the demo did not end as expected; ``said`` is the end of its log."""
+    """A command of the demo did not end as expected; ``log_tail`` is the end of its log."""
 
     kind = "demo-failed"
-    what: str
-    was_to: str
+    stage: str
+    expected: str
     ended: str
     log: Path
-    said: tuple[str, ...] = ()
-    HEADLINE = "{what} was expected to {was_to}, but {ended}"
+    log_tail: tuple[str, ...] = ()
+    HEADLINE = "{stage} was expected to {expected}, but {ended}"
     AT = "{log}"
-    DETAILS = Each("said")
+    DETAILS = Each("log_tail")
     HELP = (Help("less {log:sh}", "read the whole log"), Help("unbroken demo", "try again in a fresh folder"))
 
     def so(self) -> str | None:
-        return "the demo stops here and has proven nothing; the log ends with:" if self.said else "its log is empty"
+        return "the demo stops here and has proven nothing; the log ends with:" if self.log_tail else "its log is empty"
 
 
 def _end_of(log: tuple[str, ...]) -> Iterator[str]:

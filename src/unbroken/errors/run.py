@@ -471,9 +471,9 @@ class RankRaised(PeerError):
     status: str
     verdict: str
     noticed_by: int
-    said: str
+    symptom: str
     HEADLINE = "rank {rank} failed first: {cause}"
-    AT = "noticed by rank {noticed_by}: {said:.120}"
+    AT = "noticed by rank {noticed_by}: {symptom:.120}"
     SO = "this rank lost its connection because of it; the last commit is intact"
     HELP = (Help("unbroken explain {kind}", "where to find the traceback"),)
 
@@ -483,9 +483,9 @@ class PeerLost(PeerError):
 
     kind = "peer-lost"
     rank: int
-    said: str
+    symptom: str
     lost: int | None = None
-    AT = "noticed by rank {rank}: {said:.120}"
+    AT = "noticed by rank {rank}: {symptom:.120}"
     SO = "the job ends; the last commit is intact, and the same command resumes from it"
     HELP = (Help("unbroken explain {kind}", "how to find the rank that failed first"),)
 
@@ -496,14 +496,14 @@ class PeerLost(PeerError):
 
 
 class NoConnection(PeerError):
-    """Every rank is there, and they cannot connect; ``rank`` is the one that says so, ``said`` what a rank was told."""
+    """Every rank is there, and they cannot connect; ``rank`` reports it, ``symptom`` is what one of them got."""
 
     kind = "no-connection"
     rank: int
-    said: str
+    symptom: str
     attempts: int
     HEADLINE = "the ranks could not connect to each other over gloo ({attempts} attempts)"
-    AT = "{said:.160}"
+    AT = "{symptom:.160}"
     SO = "the run is not started; set GLOO_SOCKET_IFNAME to a network interface that all nodes share"
     HELP = (Help("unbroken explain {kind}", "how to find the interface or the firewall"),)
 

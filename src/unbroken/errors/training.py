@@ -13,10 +13,10 @@ class DeviceMissing(UsageError):
     """A device that this machine does not have, or that this build of torch cannot use."""
 
     kind = "device-missing"
-    asked: str
-    there: tuple[str, ...]
-    HEADLINE = "device '{asked}' not found"
-    SO = "torch finds {there:list}"
+    device: str
+    available: tuple[str, ...]
+    HEADLINE = "device '{device}' not found"
+    SO = "torch finds {available:list}"
     HELP = (Help("unbroken explain {kind}", "why torch may not find a GPU"),)
 
 
@@ -65,11 +65,11 @@ class TorchTooOld(UsageError):
     """A part of this package that needs a newer torch than the one that is installed."""
 
     kind = "torch-too-old"
-    what: str
-    needs: str
-    found: str
-    why: str
-    HEADLINE = "{what} needs torch {needs} or newer, and this is torch {found}: {why}"
+    feature: str
+    required: str
+    installed: str
+    reason: str
+    HEADLINE = "{feature} needs torch {required} or newer, and this is torch {installed}: {reason}"
     SO = "nothing was changed; everything else works with this torch"
     HELP = (Help("unbroken explain {kind}", "what works with which version of torch"),)
 

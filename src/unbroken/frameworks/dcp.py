@@ -55,8 +55,8 @@ class Reader(SourceReader):
 class Checkpoints(OwnLoop):
     """The checkpoints of a training that calls ``dcp.save`` and ``dcp.load``. Made on all ranks.
 
-    It takes the run and chooses the newest checkpoint whose bytes all verify; a torn or damaged one is passed over, and
-    said.
+    It takes the run and chooses the newest checkpoint whose bytes all verify; a torn or damaged one is skipped
+    with a log line.
 
     Args:
         directory: the run. Its checkpoints stand there as ``checkpoint-100``, or as ``checkpoint_id`` names them.

@@ -173,7 +173,7 @@ class Writer(StorageWriter):
         # crash here: a draft with all tensors and without its index; it is torn.
         parts.append(draft.write_part(DCP_METADATA, [pickle.dumps(metadata)]))
         seconds = time.monotonic() - self._began_s
-        # In torch's own thread for an asynchronous save: training goes on meanwhile.
+        # In torch's own thread for an asynchronous save: training continues meanwhile.
         paused_s = seconds if threading.current_thread() is threading.main_thread() else 0.0
         self._run.commit_draft(
             draft, parts, folder, seconds=seconds, paused_s=paused_s, called=self._name or folder.name

@@ -149,7 +149,8 @@ class Checkpoints(OwnLoop):
     def save(self, client_state: Mapping[str, Any] | None = None) -> str | None:
         """Save the step that is done; the name of the checkpoint, or None if storage refused. All ranks call it.
 
-        A refusal is recorded, and training can go on: the last commit is intact. If the job has to stop, it is raised.
+        A refusal is recorded, and training can continue: the last commit is intact. It is raised if the job has to
+        stop.
 
         Args:
             client_state: what the script wants back from ``load``.

@@ -68,13 +68,13 @@ _STEP_FOLDER: Final = re.compile(r"(global_)?step[-_]?[0-9]{1,18}")
 class ResumePoint:
     """The checkpoint that a job continues from; without a path it starts at step 0.
 
-    ``passed_over`` are newer ones that could not be used, each with the reason. ``manifest`` is None for a folder of
+    ``skipped`` are newer ones that could not be used, each with the reason. ``manifest`` is None for a folder of
     another place that was never sealed.
     """
 
     path: Path | None = None
     manifest: Manifest | None = None
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     abandoned: tuple[str, ...] = ()
 
 
@@ -144,10 +144,10 @@ class FrameworkRun:
             UnbrokenError: as ``require`` raises it, or a mirror refused.
         """
         found = self.world.from_first(lambda: self._find(asked, require))
-        for name, reason in found.passed_over:
+        for name, reason in found.skipped:
             self.recorder.event("checkpoint-skipped", name=name, reason=reason)
             if self.world.is_first:
-                _log.warning("passed over %s: %s", name, reason)
+                _log.warning("skipped %s: %s", name, reason)
         if self._mirrors is not None:
             self._mirrors.start()
         return found
@@ -164,7 +164,7 @@ class FrameworkRun:
             self._mirrors.bring_back()
             self._repair(self._mirrors)
         choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
-        passed = [(over.name, over.reason) for over in choice.passed_over]
+        passed = [(over.name, over.reason) for over in choice.skipped]
         chosen = choice.chosen
         manifest = chosen.manifest if chosen is not None else None
         passed += self._set_unsealed_aside(manifest.step if manifest else -1, has_chosen=manifest is not None)
@@ -172,9 +172,9 @@ class FrameworkRun:
             if asked is not None:
                 # Followed before, and nothing was saved since: the folder elsewhere is still where it starts.
                 return self._find_named(asked, require)
-            if choice.passed_over:
-                raise NoUsableCheckpoint(store=self.store.root, passed_over=tuple(passed))
-            return ResumePoint(passed_over=tuple(passed))
+            if choice.skipped:
+                raise NoUsableCheckpoint(store=self.store.root, skipped=tuple(passed))
+            return ResumePoint(skipped=tuple(passed))
         path = self.store.path(chosen.name)
         # It may come from a mirror.
         require_saved_by(self.origin, self.store.root, chosen.name, manifest)
@@ -196,7 +196,7 @@ class FrameworkRun:
             # Saved before any job of this run has trained: whether they are complete is for the user to say.
             root = self.store.root
             unsealed = tuple((name, f"{_UNSEALED}; if it is complete: unbroken seal {root / name}") for name in newer)
-            raise NoUsableCheckpoint(store=root, passed_over=unsealed)
+            raise NoUsableCheckpoint(store=root, skipped=unsealed)
         passed = [(name, _UNSEALED) for name in newer]
         for name in newer:
             quarantine(self.store, name, (_UNSEALED,), job=self.lease.job, at_ns=time.time_ns())
@@ -223,7 +223,7 @@ class FrameworkRun:
         verdict = verify(self.store, name, Level.FULL)
         if not verdict.is_sound:
             reasons = tuple((name, str(finding)) for finding in verdict.findings)
-            raise NoUsableCheckpoint(store=self.store.root, passed_over=reasons)
+            raise NoUsableCheckpoint(store=self.store.root, skipped=reasons)
         elsewhere = self._mirrors.ids_after(verdict.manifest.step) if self._mirrors and verdict.manifest else {}
         abandoned = rewind(self.store, names, target=name, job=job, at_ns=at_ns, request=asked, elsewhere=elsewhere)
         return ResumePoint(self.store.path(name), verdict.manifest, abandoned=tuple(abandoned))
@@ -573,8 +573,8 @@ class FrameworkRun:
             self.world.close()
             self.stops.restore()
         if self.world.is_first:
-            goes_on = "; the same command resumes the run" if outcome.verdict == "again" else ""
-            _log.info("job %s at step %s: %s%s", outcome.status, f"{step:,}", outcome.reason, goes_on)
+            follow_up = "; the same command resumes the run" if outcome.verdict == "again" else ""
+            _log.info("job %s at step %s: %s%s", outcome.status, f"{step:,}", outcome.reason, follow_up)
 
 
 @contextlib.contextmanager

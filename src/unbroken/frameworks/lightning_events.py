@@ -333,7 +333,7 @@ def _newest_in(store: Store, settings: Settings | None) -> Path | None:
 
 
 def _require_plain(callbacks: Iterable[object], checkpoint_io: object) -> None:
-    """Refuse what trains for a while to find a value, and what writes while the training goes on."""
+    """Refuse what trains for a while to find a value, and what writes while the training continues."""
     for name in ("LearningRateFinder", "BatchSizeFinder"):
         if any(_is_a(name, each) for each in callbacks):
             raise ValueError(
@@ -357,7 +357,7 @@ def _require_sound(folder: Path) -> None:
     verdict = verify(store, folder.name, Level.FULL)
     if not verdict.is_sound:
         reasons = tuple((folder.name, str(finding)) for finding in verdict.findings)
-        raise NoUsableCheckpoint(store=store.root, passed_over=reasons)
+        raise NoUsableCheckpoint(store=store.root, skipped=reasons)
 
 
 _open: set[Events] = set()

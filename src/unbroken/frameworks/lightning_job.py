@@ -118,8 +118,8 @@ class LightningJob:
         """
         self._find(self._asked(path, hint))
         if self.point.path is None:
-            passed_over = (*self.point.passed_over, (str(path), "it is not of this run"))
-            raise NoUsableCheckpoint(store=self.run.store.root, passed_over=passed_over)
+            skipped = (*self.point.skipped, (str(path), "it is not of this run"))
+            raise NoUsableCheckpoint(store=self.run.store.root, skipped=skipped)
         found = self.point.path / FILE if self.point.path.is_dir() else self.point.path
         self._loaded = loaded = read(found)
         if OURS in loaded:
@@ -162,7 +162,7 @@ class LightningJob:
         """
         if not self._is_found:
             self._find(None)
-            self.point = ResumePoint(passed_over=self.point.passed_over)
+            self.point = ResumePoint(skipped=self.point.skipped)
         if all(saver.save_weights_only for saver in self._savers) and self.save_steps is None:
             raise ValueError(
                 "nothing would be saved that a training can be resumed from: add save_steps= to the unbroken Callback, "

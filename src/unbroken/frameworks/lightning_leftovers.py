@@ -40,7 +40,7 @@ class WrittenFile:
         """The file at a path; None if there is no regular file.
 
         Raises:
-            StorageFailed: the system refused to say.
+            StorageFailed: an I/O error.
         """
         found = files.find(path)
         if found is None or found.kind is not NodeKind.FILE:
@@ -52,7 +52,7 @@ def note_written(record: Callable[..., object], files: Files, path: Path, root: 
     """Name a file that Lightning has just written in the journal, so that the job after a kill knows it again.
 
     Raises:
-        StorageFailed: the system refused to say.
+        StorageFailed: an I/O error.
     """
     # crash here: a file that no job knows: it stays, and Lightning names the next one "-v1".
     if (found := WrittenFile.now(files, path, root, step)) is not None:
@@ -93,7 +93,7 @@ class Leftovers:
         """Remove what the save of the checkpoint gave up, where that was not done any more.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         known = set(written_files(self._events, uncommitted=False))
         names = manifest.metadata.get(GIVES_UP)
@@ -108,7 +108,7 @@ class Leftovers:
         """The paths of files that the job before wrote after the checkpoint, and that this one will write again.
 
         Raises:
-            StorageFailed: the system refused to say.
+            StorageFailed: an I/O error.
         """
         later = {each for each in written_files(self._events, uncommitted=True) if each.step > self._step}
         paths = {self._at(each.path) for each in later}

@@ -56,7 +56,7 @@ class Links:
         """Make a path lead to a committed checkpoint; False where the file system has no symbolic links.
 
         Raises:
-            StorageFailed: the system refused; the old link is intact.
+            StorageFailed: an I/O error; the old link is intact.
         """
         files = self._store.files
         files.make_directory(path.parent)
@@ -90,7 +90,7 @@ class Links:
         """Remove a link of ours; False if the path is something else.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         if not self._is_link(path) or self.name_of(path) is None:
             return False

@@ -55,7 +55,7 @@ class EpochOrder:
     def __init__(self, sampler: Any, generators: Sequence[torch.Generator], batch_size: int) -> None:  # noqa: ANN401
         self.sampler, self.generators, self.batch_size = sampler, generators, batch_size
         self.began: Draws | None = None
-        # Of the current pass. Among several loaders a short one begins again while the longest goes on.
+        # Of the current pass. Among several loaders a short one begins again while the longest continues.
         self.served = 0
         self._resumed: tuple[int, Draws | None, Draws, Callable[[], Any]] | None = None
 

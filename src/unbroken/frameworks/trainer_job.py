@@ -119,7 +119,7 @@ class TrainerJob:
         is_reached = state.global_step >= state.max_steps > 0
         is_over = asked is None and trainer is not None and _has_stopped_early(trainer, state)
         if (is_reached or is_over) and _was_target(manifest, self._target):
-            # Done: the Trainer would compute one more step where the target lies inside an epoch, and would go on to
+            # Done: the Trainer would compute one more step where the target lies inside an epoch, and would continue to
             # the next evaluation where it stopped early.
             self._set("max_steps", -1)
             self._set("num_train_epochs", 0.0)

@@ -39,7 +39,7 @@ _log = logger(__name__)
 def resume(trainer: Trainer, checkpoint: str | os.PathLike[str] | int | None = None) -> str | None:
     """The checkpoint that ``trainer.train(resume_from_checkpoint=...)`` continues from; None to start at step 0.
 
-    The newest one whose bytes all verify; a torn or damaged one is passed over, and said. The run is held by this job
+    The newest one whose bytes all verify; a torn or damaged one is skipped with a log line. The run is held by this job
     from here on. Collective among the ranks.
 
     Args:

@@ -147,7 +147,7 @@ def require_torch(config: Config) -> None:
     if tuple(map(int, minor_version(torch.__version__).split("."))) < _OLDEST_TORCH:
         why = "in older versions compiled attention can have wrong gradients"
         needs = ".".join(map(str, _OLDEST_TORCH))
-        raise TorchTooOld(what="the GPT trainer", needs=needs, found=str(torch.__version__), why=why)
+        raise TorchTooOld(feature="the GPT trainer", required=needs, installed=str(torch.__version__), reason=why)
     if config.training.sharding == "fsdp2" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch_private.require_custom_reduce_scatter()
 

@@ -19,7 +19,7 @@ from unbroken.records.run_references import resolve
 from unbroken.state import payload
 from unbroken.state.index import Index
 from unbroken.store.check import Finding, Level, Verdict, verify
-from unbroken.store.choose import Choice, PassedOver, choose
+from unbroken.store.choose import Choice, SkippedCheckpoint, choose
 from unbroken.store.directory import Store
 from unbroken.store.manifest import Manifest
 from unbroken.store.scan import newest_first, scan
@@ -61,7 +61,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A checkpoint of the trainer that was found and not read; ``passed_over`` are newer ones that cannot be used.
+    """A checkpoint of the trainer that was found and not read; ``skipped`` are newer ones that cannot be used.
 
     ``layout`` is the run it belongs to, whose checkpoints may be in an object store.
     ``is_named``: the user named this checkpoint; ``is_averaged``: load its weight average.
@@ -73,7 +73,7 @@ class FoundModel:
     manifest: Manifest
     config: Config
     index: Index
-    passed_over: tuple[PassedOver, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     is_named: bool = False
     is_averaged: bool = False
 
@@ -110,8 +110,8 @@ class FoundModel:
 
     def _older(self, damaged: DamagedCheckpoint) -> "FoundModel":
         """The next older checkpoint that looks complete."""
-        over = _passed_over(self.name, self.manifest, damaged)
-        return _newest(self.store, self.layout, (*self.passed_over, over), is_averaged=self.is_averaged)
+        over = _skipped(self.name, self.manifest, damaged)
+        return _newest(self.store, self.layout, (*self.skipped, over), is_averaged=self.is_averaged)
 
     def _read(self, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
         # On the meta device first: weights that are about to be loaded need no initialisation.
@@ -146,24 +146,26 @@ def find_model(reference: str, *, is_averaged: bool = False) -> FoundModel:
     return _found(store, layout, _whole(store, named.name), is_named=True, is_averaged=is_averaged)
 
 
-def _newest(store: Store, layout: Layout, passed_over: tuple[PassedOver, ...] = (), *, is_averaged: bool) -> FoundModel:
+def _newest(
+    store: Store, layout: Layout, skipped: tuple[SkippedCheckpoint, ...] = (), *, is_averaged: bool
+) -> FoundModel:
     """The newest checkpoint that looks complete and was not skipped."""
     while True:
-        skipped = {over.name for over in passed_over}
-        names = [name for name in newest_first(store, scan(store).committed) if name not in skipped]
+        known = {over.name for over in skipped}
+        names = [name for name in newest_first(store, scan(store).committed) if name not in known]
         found = choose(names, lambda name: verify(store, name, Level.QUICK))
-        passed_over = (*passed_over, *found.passed_over)
-        chosen = Choice(found.chosen, passed_over).required(store)
+        skipped = (*skipped, *found.skipped)
+        chosen = Choice(found.chosen, skipped).required(store)
         try:
-            return _found(store, layout, chosen, passed_over=passed_over, is_averaged=is_averaged)
+            return _found(store, layout, chosen, skipped=skipped, is_averaged=is_averaged)
         except DamagedCheckpoint as damaged:
             # The index is read here; the quick check of sizes does not see a flipped bit in it.
-            passed_over = (*passed_over, _passed_over(chosen.name, chosen.manifest, damaged))
+            skipped = (*skipped, _skipped(chosen.name, chosen.manifest, damaged))
 
 
-def _passed_over(name: str, manifest: Manifest | None, damaged: DamagedCheckpoint) -> PassedOver:
+def _skipped(name: str, manifest: Manifest | None, damaged: DamagedCheckpoint) -> SkippedCheckpoint:
     findings = tuple(Finding(*_split_finding(text)) for text in damaged.findings or (damaged.headline(),))
-    return PassedOver(Verdict(name, Level.FULL, manifest, findings))
+    return SkippedCheckpoint(Verdict(name, Level.FULL, manifest, findings))
 
 
 def _found(
@@ -171,7 +173,7 @@ def _found(
     layout: Layout,
     verdict: Verdict,
     *,
-    passed_over: tuple[PassedOver, ...] = (),
+    skipped: tuple[SkippedCheckpoint, ...] = (),
     is_named: bool = False,
     is_averaged: bool,
 ) -> FoundModel:
@@ -180,7 +182,7 @@ def _found(
     index = payload.read_index(store, verdict.name, verdict.manifest)
     if is_averaged and not any(name.startswith(f"{_AVERAGE}.") for name in index.tensors):
         raise NoAverage(checkpoint=store.path(verdict.name))
-    return FoundModel(store, layout, verdict.name, verdict.manifest, config, index, passed_over, is_named, is_averaged)
+    return FoundModel(store, layout, verdict.name, verdict.manifest, config, index, skipped, is_named, is_averaged)
 
 
 def _split_finding(finding: str) -> tuple[str, str]:

@@ -29,13 +29,13 @@ def chosen_device(asked: str | None = None) -> torch.device:
     """
     if asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    there = _devices()
+    available = _devices()
     try:
         device = torch.device(asked)
     except RuntimeError as unknown:
-        raise DeviceMissing(asked=asked, there=there) from unknown
-    if not any(torch.device(each).type == device.type and device.index in (None, _number(each)) for each in there):
-        raise DeviceMissing(asked=asked, there=there)
+        raise DeviceMissing(device=asked, available=available) from unknown
+    if not any(torch.device(each).type == device.type and device.index in (None, _number(each)) for each in available):
+        raise DeviceMissing(device=asked, available=available)
     return device
 
 

@@ -81,7 +81,7 @@ def recorded_identity(folder: Path, files: Files = LOCAL) -> TokenizerIdentity |
     try:
         return identity_from_json(json.loads(files.read_bytes(path, limit_bytes=_LIMIT_BYTES)))
     except (Malformed, ValueError) as wrong:
-        raise TokenizerUnknown(asked=str(path), reason=f"the record is damaged: {wrong}") from wrong
+        raise TokenizerUnknown(tokenizer=str(path), reason=f"the record is damaged: {wrong}") from wrong
 
 
 def _kept(folder: Path, trained_with: TokenizerIdentity | None, found: FoundModel, files: Files) -> TokenizerFile:

@@ -102,7 +102,7 @@ class SupervisedJob:
         processes.kill_below(os.getpid())
 
     def end_leftovers(self) -> None:
-        """End leftover processes: if torchrun is killed, its workers go on training.
+        """End leftover processes: if torchrun is killed, its workers keep training.
 
         They get SIGTERM and the same time to save; another Ctrl-C kills them. If the other nodes continue without this
         one (elastic), they are killed at once: after SIGTERM they would agree with all other ranks to stop.

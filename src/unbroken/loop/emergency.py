@@ -63,7 +63,7 @@ def find_area(layout: Layout, lease: Lease, settings: Settings, world: World) ->
 
     Raises:
         RecordDamaged: the record of the area cannot be read.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     local, persistent = _absolute(settings.emergency_dir), _absolute(settings.persistent_dir)
 
@@ -166,7 +166,7 @@ class Emergency:
     def bring_in(self) -> list[tuple[str, str]]:
         """Make an ordinary checkpoint of the newest complete dumps, where they are ahead of all others. Collective.
 
-        Returns what was passed over, with the reasons.
+        Returns what was skipped, with the reasons.
 
         Raises:
             StorageFailed: the run's own storage refused; dumps and checkpoints are as they were.
@@ -184,14 +184,14 @@ class Emergency:
                 lambda: choose_dumps(visible, read_pointers(run), is_newer=_ahead(store), failed=failed)
             )
             if choice.dump_set is None:
-                return list(choice.passed_over)
+                return list(choice.skipped)
             try:
                 name = adopt(choice.dump_set, choice.copies, self._items, world, into)
             except UnbrokenError as refused:
                 failed[choice.dump_set] = _reason(refused)
                 continue
             self._record_adopted(choice, name)
-            return list(choice.passed_over)
+            return list(choice.skipped)
 
     def _record_adopted(self, choice: DumpChoice, name: str) -> None:
         dump_set = choice.dump_set
@@ -242,7 +242,7 @@ class Emergency:
         return self.answer() is not GraceAnswer.SAVE
 
     def read(self, vote: Vote) -> list[bool] | None:
-        """The ranks' answer; None if they do not give one and the window is nearly over: one of them hangs.
+        """The ranks' answer; None if they do not give one and little of the window is left: one of them hangs.
 
         Raises:
             PeerLost: one of them is gone.
@@ -264,7 +264,7 @@ class Emergency:
     def leave(self, step: int, counters: Mapping[str, Any]) -> None:
         """Do what the rest of the window allows; ``is_leaving`` is set before."""
         chosen = self.answer()
-        if self._is_usable and chosen is not GraceAnswer.LET_GO:
+        if self._is_usable and chosen is not GraceAnswer.NOTHING:
             self.dump(step, counters, why="the grace window is too small for a save")
         elif self._world.is_first:
             _log.warning("no time for a save: leaving without one; the next job resumes from the last commit")

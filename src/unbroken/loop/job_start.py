@@ -1,4 +1,4 @@
-"""What a job journals and logs when it starts: where it resumes from, what it passed over, its walltime limit."""
+"""What a job journals and logs when it starts: where it resumes from, what it skipped, its walltime limit."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -35,11 +35,11 @@ def record_resume(
     *,
     accepted_before: Collection[str] = (),
 ) -> None:
-    """Journal where the job resumes from and what it passed over, and start its metrics."""
-    for name, reason in found.passed_over:
+    """Journal where the job resumes from and what it skipped, and start its metrics."""
+    for name, reason in found.skipped:
         recorder.event("checkpoint-skipped", name=name, reason=reason)
         if world.is_first:
-            _log.warning("passed over %s: %s", name, reason)
+            _log.warning("skipped %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
     notes = found.restored.notes if found.restored else ()
     asked = {} if settings.resume == "auto" else {"requested": settings.resume}

@@ -365,10 +365,10 @@ def _resume(leased: LeasedRun, emergency: Emergency, mirrors: RunMirrors | None,
     world, settings = leased.world, leased.settings
     # Before the first hour of training, not after it.
     world.all_or_none(lambda: require_savable(leased.items, settings.allow_pickle))
-    passed_over = emergency.bring_in()
+    skipped = emergency.bring_in()
     store = Store(leased.layout.checkpoints) if direct is None else direct.store()
     found = resume(store, leased.items, world, settings, job=leased.lease.job, mirrors=mirrors)
-    found.passed_over[:0] = passed_over
+    found.skipped[:0] = skipped
     emergency.hyperparameters = found.hyperparameters
     _note_unsaved_gradients(found, leased.items)
     record_resume(found, leased.recorder, settings, world, accepted_before=leased.accepted_before)

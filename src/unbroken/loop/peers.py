@@ -54,7 +54,7 @@ def lost_connection(error: BaseException) -> str | None:
         first = next(iter(said.splitlines()), type(each).__name__)
         cause = each.cause if isinstance(each, RankFailed) else each
         if isinstance(cause, PeerLost):
-            return cause.said
+            return cause.symptom
         if isinstance(each, dist.DistNetworkError | dist.DistStoreError):
             return first
         is_torchs = isinstance(each, dist.DistBackendError) or (isinstance(each, RuntimeError) and "gloo" in said)
@@ -113,7 +113,7 @@ class Peers:
                 return first
             gone = self._agreed(gone)
             if gone is not None or time.monotonic() >= until_s:
-                return PeerLost(rank=here, said=said, lost=gone)
+                return PeerLost(rank=here, symptom=said, lost=gone)
             time.sleep(_LOOK_EVERY_S)
 
     def _posted_failure(self, said: str) -> RankRaised | None:
@@ -129,7 +129,7 @@ class Peers:
             verdict=outcome.verdict,
             exit_code=outcome.exit_code,
             noticed_by=self.world.rank,
-            said=said,
+            symptom=said,
         )
 
     def _gone(self) -> int | None:

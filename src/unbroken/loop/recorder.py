@@ -135,7 +135,7 @@ class Recorder(SilentRecorder):
         """What this and earlier jobs wrote.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         return read_history(self._layout)
 

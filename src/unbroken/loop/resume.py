@@ -64,7 +64,7 @@ class ResumeTarget:
 
 @dataclass
 class Resumed:
-    """How a job started: from which checkpoint, if any, and what was passed over.
+    """How a job started: from which checkpoint, if any, and what was skipped.
 
     Attributes:
         followed: the request of the settings, if an earlier job has carried it out already.
@@ -75,7 +75,7 @@ class Resumed:
 
     target: ResumeTarget | None = None
     restored: Restored | None = None
-    passed_over: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
     followed: RewindRequest | None = None
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
@@ -128,14 +128,12 @@ def resume(
     repaired = set[str]()
     while found.restored is None:
         target, passed = world.from_first(lambda: _choose(store, start, job))
-        reported = {name for name, _ in found.passed_over}
-        found.passed_over += [
-            (name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in reported
-        ]
+        reported = {name for name, _ in found.skipped}
+        found.skipped += [(name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in reported]
         if target is None:
-            if found.passed_over:
+            if found.skipped:
                 # A start would silently throw the past away, with objects that were half loaded.
-                raise NoUsableCheckpoint(store=store.root, passed_over=tuple(found.passed_over))
+                raise NoUsableCheckpoint(store=store.root, skipped=tuple(found.skipped))
             break
         _require_finished(target, settings)
         source = CheckpointSource(target.store, target.name, target.manifest)
@@ -150,7 +148,7 @@ def resume(
                     continue
             if start.named is not None or target.store.root != store.root:
                 raise
-            found.passed_over.append(_quarantine_damaged(store, target.name, refused, world, job))
+            found.skipped.append(_quarantine_damaged(store, target.name, refused, world, job))
     world.all_or_none(lambda: _settle_hyperparameters(script, found, settings))
     found.computes_under = digest_of_settings(found.hyperparameters, items)
     found.set_aside += world.from_first(lambda: _carry_out(store, settings.resume, start, found.target, job, mirrors))
@@ -280,7 +278,7 @@ def _abandon_all(
 
 
 def _newer_without_manifest(store: Store, *, after_step: int) -> list[tuple[str, str]]:
-    """Newer checkpoints without a manifest: lost, and reported as passed over."""
+    """Newer checkpoints without a manifest: lost, and reported as skipped."""
     names = without_manifest(store, scan(store))
     return [(name, f"{MANIFEST}: is missing") for name in names if (step_of(name) or 0) > after_step]
 
@@ -290,7 +288,7 @@ def _choose(store: Store, start: _Start, job: str) -> tuple[ResumeTarget | None,
         return ResumeTarget(store, start.named, store.read_manifest(start.named)), []
     # Quick only: all checksums are verified anyway as the bytes are read.
     choice = resume_point(store, Level.QUICK, job=job, at_ns=time.time_ns())
-    passed = [(over.name, over.reason) for over in choice.passed_over]
+    passed = [(over.name, over.reason) for over in choice.skipped]
     chosen = choice.chosen.manifest if choice.chosen is not None else None
     passed += _newer_without_manifest(store, after_step=chosen.step if chosen else -1)
     if choice.chosen is not None and chosen is not None:
@@ -304,5 +302,5 @@ def _choose(store: Store, start: _Start, job: str) -> tuple[ResumeTarget | None,
         place, name, manifest = _checkpoint_at(start.elsewhere, store)
         return ResumeTarget(place, name, manifest), passed
     if start.is_required:
-        raise NoUsableCheckpoint(store=store.root, passed_over=tuple(passed))
+        raise NoUsableCheckpoint(store=store.root, skipped=tuple(passed))
     return None, passed

@@ -39,7 +39,7 @@ class Votes:
         """What the ranks have agreed on by this edge.
 
         For several ranks: one has its answer at once. A vote is started at every edge and read at the next one, so
-        that no rank waits for it. If there is no answer and the grace window is nearly over, a rank hangs: then this
+        that no rank waits for it. If there is no answer and little of the grace window is left, a rank hangs: then this
         rank dumps its state alone.
 
         Raises:

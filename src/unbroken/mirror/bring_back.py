@@ -174,7 +174,7 @@ def _newest(store: Store) -> tuple[Manifest | None, list[Verdict]]:
     """The newest local checkpoint that looks usable, and the newer ones that do not."""
     found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, Level.QUICK))
     chosen = found.chosen.manifest if found.chosen is not None else None
-    return chosen, [over.verdict for over in found.passed_over]
+    return chosen, [over.verdict for over in found.skipped]
 
 
 def _newest_remote(remote: Store, given_up: set[str]) -> tuple[str, Manifest] | None:

@@ -44,7 +44,7 @@ class Client(Protocol):
     def put(self, key: str, chunks: Iterator[bytes | memoryview], size_bytes: int, *, in_flight: int) -> None:
         """Write an object from chunks of ``piece_bytes(size_bytes)``; it appears whole or not at all.
 
-        At most ``in_flight`` pieces are on their way at the same time; a chunk is let go as soon as it was sent.
+        At most ``in_flight`` pieces are on their way at the same time; a chunk is freed as soon as it was sent.
         """
 
     def find(self, key: str) -> Found | None:

@@ -120,7 +120,7 @@ class JobReport:
         missed: planned faults that did not occur.
         ended: how it ended.
         exit_code: as a shell reports it; None if it hung and was killed.
-        passed_over: checkpoints it skipped, each with the reason.
+        skipped: checkpoints it skipped, each with the reason.
         damage: the damage to its newest checkpoint afterwards, or why there was none.
     """
 
@@ -130,7 +130,7 @@ class JobReport:
     injected: tuple[str, ...]
     ended: str
     exit_code: int | None = None
-    passed_over: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     damage: str | None = None
     missed: tuple[str, ...] = ()
 
@@ -333,7 +333,7 @@ class Chain:
             injected=(),
             ended=_words(ended),
             exit_code=ended.code if ended is not None else None,
-            passed_over=tuple(f"{event.text('name')}: {event.text('reason')}" for event in passed),
+            skipped=tuple(f"{event.text('name')}: {event.text('reason')}" for event in passed),
         )
 
     def _require_sound(

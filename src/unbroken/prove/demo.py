@@ -107,13 +107,13 @@ class _Commands:
         words += ["--tokenizer-path", str(places.tokenizer), "--val-fraction", VALIDATION]
         self._call("tokens", "tokenize the corpus", words)
 
-    def _call(self, label: str, was_to: str, words: Sequence[str]) -> None:
+    def _call(self, label: str, expected: str, words: Sequence[str]) -> None:
         """Run a command that must succeed, and show its first line."""
         log = self.places.log(label)
         with self._started(words, log, self.places.folder) as job:
-            ended = _ended(f"unbroken {words[0]}", was_to, job)
+            ended = _ended(f"unbroken {words[0]}", expected, job)
             if ended.code != 0:
-                raise _failed(f"unbroken {words[0]}", was_to, ended, job)
+                raise _failed(f"unbroken {words[0]}", expected, ended, job)
             first = job.said(_SHOWN_LINES)[:1]
         self.console.line(label, "  ".join(first).split("  ", maxsplit=2)[-1])
 
@@ -128,7 +128,7 @@ class _Commands:
             env[ENVIRONMENT] = str(self.places.drill)
         with self._started(words, self.places.log(label.replace(" ", "-")), run, env) as job:
             self._followed(job, planned, f"{label}, {amounts.plural(planned.ranks, 'rank')}")
-            ended = _ended(label, planned.was_to(), job)
+            ended = _ended(label, planned.expected(), job)
             _require_end(planned, label, ended, job)
             at = amounts.count(job.step() or 0)
         took = amounts.duration(time.monotonic() - started_s)
@@ -157,12 +157,14 @@ def _is_due(planned: DemoJob, at: int, job: JobProcess) -> bool:
     return job.has_lost_holder() if planned.end == "killed-saving" else at >= planned.after
 
 
-def _ended(what: str, was_to: str, job: JobProcess) -> JobEnd:
+def _ended(stage: str, expected: str, job: JobProcess) -> JobEnd:
     try:
         return job.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
         ended_as = f"it did not end within {amounts.duration(PATIENCE_S)}"
-        raise DemoFailed(what=what, was_to=was_to, ended=ended_as, log=job.log, said=job.said(_SHOWN_LINES)) from None
+        raise DemoFailed(
+            stage=stage, expected=expected, ended=ended_as, log=job.log, log_tail=job.said(_SHOWN_LINES)
+        ) from None
 
 
 def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -> None:
@@ -172,13 +174,13 @@ def _require_end(planned: DemoJob, label: str, ended: JobEnd, job: JobProcess) -
     ]
     found = ended.outcome.status if ended.outcome is not None else None
     if found != wanted:
-        raise _failed(label, planned.was_to(), ended, job)
+        raise _failed(label, planned.expected(), ended, job)
 
 
-def _failed(what: str, was_to: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
+def _failed(stage: str, expected: str, ended: JobEnd, job: JobProcess) -> DemoFailed:
     status = f" ({ended.outcome.status})" if ended.outcome is not None else ""
     ended_as = f"it exited with code {ended.code}{status}"
-    return DemoFailed(what=what, was_to=was_to, ended=ended_as, log=job.log, said=job.said(_SHOWN_LINES))
+    return DemoFailed(stage=stage, expected=expected, ended=ended_as, log=job.log, log_tail=job.said(_SHOWN_LINES))
 
 
 def _torn(places: DemoFolder, planned: DemoJob) -> TornDraft:
@@ -187,7 +189,7 @@ def _torn(places: DemoFolder, planned: DemoJob) -> TornDraft:
     for draft in scan(store).torn:
         files, size_bytes = draft.weigh(store)
         return TornDraft(str(draft.name), draft.name.step, files, size_bytes)
-    raise _shows_nothing(places, planned.was_to(), "no half-written checkpoint was left behind")
+    raise _shows_nothing(places, planned.expected(), "no half-written checkpoint was left behind")
 
 
 def _damaged(places: DemoFolder) -> Damage:
@@ -198,6 +200,6 @@ def _damaged(places: DemoFolder) -> Damage:
     return damage
 
 
-def _shows_nothing(places: DemoFolder, was_to: str, ended: str) -> DemoFailed:
+def _shows_nothing(places: DemoFolder, expected: str, ended: str) -> DemoFailed:
     number = len(CHAIN) - 1
-    return DemoFailed(what=f"job {number}", was_to=was_to, ended=ended, log=places.log(f"job-{number}"))
+    return DemoFailed(stage=f"job {number}", expected=expected, ended=ended, log=places.log(f"job-{number}"))

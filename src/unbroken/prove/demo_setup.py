@@ -49,7 +49,7 @@ class DemoJob:
     end: End
     after: int = STEPS
 
-    def was_to(self) -> str:
+    def expected(self) -> str:
         """Its planned end, for a sentence."""
         return {
             "killed": "be killed in mid-step",
@@ -146,7 +146,7 @@ def config_text(places: DemoFolder) -> str:
     """The config: a GPT of some hundred thousand parameters, with dropout and a mixture that changes halfway."""
     phase_tokens = STEPS // 2 * _LANES * _LANE * _LENGTH
     return f"""\
-# Written by `unbroken demo`. Seven lanes a step: no number of ranks above one divides them.
+# Written by `unbroken demo`. Seven lanes a step: no count of ranks above one divides them.
 model:
   n_embd: 64
   n_layer: 2

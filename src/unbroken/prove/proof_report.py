@@ -108,7 +108,7 @@ class Proof:
         rows = [_row(number, job) for number, job in enumerate(chain.jobs, 1)]
         lines = [f"chain {chain.number}", table(columns, rows, style=style)]
         for number, job in enumerate(chain.jobs, 1):
-            lines += [f"  job {number} skipped {printable(each)}" for each in job.passed_over]
+            lines += [f"  job {number} skipped {printable(each)}" for each in job.skipped]
             lines += [f"  job {number} ended before: {printable(each)}" for each in job.missed]
             lines += [f"  after job {number}: {printable(job.damage)}"] if job.damage else []
         again = amounts.plural(chain.computed_again, "step")

@@ -321,7 +321,7 @@ def _unfinished(span: ReplaySpan, place: ReplayFolder, ended: JobEnd, said: tupl
         step=span.b.step,
         reason=reason,
         log=place.log,
-        said=said,
+        log_tail=said,
         exit_code=code or ReplayUnfinished.exit_code,
     )
 

@@ -49,7 +49,7 @@ def checkpoints(run: str | os.PathLike[str]) -> list[Checkpoint]:
     Raises:
         PathMissing: there is nothing at the path.
         NotAStore: there is, and it is no run.
-        StorageFailed: the system refused to look.
+        StorageFailed: an I/O error.
     """
     store = resolve(os.fspath(run)).store
     inventory = scan(store)

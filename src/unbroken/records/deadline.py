@@ -129,7 +129,7 @@ class GraceAnswer(Enum):
 
     SAVE = "save"
     DUMP = "dump"
-    LET_GO = "let go"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,14 @@ def answer(left_s: float | None, costs: Costs, *, edges: int, has_area: bool) ->
         return GraceAnswer.SAVE
     left_s -= edges * costs.step_s
     if left_s <= 0:
-        return GraceAnswer.LET_GO
+        return GraceAnswer.NOTHING
     if left_s >= (UNMEASURED_S if costs.save_s is None else _LONGER * costs.save_s + _OUTCOME_S):
         return GraceAnswer.SAVE
     if has_area and (costs.dump_s is None or left_s >= costs.dump_s):
         return GraceAnswer.DUMP
     # Nothing was measured and there is no directory for a dump: trying is better than not.
     is_possible = costs.save_s is None or left_s >= costs.save_s
-    return GraceAnswer.SAVE if is_possible else GraceAnswer.LET_GO
+    return GraceAnswer.SAVE if is_possible else GraceAnswer.NOTHING
 
 
 def is_patience_over(left_s: float | None, grace_s: float | None, costs: Costs) -> bool:

@@ -111,7 +111,7 @@ class Drill:
         """The faults that left their marks: what is planned and never met has done nothing.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         marks = self.marks
         if marks is None:
@@ -128,7 +128,7 @@ def write_drill(path: Path, drill: Drill, files: Files = LOCAL) -> None:
     """Write a drill for the jobs that are started with its path in ``UNBROKEN_DRILL``.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     text = json.dumps({"schema": _SCHEMA, **drill.as_json()}, indent=2) + "\n"
     # crash here: the drill before or this one; the job that was to follow it was never started.

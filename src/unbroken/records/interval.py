@@ -54,7 +54,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Auto:
-    """A save as often as pays, from the measured cost of a save and how often the run fails.
+    """An interval computed from the measured cost of a save and the rate of failures.
 
     The first save of a job comes early, to learn what one costs.
     """

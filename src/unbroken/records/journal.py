@@ -122,7 +122,7 @@ class Journal:
         """Add one event; ``durable`` overrides the default of its kind.
 
         Raises:
-            StorageFailed: the system refused; the event may be there or not.
+            StorageFailed: an I/O error; the event may be there or not.
             ValueError: the kind is no name, or a value has a name of the journal's own.
             TypeError: a value is not JSON.
         """
@@ -136,7 +136,7 @@ class Journal:
         """Give the file back.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self._lines.close()
 
@@ -145,7 +145,7 @@ def read_history(layout: Layout, files: Files = LOCAL) -> History:
     """Everything the jobs of a run have written, in order, and how many lines were torn.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     torn, events = TornLines(), list[Event]()
     for job in jobs_in(layout.journal, files):
@@ -164,7 +164,7 @@ def read_journal(layout: Layout, files: Files = LOCAL) -> list[Event]:
     """Everything the jobs of a run have written, in order.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     return list(read_history(layout, files).events)
 

@@ -58,7 +58,7 @@ class LineWriter:
         """Add lines, in one piece; ``durable`` makes them, and all before them, outlive a power cut.
 
         Raises:
-            StorageFailed: the system refused; the last line may be unfinished, and the next write begins behind it.
+            StorageFailed: an I/O error; the last line may be unfinished, and the next write begins behind it.
         """
         self.write_encoded([json.dumps(each, allow_nan=False) for each in lines], durable=durable)
 
@@ -100,7 +100,7 @@ class LineWriter:
         """Give the file back.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         with self._lock:
             self._appender.close()
@@ -117,7 +117,7 @@ def jobs_in(directory: Path, files: Files = LOCAL) -> list[int]:
     """The jobs that have a file in a directory, in order.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     nodes = files.list_present(directory)
     found = (_NAME.fullmatch(node.name) for node in nodes if node.kind is NodeKind.FILE)
@@ -128,7 +128,7 @@ def read_lines(path: Path, torn: TornLines, files: Files = LOCAL) -> Iterator[Va
     """The whole lines of one file, one at a time; what is no JSON object is counted and passed by.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     return _objects(_split(path, files), torn)
 
@@ -141,7 +141,7 @@ def read_last_lines(
     The lines are in order: where one is early, all before it are. Some early ones may be among those that are given.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     found = files.find(path)
     size_bytes = 0 if found is None else found.size_bytes

@@ -101,7 +101,7 @@ def read_current(run: Path, files: Files = LOCAL) -> Lease | None:
     A lease that cannot be read counts as held by an unknown job since it was written, never as free.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     numbers = _numbers(run, files)
     return _read(run, numbers[-1], files) if numbers else None
@@ -122,7 +122,7 @@ def acquire(
 
     Raises:
         RunHeld: a job holds it that is not known to be gone, or another contender was quicker.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     files.make_directory(run / DIRECTORY, durable=True)
     current = read_current(run, files)
@@ -158,7 +158,7 @@ def renew(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> Lea
     Raises:
         LeaseLost: another job has the run.
         RunGone: the run directory is not there any more.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     require_held(run, lease, files)
     renewed = replace(lease, renewed_at_s=now_s, renewals=lease.renewals + 1)
@@ -172,7 +172,7 @@ def release(run: Path, lease: Lease, *, now_s: float, files: Files = LOCAL) -> N
     Raises:
         LeaseLost: another job has the run.
         RunGone: the run directory is not there any more.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     require_held(run, lease, files)
     released = replace(lease, renewed_at_s=now_s, renewals=lease.renewals + 1, is_released=True)
@@ -186,7 +186,7 @@ def release_expired(run: Path, expired: Lease, *, by: str, files: Files = LOCAL)
 
     Raises:
         RunHeld: the lease has changed since.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     current = read_current(run, files)
     if current != expired:
@@ -205,7 +205,7 @@ def require_held(run: Path, lease: Lease, files: Files = LOCAL) -> None:
     Raises:
         LeaseLost: another job has the run.
         RunGone: the run directory is not there any more.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     numbers = _numbers(run, files)
     if not numbers or numbers[-1] < lease.number:
@@ -218,7 +218,7 @@ def is_present(run: Path, lease: Lease, files: Files = LOCAL) -> bool:
     """Whether the lease file itself is still there: one look, cheap enough for every second.
 
     Raises:
-        StorageFailed: the system refused to say.
+        StorageFailed: an I/O error.
     """
     return files.find(_path(run, lease.number)) is not None
 
@@ -287,7 +287,7 @@ def draft_judge(run: Path, *, is_live: Callable[[Lease], bool], files: Files = L
     have to watch the lease.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     current = read_current(run, files)
     if current is None:
@@ -348,7 +348,7 @@ class Renewal:
         """Stop renewing and release the run, unless another job has it already or it is gone.
 
         Raises:
-            StorageFailed: the system refused; the next job then watches the lease until it counts as expired.
+            StorageFailed: an I/O error; the next job then watches the lease until it counts as expired.
         """
         self._ended.set()
         self._thread.join()

@@ -29,7 +29,7 @@ def left_scratch(
     """The scratch files that no process will rename any more; ``is_live`` says of a job whether it may still write.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     found = []
     for folder in (*(layout.run / name for name in _FOLDERS), *further):

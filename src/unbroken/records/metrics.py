@@ -156,7 +156,7 @@ class MetricsWriter:
         """Add what one step gave.
 
         Raises:
-            StorageFailed: the system refused; the lines are kept and tried again at the next flush.
+            StorageFailed: an I/O error; the lines are kept and tried again at the next flush.
             ValueError: a metric has a name of ours.
             TypeError: a metric is not a number.
         """
@@ -173,7 +173,7 @@ class MetricsWriter:
         """Hand all lines to the kernel; ``durable`` waits until they outlive a power cut.
 
         Raises:
-            StorageFailed: the system refused; the lines are kept and tried again at the next flush.
+            StorageFailed: an I/O error; the lines are kept and tried again at the next flush.
         """
         # Kept until they are written: a line that is there twice says the same twice.
         self._lines.write_encoded(self._waiting, durable=durable)
@@ -183,7 +183,7 @@ class MetricsWriter:
         """Flush and give the file back.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self.flush()
         self._lines.close()
@@ -196,7 +196,7 @@ def _line(step: int, values: Mapping[str, Number]) -> str:
     metrics, bits = "", []
     for name, value in values.items():
         quoted = _quoted(name)
-        # Most are plain floats, and are recognized without a call; infinity minus itself is no number.
+        # Most are plain floats, and are recognized without a call; infinity minus itself is NaN.
         if type(value) is float and value - value == 0.0:
             metrics += f", {quoted}: {value!r}"
             bits.append(f'{quoted}: "{value.hex()}"')
@@ -300,7 +300,7 @@ def lost_values(layout: Layout, *, job: int, start: int, settings: str | None = 
     """What earlier jobs computed after the step this job resumes from: to be compared when it is computed again.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     lost: dict[int, Row] = {}
     # After a year a run has millions of steps, and nearly all of them are committed.
@@ -333,7 +333,7 @@ def read_metrics(layout: Layout, files: Files = LOCAL) -> Stitched:
     """The metrics of all jobs, stitched.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     torn = TornLines()
     found = stitch(_jobs(layout, torn, files))
@@ -387,7 +387,7 @@ class MetricsTail:
         """The next rows, up to a step if one is named; a later row stays for the next call.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         rows: list[Row] = []
         while len(rows) < most and (self._waiting or self._fill()):

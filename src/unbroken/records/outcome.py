@@ -152,7 +152,7 @@ def read_outcome(
     """How the last job of a run ended, or that it seems to run, at once; None where no job ever ran.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     return judge_outcome(
         layout, is_live=lambda lease: lease.seems_live(now_s=now_s, process_of=process_of), files=files
@@ -163,7 +163,7 @@ def judge_outcome(layout: Layout, *, is_live: Callable[[Lease], bool], files: Fi
     """The same, with a judge of one's own, who is asked only about a lease whose job wrote no outcome.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     lease = read_current(layout.run, files)
     history, state = read_history(layout, files), read_run_state(layout, files)

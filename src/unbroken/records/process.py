@@ -118,7 +118,7 @@ def recorded_processes(layout: Layout, job: int) -> Iterator[Holder]:
     """The processes that a job named when it started: its launcher, then its ranks; some may be gone since.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     start = read_history(layout).last("job-start", job=job)
     listed: Any = start.values.get("processes") if start is not None else None

@@ -37,7 +37,7 @@ def resolve(reference: str) -> Reference:
         CheckpointUnknown: the store has no checkpoint by that name or step.
         NoUsableCheckpoint: one is named of a run that has not saved yet.
         TornCheckpoint: the path is, or lies in, a checkpoint that was never committed.
-        StorageFailed: the system refused to look.
+        StorageFailed: an I/O error.
     """
     if is_url(reference):
         # Imported here: most commands never touch an object store.

@@ -76,7 +76,7 @@ class RunStateWriter:
         ``durable`` writes at once and waits for the disk: for how a job ended. ``updated_at_s`` is set here.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         now_s = self._clock()
         if not durable and not self.is_due():

@@ -57,7 +57,7 @@ def request_stop(layout: Layout, *, job: int, by: str, scratch: str, files: File
     """Request that a job stops at the edge of its next step.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     text = json.dumps({"schema": _SCHEMA, "job": job, "by": by}) + "\n"
     # crash here: no request, or a whole one.
@@ -97,7 +97,7 @@ def clear_requests(layout: Layout, *, job: int, files: Files = LOCAL) -> None:
     One that cannot be read now may be for this job: it stays, and the job reads it again.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     try:
         found = read_request(layout, files)
@@ -112,7 +112,7 @@ def end_requests(layout: Layout, files: Files = LOCAL) -> None:
     """Remove the request that a job has followed.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     # crash here: the request is still there; it names a job that has ended, and the next one removes it.
     files.remove_file(layout.stop_request)

@@ -261,7 +261,7 @@ class RunSummary:
     inventory: Inventory
     newest_usable: Manifest | None
     newest_usable_name: str | None
-    passed_over: tuple[tuple[str, str], ...]
+    skipped: tuple[tuple[str, str], ...]
     records: Records = Records()
     outcome: Outcome | None = None
     emergencies: tuple[Dumps, ...] = ()
@@ -282,7 +282,7 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
     """Look at a run: quick checks only, so that it answers in milliseconds on a login node.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     layout = run_of(store)
     place, saved_to, refusal = _place(store)
@@ -304,7 +304,7 @@ def summarize(store: Store, *, now_s: float, process_of: ProcessOf | None = None
         inventory=inventory,
         newest_usable=found.chosen.manifest if found.chosen else None,
         newest_usable_name=found.chosen.name if found.chosen else None,
-        passed_over=(*refusal, *_passed_over(place, inventory, found)),
+        skipped=(*refusal, *_skipped(place, inventory, found)),
         records=records_of(history, lease, outcome, is_stop_requested=requested),
         outcome=outcome,
         emergencies=tuple(emergencies(read_pointers(layout.run, store.files), after_step=_step(found))),
@@ -335,9 +335,9 @@ def _step(found: Choice) -> int:
     return found.chosen.manifest.step if found.chosen is not None and found.chosen.manifest is not None else -1
 
 
-def _passed_over(store: Store, inventory: Inventory, found: Choice) -> tuple[tuple[str, str], ...]:
+def _skipped(store: Store, inventory: Inventory, found: Choice) -> tuple[tuple[str, str], ...]:
     """What is newer than the checkpoint to resume from and cannot be used, newest first."""
-    reasons = {over.name: over.reason for over in found.passed_over}
+    reasons = {over.name: over.reason for over in found.skipped}
     for name in without_manifest(store, inventory):
         step = step_of(name)
         if step is None or step > _step(found):
@@ -403,7 +403,7 @@ def checkpoint_lines(store: Store, policies: Sequence[Policy] = ()) -> list[Stor
     """Everything in a store, checkpoints first and newest first.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     inventory = scan(store)
     decision = decide(candidates(store, inventory.committed), policies)

@@ -46,7 +46,7 @@ class LeaseWatch:
         """What is known by now; where the process cannot be seen, known only after a change or a whole time to live.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         current = read_current(self._run, self._files)
         now_s = self._monotonic()
@@ -66,7 +66,7 @@ class LeaseWatch:
         """Look until it is known; ``say`` is called once if this takes a while.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         standing = self.look()
         if standing is Standing.UNKNOWN and say is not None and self.lease is not None:
@@ -106,7 +106,7 @@ def take_over(
 
     Raises:
         RunHeld: its holder is alive, or another contender was quicker.
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     watch = LeaseWatch(run, monotonic=monotonic, process_of=process_of, files=files)
     if watch.until_known(wait, say) is Standing.ALIVE:

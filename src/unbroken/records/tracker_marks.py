@@ -27,7 +27,7 @@ class TrackerMarks:
         """Give the file back.
 
         Raises:
-            StorageFailed: the system refused.
+            StorageFailed: an I/O error.
         """
         self._lines.close()
 
@@ -36,7 +36,7 @@ def last_marks(layout: Layout, wanted: Collection[tuple[str, str]], files: Files
     """The last step sent, by tracker and id of its run, for those that are wanted and were sent to.
 
     Raises:
-        StorageFailed: the system refused.
+        StorageFailed: an I/O error.
     """
     found: dict[tuple[str, str], int] = {}
     # The newest first: usually the job before has sent to all of them, and no older file is read.

@@ -95,7 +95,7 @@ def _of_control_groups(membership: Path = Path("/proc/self/cgroup"), root: Path 
 
 
 def _left_in(group: Path, limit: str, used: str, cached: Collection[str]) -> Iterator[int]:
-    # "max" is no number and no limit; and a container may not see the groups above its own.
+    # "max" means no limit; and a container may not see the groups above its own.
     with contextlib.suppress(OSError, ValueError):
         room_bytes = int((group / limit).read_text()) - int((group / used).read_text())
         pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())

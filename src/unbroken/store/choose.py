@@ -49,7 +49,7 @@ def quarantine(store: Store, name: str, reasons: tuple[str, ...], *, job: str, a
 
 
 @dataclass(frozen=True)
-class PassedOver:
+class SkippedCheckpoint:
     """A checkpoint that was skipped; ``moved_to`` is where it is now, if it was moved."""
 
     verdict: Verdict
@@ -72,7 +72,7 @@ class Choice:
     """The checkpoint to resume from, with the verdict on it, and the newer ones that were skipped."""
 
     chosen: Verdict | None
-    passed_over: tuple[PassedOver, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
 
     def required(self, store: Store) -> Verdict:
         """The chosen one; an error where there is none.
@@ -81,20 +81,20 @@ class Choice:
             NoUsableCheckpoint: there is none.
         """
         if self.chosen is None:
-            reasons = tuple((over.name, over.reason) for over in self.passed_over)
-            raise NoUsableCheckpoint(store=store.root, passed_over=reasons)
+            reasons = tuple((over.name, over.reason) for over in self.skipped)
+            raise NoUsableCheckpoint(store=store.root, skipped=reasons)
         return self.chosen
 
 
 def choose(names_newest_first: Iterable[str], judge: Callable[[str], Verdict]) -> Choice:
     """The first that ``judge`` finds sound; older ones are not read."""
-    passed: list[PassedOver] = []
+    passed: list[SkippedCheckpoint] = []
     for name in names_newest_first:
         verdict = judge(name)
         if verdict.is_sound:
             return Choice(verdict, tuple(passed))
         if not verdict.is_removed:
-            passed.append(PassedOver(verdict))
+            passed.append(SkippedCheckpoint(verdict))
     return Choice(None, tuple(passed))
 
 
@@ -109,11 +109,11 @@ def resume_point(store: Store, level: Level, *, job: str, at_ns: int) -> Choice:
     """
     found = choose(newest_first(store, scan(store).committed), lambda name: verify(store, name, level))
     passed = []
-    for over in found.passed_over:
+    for over in found.skipped:
         if over.verdict.is_damaged:
             reasons = tuple(map(str, over.verdict.findings))
             aside = quarantine(store, over.name, reasons, job=job, at_ns=at_ns)
-            over = PassedOver(over.verdict, f"{QUARANTINE}/{aside}")
+            over = SkippedCheckpoint(over.verdict, f"{QUARANTINE}/{aside}")
         passed.append(over)
     return Choice(found.chosen, tuple(passed))
 

@@ -132,7 +132,7 @@ class DumpChoice:
 
     dump_set: DumpSet | None = None
     copies: Mapping[int, tuple[tuple[int, Dump], ...]] = field(default_factory=dict)
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
 
 
 def dump_name(step: int, at_ns: int) -> str:
@@ -335,7 +335,7 @@ def choose_dumps(
             passed.append((str(dump_set), reason))
             continue
         return DumpChoice(dump_set, {rank: _copies(found) for rank, found in ranks.items()}, tuple(passed))
-    return DumpChoice(passed_over=tuple(passed))
+    return DumpChoice(skipped=tuple(passed))
 
 
 def _copies(found: Iterable[tuple[int, Dump]]) -> tuple[tuple[int, Dump], ...]:

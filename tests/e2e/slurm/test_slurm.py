@@ -172,7 +172,7 @@ def test_a_preempted_job_saves_makes_room_and_resumes_with_the_same_bits(
 
 
 @pytest.mark.promise("G10")
-def test_a_cancelled_job_saves_and_is_not_queued_again_until_somebody_submits_it(
+def test_a_cancelled_job_saves_and_is_not_requeued_until_it_is_submitted(
     place: Place, undisturbed: dict[str, Any]
 ) -> None:
     place.init("--time", "60")

@@ -42,7 +42,7 @@ def test_there_is_one_config() -> None:
     assert str(config_path("unbroken x", [], "a", one="there is one")) == "a"
 
 
-def test_what_is_allowed_becomes_overrides_in_one_order() -> None:
+def test_allowed_changes_become_overrides_in_one_order() -> None:
     allowed = {"allow_budget_mismatch": True, "allow_bucket_exhaustion": True}
     assert allowance_overrides(allowed) == ["data.allow_bucket_exhaustion=true", "data.allow_budget_mismatch=true"]
     assert allowance_overrides({**allowed, "allow_budget_mismatch": False}) == ["data.allow_bucket_exhaustion=true"]

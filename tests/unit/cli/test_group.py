@@ -94,7 +94,7 @@ def test_a_typo_finds_the_command(typed: str, meant: str) -> None:
     assert nearest(typed, list(COMMANDS))[0] == meant
 
 
-def test_what_is_near_nothing_gets_no_suggestion() -> None:
+def test_a_name_without_a_close_match_gets_no_suggestion() -> None:
     assert nearest("zzzzzz", list(COMMANDS)) == ()
 
 

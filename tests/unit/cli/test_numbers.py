@@ -33,5 +33,5 @@ def test_a_duration_is_read_as_people_write_it(text: str, seconds: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["", " ", "4x", "04:00", "h", "4h4h", "m5", "-4h", "1:2:3"])
-def test_what_is_no_duration_is_none(text: str) -> None:
+def test_a_malformed_duration_is_none(text: str) -> None:
     assert seconds_in(text) is None

@@ -79,7 +79,7 @@ def test_a_note_goes_to_standard_error_and_never_beside_json() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_json_is_refused(value: float) -> None:
+def test_invalid_json_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         encoded("unbroken.x/1", {"loss": [value]})
 
@@ -139,7 +139,7 @@ def test_progress_is_drawn_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("silent", [{"json": True}, {"quiet": True}, {"terminal": False}])
-def test_progress_is_silent_where_nobody_looks(silent: dict[str, Any]) -> None:
+def test_progress_is_silent_where_it_would_not_be_seen(silent: dict[str, Any]) -> None:
     output = speaking(**{"terminal": True, **silent})
     with output.progress("verifying", 3, is_bytes=True) as advance:
         advance(3)

@@ -45,7 +45,7 @@ def test_every_field_stands_in_the_file_with_a_comment_within_the_width(name: st
         assert "# " in line.removeprefix("  # ") or lines[written[0] - 1].startswith("  # "), field.dotted
 
 
-def test_what_is_commented_out_decodes_too_when_it_is_taken_in() -> None:
+def test_commented_lines_decode_when_they_are_enabled() -> None:
     lines = commented(preset("small"), "small").splitlines()
     # Checkpoints straight in an object store do not go with a mirror of local ones.
     names = {field.name for field in all_fields().values()} - {"checkpoints"}

@@ -31,7 +31,7 @@ def test_a_field_is_explained_with_meaning_type_bounds_default_and_resume_class(
         assert part in text
 
 
-def test_what_is_no_topic_has_no_explanation() -> None:
+def test_an_unknown_topic_has_no_explanation() -> None:
     assert explain("optimizer.lerning_rate") is None
     assert explain("") is None
 

@@ -121,7 +121,7 @@ def test_a_text_that_does_not_fit_is_refused_with_what_was_expected(field: str, 
 
 
 @pytest.mark.parametrize(("field", "text"), [(WHOLE, "12"), (NUMBER, "3e-4"), (SWITCH, "yes"), (EVERY, "2")])
-def test_a_number_or_switch_in_quotes_is_refused_and_told_how_to_write_it(field: str, text: str) -> None:
+def test_a_quoted_number_or_switch_is_refused_with_its_right_form(field: str, text: str) -> None:
     with pytest.raises(InvalidValue, match="write it without quotes"):
         decoded(field, text, is_plain=False)
 

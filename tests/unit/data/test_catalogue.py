@@ -72,14 +72,14 @@ def test_one_list_may_speak_for_several_buckets(tmp_path: Path) -> None:
     assert all(shard.bin_digest for shard in corpus.shards)
 
 
-def test_shards_without_a_list_are_read_and_are_unproven(tmp_path: Path) -> None:
+def test_shards_without_a_list_are_read_and_are_unverified(tmp_path: Path) -> None:
     make_shard(tmp_path / "train", "a", [[1, 256]])
     corpus = open_corpus(tmp_path)
     assert corpus.tokenizer is None
     assert corpus.shards[0].bin_digest is None
 
 
-def test_hidden_names_and_other_files_are_nobodys_business(data: Path) -> None:
+def test_hidden_names_and_other_files_are_ignored(data: Path) -> None:
     digest = open_corpus(data).digest()
     (data / "train" / "web" / ".writing-9.bin").write_bytes(b"half")
     (data / "train" / "web" / "notes.txt").write_text("hello")
@@ -255,7 +255,7 @@ def test_a_link_in_the_place_of_a_shards_file_is_refused(data: Path) -> None:
     assert "web/00000-000.bin" in {finding.split(":")[0] for finding in findings(data)}
 
 
-def test_a_link_to_a_folder_below_a_bucket_is_refused_rather_than_passed_over(data: Path) -> None:
+def test_a_link_to_a_folder_below_a_bucket_is_refused_rather_than_skipped(data: Path) -> None:
     (data / "train" / "web" / "round").symlink_to(data / "train")
     assert findings(data) == ("web/round: not a regular file; only the folder of a bucket may be a link",)
 
@@ -298,7 +298,7 @@ def test_a_vocabulary_can_be_given_where_no_listing_has_one(tmp_path: Path) -> N
 # ---- sealing ----
 
 
-def test_a_sealed_folder_is_proven_from_then_on(tmp_path: Path) -> None:
+def test_a_sealed_folder_is_verified_from_then_on(tmp_path: Path) -> None:
     folder = tmp_path / "train" / "web"
     record = make_shard(folder, "2020/a", [[1, 256]])
     assert seal_shards(folder, BYTES).shards == (record,)

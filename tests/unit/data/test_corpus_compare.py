@@ -85,7 +85,7 @@ def lines(changes: Changes) -> list[str]:
 
 
 @pytest.mark.parametrize("check", ["quick", "full"])
-def test_data_that_nobody_touched_is_the_same(trained: Trained, check: str) -> None:
+def test_untouched_data_is_the_same(trained: Trained, check: str) -> None:
     changes = trained.after(lambda web: None, is_listed_anew=False, check=check)
     assert not changes
     assert not changes.is_growth

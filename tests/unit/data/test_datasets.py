@@ -165,7 +165,7 @@ def test_lightning_trains_with_the_samples_of_the_stream_in_their_order(tmp_path
     assert first.seen + second.seen == _tokens(stream, 0, 24)
 
 
-def test_names_that_nobody_knows_are_refused_at_once(tmp_path: Path) -> None:
+def test_unknown_names_are_refused_at_once(tmp_path: Path) -> None:
     stream = make_stream(tmp_path)
     with pytest.raises(ValueError, match="one of unbroken, huggingface"):
         SampleDataset(stream, names="torch")  # type: ignore[arg-type]

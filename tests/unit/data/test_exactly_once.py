@@ -61,6 +61,6 @@ def test_an_account_is_read_back_from_json() -> None:
     "value", [None, {}, {"samples": 1}, {"samples": -1, "digest": "0" * 32}, {"samples": 1, "digest": "x" * 32},
               {"samples": True, "digest": "0" * 32}, {"samples": 1, "digest": "0" * 31}]
 )  # fmt: skip
-def test_what_is_no_account_is_refused(value: object) -> None:
+def test_a_malformed_sum_of_samples_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not a sum of served samples"):
         Served.from_json(value)

@@ -77,12 +77,12 @@ def test_a_bucket_that_is_exhausted_is_a_problem_or_a_warning_by_the_flag(data: 
     lanes = replace(config(data).training, max_steps=12, per_device_batch_size=1)
     phases = (phase(48, web=0.5, code=0.5),)
     halts = replace(config(data, 12, phases), training=lanes)
-    goes_on = replace(config(data, 12, phases, allow_bucket_exhaustion=True), training=lanes)
+    renormalises = replace(config(data, 12, phases, allow_bucket_exhaustion=True), training=lanes)
     found = forecast(halts, world)
     # The 21st of code is asked for at about the 41st sample.
     assert len(found.problems) == 1 and "data.epochs" in found.problems[0]
     assert [each.exhausted_step for each in found.buckets] == [10, None]
-    allowed = forecast(goes_on, world)
+    allowed = forecast(renormalises, world)
     assert allowed.problems == ()
     assert len(allowed.warnings) == 1
     assert {each.name: each.drawn for each in allowed.buckets} == {"code": 20, "web": 28}

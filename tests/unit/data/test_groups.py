@@ -54,7 +54,7 @@ def test_an_entry_larger_than_a_group_is_one() -> None:
     assert _ranges(_formed(shards)) == [[(0, 0, 1)], [(0, 1, 2)], [(0, 2, 3)]]
 
 
-def test_what_is_left_of_a_large_shard_shares_a_group_with_the_next() -> None:
+def test_the_rest_of_a_large_shard_shares_a_group_with_the_next() -> None:
     shards = [_shard("a", *[10] * 12), _shard("b", 10), _shard("c", *[1] * 30)]
     assert _ranges(_formed(shards))[:3] == [[(0, 0, 10)], [(0, 10, 12), (1, 0, 1)], [(2, 0, 10)]]
 

@@ -45,7 +45,7 @@ def give(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_pretrained=from_pretrained))
 
 
-def test_a_hub_that_nobody_can_reach_is_not_waited_for(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_not_waited_for(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(monkeypatch, None)
     began = time.monotonic()
     with pytest.raises(TokenizerUnknown) as refusal:
@@ -55,7 +55,7 @@ def test_a_hub_that_nobody_can_reach_is_not_waited_for(endpoint: str, monkeypatc
 
 
 @pytest.mark.parametrize("is_offline", [True, False])
-def test_what_an_earlier_visit_left_is_taken_where_the_hub_cannot_be_asked(
+def test_the_cache_is_used_when_the_hub_is_unreachable(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_offline: bool
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")

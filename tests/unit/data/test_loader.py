@@ -116,7 +116,7 @@ def test_a_state_taken_between_the_lanes_of_a_step_stands_at_its_start(tmp_path:
         if number == 8:
             break
     assert stands == [(0, 0)] * 3 + [(8, 1)] * 4 + [(16, 2)] * 2
-    # Iterated anew, it goes on from there.
+    # Iterated anew, it continues from there.
     assert next(iter(loader)).samples == range(16, 18)
 
 

@@ -183,7 +183,7 @@ def test_a_bucket_that_was_empty_can_grow() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(_histories(), st.data())
-def test_progress_never_claims_what_is_not_so(history: History, data: st.DataObject) -> None:
+def test_progress_never_overstates(history: History, data: st.DataObject) -> None:
     counts, growth = history
     order = BucketOrder(counts, growth, key=5)
     ordinal = growth[-1].ordinal + data.draw(st.integers(0, 60))

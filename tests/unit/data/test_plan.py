@@ -190,7 +190,7 @@ def _damages(data: bytes) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("how", ["flipped", "header", "short", "empty", "long", "gone"])
 @pytest.mark.parametrize("suffix", [".plan", ".json"])
-def test_a_damaged_file_is_built_again_and_said_aloud(
+def test_a_damaged_file_is_built_again_with_a_warning(
     tmp_path: Path, how: str, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = _fresh(_open(tmp_path))

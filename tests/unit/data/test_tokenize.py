@@ -103,7 +103,7 @@ def test_any_number_of_workers_and_any_engine_make_the_same_files(
         assert tree(text / output) == expected, output
 
 
-def test_a_shard_holds_no_more_than_asked_and_a_longer_document_stands_alone(text: Path) -> None:
+def test_a_shard_is_no_larger_than_requested_and_a_longer_document_stands_alone(text: Path) -> None:
     tokenize(request(text, options=TokenizeOptions(shard_tokens=80)))
     listing = read_listing(text / "data/train/shards.json")
     assert all(shard.tokens <= 80 or shard.entries == 1 for shard in listing.shards)

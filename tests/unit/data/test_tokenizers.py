@@ -113,7 +113,7 @@ def test_a_tokenizer_without_an_end_of_document_is_refused_unless_one_is_named(t
         load_encoder(file)
     assert "</s>" in next(iter(refusal.value.details()))
     assert load_encoder(file, "<stop>").identity.eod_id == 0
-    with pytest.raises(NoEodToken, check=lambda lacking: lacking.asked == "<halt>"):
+    with pytest.raises(NoEodToken, check=lambda lacking: lacking.eod_token == "<halt>"):
         load_encoder(file, "<halt>")
     with pytest.raises(NoEodToken):
         load_encoder(TokenizerFile("bytes", None), "x")

@@ -68,7 +68,7 @@ def test_what_it_lacks_is_a_note_each_and_everything_else_is_tried(
     assert not caplog.messages
 
 
-def test_without_direct_io_that_is_said(tmp_path: Path) -> None:
+def test_missing_direct_io_is_reported(tmp_path: Path) -> None:
     assert findings(tmp_path)["direct I/O"].values["has"] is True
     assert findings(tmp_path, lacking(errno.EINVAL, "open_direct"))["direct I/O"].values["has"] is False
 

@@ -24,7 +24,7 @@ def test_a_machine_with_gpus_has_a_finding_for_each() -> None:
     assert found(gpus=[GPU, GPU]) == [(subject, "ok", None) for subject in subjects]
 
 
-def test_a_torch_that_nobody_tested_is_noted() -> None:
+def test_an_untested_torch_is_noted() -> None:
     assert found(version="2.99.0+cpu")[:2] == [("torch", "ok", None), ("torch", "note", "torch-untested")]
 
 
@@ -41,7 +41,7 @@ def test_a_gpu_that_torch_does_not_find_is_noted(cuda: str | None, driver: str |
     assert found(gpus=[], cuda=cuda, driver=driver)[1] == ("gpu", "note" if kind else "ok", kind)
 
 
-def test_gloo_that_does_not_connect_is_a_problem_and_exactness_is_still_told() -> None:
+def test_gloo_that_does_not_connect_is_a_problem_and_exactness_is_still_reported() -> None:
     assert found(gloo=("RuntimeError: Unable to resolve hostname",))[2:] == [
         ("gloo", "problem", "gloo-unreachable"),
         ("exact", "ok", None),
@@ -67,7 +67,7 @@ def test_each_verdict_is_a_finding_of_its_own() -> None:
     assert [each.details for each in exact[1:]] == [("late",), ("no: float16",)]
 
 
-def test_a_torch_that_crashes_on_being_asked_is_a_problem() -> None:
+def test_a_torch_that_crashes_is_a_problem() -> None:
     report = SelfTestReport({"device": "cpu"}, (EXACT,), {"torch": None, "torch_error": "it ended with SIGSEGV"})
     assert [(each.kind, each.text) for each in torch_findings(report, None)] == [
         ("torch-broken", "it ended with SIGSEGV")

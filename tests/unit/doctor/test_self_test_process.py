@@ -93,7 +93,7 @@ def test_combinations_are_listed_by_layout() -> None:
     assert listed(both[:3]) == "replicated (float32, float16); sharded (float32)"
 
 
-def test_why_there_is_no_report_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_report_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoReport, match="did not end within 0 s"):
         run_self_test("cpu", limit_s=0.01)
     fake = tmp_path / "python"

@@ -35,7 +35,7 @@ def test_types_are_kept_apart_and_what_is_lent_is_lent_to_one() -> None:
     assert buffers.held == 0
 
 
-def test_what_somebody_still_looks_at_is_known_and_left_to_them() -> None:
+def test_a_buffer_that_is_still_referenced_is_not_reused() -> None:
     buffers = SumBuffers()
     lent = buffers.take(8, torch.float32, CPU)
     assert not buffers.is_seen(lent)

@@ -56,7 +56,7 @@ def test_the_generators_come_back_after_an_error_too() -> None:
 
 
 def test_a_seed_is_a_literal_number_that_no_release_changes() -> None:
-    # A run that was begun with one release goes on with the next: these numbers are part of the format.
+    # A run that was begun with one release resumes with the next: these numbers are part of the format.
     assert lane_seed(0, 0, 0) == LITERALS[0]
     assert lane_seed(99, 1_000, 7) == LITERALS[1]
     assert all(0 <= lane_seed(0, step, number) < 1 << 63 for step in range(9) for number in range(9))

@@ -30,7 +30,7 @@ def run_step(reducer: exact.Reducer, loss: Callable[[], torch.Tensor], step: int
 
 
 @pytest.mark.parametrize("stock", [False, True])
-def test_a_gradient_that_somebody_holds_keeps_its_bits_when_the_next_step_comes(stock: bool) -> None:
+def test_a_referenced_gradient_keeps_its_bits_in_the_next_step(stock: bool) -> None:
     net = two_layers()
     reducer = exact.Reducer(net, lanes=2, seed=0, stock=stock)
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -43,7 +43,7 @@ def test_a_gradient_that_somebody_holds_keeps_its_bits_when_the_next_step_comes(
     assert len({float(then.sum()) for _, then in held}) == 3
 
 
-def test_memory_of_gradients_that_nobody_holds_is_used_again() -> None:
+def test_memory_of_freed_gradients_is_reused() -> None:
     net = two_layers()
     reducer = exact.Reducer(net, lanes=2, seed=0)
     places = set()

@@ -33,7 +33,7 @@ def _unpinned() -> Iterator[None]:
     os.environ.update(before)
 
 
-def test_pinning_sets_what_can_be_set_and_keeps_what_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinning_sets_the_defaults_and_keeps_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     exact.pin("cpu")
     assert torch.are_deterministic_algorithms_enabled()

@@ -102,7 +102,7 @@ def test_in_lower_precision_lanes_compute_in_it_and_the_parameters_stay_as_they_
     assert {p.dtype for p in net.parameters()} == {torch.float32}
 
 
-def test_what_is_scaled_is_differentiated_and_the_loss_is_reported_unscaled() -> None:
+def test_the_scaled_loss_is_differentiated_and_the_unscaled_loss_is_reported() -> None:
     net, plain = nn.Linear(4, 1), nn.Linear(4, 1)
     plain.load_state_dict(net.state_dict())
     reducer = exact.Reducer(net, lanes=1, seed=0)

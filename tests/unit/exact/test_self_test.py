@@ -240,7 +240,7 @@ def test_a_rank_that_is_not_the_first_of_its_node_does_not_test(
 
 
 @pytest.mark.usefixtures("switched_on")
-def test_switched_off_or_on_another_kind_of_device_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_or_on_another_kind_of_device_there_is_no_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     _keep("not-exact")
     exact.pin("cpu")
     monkeypatch.setenv("UNBROKEN_SELF_TEST", "off")
@@ -251,7 +251,7 @@ def test_switched_off_or_on_another_kind_of_device_nothing_is_asked(monkeypatch:
     assert "meta" not in self_tested._asked
 
 
-def test_a_test_that_cannot_run_is_a_warning_and_training_goes_on(
+def test_a_test_that_cannot_run_is_a_warning_and_training_continues(
     switched_on: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")

@@ -104,7 +104,7 @@ def test_a_dictionary_is_sorted_by_what_its_values_are(tmp_path: Path) -> None:
     assert tied["head.weight"] is tied["2.weight"]
 
 
-def test_what_was_asked_for_and_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_requested_name_that_is_missing_is_named(tmp_path: Path) -> None:
     torch.save(trained()["model"].state_dict(), tmp_path / "step-7.pt")
     source = resolve_foreign(tmp_path)
     for chosen, problem in (
@@ -129,7 +129,7 @@ def test_every_missing_or_damaged_file_is_in_one_error(tmp_path: Path) -> None:
     assert named == expected and refused.value.exit_code == 3
 
 
-def test_files_of_items_that_were_not_asked_for_need_not_be_there(tmp_path: Path) -> None:
+def test_files_of_unrequested_items_may_be_missing(tmp_path: Path) -> None:
     path = per_rank(tmp_path, trained(), ranks=4)
     (tmp_path / "optim_000100_rank1.pt").unlink()
     (tmp_path / "extra_000100.pt").write_bytes(b"\x00 cut")

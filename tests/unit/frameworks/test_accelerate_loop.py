@@ -337,7 +337,7 @@ def test_accelerates_own_naming_and_limit_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("C10")
-def test_what_is_not_saved_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsaved_state_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # Earlier tests in this process may have left optimizers that something still holds.
     remember(each for _, each in _live_objects())
     loop = Loop()

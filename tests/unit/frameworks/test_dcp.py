@@ -106,7 +106,7 @@ def test_save_steps_auto_saves_after_a_minute_and_one_is_kept_per_hour(
 
 
 @pytest.mark.promise("C7", "X6")
-def test_what_is_saved_is_loaded_bit_for_bit_and_stock_dcp_reads_it(tmp_path: Path) -> None:
+def test_a_checkpoint_loads_bit_for_bit_and_stock_dcp_reads_it(tmp_path: Path) -> None:
     save(tmp_path / "run", 1, 2)
     with opened(tmp_path / "run") as checkpoints:
         assert checkpoints.step == 2
@@ -244,7 +244,7 @@ def test_folders_of_stock_dcp_from_before_are_not_thrown_away_and_load_once_seal
 
 
 @pytest.mark.promise("X6")
-def test_what_is_no_checkpoint_stays_where_it_is(tmp_path: Path) -> None:
+def test_other_folders_and_files_stay(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "tensorboard").mkdir(parents=True)
     (run / "notes.txt").write_text("mine")

@@ -75,13 +75,13 @@ def test_a_checkpoint_has_its_name_only_once_it_is_complete(tmp_path: Path) -> N
     in_run(tmp_path, lambda run: assert_from(found(run), "checkpoint-5"))
 
 
-def assert_from(point: ResumePoint, name: str, *passed_over: str) -> None:
+def assert_from(point: ResumePoint, name: str, *skipped: str) -> None:
     assert point.path is not None and point.path.name == name
-    assert [each for each, _ in point.passed_over] == list(passed_over)
+    assert [each for each, _ in point.skipped] == list(skipped)
 
 
 @pytest.mark.promise("C9", "X6")
-def test_damaged_and_unsealed_newer_ones_are_set_aside_and_said(tmp_path: Path) -> None:
+def test_damaged_and_unsealed_newer_ones_are_set_aside_and_logged(tmp_path: Path) -> None:
     in_run(tmp_path, save_three)
     flipped = tmp_path / "checkpoint-3" / "weights.bin"
     data = bytearray(flipped.read_bytes())
@@ -213,7 +213,7 @@ def test_a_flag_file_is_answered_at_the_edge_and_an_error_is_recorded(tmp_path: 
 
 
 @pytest.mark.promise("C9")
-def test_hyperparameters_that_have_changed_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_changed_hyperparameters_are_named_and_the_run_resumes(tmp_path: Path) -> None:
     then = {"learning_rate": 0.1, "optim": "adamw", "max_grad_norm": 1.0}
     in_run(tmp_path, lambda run: run.name_changes(then, {"learning_rate": 0.1, "max_grad_norm": 0.5, "new": 3}))
     in_run(tmp_path, lambda run: run.name_changes(None, then))

@@ -111,7 +111,7 @@ def drawn(loader: DataLoader[Any], batches: int) -> list[list[float]]:
 
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("has_generator", [False, True])
-def test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served(has_generator: bool) -> None:
+def test_the_order_of_an_epoch_continues_after_the_batches_that_were_served(has_generator: bool) -> None:
     def loader() -> DataLoader[Any]:
         own = torch.Generator().manual_seed(int(torch.rand(()) * 1000)) if has_generator else None
         return DataLoader(list(range(20)), batch_size=3, shuffle=True, generator=own)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_the_order_of_an_epoch_goes_on_behind_the_batches_that_were_served(has_g
 
 
 @pytest.mark.promise("C11")
-def test_of_several_loaders_each_goes_on_in_its_own_pass() -> None:
+def test_of_several_loaders_each_resumes_in_its_own_pass() -> None:
     class Drawing(torch.utils.data.Dataset[list[float]]):
         def __getitem__(self, index: int) -> list[float]:
             return [float(index), float(torch.rand(()))]

@@ -27,7 +27,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("C8")
-def test_all_that_come_go_on_and_an_earlier_meeting_does_not_count(tmp_path: Path) -> None:
+def test_every_rank_that_arrives_continues_and_an_earlier_meeting_does_not_count(tmp_path: Path) -> None:
     first, second = worlds(2, tmp_path)
     for number in (1, 2):
         other = threading.Thread(target=meet, args=(second, "save"), kwargs={"number": number, "longest_s": 60.0})

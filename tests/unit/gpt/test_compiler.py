@@ -57,7 +57,7 @@ def test_a_torch_whose_attention_is_wrong_is_refused_with_the_version_that_is_ne
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(TorchTooOld) as refused:
         require_torch(Config())
-    assert (refused.value.needs, refused.value.found) == ("2.8", version)
+    assert (refused.value.required, refused.value.installed) == ("2.8", version)
 
 
 def test_a_sharded_trainer_names_the_torch_that_it_needs_on_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,5 +67,5 @@ def test_a_sharded_trainer_names_the_torch_that_it_needs_on_several_ranks(monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TorchTooOld) as refused:
         require_torch(sharded())
-    assert refused.value.needs == "2.9"
+    assert refused.value.required == "2.9"
     require_torch(Config())

@@ -140,7 +140,7 @@ def test_weights_in_16_bits_become_those_that_the_trainer_keeps(tmp_path: Path) 
     assert all(torch.equal(found[name], value.bfloat16().float()) for name, value in model.state_dict().items())
 
 
-def test_names_that_nobody_knows_are_an_error(tmp_path: Path) -> None:
+def test_unknown_names_are_an_error(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "step-3.pt")
     code, document = call(tmp_path / "step-3.pt", tmp_path / "run", "--config", config_file(tmp_path))
     assert (code, document["kind"]) == (2, "cannot-import") and "wte.weight" in document["details"][0]

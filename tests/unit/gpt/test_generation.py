@@ -81,7 +81,7 @@ def test_a_stream_gives_the_same_tokens_one_by_one() -> None:
         ([1], {"known_tokens": 0}, ["known_tokens must be 1"]),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_is_generated(
+def test_a_wrong_option_is_named_before_anything_is_generated(
     prompt: list[int], options: dict[str, Any], problems: list[str]
 ) -> None:
     with pytest.raises(GenerationInvalid) as caught:

@@ -112,7 +112,7 @@ def test_the_tokenizer_the_end_token_and_the_dtype_come_along(tmp_path: Path) ->
     assert names == ["config.json", "generation_config.json", "model.safetensors", *tokenizer_names]
 
 
-def test_an_export_is_replaced_when_that_is_asked_and_no_other_folder_ever_is(tmp_path: Path) -> None:
+def test_only_an_export_is_replaced_and_only_on_request(tmp_path: Path) -> None:
     first, second = model_of(config_of()), model_of(config_of(n_layer=1))
     folder = tmp_path / "llama"
     for model in (first, second):

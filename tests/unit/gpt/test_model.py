@@ -145,7 +145,7 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
         model_of(config_of())(tokens_of(length=33))
 
 
-def test_a_vocabulary_that_nobody_names_is_refused() -> None:
+def test_an_unnamed_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="vocab_size"):
         GPT(config_of(vocab_size=None))
     assert GPT(config_of(vocab_size=None), 10).vocab_size == 10

@@ -45,7 +45,7 @@ def test_a_prompt_is_continued_as_the_model_continues_its_bytes(tmp_path: Path) 
     assert (said.prompt_tokens, said.new_tokens, said.is_ended) == (4, 12, False)
 
 
-def test_a_step_that_is_named_is_the_one_that_is_asked(run: Path) -> None:
+def test_a_named_step_is_the_one_that_is_loaded(run: Path) -> None:
     first, last = (find_model(f"{run}{step}").load(torch.device("cpu")) for step in ("@1", ""))
     assert (first.step, last.step) == (1, 2)
     assert torch.equal(first.model.norm.weight + 0.25, last.model.norm.weight)
@@ -119,7 +119,7 @@ def test_a_run_without_a_checkpoint_a_step_or_a_config_is_refused_by_what_it_lac
         find_model(str(tmp_path / "run"))
 
 
-def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named_and_never_if_it_was_requested(
+def test_a_newest_checkpoint_that_is_not_whole_is_skipped_and_named_and_never_if_it_was_requested(
     tmp_path: Path,
 ) -> None:
     save_run(tmp_path / "run", steps=2)
@@ -127,7 +127,7 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named_and_neve
     next((newest.path / "state").glob("*.distcp")).unlink()
     found = find_model(str(tmp_path / "run"))
     assert found.name != newest.name
-    assert [over.name for over in found.passed_over] == [newest.name]
+    assert [over.name for over in found.skipped] == [newest.name]
     with pytest.raises(DamagedCheckpoint):
         find_model(str(newest.path))
 
@@ -146,7 +146,7 @@ def test_where_none_is_named_the_next_older_one_is_taken_in_place_of_one_that_is
     newest = find_model(str(tmp_path / "run"))
     damage(newest.path)
     opened = TextModel.open(str(tmp_path / "run"))
-    [over] = opened.source.found.passed_over
+    [over] = opened.source.found.skipped
     assert over.name == newest.name and "state/__0_0.distcp" in over.reason
     assert (opened.loaded.name, opened.loaded.step) == ("checkpoint-1", 1)
     said = opened.continue_text("def ", Generation(greedy=True))
@@ -155,10 +155,10 @@ def test_where_none_is_named_the_next_older_one_is_taken_in_place_of_one_that_is
     damage(opened.loaded.found.path)
     with pytest.raises(NoUsableCheckpoint) as caught:
         TextModel.open(str(tmp_path / "run"))
-    assert [name for name, _ in caught.value.passed_over] == [newest.name, "checkpoint-1"]
+    assert [name for name, _ in caught.value.skipped] == [newest.name, "checkpoint-1"]
 
 
-def test_a_checkpoint_with_a_flipped_index_is_passed_over_unless_it_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_flipped_index_is_skipped_unless_it_is_named(tmp_path: Path) -> None:
     save_run(tmp_path / "run")
     newest = find_model(str(tmp_path / "run"))
     index = newest.path / "state" / "index.json"
@@ -168,7 +168,7 @@ def test_a_checkpoint_with_a_flipped_index_is_passed_over_unless_it_is_named(tmp
     index.write_bytes(bytes(data))
     opened = TextModel.open(str(tmp_path / "run"))
     assert opened.loaded.name == "checkpoint-1"
-    [over] = opened.source.found.passed_over
+    [over] = opened.source.found.skipped
     assert over.name == newest.name and over.reason.startswith("state/index.json: ")
     with pytest.raises(DamagedCheckpoint):
         TextModel.open(str(newest.path))
@@ -221,7 +221,7 @@ def test_a_tokenizer_that_is_nowhere_or_a_record_that_is_none_is_reported(tmp_pa
 def test_a_device_that_is_not_here_is_refused_with_those_that_are(asked: str) -> None:
     with pytest.raises(DeviceMissing) as caught:
         chosen_device(asked)
-    assert "cpu" in caught.value.there
+    assert "cpu" in caught.value.available
 
 
 def test_a_device_without_room_is_an_error_with_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_a_config_made_in_python_is_checked_as_strictly_as_a_file_and_takes_no_o
 
 
 def job(config: Config, poisoned: int | None = None, **more: Any) -> Any:  # noqa: ANN401 - a Trained
-    """One job; in the poisoned step the gradient of one weight is no number."""
+    """One job; in the poisoned step the gradient of one weight is NaN."""
     torch.set_num_threads(1)
     trainer = importlib.import_module("unbroken.gpt.train")
     clip = trainer.Training._clip

@@ -94,7 +94,7 @@ def test_a_plain_process_gets_no_rank_and_a_counted_one_gets_torchruns_variables
     assert (counted["MASTER_ADDR"], counted["MASTER_PORT"]) == ("127.0.0.1", "4242")
 
 
-def test_each_of_several_processes_gets_one_thread_unless_somebody_said_otherwise() -> None:
+def test_each_of_several_processes_gets_one_thread_unless_set_otherwise() -> None:
     assert environment(Shape(2))["OMP_NUM_THREADS"] == "1"
     assert environment(Shape(2), OMP_NUM_THREADS="8")["OMP_NUM_THREADS"] == "8"
     assert "OMP_NUM_THREADS" not in environment(Shape(1))

@@ -75,7 +75,7 @@ def test_a_run_that_falls_back_makes_no_progress() -> None:
     assert isinstance(after(crash(9), crash(8), crash(8), crash(8)), NoRestart)
 
 
-def test_of_an_unknown_run_nobody_says_that_it_is_stuck() -> None:
+def test_an_unknown_run_is_not_reported_as_stuck() -> None:
     unknown = Attempt(1, None, was_asked=False, resumable_step=None, is_run_known=False)
     assert isinstance(after(*[unknown] * 9), Restart)
 
@@ -106,7 +106,7 @@ def test_jobs_that_died_in_different_steps_blame_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "goes_on"),
+    ("attempt", "restarts"),
     [
         (stopped("walltime"), True),
         (stopped("asked"), True),
@@ -125,10 +125,8 @@ def test_jobs_that_died_in_different_steps_blame_none() -> None:
         (crash(5, 0, JobOutcome("r", "completed", 0, "done", "")), False),
     ],
 )
-def test_until_done_the_class_decides_and_a_stop_that_somebody_requested_is_one(
-    attempt: Attempt, goes_on: bool
-) -> None:
-    assert isinstance(until_done(attempt), Restart) == goes_on
+def test_until_done_the_class_decides_and_a_requested_stop_ends_it(attempt: Attempt, restarts: bool) -> None:
+    assert isinstance(until_done(attempt), Restart) == restarts
 
 
 def test_inside_an_allocation_a_job_whose_time_is_over_is_left_to_the_scheduler() -> None:

@@ -46,7 +46,7 @@ def test_a_run_whose_name_is_no_unicode_comes_through(tmp_path: Path) -> None:
     assert read_job_outcome(tmp_path / "o") == outcome
 
 
-def test_nothing_told_is_none(tmp_path: Path) -> None:
+def test_without_an_outcome_file_there_is_no_outcome(tmp_path: Path) -> None:
     assert read_job_outcome(tmp_path / "outcome.json") is None
 
 
@@ -67,7 +67,7 @@ def test_nothing_told_is_none(tmp_path: Path) -> None:
         outcome_text(reason=3),
     ],
 )
-def test_what_is_no_outcome_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_malformed_outcome_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "outcome.json"
     path.write_text(content)
     with pytest.raises(RecordDamaged):

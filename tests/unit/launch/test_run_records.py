@@ -56,7 +56,7 @@ def test_of_an_unknown_or_unreadable_run_nothing_is_known(tmp_path: Path) -> Non
     assert resumable_step(tmp_path) is None
 
 
-def test_why_the_last_job_stopped_is_asked_of_that_job_alone(tmp_path: Path) -> None:
+def test_the_reason_of_the_last_stop_is_read_from_that_job_alone(tmp_path: Path) -> None:
     assert stop_kind(None) is None
     assert stop_kind(tmp_path) is None
     first = job(tmp_path, "stopped")

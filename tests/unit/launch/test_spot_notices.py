@@ -137,6 +137,6 @@ OTHERS = ["10.0.0.1:80", "169.254.1.1:80", "8.8.8.8:80", "localhost:80", "exampl
 
 
 @pytest.mark.parametrize("text", [*OTHERS, "[2001:db8::1]:80", "127.0.0.1:80/path", "0.0.0.0:80"])
-def test_no_other_address_is_ever_asked(text: str) -> None:
+def test_no_other_address_is_ever_contacted(text: str) -> None:
     with pytest.raises(BadSpot):
         find_address({"UNBROKEN_SPOT_ADDRESS": text})

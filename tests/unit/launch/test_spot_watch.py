@@ -137,7 +137,7 @@ def test_a_service_that_is_gone_is_reported_once_and_nothing_is_raised(
     assert len(caplog.records) == 1 and "cannot read spot notices" in caplog.records[0].message
 
 
-def test_a_service_that_hangs_makes_nobody_wait() -> None:
+def test_a_service_that_hangs_delays_no_training() -> None:
     with serving("aws") as cloud:
         cloud.is_hanging = True
         with pytest.raises(Unreachable, match="timed out"):

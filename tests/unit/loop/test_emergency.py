@@ -154,7 +154,7 @@ def test_the_dump_of_a_job_that_a_later_one_has_left_behind_is_not_used(tmp_path
     job(tmp_path, 2)
     assert job(tmp_path, 9, dump_at=7, lost_at=9) == 2
     hidden = (tmp_path / "scratch").rename(tmp_path / "hidden")
-    # Another job cannot see it, goes on from 2 and commits: that is the run's history from then on.
+    # Another job cannot see it, resumes from 2 and commits: that is the run's history from then on.
     assert job(tmp_path, 4, emergency_dir=None) == 2
     hidden.rename(tmp_path / "scratch")
     assert job(tmp_path, 9) == 4

@@ -102,7 +102,7 @@ def test_an_exception_is_no_break(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints" / "final").exists()
 
 
-def test_a_body_left_between_two_optimizer_steps_is_refused_aloud(tmp_path: Path) -> None:
+def test_a_body_left_between_two_optimizer_steps_is_refused(tmp_path: Path) -> None:
     def train() -> None:
         one, two = nn.Linear(2, 2), nn.Linear(2, 2)
         first, second = adam(one), adam(two)

@@ -36,7 +36,7 @@ def test_a_loss_that_is_changed_in_place_after_logging_keeps_its_value() -> None
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), torch.zeros(1, dtype=torch.complex64), "much", None, [1.0]])
-def test_what_is_not_a_number_is_refused_where_it_is_logged(value: object) -> None:
+def test_a_value_that_is_not_a_number_is_refused_where_it_is_logged(value: object) -> None:
     with pytest.raises(TypeError, match="metric 'loss'"):
         LoggedMetrics().log({"loss": value})
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a job goes on from: the newest, none, a named one, or one of another run."""
+"""Which checkpoint a job resumes from: the newest, none, a named one, or one of another run."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def names(directory: Path) -> set[str]:
 
 
 def skipped(directory: Path) -> list[str | None]:
-    """The checkpoints that a job of the run passed over."""
+    """The checkpoints that a job of the run skipped."""
     return [event.text("name") for event in read_history(Layout(directory)).of_kind("checkpoint-skipped")]
 
 
@@ -38,7 +38,7 @@ def began(directory: Path, **changes: object) -> int:
 
 
 @pytest.mark.promise("G4")
-def test_a_start_over_where_checkpoints_are_gone_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_over_with_lost_checkpoints_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job(tmp_path / "run", 3, **tiny())
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     caplog.clear()
@@ -88,7 +88,7 @@ def test_a_rewind_sets_the_abandoned_branch_aside_and_auto_never_meets_it(tmp_pa
     objects = tiny(3)
     with Run(run, settings=quietly(resume=str(run / "checkpoints" / "checkpoint-4")), **objects) as held:
         assert held.step == 4
-    # It crashed before it saved anything: the next job goes on from step 4, not from the branch that was left.
+    # It crashed before it saved anything: the next job resumes from step 4, not from the branch that was left.
     assert began(run) == 4
     assert names(run) & {"checkpoint-6", "final"} == set()
     assert {"checkpoint-6", "final"} <= {path.name for path in (run / "checkpoints" / "abandoned").iterdir()}
@@ -200,7 +200,7 @@ def test_a_bare_step_that_was_never_saved_is_reported_with_those_that_were(tmp_p
         began(tmp_path / "empty", resume="99")
 
 
-def test_a_newer_checkpoint_that_lost_its_manifest_is_passed_over_aloud(tmp_path: Path) -> None:
+def test_a_newer_checkpoint_that_lost_its_manifest_is_skipped_and_journaled(tmp_path: Path) -> None:
     job(tmp_path / "run", 5, **tiny())
     store = tmp_path / "run" / "checkpoints"
     (store / "checkpoint-4" / "manifest.json").unlink()

@@ -250,9 +250,7 @@ def test_a_hint_that_storage_refuses_does_not_make_a_committed_save_a_failed_one
     assert "`latest`" in caplog.text
 
 
-def test_a_part_of_the_plan_that_nobody_reports_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreported_part_of_the_plan_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = Describer.write
 
     def without_metadata(self: Describer, plan: Any, reports: Any, draft: Any) -> Any:  # noqa: ANN401

@@ -173,7 +173,7 @@ def test_a_run_of_jobs_of_one_step_each_is_exact(tmp_path: Path, name: str) -> N
     assert train(tmp_path / "run", one_step, fills=fills) == whole
 
 
-def test_a_loop_that_keeps_gradients_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_keeps_gradients_is_warned_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path / "run", never_zeroes, end=("stop", 5))
     [said] = notices(caplog)
     assert "optimizer.zero_grad()" in said
@@ -329,7 +329,7 @@ DROPPING: dict[str, tuple[Callable[[dict[str, Any], int], None], Any]] = {
 
 
 @pytest.mark.parametrize("name", DROPPING)
-def test_a_loop_that_drops_its_gradients_is_not_told_and_saves_none(
+def test_a_loop_that_drops_its_gradients_gets_no_warning_and_saves_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     one_step, make = DROPPING[name]
@@ -397,8 +397,12 @@ def drops_in_every_other_step(step: int) -> bool:
     return step % 2 == 0
 
 
-def drops_until_late(step: int) -> bool:
+def drops_but_in_odd_steps_from_5(step: int) -> bool:
     return step < 5 or step % 2 == 0
+
+
+def drops_but_in_even_steps_from_4(step: int) -> bool:
+    return step < 4 or step % 2 == 1
 
 
 def share(
@@ -442,8 +446,13 @@ def test_of_shared_parameters_what_is_dropped_is_not_saved(tmp_path: Path, caplo
     assert not any(has for step, has in stored(tmp_path / "run").items() if step > 3)
 
 
-def test_an_optimizer_that_begins_to_use_the_gradients_of_another_after_a_resume_is_refused(tmp_path: Path) -> None:
-    share(tmp_path / "run", drops_until_late, end=("stop", 4))
+@pytest.mark.parametrize(
+    ("last", "is_computed"), [(4, drops_but_in_odd_steps_from_5), (3, drops_but_in_even_steps_from_4)]
+)
+def test_an_optimizer_that_begins_to_use_the_gradients_of_another_after_a_resume_is_refused(
+    tmp_path: Path, last: int, is_computed: Callable[[int], bool]
+) -> None:
+    share(tmp_path / "run", is_computed, end=("stop", last))
     with pytest.raises(NotExact) as refused:
-        share(tmp_path / "run", drops_until_late)
+        share(tmp_path / "run", is_computed)
     assert [name for name, _ in refused.value.differences] == ["gradients"]

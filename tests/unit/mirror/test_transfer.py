@@ -10,7 +10,7 @@ from unbroken.store.digest import BLOCK_BYTES
 
 
 @pytest.mark.promise("M8")
-def test_a_buffer_is_given_out_again_only_when_nobody_holds_it() -> None:
+def test_a_buffer_is_reused_only_when_it_is_free() -> None:
     buffers = PieceBuffers(2, 8)
     first, second = buffers.take(8), buffers.take(5)
     first[:], second[:] = b"a" * 8, b"b" * 5
@@ -38,7 +38,7 @@ def test_who_waits_for_a_buffer_hears_that_the_transfer_is_to_end() -> None:
 
 
 @pytest.mark.parametrize("mebibytes", [48, 64, 128, 256, 1024, 4096])
-def test_an_upload_can_always_go_on_with_the_memory_it_has(mebibytes: int) -> None:
+def test_an_upload_always_makes_progress_with_the_memory_it_has(mebibytes: int) -> None:
     limits = Limits(memory_bytes=mebibytes << 20)
     held = limits.objects() * (READ_AHEAD - 1)
     # Even if every object holds all that it reads ahead, pieces are left that only wait to be sent.

@@ -130,7 +130,7 @@ def test_another_run_is_refused_and_the_same_one_is_recognised(store: Store, mir
 
 
 @pytest.mark.promise("C4")
-def test_a_mirror_that_cannot_be_asked_is_an_error_only_where_nothing_is_here(
+def test_an_unreachable_mirror_is_an_error_only_without_local_checkpoints(
     store: Store, mirror_url: str, tmp_path: Path
 ) -> None:
     mirror = opened(store, mirror_url)
@@ -173,7 +173,7 @@ def test_bandwidth_and_memory_are_bounded(store: Store, mirror_url: str) -> None
     assert time.monotonic() - began >= 3_000_000 / 2_000_000
 
 
-def test_a_transfer_that_is_asked_to_end_ends_and_stays_pending(store: Store, mirror_url: str) -> None:
+def test_a_cancelled_transfer_ends_and_stays_pending(store: Store, mirror_url: str) -> None:
     mirror = opened(store, mirror_url)
     with pytest.raises(Stopped):
         uploaded(store, "checkpoint-10", mirror, Limits(is_stopped=lambda: True))

@@ -46,7 +46,7 @@ def test_a_line_that_is_seeded_is_not_blamed(line: str) -> None:
     assert causes_of(SEEDED + line) == causes_of(SEEDED)
 
 
-def test_what_is_missing_altogether_comes_first() -> None:
+def test_a_missing_seed_is_reported_first() -> None:
     first, *_ = likely_causes("model = nn.Linear(1, 1)", {}, first_step=1)
     assert "torch.manual_seed" in first
     assert "exact.pin" in causes_of("torch.manual_seed(1)")

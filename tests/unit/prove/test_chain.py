@@ -59,7 +59,7 @@ def test_a_write_is_refused_in_an_earlier_save_than_the_one_that_is_killed() -> 
     assert (in_words(refused), in_words(killed)) == ("EIO at rename", "killed in a save, at manifest")
 
 
-def test_what_only_gives_others_time_is_no_fault_to_be_told() -> None:
+def test_a_delay_is_not_reported_as_a_fault() -> None:
     held, slow = Fault("edge", "delay", seconds=1.0), Fault("parts", "delay", seconds=1.0)
     assert (in_words(held), in_words(slow), in_words(Fault("edge", "kill"))) == (
         None,

@@ -122,7 +122,7 @@ def train(run: Path, *, steps: int = 4, first: int | None = None, nudge: float =
     return run
 
 
-def test_two_runs_that_are_one_are_proven_equal_and_each_job_has_its_row(tmp_path: Path) -> None:
+def test_two_equal_runs_pass_and_each_job_has_its_row(tmp_path: Path) -> None:
     alone, chained = train(tmp_path / "alone"), train(tmp_path / "chained", first=3)
     proof = demo_report.prove_demo(alone, chained)
     assert proof.exit_code == 0

@@ -14,7 +14,7 @@ ACCOUNT = [
 ]
 
 
-def test_what_a_rank_said_is_not_hidden_behind_the_account_of_torchrun() -> None:
+def test_the_error_of_a_rank_is_shown_above_the_report_of_torchrun() -> None:
     said, after = [b"ValueError: my own bug"], [b"unbroken run: its own exit code stands"]
     assert own_words([*said, *ACCOUNT, *after, *said, *ACCOUNT]) == [*said, *after, *said]
 

@@ -36,7 +36,7 @@ def chain(comparison: Comparison | None, problem: str | None = None) -> ChainRep
     return ChainReport(3, Path("/proof/chain-0003"), list(JOBS), comparison, 9.0, 3, problem, ("the end",))
 
 
-def test_a_chain_with_other_bits_is_not_proven_and_says_how_to_make_it_again() -> None:
+def test_a_chain_with_other_bits_fails_and_prints_how_to_reproduce_it() -> None:
     found = proof(chain(EQUAL), chain(DIFFERS))
     assert not found.is_proven
     rerun = (
@@ -57,7 +57,7 @@ def test_other_bits_come_with_their_likely_cause_and_equal_ones_with_none() -> N
     assert said[1] > said[0]
 
 
-def test_a_chain_that_could_not_continue_is_not_proven_whatever_its_bits() -> None:
+def test_a_chain_that_could_not_continue_fails_whatever_its_bits() -> None:
     for comparison in (EQUAL, None):
         found = proof(chain(comparison, "job 2 ended as error: no usable checkpoint"))
         assert not found.is_proven

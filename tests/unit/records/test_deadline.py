@@ -16,7 +16,7 @@ def _find(max_runtime_s: float | None = None, /, **environ: str) -> Deadline | N
 
 
 @pytest.mark.promise("G7")
-def test_the_run_then_the_scheduler_then_our_variable_is_asked() -> None:
+def test_the_end_time_comes_from_the_run_then_the_scheduler_then_our_variable() -> None:
     both = {"SLURM_JOB_END_TIME": "5000", "UNBROKEN_MAX_RUNTIME": "60"}
     assert _find(100.0, **both) == Deadline(1100.0, "max_runtime_seconds", 100.0)
     assert _find(None, **both) == Deadline(5000.0, "SLURM_JOB_END_TIME", 4000.0)

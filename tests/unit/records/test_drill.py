@@ -72,7 +72,7 @@ def test_a_drill_that_says_anything_else_is_refused_by_name(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": "unbroken.drill/1"}', "[" * 100_000])
-def test_what_is_no_drill_at_all_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_malformed_drill_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "drill.json").write_text(text)
     with pytest.raises(DrillUnreadable):
         read_drill(recorded(tmp_path / "drill.json"))
@@ -83,7 +83,7 @@ def test_every_phase_and_action_has_words() -> None:
     assert all(ACTIONS.values())
 
 
-def test_a_drill_says_what_it_does() -> None:
+def test_a_drill_describes_its_faults() -> None:
     said = str(WHOLE)
     for word in ("/elsewhere/run", "every 5 steps", "stops at step 17", "kill at manifest, time 2", "on every rank"):
         assert word in said

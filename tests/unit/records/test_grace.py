@@ -15,21 +15,21 @@ from unbroken.records.deadline import (
 )
 from unbroken.records.journal import Event
 
-SAVE, DUMP, LET_GO = GraceAnswer.SAVE, GraceAnswer.DUMP, GraceAnswer.LET_GO
+SAVE, DUMP, NOTHING = GraceAnswer.SAVE, GraceAnswer.DUMP, GraceAnswer.NOTHING
 WINDOWS = (0.0, 5.0, 15.0, 25.0, 30.0, 120.0)
 
 # For each cost of a save, of a dump and of a step: what each of the windows is used for, with an area and without.
 TABLE = {
-    Costs(save_s=2.0, dump_s=1.0, step_s=0.5): ("let save save save save save", "let save save save save save"),
-    Costs(save_s=12.0, dump_s=3.0, step_s=1.0): ("let dump dump save save save", "let let save save save save"),
-    Costs(save_s=60.0, dump_s=10.0, step_s=2.0): ("let let dump dump dump save", "let let let let let save"),
-    Costs(save_s=600.0, dump_s=20.0, step_s=2.0): ("let let let dump dump dump", "let let let let let let"),
-    Costs(save_s=600.0, dump_s=200.0, step_s=2.0): ("let let let let let let", "let let let let let let"),
-    Costs(save_s=12.0, dump_s=3.0, step_s=20.0): ("let let let dump dump save", "let let let let let save"),
-    Costs(save_s=None, dump_s=None, step_s=1.0): ("let dump dump dump dump dump", "let save save save save save"),
-    Costs(save_s=60.0, dump_s=None, step_s=1.0): ("let dump dump dump dump save", "let let let let let save"),
+    Costs(save_s=2.0, dump_s=1.0, step_s=0.5): ("none save save save save save", "none save save save save save"),
+    Costs(save_s=12.0, dump_s=3.0, step_s=1.0): ("none dump dump save save save", "none none save save save save"),
+    Costs(save_s=60.0, dump_s=10.0, step_s=2.0): ("none none dump dump dump save", "none none none none none save"),
+    Costs(save_s=600.0, dump_s=20.0, step_s=2.0): ("none none none dump dump dump", "none none none none none none"),
+    Costs(save_s=600.0, dump_s=200.0, step_s=2.0): ("none none none none none none", "none none none none none none"),
+    Costs(save_s=12.0, dump_s=3.0, step_s=20.0): ("none none none dump dump save", "none none none none none save"),
+    Costs(save_s=None, dump_s=None, step_s=1.0): ("none dump dump dump dump dump", "none save save save save save"),
+    Costs(save_s=60.0, dump_s=None, step_s=1.0): ("none dump dump dump dump save", "none none none none none save"),
 }
-WORDS = {"let": LET_GO, "dump": DUMP, "save": SAVE}
+WORDS = {"none": NOTHING, "dump": DUMP, "save": SAVE}
 
 
 @pytest.mark.promise("M11")
@@ -51,7 +51,7 @@ def test_with_hours_to_go_an_unmeasured_save_is_made_all_the_same(has_area: bool
 
 
 def test_a_larger_window_is_never_used_for_less() -> None:
-    order = [LET_GO, DUMP, SAVE]
+    order = [NOTHING, DUMP, SAVE]
     for costs, has_area in itertools.product(TABLE, (True, False)):
         found = [order.index(answer(float(g), costs, edges=1, has_area=has_area)) for g in range(130)]
         assert found == sorted(found)

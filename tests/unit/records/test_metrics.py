@@ -42,7 +42,7 @@ def _loss(step: int) -> float:
 
 
 def _job(layout: Layout, job: int, start: int, end: int, *, poison: int | None = None, comparable: bool = True) -> None:
-    """A job that goes on from ``start`` and is killed after ``end``; ``poison`` is a step with one wrong bit."""
+    """A job that resumes from ``start`` and is killed after ``end``; ``poison`` is a step with one wrong bit."""
     writer = MetricsWriter(layout, job, start=start, is_comparable=comparable)
     for step in range(start + 1, end + 1):
         loss = _loss(step) if step != poison else math.nextafter(_loss(step), 0.0)

@@ -34,7 +34,7 @@ TABLE = [
     (errors.BadUsage(command="unbroken run", complaint="x"), "error", 2, "look"),
     (errors.ConfigUnreadable(path=Path("a"), complaint="x", line=1), "error", 2, "look"),
     (errors.DamagedCheckpoint(path=Path("a"), findings=("x",)), "error", 3, "look"),
-    (errors.NoUsableCheckpoint(store=Path("a"), passed_over=()), "error", 5, "look"),
+    (errors.NoUsableCheckpoint(store=Path("a"), skipped=()), "error", 5, "look"),
     (errors.NotExact(differences=(("torch", "2.11, was 2.13"),)), "halted", 6, "look"),
     (errors.LeaseLost(path=Path("a"), mine=4, current=5), "error", 7, "held"),
     (STORAGE, "error", 74, "again"),
@@ -57,7 +57,7 @@ def test_the_table_of_outcomes(ending: StopReason | BaseException, status: str, 
 
 
 @pytest.mark.promise("G10")
-def test_data_that_is_exhausted_halts_the_run_and_nobody_starts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_data_halts_the_run_and_no_job_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors.Bug, "exit_code", errors.DataError.exit_code)
     found = conclude(errors.Bug(cause="a bucket is exhausted"))
     assert (found.status, found.exit_code, found.verdict) == ("halted", 4, "look")
@@ -100,7 +100,7 @@ def _ended(job: int, status: str = "completed", code: int = 0, verdict: str = "d
         # A live job holds the run, whatever was said before.
         (HELD, [], None, True, ("running", 7, "held", 4)),
         (HELD, [_ended(3)], RunState("completed"), True, ("running", 7, "held", 4)),
-        # It said how it ended and has not let go yet.
+        # It said how it ended and has not released its lease yet.
         (HELD, [_ended(4)], None, True, ("completed", 0, "done", 4)),
         # It is gone without a word: what an earlier job said is not its outcome.
         (HELD, [_ended(3)], None, False, ("crashed", 137, "again", 4)),

@@ -62,14 +62,14 @@ def test_a_summary_says_who_holds_the_run_and_what_it_could_resume_from(tmp_path
     lease = acquire(tmp_path / "run", Holder("h", 1, "s"), token="a", now_s=0.0)
     found = summarize(store, now_s=1.0)
     assert (found.run, found.status, found.newest_usable_name) == (str(tmp_path / "run"), "running", "checkpoint-1")
-    assert found.passed_over == (("checkpoint-2", "trainer_state.json: is missing"),)
+    assert found.skipped == (("checkpoint-2", "trainer_state.json: is missing"),)
     assert found.lease == lease
     assert summarize(store, now_s=1000.0).status == "crashed"
     release(tmp_path / "run", lease, now_s=2.0)
     assert summarize(store, now_s=3.0).status == "idle"
 
 
-def test_a_newer_checkpoint_without_its_manifest_is_passed_over(tmp_path: Path) -> None:
+def test_a_newer_checkpoint_without_its_manifest_is_skipped(tmp_path: Path) -> None:
     store = store_with(tmp_path / "run" / "checkpoints", 1, 2, 3, 4)
     for step in (1, 3, 4):
         folder = store.root / f"checkpoint-{step}"
@@ -78,7 +78,7 @@ def test_a_newer_checkpoint_without_its_manifest_is_passed_over(tmp_path: Path) 
         (folder / ("trainer_state.json" if step == 3 else "manifest.json")).unlink()
     found = summarize(store, now_s=0.0)
     assert found.newest_usable_name == "checkpoint-2"
-    assert found.passed_over == (
+    assert found.skipped == (
         ("checkpoint-4", "manifest.json: is missing"),
         ("checkpoint-3", "trainer_state.json: is missing"),
     )

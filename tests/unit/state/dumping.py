@@ -85,7 +85,7 @@ def dump_and_tell(files: Files, step: int) -> Pointer:
 
 
 def choice(files: Files, *, host: str = HOST, area: Area = AREA, newest: int = -1) -> DumpChoice:
-    """What one rank of a later job would go on from."""
+    """What one rank of a later job would resume from."""
     pointers = read_pointers(RUN, files)
     return choose_dumps([look(area, host, pointers, files)], pointers, is_newer=lambda dump_set: dump_set.step > newest)
 

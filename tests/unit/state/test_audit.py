@@ -24,7 +24,7 @@ def test_a_tuple_that_another_thread_is_building_can_be_finished_during_the_sear
 
     def elements() -> Iterator[int]:
         yield 1
-        # As another thread would in the middle of it: begins to search, and goes on later.
+        # As another thread would in the middle of it: begins to search, and continues later.
         search = _forgotten(set())
         held.append((search, next(search)))
         yield from range(30)

@@ -1,4 +1,4 @@
-"""Where the data stands: replayed or asked, it goes on with the very batch that comes next."""
+"""Where the data stands: replayed or asked, it continues with the very batch that comes next."""
 
 import random
 import re
@@ -158,7 +158,7 @@ class Stateful:
         self.at = state["at"]
 
 
-def test_a_loader_that_says_where_it_stands_is_asked_and_not_replayed() -> None:
+def test_a_loader_with_a_state_is_saved_and_not_replayed() -> None:
     cursor = Cursor(Stateful())
     assert [next(cursor) for _ in range(7)] == [1, 2, 3, 4, 5, 1, 2]
     state = cursor.state_dict()
@@ -231,7 +231,7 @@ def test_what_a_dataset_has_opened_is_not_taken_for_something_that_an_epoch_chan
     assert found[0] == (None, False, 4, 4) and len(found) == 4
 
 
-def test_every_part_of_a_loader_that_takes_the_epoch_is_told_it() -> None:
+def test_set_epoch_reaches_every_part_of_a_loader() -> None:
     told: list[tuple[str, int]] = []
 
     class Part:

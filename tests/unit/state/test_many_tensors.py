@@ -80,7 +80,7 @@ def test_plain_tensors_are_planned_and_read_without_torchs_planner(
     assert (len(saving), sum(planned)) == (0, 0)
 
 
-def test_what_a_plain_tensor_is_said_to_hold_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_of_a_plain_tensor_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = tensors_of_every_kind()
     quick = held_by(tensors)
     monkeypatch.setattr(pieces, "_PLAIN", frozenset())

@@ -288,7 +288,7 @@ def test_a_node_of_the_scripts_own_resumes_with_the_order_of_its_epoch(served: i
 
 @pytest.mark.promise("U10")
 @pytest.mark.parametrize(("make", "expected"), SAID)
-def test_what_is_not_exact_is_said(make: Any, expected: str) -> None:  # noqa: ANN401
+def test_inexact_settings_are_reported(make: Any, expected: str) -> None:  # noqa: ANN401
     assert any(line.startswith(expected) for line in Cursor(make()).notices)
 
 
@@ -302,7 +302,7 @@ def test_what_is_not_exact_is_said(make: Any, expected: str) -> None:  # noqa: A
         lambda: DataLoader(pipelines.rows(), 3),
     ],
 )
-def test_nothing_is_said_of_what_is_exact(make: Any) -> None:  # noqa: ANN401
+def test_exact_settings_get_no_warning(make: Any) -> None:  # noqa: ANN401
     assert Cursor(make()).notices == []
 
 

@@ -128,7 +128,7 @@ def test_another_architecture_is_refused_key_by_key_and_nothing_is_touched(tmp_p
     assert bits(other) == before
     assert not objects["optimizer"].state
     assert refused.value.exit_code == 6
-    # Nothing was quarantined, and the right model goes on.
+    # Nothing was quarantined, and the right model resumes.
     assert job(tmp_path / "run", 4, **tiny(seed=3)).step == 4
 
 

@@ -145,7 +145,7 @@ class Drawing:
         pass
 
 
-def test_an_object_that_draws_when_it_is_asked_shifts_no_draw_of_a_resume(tmp_path: Path) -> None:
+def test_an_object_that_draws_in_state_dict_shifts_no_draw_of_a_resume(tmp_path: Path) -> None:
     def draws(directory: Path, *targets: int) -> list[float]:
         found: list[float] = []
         for target in targets:

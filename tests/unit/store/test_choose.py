@@ -1,4 +1,4 @@
-"""The newest usable checkpoint, and what happens to those passed over."""
+"""The newest usable checkpoint, and what happens to those skipped."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_the_first_sound_one_is_taken_and_nothing_older_is_looked_at() -> None:
     found = choose(iter("abc"), judge)
     assert found.chosen is not None and found.chosen.name == "b"
     assert looked == ["a", "b"]
-    assert [(over.name, over.reason) for over in found.passed_over] == [("a", "p: is missing (and 1 more)")]
+    assert [(over.name, over.reason) for over in found.skipped] == [("a", "p: is missing (and 1 more)")]
 
 
 def test_of_nothing_nothing_is_chosen(tmp_path: Path) -> None:
@@ -81,13 +81,13 @@ def test_a_damaged_newest_is_quarantined_once_with_its_reason_and_every_byte(tmp
     before = tree(tmp_path / "checkpoint-3")
     found = resumed(store, Level.QUICK)
     assert found.chosen is not None and found.chosen.name == "checkpoint-2"
-    [over] = found.passed_over
+    [over] = found.skipped
     assert (over.name, over.moved_to) == ("checkpoint-3", "quarantine/checkpoint-3")
     assert tree(tmp_path / "quarantine" / "checkpoint-3") == before
     reason = json.loads((tmp_path / "quarantine" / "checkpoint-3.reason.json").read_text())
     assert reason["job"] == "j2" and reason["at_ns"] == 99
     assert reason["reasons"] == ["trainer_state.json: has 10 bytes, not 11"]
-    assert resumed(store).passed_over == ()
+    assert resumed(store).skipped == ()
 
 
 def test_a_second_one_of_the_same_name_joins_the_first_in_quarantine(tmp_path: Path) -> None:
@@ -110,19 +110,19 @@ def test_when_all_are_damaged_all_are_named_and_none_is_deleted(tmp_path: Path) 
         (tmp_path / f"checkpoint-{step}" / "manifest.json").write_bytes(b"garbage")
     with pytest.raises(NoUsableCheckpoint) as none:
         resumed(store).required(store)
-    assert [name for name, _ in none.value.passed_over] == ["checkpoint-2", "checkpoint-1"]
+    assert [name for name, _ in none.value.skipped] == ["checkpoint-2", "checkpoint-1"]
     assert sorted(p.name for p in (tmp_path / "quarantine").iterdir() if p.is_dir()) == ["checkpoint-1", "checkpoint-2"]
 
 
-def test_a_newer_format_is_passed_over_and_stays_where_it_is(tmp_path: Path) -> None:
+def test_a_newer_format_is_skipped_and_stays_where_it_is(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2)
     manifest = tmp_path / "checkpoint-2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"unbroken.checkpoint/2", b"unbroken.checkpoint/3"))
     before = tree(tmp_path)
     found = resumed(store)
     assert found.chosen is not None and found.chosen.name == "checkpoint-1"
-    assert [(over.name, over.moved_to) for over in found.passed_over] == [("checkpoint-2", None)]
-    assert found.passed_over[0].verdict.findings[0].cause is Cause.UNKNOWN_FORMAT
+    assert [(over.name, over.moved_to) for over in found.skipped] == [("checkpoint-2", None)]
+    assert found.skipped[0].verdict.findings[0].cause is Cause.UNKNOWN_FORMAT
     assert tree(tmp_path) == before
 
 
@@ -143,11 +143,11 @@ def ailing(request: pytest.FixtureRequest) -> Files:
     return Files(Ailing(request.param))
 
 
-def test_what_cannot_be_read_just_now_is_passed_over_and_stays(tmp_path: Path, ailing: Files) -> None:
+def test_what_cannot_be_read_just_now_is_skipped_and_stays(tmp_path: Path, ailing: Files) -> None:
     store = store_with(tmp_path, 1, 2)
     before = tree(tmp_path)
     found = resumed(Store(tmp_path, ailing))
     assert found.chosen is not None and found.chosen.name == "checkpoint-1"
-    assert [(over.name, over.moved_to) for over in found.passed_over] == [("checkpoint-2", None)]
+    assert [(over.name, over.moved_to) for over in found.skipped] == [("checkpoint-2", None)]
     assert tree(tmp_path) == before
     assert chosen(store) == "checkpoint-2"

@@ -46,7 +46,7 @@ def test_a_checkpoint_exists_only_after_its_commit(store: Store, draft: Draft) -
     assert store.read_manifest("checkpoint-5").parts == (part,)
 
 
-def test_a_planned_part_that_nobody_reported_is_named(draft: Draft) -> None:
+def test_an_unreported_planned_part_is_named(draft: Draft) -> None:
     part = draft.write_part("a", [b"1"])
     refused(draft, ["a", "b"], [part], "b: planned and not reported")
 
@@ -55,7 +55,7 @@ def test_a_reported_part_that_is_not_on_disk_is_named(draft: Draft) -> None:
     refused(draft, ["a"], [Part("a", digest_of([b"1"]))], "a: reported and not on disk")
 
 
-def test_a_part_on_disk_that_nobody_reported_is_named(draft: Draft) -> None:
+def test_an_unreported_part_on_disk_is_named(draft: Draft) -> None:
     part = draft.write_part("a", [b"1"])
     draft.write_part("deep/b", [b"2"])
     refused(draft, ["a"], [part], "deep/b: on disk and not reported")
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_nothing_is_refused(draft: Draft) -> None:
     refused(draft, [], [], "no part was planned")
 
 
-def test_the_fence_is_asked_last_and_stops_the_commit(store: Store, draft: Draft) -> None:
+def test_the_fence_is_checked_last_and_stops_the_commit(store: Store, draft: Draft) -> None:
     part = draft.write_part("a", [b"1"])
     seen: list[bool] = []
 

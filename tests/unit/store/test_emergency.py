@@ -40,15 +40,15 @@ def test_the_newest_step_of_which_every_rank_has_a_dump_is_taken() -> None:
     found = chosen(sight)
     assert found.dump_set == DumpSet(5, "j0001_a", 2)
     assert {rank: copies[0][1].rank for rank, copies in found.copies.items()} == {0: 0, 1: 1}
-    assert found.passed_over == ()
+    assert found.skipped == ()
 
 
 @pytest.mark.promise("M11")
-def test_a_step_of_which_one_rank_has_none_is_passed_over_with_the_reason() -> None:
+def test_a_step_of_which_one_rank_has_none_is_skipped_with_the_reason() -> None:
     sight = VisibleDumps("node-1", (dump(0, 3), dump(1, 3), dump(0, 5)))
     found = chosen(sight)
     assert found.dump_set == DumpSet(3, "j0001_a", 2)
-    assert found.passed_over == (("emergency_step_5", "no complete dump from rank 1 (world size 2)"),)
+    assert found.skipped == (("emergency_step_5", "no complete dump from rank 1 (world size 2)"),)
 
 
 @pytest.mark.promise("M11")
@@ -56,7 +56,7 @@ def test_dumps_of_two_jobs_or_of_two_worlds_are_never_put_together() -> None:
     for other in (dump(1, job="j0002_b"), dump(1, world=3)):
         found = chosen(VisibleDumps("node-1", (dump(0), other)))
         assert found.dump_set is None
-        assert len(found.passed_over) == 2
+        assert len(found.skipped) == 2
 
 
 def test_of_two_dumps_of_one_step_the_later_one_counts_wherever_it_stands() -> None:
@@ -71,7 +71,7 @@ def test_hosts_that_see_their_own_dumps_bring_them_in_together() -> None:
     assert {rank: copies[0][0] for rank, copies in found.copies.items()} == {0: 0, 1: 1}
 
 
-def test_what_is_behind_the_newest_checkpoint_is_no_news() -> None:
+def test_a_dump_older_than_the_newest_checkpoint_is_ignored() -> None:
     sight = VisibleDumps("node-1", (dump(0), dump(1)))
     assert chosen(sight, newest=5) == DumpChoice()
 
@@ -86,7 +86,7 @@ def test_a_dump_of_another_host_is_refused_with_its_host_and_its_path() -> None:
     assert choice(files, area=alone, host="node-1/ffffffff").dump_set == DumpSet(5, JOB, 1)
     found = choice(files, area=alone, host="node-11/0f0f0f0f")
     assert found.dump_set is None
-    ((name, reason),) = found.passed_over
+    ((name, reason),) = found.skipped
     assert name == "emergency_step_5"
     for part in ("node-1", "/scratch/run-1a2b3c4d/rank-00000/emergency_step_5_5", "node-11", "persistent_dir"):
         assert part in reason
@@ -96,12 +96,12 @@ def test_a_dump_of_another_host_is_refused_with_its_host_and_its_path() -> None:
 def test_a_dump_that_only_a_pointer_knows_of_is_refused_with_the_reason_too() -> None:
     pointers = tuple(Pointer(rank, 2, 5, JOB, f"node-{rank}", f"/scratch/{rank}") for rank in (0, 1))
     found = chosen(VisibleDumps("node-0/a", (dump(0, job=JOB),)), pointers=pointers)
-    ((name, reason),) = found.passed_over
+    ((name, reason),) = found.skipped
     assert name == "emergency_step_5"
     for part in ("node-1", "/scratch/1", "node-0"):
         assert part in reason
     gone = chosen(VisibleDumps("node-1/a"), VisibleDumps("node-0/a", (dump(0, job=JOB),)), pointers=pointers)
-    [(name, reason)] = gone.passed_over
+    [(name, reason)] = gone.skipped
     assert name == "emergency_step_5" and "/scratch/1" in reason
 
 

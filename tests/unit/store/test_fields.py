@@ -24,7 +24,7 @@ def test_whole_numbers_and_instants_are_bounded() -> None:
 
 
 @pytest.mark.promise("U17")
-def test_what_is_nested_too_deeply_is_no_json() -> None:
+def test_json_nested_too_deeply_is_refused() -> None:
     assert parsed(b'{"a": [[1], [2]]}') == {"a": [[1], [2]]}
     assert parsed(json.dumps([[[]]] * 300)) == [[[]]] * 300
     for depth in (300, 10_000, 200_000):

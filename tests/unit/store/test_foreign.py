@@ -122,8 +122,9 @@ def test_a_parent_that_is_not_clear_is_an_error_that_lists_the_candidates(tmp_pa
     done = touch(tmp_path / "done", "config.json", "model.safetensors")
     assert resolve_foreign(done).step is None
     touch(done, "checkpoint-3/trainer_state.json", "checkpoint-3/model.safetensors")
-    with pytest.raises(ForeignAmbiguous):
+    with pytest.raises(ForeignAmbiguous) as refused:
         resolve_foreign(done)
+    assert "their step" in refused.value.reason
 
 
 @pytest.mark.promise("M5")

@@ -123,7 +123,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
 
 @given(manifests())
-def test_what_is_encoded_is_decoded_and_encoded_again_to_the_same_bytes(manifest: Manifest) -> None:
+def test_encoding_and_decoding_keep_the_same_bytes(manifest: Manifest) -> None:
     data = encode(manifest)
     found = decode(data, WHERE)
     assert found == manifest

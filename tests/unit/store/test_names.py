@@ -69,7 +69,7 @@ def test_trash_of_any_name_is_known_again_and_fits_a_file_system(name: str) -> N
 
 
 @pytest.mark.parametrize("name", [".tmp-", ".tmp-a-1", ".tmp-a b-1-1", ".tmp-a-1-1.json", "tmp-a-1-1", ".tmp-a-x-1"])
-def test_what_is_no_draft_of_ours_is_not_taken_for_one(name: str) -> None:
+def test_a_foreign_folder_is_not_taken_for_a_draft(name: str) -> None:
     assert parse_draft(name) is None
 
 

@@ -103,7 +103,7 @@ def test_a_part_is_read_back_block_by_block(tmp_path: Path) -> None:
     ]
 
 
-def test_a_part_is_read_whole_by_its_name_after_every_block_is_proven(tmp_path: Path) -> None:
+def test_a_part_is_read_by_its_name_after_every_block_is_verified(tmp_path: Path) -> None:
     manifest, _, data = _three_blocks(tmp_path)
     assert read_whole(LOCAL, tmp_path, manifest, "w.bin") == data
     assert read_whole(LOCAL, tmp_path, manifest, "other.bin") is None

@@ -135,7 +135,7 @@ MISSING = ["6", "checkpoint-6", "", "-5", "5.0", "²", "1__0", "_5", "9" * 200, 
 
 
 @pytest.mark.parametrize("wanted", MISSING, ids=lambda wanted: repr(wanted[:20]))
-def test_what_is_not_there_is_never_replaced_by_something_else(run: Path, wanted: str) -> None:
+def test_a_missing_checkpoint_is_never_replaced_by_another(run: Path, wanted: str) -> None:
     with pytest.raises((CheckpointUnknown, PathMissing)):
         resolve_in_store(f"run@{wanted}")
 

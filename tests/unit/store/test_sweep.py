@@ -63,7 +63,7 @@ def test_a_users_dot_names_survive_every_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("U17")
-def test_what_an_earlier_version_left_is_swept_where_it_is_proven_ours(tmp_path: Path) -> None:
+def test_leftovers_of_an_earlier_version_are_swept_where_they_are_ours(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2, 3)
     (tmp_path / "checkpoint-1").rename(tmp_path / ".trash-checkpoint-1")
     (tmp_path / "checkpoint-2").rename(tmp_path / ".trash-checkpoint-2")
@@ -82,7 +82,7 @@ def test_a_name_that_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
     assert (tmp_path / "mine").is_dir()
 
 
-def test_a_checkpoint_without_a_proven_manifest_is_left(tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_unverified_manifest_is_left_alone(tmp_path: Path) -> None:
     store = store_with(tmp_path, 1, 2)
     (tmp_path / "checkpoint-1" / "manifest.json").write_bytes(b"ruined")
     plan = sweep(store, ["checkpoint-1"], is_live=nobody)

@@ -196,7 +196,7 @@ def test_what_each_rank_keeps_is_compared_in_worlds_of_one_size_and_named_where_
     assert elsewhere.state.by_rank == ("sampler",)
 
 
-def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_did_counts(tmp_path: Path) -> None:
+def test_only_a_generator_that_was_used_counts(tmp_path: Path) -> None:
     def state(number: int) -> dict[str, Any]:
         began = {"dict": [["began", {"dict": [["python", {"tuple": [3, number]}]]}]]}
         return {"rng_state": {"dict": [["python", number], ["numpy", 7]]}, "data": began}
@@ -215,7 +215,7 @@ def test_a_generator_that_nobody_drew_from_does_not_count_and_one_that_somebody_
     )
 
 
-def test_a_generator_that_is_the_same_in_all_uninterrupted_runs_counts_though_nobody_draws_from_it_any_more(
+def test_a_generator_that_is_the_same_in_all_uninterrupted_runs_counts_even_unused(
     tmp_path: Path,
 ) -> None:
     for name, number in (("a", 1), ("b", 2)):

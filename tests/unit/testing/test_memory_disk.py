@@ -230,7 +230,7 @@ def test_a_write_takes_what_there_is_room_for_and_the_next_one_is_refused() -> N
     assert disk.space(RUN).free_bytes == 0
 
 
-def test_room_comes_back_when_nobody_names_and_nobody_holds_the_file() -> None:
+def test_space_is_freed_when_no_name_and_no_handle_is_left() -> None:
     disk = MemoryDisk([RUN], capacity_bytes=8, capacity_inodes=3)
     handle = disk.create(RUN / "f")
     disk.write(handle, memoryview(b"12345678"))

@@ -23,7 +23,7 @@ def row(step: int) -> Row:
     return Row(step, 1, {"loss": 1.0 / step}, {})
 
 
-def test_the_run_goes_on_in_a_new_process_if_one_ends_and_its_errors_are_told(tmp_path: Path) -> None:
+def test_a_tracker_process_that_ends_is_replaced_and_its_errors_are_reported(tmp_path: Path) -> None:
     tracker = TrackerApart(TrackerName("tensorboard", str(tmp_path / "shown")))
     with pytest.raises(TrackerError, match="its process has ended"):
         tracker.log([row(1)])

@@ -192,7 +192,7 @@ def test_a_drill_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert board.runs == {}
 
 
-def test_a_tracker_that_is_not_installed_is_said_before_anything_is_written(
+def test_a_missing_tracker_is_reported_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -217,7 +217,7 @@ def test_a_library_that_draws_when_it_is_imported_moves_no_generator(
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "wandb, nothing", ("wandb", "wandb"), (3,)])
-def test_a_wrong_name_is_said_when_the_settings_are_made(wrong: object) -> None:
+def test_a_wrong_name_is_reported_when_the_settings_are_made(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"Settings\.trackers"):
         unbroken.Settings(trackers=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tracker_mode"):

@@ -61,10 +61,10 @@ def tokenizer_of_hub(name: str) -> bytes:
             # The first sentence says what happened; the others are advice about the client.
             reason = " ".join(str(refused).split()).partition(". ")[0][:160] or type(refused).__name__
             raise TokenizerUnknown(
-                asked=name, reason=f"there is no such path, and it could not be downloaded: {reason}"
+                tokenizer=name, reason=f"there is no such path, and it could not be downloaded: {reason}"
             ) from refused
     reason = f"there is no such path, it is not in the local cache, and {constants.ENDPOINT} is not used: {refusal}"
-    raise TokenizerUnknown(asked=name, reason=reason)
+    raise TokenizerUnknown(tokenizer=name, reason=reason)
 
 
 def _unreachable(endpoint: str) -> str | None:
@@ -248,12 +248,12 @@ def find_tokenizer(asked: str) -> TokenizerFile:
     if path.is_dir():
         path = path / FILE_NAME
         if not path.is_file():
-            raise TokenizerUnknown(asked=asked, reason=f"the folder contains no {FILE_NAME}")
+            raise TokenizerUnknown(tokenizer=asked, reason=f"the folder contains no {FILE_NAME}")
     if path.is_file():
         with storage_errors("read", path):
             return TokenizerFile(path.resolve().parent.name if path.name == FILE_NAME else path.name, path.read_bytes())
     if path.is_absolute() or asked.startswith((".", "~")) or asked.endswith(".json") or asked.count("/") > 1:
-        raise TokenizerUnknown(asked=asked, reason="there is no such file")
+        raise TokenizerUnknown(tokenizer=asked, reason="there is no such file")
     return TokenizerFile(asked, tokenizer_of_hub(asked))
 
 
@@ -267,7 +267,7 @@ def load_encoder(file: TokenizerFile, eod_token: str | None = None, *, eod_id: i
     """
     if file.content is None:
         if eod_token is not None:
-            raise NoEodToken(tokenizer=BYTES, asked=eod_token, tried=())
+            raise NoEodToken(tokenizer=BYTES, eod_token=eod_token, tried=())
         return ByteEncoder()
     tokenizer = _parsed(file)
     identity = TokenizerIdentity(
@@ -289,7 +289,7 @@ def _parsed(file: TokenizerFile) -> "Tokenizer":
     # `tokenizers` raises a plain Exception for JSON that is not a tokenizer.
     except Exception as refusal:
         reason = f"not a tokenizer file: {' '.join(str(refusal).split())[:160]}"
-        raise TokenizerUnknown(asked=file.name, reason=reason) from refusal
+        raise TokenizerUnknown(tokenizer=file.name, reason=reason) from refusal
     return tokenizer
 
 
@@ -298,7 +298,7 @@ def _eod_id(tokenizer: "Tokenizer", name: str, asked: str | None) -> int:
         found = tokenizer.token_to_id(token)
         if found is not None:
             return int(found)
-    raise NoEodToken(tokenizer=name, asked=asked, tried=EOD_TOKENS if asked is None else ())
+    raise NoEodToken(tokenizer=name, eod_token=asked, tried=EOD_TOKENS if asked is None else ())
 
 
 def _digest(content: bytes) -> str:

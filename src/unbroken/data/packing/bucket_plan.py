@@ -225,7 +225,7 @@ class BucketPlan:
 
         Raises:
             ShardDamaged: the group's plan had to be built again, and an index is damaged.
-            StorageFailed: the same, and the system refused.
+            StorageFailed: the same, with an I/O error.
         """
         mapped = self._group(group)
         plan, layout = mapped.plan, mapped.plan.layout

@@ -58,9 +58,11 @@ def test_only_again_is_queued_again(
 
 @pytest.mark.promise("U5")
 def test_a_lost_rank_is_queued_again_and_an_exception_on_a_rank_is_not() -> None:
-    lost = conclude(PeerLost(rank=0, said="Connection closed by peer", lost=1), step=12, job=4)
+    lost = conclude(PeerLost(rank=0, symptom="Connection closed by peer", lost=1), step=12, job=4)
     assert isinstance(_after(lost, Step(1, was_warned=False)), Requeue)
-    raised = RankRaised(rank=1, cause="ValueError: 1001", status="error", verdict="look", noticed_by=0, said="closed")
+    raised = RankRaised(
+        rank=1, cause="ValueError: 1001", status="error", verdict="look", noticed_by=0, symptom="closed"
+    )
     following = _after(conclude(raised, step=12, job=4), Step(1, was_warned=False))
     assert isinstance(following, NoRequeue) and "ValueError: 1001" in following.reason
 
@@ -120,7 +122,7 @@ def test_starts_in_vain_are_those_since_the_run_was_last_taken() -> None:
     assert starts_in_vain(history, Placement("slurm", "7", 6), counted=2) == 2, "starts 5 and 6; the fourth took it"
     assert starts_in_vain(history, Placement("slurm", "8", 0), counted=0) == 1, "another job's starts are its own"
     assert starts_in_vain(history, Placement("slurm", "8", 1), counted=0) == 2
-    assert starts_in_vain(history, Placement("slurm", "9", 0), counted=2) == 3, "a follower goes on counting"
+    assert starts_in_vain(history, Placement("slurm", "9", 0), counted=2) == 3, "a follower keeps counting"
 
 
 @pytest.mark.parametrize("verdict", ["done", "again", "look"])

@@ -34,7 +34,7 @@ def test_no_answer_takes_no_deadline_back() -> None:
     assert isinstance(controller.parsed_end(""), str)
 
 
-def test_it_is_polled_only_where_nobody_set_a_limit_otherwise() -> None:
+def test_it_is_polled_only_without_another_limit() -> None:
     assert is_polled(None, {"SLURM_JOB_ID": "7"})
     assert is_polled(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "99"}), "the limit may be moved"
     assert not is_polled(60.0, {"SLURM_JOB_ID": "7"})
@@ -90,7 +90,7 @@ def _squeue(folder: Path, text: str) -> None:
     (folder / "squeue").chmod(0o755)
 
 
-def test_a_squeue_that_hangs_is_ended_and_said_to_have_given_no_answer(slurm: Path) -> None:
+def test_a_squeue_that_hangs_is_ended_and_reported(slurm: Path) -> None:
     _squeue(slurm, f"echo $$ > {slurm}/pid; exec sleep 600")
     answer = controller.run_command(["squeue"], timeout_s=2.0)
     while not (slurm / "pid").exists():
@@ -109,7 +109,7 @@ def test_no_squeue_at_all_is_an_answer_too(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.promise("G7")
-def test_a_slow_answer_holds_up_nobody_and_sets_the_deadline_when_it_comes(slurm: Path) -> None:
+def test_a_slow_answer_delays_nothing_and_sets_the_deadline_when_it_comes(slurm: Path) -> None:
     at_s = int(time.time()) + 30
     _squeue(slurm, f"while [ ! -e {slurm}/answer ]; do sleep 0.1; done; echo {at_s}")
     facts: queue.Queue[dict[str, object]] = queue.Queue()

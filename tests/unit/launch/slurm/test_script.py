@@ -102,7 +102,7 @@ def test_options_of_sbatch_come_last_and_replace_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["qos", "=x", "Q=1", "signal=USR1@1", "a b=c"])
-def test_what_is_no_option_of_sbatch_is_refused(word: str) -> None:
+def test_an_unknown_option_of_sbatch_is_refused(word: str) -> None:
     with pytest.raises(BadUsage, match="--sbatch"):
         further_options([word])
 
@@ -129,7 +129,7 @@ def test_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) ->
 
 
 @pytest.mark.parametrize("text", ["", "soon", "4h", "1:2:3:4", "-5"])
-def test_what_is_no_limit_is_refused(text: str) -> None:
+def test_a_malformed_time_limit_is_refused(text: str) -> None:
     with pytest.raises(BadUsage, match="--time"):
         time_limit_s(text)
 

@@ -145,7 +145,10 @@ class Asked:
 
 # What becomes of a request: None passes it on; else one of the words below.
 Rule = Callable[[Asked], str | None]
-FAULTS = ("drop", "error", "lie", "cut", "expired", "refused", "skewed", "elsewhere", "denied", "slow", "deaf")
+FAULTS = (
+    *("drop", "error", "lie", "garbled", "cut", "expired"),
+    *("refused", "skewed", "elsewhere", "denied", "slow", "deaf"),
+)
 
 
 class Proxy:
@@ -199,12 +202,16 @@ class Proxy:
         if fault == "drop":
             request.connection.shutdown(socket.SHUT_RDWR)
             return
-        if fault in (None, "cut", "deaf"):
+        if fault in (None, "cut", "garbled", "deaf"):
             status, headers, answer = self._pass_on(asked, body)
             if fault == "deaf":
                 # Done there, and nobody hears of it here.
                 request.connection.shutdown(socket.SHUT_RDWR)
                 return
+            if fault == "garbled" and answer:
+                # The right length and status, and one wrong byte.
+                middle = len(answer) // 2
+                answer = answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]
         else:
             status, headers, answer = _spoiled(fault)
         request.send_response(status)

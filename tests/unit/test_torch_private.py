@@ -25,9 +25,10 @@ OF_ACCELERATORS = {"_models", "_dataloaders", "_custom_objects"}
 # Where a Trainer adds up the metrics of an epoch: without them the mean of an interrupted one is of its last batches.
 OF_TRAINERS = {"_results", "_first_loop_iter"}
 # Modules about what other packages have: the private names that they spell are not torch's.
-ABOUT_OTHERS = ("foreign/", "frameworks/", "trackers/", "gpt/huggingface.py", "state/grain_data.py")
-ABOUT_OTHERS += ("state/hugging_face.py", "state/loaders.py", "state/pipelines.py", "state/torchdata_nodes.py")
-ABOUT_OTHERS += ("state/wrappers.py",)
+ABOUT_OTHERS = (
+    *("foreign/", "frameworks/", "trackers/", "gpt/huggingface.py", "state/grain_data.py", "state/hugging_face.py"),
+    *("state/loaders.py", "state/pipelines.py", "state/torchdata_nodes.py", "state/wrappers.py"),
+)
 # Spelled as strings: a public part of torch's format, Python's own, this package's, and those of other loaders.
 SPELLED = {"_extra_state", "_register_atexit", "_mapped", "_iterator", "_loader", "_num_iter_calls"}
 ALLOWED = MODULE_DICTS | ELSEWHERE | OF_PROCESSES | OF_LOADERS | OF_WORKERS | OF_ACCELERATORS | OF_TRAINERS

@@ -27,6 +27,19 @@ LOOPS = [
     ("dcp_loop", 200, 40),
     ("deepspeed_loop", 80, 8),
 ]
+# How many lines make each plain loop a run; the README promises at most twelve.
+LINES = {
+    "gpt_loop": 8,
+    "prefetch_loop": 8,
+    "classifier": 8,
+    "transformers_trainer": 3,
+    "accelerate_loop": 11,
+    "streaming_dataset": 7,
+    "lightning_trainer": 3,
+    "fabric_loop": 6,
+    "dcp_loop": 10,
+    "deepspeed_loop": 12,
+}
 
 # Runs a program that is killed as soon as a checkpoint of that name stands.
 KILLED_AFTER = """
@@ -58,7 +71,7 @@ def code_of(name: str) -> list[str]:
 def test_at_most_twelve_lines_make_the_plain_loop_a_run(name: str) -> None:
     changed = difflib.ndiff(code_of(f"{name}_plain.py"), code_of(f"{name}.py"))
     added = [line for line in changed if line.startswith("+ ") and line[2:].strip()]
-    assert 0 < len(added) <= 12, added
+    assert 0 < len(added) <= LINES[name] <= 12, added
 
 
 def last_line(*command: str) -> str:

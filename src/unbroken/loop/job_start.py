@@ -18,6 +18,7 @@ from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
+from unbroken.state.cursor import Cursor
 from unbroken.state.fresh import unused_names
 from unbroken.state.items import GradientsItem
 from unbroken.store.rewind import next_request, without_tag
@@ -141,6 +142,7 @@ def log_start(
     found: Resumed,
     clock: SaveClock,
     deadline: Deadline | None,
+    cursor: Cursor[object] | None = None,
     *,
     checkpoints: str | None = None,
 ) -> None:
@@ -170,6 +172,9 @@ def log_start(
                 _log.warning("not imported: %s (%s)", name, why)
         for note in found.restored.notes:
             _log.warning("not exact: %s", note)
+    if cursor is not None and (only_ranks := cursor.only_ranks) is not None and world.size > 1:
+        what = "data: this loader resumes on %s only (it splits the samples by rank); on another number it is refused"
+        _log.info(what, amounts.plural(only_ranks, "rank"))
     if deadline is not None:
         left = amounts.duration(deadline.at_s - time.time())
         kept = amounts.duration(clock.reserve.seconds(deadline.runtime_s))

@@ -181,7 +181,7 @@ def test_weights_without_their_optimizer_file_say_so(tmp_path: Path) -> None:
     assert "optimizer" not in read(path, items=("model",)).left_out
 
 
-def test_odd_dictionaries_are_imported_whole_or_said_to_be_left_out(tmp_path: Path) -> None:
+def test_odd_dictionaries_are_imported_whole_or_listed_as_left_out(tmp_path: Path) -> None:
     path, objects = tmp_path / "step-7.pt", trained(1)
     theirs, state = weights(1), objects["optimizer"].state_dict()
     # Weights with other values among them.
@@ -212,7 +212,7 @@ def test_odd_dictionaries_are_imported_whole_or_said_to_be_left_out(tmp_path: Pa
     assert name in read(path, allowed=(name,)).left_out["optimizer"]
 
 
-def test_files_that_torch_save_did_not_write_are_said_to_be_that(tmp_path: Path) -> None:
+def test_a_zip_that_torch_save_did_not_write_is_an_error_that_says_so(tmp_path: Path) -> None:
     path = tmp_path / "step-7.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("notes.txt", "mine")

@@ -107,7 +107,7 @@ def test_what_does_not_fit_names_the_other_tools_path_and_touches_nothing(tmp_pa
     assert (bits(wide), bits(narrow)) == before
 
 
-def test_what_is_no_checkpoint_of_anybody_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_path_without_any_checkpoint_is_one_clear_error(tmp_path: Path) -> None:
     module = model()
     with pytest.raises(NotAStore):
         unbroken.load(tmp_path, model=module)

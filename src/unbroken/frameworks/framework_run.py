@@ -21,6 +21,7 @@ from unbroken.loop.mirrors import RunMirrors
 from unbroken.loop.opened_run import Drilled, release_run
 from unbroken.loop.opening import (
     LeasedRun,
+    catch_signals,
     open_mirrors,
     record_start,
     require_shared,
@@ -39,8 +40,8 @@ from unbroken.records.leftovers import sweep_scratch
 from unbroken.records.outcome import conclude
 from unbroken.records.stop import StopReason, StopSources, clear_requests
 from unbroken.store.capacity import require_room
-from unbroken.store.check import Level, verify
-from unbroken.store.choose import quarantine, require_saved_by, resume_point
+from unbroken.store.check import Level, Verdict, verify
+from unbroken.store.choose import SkippedCheckpoint, quarantine, require_saved_by, resume_point
 from unbroken.store.commit import Draft, Record, commit
 from unbroken.store.directory import Store
 from unbroken.store.keep import Policy
@@ -93,7 +94,9 @@ class Published:
 class FrameworkRun:
     """A run that this job holds, on one rank."""
 
-    def __init__(self, leased: LeasedRun, renewal: Renewal | None, drilled: Drilled | None, origin: str) -> None:
+    def __init__(
+        self, leased: LeasedRun, renewal: Renewal | None, drilled: Drilled | None, origin: str, *, catches_now: bool
+    ) -> None:
         """Follow the parts of ``Run`` in their order: records, deadline, stop requests, mirrors."""
         self.origin = origin
         self.layout, self.world, self.lease = leased.layout, leased.world, leased.lease
@@ -111,7 +114,8 @@ class FrameworkRun:
         self.clock: SaveClock = world.all_or_none(lambda: save_clock(settings, self.recorder, world))
         world.from_first(lambda: clear_requests(self.layout, job=lease.number))
         world.from_first(lambda: sweep_scratch(self.layout, holder=lease.number, now_s=time.time(), further=[]))
-        self.stops: StopSources = stop_sources(leased, self.clock, self.deadline)
+        self.stops: StopSources = stop_sources(leased, self.clock, self.deadline, catches_now=catches_now)
+        self._is_catching = catches_now
         self._mirrors: RunMirrors | None = None
         try:
             self._mirrors = open_mirrors(leased, is_drill=drilled is not None)
@@ -163,16 +167,15 @@ class FrameworkRun:
         if self._mirrors is not None:
             self._mirrors.bring_back()
             self._repair(self._mirrors)
-        choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
-        passed = [(over.name, over.reason) for over in choice.skipped]
-        chosen = choice.chosen
+        chosen, skipped = self._choose()
+        passed = [(over.name, over.reason) for over in skipped]
         manifest = chosen.manifest if chosen is not None else None
         passed += self._set_unsealed_aside(manifest.step if manifest else -1, has_chosen=manifest is not None)
         if chosen is None or manifest is None:
             if asked is not None:
                 # Followed before, and nothing was saved since: the folder elsewhere is still where it starts.
                 return self._find_named(asked, require)
-            if choice.skipped:
+            if skipped:
                 raise NoUsableCheckpoint(store=self.store.root, skipped=tuple(passed))
             return ResumePoint(skipped=tuple(passed))
         path = self.store.path(chosen.name)
@@ -180,6 +183,19 @@ class FrameworkRun:
         require_saved_by(self.origin, self.store.root, chosen.name, manifest)
         require(path)
         return ResumePoint(path, manifest, tuple(passed))
+
+    def _choose(self) -> tuple[Verdict | None, list[SkippedCheckpoint]]:
+        """The newest usable checkpoint, and what was skipped for it."""
+        choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
+        passed = list(choice.skipped)
+        if self._mirrors is not None and passed:
+            # What a mirror has may be newer than what is left here.
+            lost = {over.verdict.manifest.id for over in passed if over.verdict.manifest is not None}
+            self._mirrors.bring_back(without=lost)
+            choice = resume_point(self.store, Level.FULL, job=self.lease.job, at_ns=time.time_ns())
+            named = {over.name for over in passed}
+            passed += [over for over in choice.skipped if over.name not in named]
+        return choice.chosen, passed
 
     def _repair(self, mirrors: RunMirrors) -> None:
         """Take the damaged parts of the newest checkpoint from a mirror, before it is quarantined."""
@@ -306,6 +322,12 @@ class FrameworkRun:
             raise StartsOver(store=self.store.root, step=step, newest=names[0])
 
     # ---- a step's edge ----
+
+    def catch_signals(self) -> None:
+        """Make signals stop requests, where they were left alone until the loop is known to ask; once."""
+        if not self._is_catching and self.settings.catch_signals:
+            catch_signals(self.stops)
+        self._is_catching = True
 
     def step_done(self, step: int, **shown: object) -> StopReason | None:
         """A step is complete; why the job has to save and stop now, if it has to.
@@ -610,13 +632,14 @@ def _own_metadata(store: Store, point: ResumePoint) -> Mapping[str, object]:
     return point.manifest.metadata if is_own and point.manifest is not None else {}
 
 
-def open_framework_run(directory: Path, settings: Settings, *, origin: str) -> FrameworkRun:
+def open_framework_run(directory: Path, settings: Settings, *, origin: str, catches_now: bool = True) -> FrameworkRun:
     """Take the lease of a run and start its records. Collective.
 
     Args:
         directory: the run.
         settings: its settings.
         origin: the framework, as manifests name it.
+        catches_now: signals are stop requests from here on; else from ``catch_signals`` on.
 
     Raises:
         OtherFramework: its checkpoints were saved with another framework; nothing was changed.
@@ -628,7 +651,7 @@ def open_framework_run(directory: Path, settings: Settings, *, origin: str) -> F
 
     def opened(leased: LeasedRun, renewal: Renewal | None, drilled: Drilled | None) -> FrameworkRun:
         world.from_first(lambda: mark_checkpoints_here(leased.layout, job=leased.lease.job))
-        return FrameworkRun(leased, renewal, drilled, origin)
+        return FrameworkRun(leased, renewal, drilled, origin, catches_now=catches_now)
 
     try:
         return with_lease(world, directory, settings, then=opened, origin=origin)

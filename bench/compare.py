@@ -104,6 +104,11 @@ class Side:
             self.process = None
 
 
+def work_folder(directory: str | None) -> Path:
+    """A new folder, absolute, since every side works in a folder of its own."""
+    return Path(tempfile.mkdtemp(prefix="unbroken-compare-", dir=directory)).resolve()
+
+
 def limit(root: Path, size_bytes: int) -> tuple[float, float]:
     """Seconds of a plain write with a sync, and of a cold read: the better of direct by two and buffered by one."""
     writes, reads = [], []
@@ -234,8 +239,7 @@ def main() -> None:
         show(json.loads((RESULTS / "compare.json").read_text()))
         return
     size_bytes = 12 * options.layers * (options.width**2 + options.width)
-    # Not relative: every side works in a folder of its own.
-    root = Path(tempfile.mkdtemp(prefix="unbroken-compare-", dir=options.directory)).resolve()
+    root = work_folder(options.directory)
     sides = []
     for name in options.sides:
         folder = root / name.replace(", ", "-")

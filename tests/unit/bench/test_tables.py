@@ -1,8 +1,11 @@
 """The tables of ``bench.gpu`` and ``bench.compare``, from results that are kept and from small ones."""
 
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
-from bench.compare import COLUMNS, DURABLE, LIMIT, LOAD, WAITS, Found, SideFailed, panels, rows_of
+import pytest
+
+from bench.compare import COLUMNS, DURABLE, LIMIT, LOAD, WAITS, Found, SideFailed, panels, rows_of, work_folder
 from bench.gpu import COMMANDS, ROWS, kept, whole_table
 from bench.plot import bars_svg
 
@@ -52,3 +55,10 @@ def test_the_bars_are_as_long_as_their_medians_and_the_shortest_is_first() -> No
     assert names == ["unbroken", "torch.save", LIMIT, "a <b> & c"]
     widths = [float(each.get("width", "")) for each in bars]
     assert round(widths[1] / widths[0], 2) == 4.0 and widths[3] == 0.0
+
+
+def test_sides_get_an_absolute_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("build").mkdir()
+    made = work_folder("build")
+    assert made.is_absolute() and made.parent == (tmp_path / "build").resolve()

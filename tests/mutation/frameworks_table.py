@@ -21,8 +21,95 @@ _DCP = "tests/unit/frameworks/test_dcp.py::"
 _TITAN = "tests/frameworks/test_torchtitan.py::"
 _ACCELERATE = "tests/frameworks/test_accelerate.py::"
 _ARGUMENTS = "tests/unit/frameworks/test_trainer_arguments.py::"
+_ZERO = "tests/frameworks/test_lightning_deepspeed.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
+    one(
+        "another number of ranks or another stage left to DeepSpeed's own error",
+        "frameworks/deepspeed.py",
+        '        run.require_same(manifest.metadata, {"world_size": run.world.size, **self._facts()})\n',
+        "",
+        f"{_DEEPSPEED}test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights[1]",
+    ),
+    one(
+        "another number of ranks loaded by DeepSpeed",
+        "frameworks/deepspeed.py",
+        '{"world_size": run.world.size, **self._facts()}',
+        "self._facts()",
+        f"{_DEEPSPEED}test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights[1]",
+    ),
+    one(
+        "the micro-batches of an engine counted over in a resumed job",
+        "frameworks/deepspeed.py",
+        "        self._engine.micro_steps = manifest.metadata.get(_MICRO_STEPS, self._engine.micro_steps)\n",
+        "",
+        f"{_DEEPSPEED}test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights[1]",
+    ),
+    one(
+        "a rank that did not call save not named",
+        "frameworks/own_loop.py",
+        "missing=tuple(sorted(waiting))",
+        "missing=()",
+        f"{_DEEPSPEED}test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang",
+    ),
+    one(
+        "a Lightning training resumed without its optimizer states",
+        "frameworks/lightning_events.py",
+        '    if getattr(strategy, "load_full_weights", False):\n',
+        "    if False:\n",
+        f"{_ZERO}test_full_weights_without_optimizer_states_are_refused",
+    ),
+    one(
+        "a loader that resumes on one number of ranks only, and not said",
+        "state/cursor.py",
+        "return self._identity.ranks if self._identity is not None else None",
+        "return None",
+        "tests/exact/test_other_ranks.py::"
+        "test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_reported_at_the_start",
+    ),
+    one(
+        "what a module adds in on_save_checkpoint not saved",
+        "frameworks/lightning_events.py",
+        "            self.inner.save_checkpoint(checkpoint, str(at), storage_options)\n",
+        "            kept = {key: checkpoint[key] for key in checkpoint if key != 'average'}\n"
+        "            self.inner.save_checkpoint(kept, str(at), storage_options)\n",
+        f"{_LIGHTNING}test_what_a_module_saves_and_loads_by_its_own_hooks_goes_on_where_it_was",
+    ),
+    one(
+        "a Lightning strategy that writes by itself not refused",
+        "frameworks/lightning_events.py",
+        'if not getattr(strategy, "restore_checkpoint_after_setup", False):',
+        "if True:",
+        f"{_LIGHTNING}test_strategies_that_write_by_themselves_are_refused_before_anything_is_written[FSDPStrategy]",
+    ),
+    one(
+        "Lightning's DeepSpeedStrategy left to write where Lightning says",
+        "frameworks/lightning_events.py",
+        "            self._sharded.install()\n",
+        "            pass\n",
+        f"{_ZERO}test_killed_inside_deepspeeds_own_write_it_resumes_to_the_same_bits",
+    ),
+    one(
+        "the micro-batches of an engine counted over in a resumed Lightning job",
+        "frameworks/lightning_job.py",
+        "            self._engine.micro_steps = loaded.get(OURS, {}).get(_MICRO_STEPS, self._engine.micro_steps)\n",
+        "            pass\n",
+        f"{_ZERO}test_stopped_it_resumes_exactly_and_refuses_another_stage_and_world_by_name",
+    ),
+    one(
+        "another number of ranks left to DeepSpeed's own error by Lightning",
+        "frameworks/lightning_job.py",
+        "            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._world())\n",
+        "            pass\n",
+        f"{_ZERO}test_stopped_it_resumes_exactly_and_refuses_another_stage_and_world_by_name",
+    ),
+    one(
+        "steps that Lightning and DeepSpeed count apart",
+        "frameworks/lightning_job.py",
+        "            self._require_whole_steps()\n",
+        "            pass\n",
+        f"{_ZERO}test_with_deepspeed_a_damaged_newest_is_skipped_and_what_cannot_be_exact_is_refused",
+    ),
     one(
         "batches that one process reads for all, skipped by the Trainer",
         "frameworks/trainer_batches.py",
@@ -104,8 +191,8 @@ FRAMEWORKS: tuple[Mutation, ...] = (
     one(
         "a framework's checkpoint chosen by its size alone",
         "frameworks/framework_run.py",
-        "\n        choice = resume_point(self.store, Level.FULL, job=self.lease.job",
-        "\n        choice = resume_point(self.store, Level.QUICK, job=self.lease.job",
+        "Level.FULL, job=self.lease.job, at_ns=time.time_ns())\n        passed = ",
+        "Level.QUICK, job=self.lease.job, at_ns=time.time_ns())\n        passed = ",
         f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_logged",
     ),
     one(

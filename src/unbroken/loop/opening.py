@@ -253,8 +253,8 @@ def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, d
     except BaseException:
         stops.restore()
         raise
-    source = str(found.target.store.path(found.target.name)) if found.target else None
-    log_start(layout, world, lease, found, clock, deadline, checkpoints=settings.checkpoints)
+    source = found.target.path if found.target else None
+    log_start(layout, world, lease, found, clock, deadline, cursor, checkpoints=settings.checkpoints)
     emergency.warn_of_windows()
     return OpenRun(
         layout,

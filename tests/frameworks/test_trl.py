@@ -15,7 +15,6 @@ KILL, TERM = int(signal.SIGKILL), int(signal.SIGTERM)
 # An epoch has 10 batches, or 5 if the sentences are packed.
 CASES: dict[str, dict[str, Any]] = {
     "packed": {"packing": True},
-    "padded": {},
     "padded by workers": {"dataloader_num_workers": 2},
 }
 

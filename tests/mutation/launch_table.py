@@ -67,7 +67,7 @@ HERE = (
          f"{_CONNECTION}test_ranks_that_never_connect_end_with_one_error[token]"),
     one("ranks that wait for one that has given up", "connection.py",
          "        if attempt.check([_FAILED]):\n", "        if False:\n",
-         f"{_CONNECTION}test_one_rank_that_could_not_connect_lets_all_try_again_at_once"),
+         "tests/unit/test_connection.py::test_a_rank_gives_up_as_soon_as_another_could_not_connect"),
     one("a rank that died while it connected not named", "connection.py",
          "        raise PeerLost(rank=rank, symptom=said) from late\n", "        raise late\n",
          f"{_CONNECTION}test_a_rank_that_dies_while_it_connects_is_a_lost_peer"),

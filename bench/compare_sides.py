@@ -9,6 +9,7 @@ used as its documentation shows it, with its default settings. Answers are lines
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -20,7 +21,33 @@ import torch
 from torch import nn
 
 ANSWER = "@answer "
-Timed = tuple[float, float]
+# Seconds that the loop waits, until it is durable, and of CPU.
+Timed = tuple[float, float, float]
+LEARNING_RATE = 1e-4
+TITAN = "torchtitan.components"
+
+
+class Clock:
+    """Seconds since it was made: by the wall, and of CPU by this process and the living ones that it started."""
+
+    def __init__(self) -> None:
+        self._began_s, self._began_cpu_s = time.perf_counter(), self._spent()
+
+    @staticmethod
+    def _spent() -> float:
+        ticks = 0
+        for child in multiprocessing.active_children():
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def wall_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    @property
+    def cpu_s(self) -> float:
+        return self._spent() - self._began_cpu_s
 
 
 class State:
@@ -29,7 +56,7 @@ class State:
     def __init__(self, width: int, layers: int) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.batch = torch.randn(4, width)
         self.step()
 
@@ -48,16 +75,16 @@ class State:
 
 def timed(save: Callable[[], object], folder: Path, finish: Callable[[], object] = lambda: None) -> Timed:
     """Seconds that the loop waits for a save, and until it would outlive a power cut."""
-    began = time.perf_counter()
+    clock = Clock()
     save()
-    waited_s = time.perf_counter() - began
+    waited_s = clock.wall_s
     finish()
     # Most sides leave that to the kernel, which takes some thirty seconds; where all is synced it takes no time.
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
-    return waited_s, time.perf_counter() - began
+    return waited_s, clock.wall_s, clock.cpu_s
 
 
 def answer(**values: object) -> None:
@@ -70,14 +97,14 @@ def serve(save: Callable[[Path], Timed]) -> None:
     for line in sys.stdin:
         folder = Path(line.strip())
         folder.mkdir(parents=True, exist_ok=True)
-        waited_s, durable_s = save(folder)
-        answer(waited_s=waited_s, durable_s=durable_s)
+        waited_s, durable_s, cpu_s = save(folder)
+        answer(waited_s=waited_s, durable_s=durable_s, cpu_s=cpu_s)
 
 
 def loaded(load: Callable[[], object]) -> None:
-    began = time.perf_counter()
+    clock = Clock()
     load()
-    answer(load_s=time.perf_counter() - began)
+    answer(load_s=clock.wall_s, cpu_s=clock.cpu_s)
 
 
 # ---- the sides ----
@@ -93,14 +120,20 @@ def untyped(name: str) -> Any:  # noqa: ANN401 - modules whose names are not dec
     return importlib.import_module(f"torch.distributed{name}")
 
 
+def start_group() -> None:
+    """A process group of this process alone."""
+    dist = untyped("")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+
 def dcp(mode: str, state: State, folder: Path, way: str) -> None:
     """``way``: sync, async (a thread) or process (which needs a process group)."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    dist, checkpoint, saver = map(untyped, ("", ".checkpoint", ".checkpoint.state_dict_saver"))
+    checkpoint, saver = map(untyped, (".checkpoint", ".checkpoint.state_dict_saver"))
     if way == "process":
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        start_group()
 
     def dictionary() -> dict[str, Any]:
         model, optimizer = get_state_dict(state.model, state.optimizer)
@@ -143,10 +176,10 @@ def lightning(mode: str, state: State, folder: Path) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.model = state.model
-            self.began = 0.0
+            self.clock = Clock()
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+            return torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
 
         def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
             found: torch.Tensor = self.model(batch).square().mean()
@@ -154,7 +187,7 @@ def lightning(mode: str, state: State, folder: Path) -> None:
 
         def on_train_batch_start(self, *_: object) -> None:
             if mode == "load":
-                answer(load_s=time.perf_counter() - self.began)
+                answer(load_s=self.clock.wall_s, cpu_s=self.clock.cpu_s)
                 os._exit(0)
 
         def on_train_batch_end(self, *_: object) -> None:
@@ -165,8 +198,72 @@ def lightning(mode: str, state: State, folder: Path) -> None:
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1000, **quiet)
     data: Any = state.batch.unsqueeze(0).repeat(2000, 1, 1)
     module, rows = Module(), torch.utils.data.DataLoader[Any](data, batch_size=None)
-    module.began = time.perf_counter()
+    module.clock = Clock()
     trainer.fit(module, rows, ckpt_path=str(folder / "checkpoint.ckpt") if mode == "load" else None)
+
+
+def gpt_simple(mode: str, state: State, folder: Path) -> None:
+    """Its checkpoint manager, in the order of its trainer."""
+    checkpoint: Any = importlib.import_module("gpt_simple._checkpoint")
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(state.optimizer, lambda _: 1.0)
+
+    def load() -> None:
+        manager = checkpoint.CheckpointManager(folder)
+        place = manager.resolve_resume("auto")
+        manager.load_model_state(state.model, place)
+        model, optimizer, prepared = accelerator.prepare(state.model, state.optimizer, scheduler)
+        state.model, state.optimizer = model, optimizer
+        manager.load_optimizer_state(optimizer, place)
+        manager.load_scheduler_state(prepared, place)
+        manager.load_rng_state(0, place)
+
+    if mode == "load":
+        return loaded(load)
+    model, optimizer, prepared = accelerator.prepare(state.model, state.optimizer, scheduler)
+
+    def save(into: Path) -> None:
+        checkpoint.CheckpointManager(into).save(
+            accelerator=accelerator,
+            model=model,
+            optimizer=optimizer,
+            scheduler=prepared,
+            trainer_state=checkpoint.TrainerState(step=1),
+            model_config_dict={},
+        )
+
+    return serve(lambda into: timed(lambda: save(into), into))
+
+
+def torchtitan(mode: str, state: State, folder: Path) -> None:
+    """Its optimizer container and its checkpoint manager, which saves synchronously by default."""
+    checkpoint, optimizer = map(importlib.import_module, (f"{TITAN}.checkpoint", f"{TITAN}.optimizer"))
+    start_group()
+    container = optimizer.default_adamw(lr=LEARNING_RATE).build(model_parts=[state.model])
+    schedulers = torch.optim.lr_scheduler.LambdaLR(container.optimizers[0], lambda _: 1.0)
+    state.optimizer = container
+    state.step()
+
+    def manager(base: Path) -> Any:  # noqa: ANN401
+        return checkpoint.CheckpointManager(
+            checkpoint.CheckpointManager.Config(enable=True, interval=1),
+            dataloader=None,
+            model_parts=[state.model],
+            optimizers=container,
+            lr_schedulers=schedulers,
+            states={},
+            sd_adapter=None,
+            base_folder=str(base),
+        )
+
+    if mode == "load":
+        return loaded(lambda: manager(folder).load())
+
+    def save(into: Path) -> Timed:
+        made = manager(into)
+        return timed(lambda: made.save(1), into)
+
+    return serve(save)
 
 
 def unbroken(mode: str, state: State, folder: Path) -> None:
@@ -176,10 +273,10 @@ def unbroken(mode: str, state: State, folder: Path) -> None:
     settings = Settings(save_steps=1, console=False)
     directory = folder.parent / "run"
     if mode == "load":
-        began = time.perf_counter()
+        clock = Clock()
         with Run(directory, model=state.model, optimizer=state.optimizer, settings=settings) as run:
             for _ in run.steps(10**6):
-                answer(load_s=time.perf_counter() - began)
+                answer(load_s=clock.wall_s, cpu_s=clock.cpu_s)
                 os._exit(0)
 
     steps: list[Any] = []
@@ -191,13 +288,13 @@ def unbroken(mode: str, state: State, folder: Path) -> None:
             steps.append(run.steps(10**6))
             steps.append(next(steps[0]))
         state.step()
-        began = time.perf_counter()
+        clock = Clock()
         step = next(steps[0])
-        waited_s = time.perf_counter() - began
+        waited_s = clock.wall_s
         # The rename to this name is the commit; all is synced before it.
         while not (directory / "checkpoints" / f"checkpoint-{step}").exists():
             time.sleep(0.002)
-        return waited_s, time.perf_counter() - began
+        return waited_s, clock.wall_s, clock.cpu_s
 
     serve(save)
 
@@ -210,6 +307,8 @@ SIDES: dict[str, Callable[[str, State, Path], None]] = {
     "dcp.async_save, process": lambda mode, state, folder: dcp(mode, state, folder, "process"),
     "accelerate": accelerate,
     "lightning": lightning,
+    "gpt-simple": gpt_simple,
+    "torchtitan": torchtitan,
 }
 
 

@@ -8,6 +8,7 @@ step of every variant, in an order that turns from round to round, and a ratio i
 that a slow minute of a shared machine hits both. Told are medians with the middle half around them, over several worlds
 that are started anew, since a process may be lucky with its memory. Every variant computes the same lanes with
 deterministic kernels, clips and steps the same optimizer. Memory is the most of a rank above its weights and moments.
+The times are kept by ranks and tokens of a lane: ``exact-2x1024.json``.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from bench.exact_memory import peaks
-from bench.exact_variants import PAIRS, VARIANTS, Options
+from bench.exact_variants import BATCH, PAIRS, VARIANTS, Options
 from bench.measure import Samples, write_results
 from unbroken import exact
 from unbroken.quoting import amounts
@@ -153,7 +154,7 @@ def main() -> None:
         for rounds in (1, 4)
     }
     if asked.only != "memory":
-        print(write_results("exact", times(asked, kinds)))
+        print(write_results(f"exact-{asked.ranks}x{BATCH * asked.length}", times(asked, kinds)))
     if asked.only != "time":
         on_device = {kind: replace(each, repeats=0, device=device) for kind, each in kinds.items()}
         print(write_results("exact_memory", memory(asked, on_device)))

@@ -1,14 +1,16 @@
 """How the cost of every operation grows: over ranks, tensors, checkpoints, documents and steps.
 
-    python -m bench.growth [AXIS ...] [--most N | --up-to N] [--directory DIR]
+    python -m bench.growth [AXIS ...] [--most N | --up-to N] [--collector off] [--directory DIR]
 
 For each axis sizes that are ten times the one before, up to the largest that the design names. CPU seconds, not wall
 time, so that a busy machine does not change them much; the most memory that the process held; and the exponent of each
 decade, which for n log n is a little above 1. Writes ``bench/results/growth.json`` and ``docs/measured/growth.svg``;
-axes that are not named keep the figures they have.
+axes that are not named keep the figures they have. With ``--collector off`` Python's garbage collector is off while it
+measures; those figures are kept beside the others, and are not in the picture.
 """
 
 import argparse
+import gc
 import itertools
 import json
 import math
@@ -69,9 +71,9 @@ def linearithmic(before: int, n: int) -> float:
     return 1 + math.log(math.log(n) / math.log(before)) / math.log(n / before)
 
 
-def measure(axis: str, size: int, directory: str | None) -> dict[str, Any]:
+def measure(axis: str, size: int, directory: str | None, collector: str = "on") -> dict[str, Any]:
     """One size in a process of its own."""
-    command = [sys.executable, "-m", "bench.growth", axis, "--one", str(size)]
+    command = [sys.executable, "-m", "bench.growth", axis, "--one", str(size), "--collector", collector]
     with tempfile.TemporaryDirectory(prefix="unbroken-growth-", dir=directory) as root:
         done = subprocess.run([*command, "--directory", root], check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -141,10 +143,14 @@ def panels(axes: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     ]
 
 
-def known() -> dict[str, Any]:
+# The name of the figures in the file of results, by the garbage collector.
+KEYS = {"on": "axes", "off": "axes_collector_off"}
+
+
+def known(collector: str = "on") -> dict[str, Any]:
     """The figures that were kept."""
     path = RESULTS / "growth.json"
-    return dict(json.loads(path.read_text())["axes"]) if path.exists() else {}
+    return dict(json.loads(path.read_text()).get(KEYS[collector], {})) if path.exists() else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -152,11 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("axes", nargs="*", metavar="AXIS")
     parser.add_argument("--most", type=int, help="no size above this; nothing is kept")
     parser.add_argument("--up-to", type=int, help="no size above this; what is measured is kept")
+    parser.add_argument("--collector", choices=KEYS, default="on", help="Python's garbage collector while it measures")
     parser.add_argument("--directory", help="where the files go while it measures")
     parser.add_argument("--show", action="store_true", help="table and picture of the figures that are kept")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
+        if options.collector == "off":
+            gc.disable()
         one(options.axes[0], options.one, Path(options.directory))
         return
     from bench.growth_axes import AXES
@@ -167,25 +176,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for axis in () if options.show else options.axes or AXES:
         for size in AXES[axis][1]:
             if all(limit is None or size <= limit for limit in (options.most, options.up_to)):
-                found = measure(axis, size, options.directory)
+                found = measure(axis, size, options.directory, options.collector)
                 print(axis, f"{size:,}", json.dumps(found), flush=True)
                 axes = {**axes, axis: {**axes.get(axis, {}), str(size): found}}
                 if options.most is None:
                     # After every size: the largest takes many minutes, and what is measured is kept.
-                    keep(axes)
-    shown = axes if options.most else known()
+                    keep(axes, options.collector)
+    shown = axes if options.most else known(options.collector)
     print(table(COLUMNS, rows_of(shown), style=Style(False)))
-    if options.most is None:
+    if options.most is None and options.collector == "on":
         PICTURE.write_text(svg(panels(shown)))
         print(PICTURE)
 
 
-def keep(measured: Mapping[str, Mapping[str, Any]]) -> None:
+def keep(measured: Mapping[str, Mapping[str, Any]], collector: str = "on") -> None:
     """Write what was measured beside what is known, size by size; another axis may be measured at the same time."""
-    axes = known()
+    kept = {each: known(each) for each in KEYS}
+    axes = kept[collector]
     for axis, by_size in measured.items():
         axes[axis] = dict(sorted({**axes.get(axis, {}), **by_size}.items(), key=lambda found: int(found[0])))
-    write_results("growth", {"axes": axes, "noise_s": NOISE_S})
+    write_results("growth", {**{KEYS[each]: found for each, found in kept.items()}, "noise_s": NOISE_S})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Log-log plots as SVG, made by hand: a picture in the docs needs no plotting library.
+"""Log-log plots and bars as SVG, made by hand: a picture in the docs needs no plotting library.
 
-Each panel has its operations as lines with their names at the right end, and a dashed line that grows with n log n.
+Each panel of ``svg`` has its operations as lines with their names at the right end, and a dashed line that grows with
+n log n; each panel of ``bars_svg`` has one bar for each name, as long as its median, with its lowest and highest value.
 """
 
 import html
@@ -33,13 +34,8 @@ class Panel:
 
 def svg(panels: Sequence[Panel]) -> str:
     """One picture, a panel below the other."""
-    height = HEIGHT * len(panels)
     inside = "\n".join(text for number, panel in enumerate(panels) for text in _panel(panel, number * HEIGHT))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="11">\n<rect width="{WIDTH}" height="{height}" fill="white"/>\n'
-        f"{inside}\n</svg>\n"
-    )
+    return _picture(HEIGHT * len(panels), inside)
 
 
 @dataclass(frozen=True)
@@ -58,6 +54,50 @@ class _Scale:
     def y(self, seconds: float) -> float:
         share = (math.log10(max(seconds, LEAST_S)) - self.low) / (self.high - self.low)
         return self.top + HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One quantity of several sides: the median, the lowest and the highest value of each."""
+
+    title: str
+    values: Mapping[str, tuple[float, float, float]]
+
+
+NAMES_WIDTH, BAR_HEIGHT, BAR_PITCH, HEAD_HEIGHT = 170, 12, 18, 30
+
+
+def bars_svg(panels: Sequence[Bars]) -> str:
+    """One picture, a panel below the other, the shortest bar of each first."""
+    parts, top = list[str](), 0.0
+    for panel in panels:
+        parts += _bars(panel, top)
+        top += HEAD_HEIGHT + BAR_PITCH * len(panel.values)
+    return _picture(top + BAR_PITCH / 2, "\n".join(parts))
+
+
+def _bars(panel: Bars, top: float) -> Iterator[str]:
+    yield _text(8, top + 18, panel.title, weight="bold")
+    longest = max((highest for _, _, highest in panel.values.values()), default=0.0) or 1.0
+    scale = (WIDTH - NAMES_WIDTH - 120) / longest
+    ordered = sorted(panel.values.items(), key=lambda named: named[1][0])
+    for number, (name, (median, lowest, highest)) in enumerate(ordered):
+        y = top + HEAD_HEIGHT + BAR_PITCH * number
+        middle, low, high = (NAMES_WIDTH + scale * value for value in (median, lowest, highest))
+        color = COLORS[0] if name == "unbroken" else "#bbb"
+        yield _text(NAMES_WIDTH - 6, y + 10, name, anchor="end")
+        size = f'width="{middle - NAMES_WIDTH:.1f}" height="{BAR_HEIGHT}"'
+        yield f'<rect x="{NAMES_WIDTH}" y="{y:.1f}" {size} fill="{color}"/>'
+        yield f'<path d="M{low:.1f} {y + BAR_HEIGHT / 2:.1f}H{high:.1f}" stroke="#222"/>'
+        yield _text(high + 6, y + 10, f"{median:.3g}")
+
+
+def _picture(height: float, inside: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" viewBox="0 0 {WIDTH} {height:g}" '
+        f'font-family="sans-serif" font-size="11">\n<rect width="{WIDTH}" height="{height:g}" fill="white"/>\n'
+        f"{inside}\n</svg>\n"
+    )
 
 
 def _panel(panel: Panel, top: float) -> Iterator[str]:

@@ -26,7 +26,8 @@ DAY_S = 86_400.0
 # ---- public figures ----
 
 # The Llama 3 report: 419 unexpected interruptions in 54 days on 16,384 GPUs; storage that sustains 2 TB/s for a cluster
-# of 24,576 GPUs; about 400 TFLOP/s of a GPU, of which 16 million tokens of 405 B parameters take a step.
+# of 24,576 GPUs; 400 TFLOP/s of a GPU on 16,384 of them, cut 8 ways by tensor and 16 by pipeline (table of 4D
+# parallelism), with steps of 16 million tokens (section 3.4.1: from 2.87 trillion tokens on).
 GPU_SECONDS_BETWEEN_FAILURES = 54 * DAY_S * 16_384 / 419
 SHARED_BYTES_PER_S_OF_A_GPU = 2e12 / 24_576
 FLOPS_OF_A_GPU = 400e12

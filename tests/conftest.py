@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -165,6 +166,8 @@ NEEDS: Mapping[str, tuple[Callable[[], bool], str]] = {
 
 # From npm, which a CI machine need not have.
 NOT_ON_CI = frozenset({"azurite"})
+# Of a build of torch for GPUs.
+NOT_INSTALLED_ON_CI = frozenset({"triton"})
 
 
 @cache
@@ -178,6 +181,36 @@ def lacking(need: str) -> str | None:
     return None if is_met() else reason
 
 
+def _is_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
+def _fail_if_not_installed(report: pytest.CollectReport | pytest.TestReport) -> None:
+    """Make a failure of a skip by ``importorskip``, on CI: an extra that drops out would end its tests unnoticed."""
+    found = re.search(r"could not import '([^']+)'", str(report.longrepr)) if report.skipped and _is_ci() else None
+    if found and found[1] not in NOT_INSTALLED_ON_CI:
+        report.outcome = "failed"
+        report.longrepr = f"{found[0]}; CI must have it"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a file whose package is not installed, on CI."""
+    report = yield
+    _fail_if_not_installed(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test whose package is not installed, on CI."""
+    report = yield
+    _fail_if_not_installed(report)
+    return report
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose needs are not met; on CI, where all are to be met, fail it."""
     for marker in item.iter_markers("needs"):
@@ -185,7 +218,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if need not in NEEDS:
                 pytest.fail(f"no such need: {need!r}; known are {', '.join(NEEDS)}", pytrace=False)
             reason = lacking(need)
-            if reason and need not in NOT_ON_CI and os.environ.get("CI", "").lower() in ("true", "1"):
+            if reason and need not in NOT_ON_CI and _is_ci():
                 pytest.fail(f"{reason}; CI must have it", pytrace=False)
             if reason:
                 pytest.skip(reason)

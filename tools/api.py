@@ -49,6 +49,7 @@ LAYOUT: dict[str, dict[str, str]] = {
     "unbroken.frameworks.transformers": {"": "Callback(is_stopped) resume"},
     "unbroken.frameworks.lightning": {"": "Callback Stopped(reason)"},
     "unbroken.frameworks.dcp": {"": "Checkpoints(step,path,is_stopping,step_done,reader,writer,close) Reader Writer"},
+    "unbroken.frameworks.torchtitan": {"": "CheckpointManager(run)"},
     "unbroken.frameworks.deepspeed": {"": "Checkpoints(step,path,is_stopping,load,step_done,save,close)"},
     "unbroken.config": {
         "Read a config": "load from_preset preset PRESETS require_sound Resolved",

@@ -30,3 +30,6 @@ fi
 
 $pip install --quiet -c constraints.txt "$torch"
 $pip install --quiet -c constraints.txt -e '.[test]'
+# Without what torchtitan depends on: it asks for an older `datasets` than the other tests use, and its checkpoint manager
+# needs of all that tyro alone.
+$pip install --quiet -c constraints.txt --no-deps torchtitan tyro docstring-parser

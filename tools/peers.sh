@@ -10,13 +10,14 @@ set -euo pipefail
 folder=$1
 torch=$(grep '^torch==' constraints.txt)
 
-for peer in accelerate lightning; do
-    version=$(grep "^$peer==" constraints.txt)
-    venv="$folder/$peer"
-    mark="$venv/.installed-$version-$torch"
-    [ -e "$mark" ] && continue
+# install NAME CONSTRAINTS PACKAGE==VERSION: one peer, unless it is there.
+install() {
+    local name=$1 constraints=$2 version=$3
+    local venv="$folder/$name"
+    local mark="$venv/.installed-$version-$torch"
+    [ -e "$mark" ] && return
     "${PYTHON:-python3}" -m venv "$venv"
-    pip="$venv/bin/pip --disable-pip-version-check"
+    local pip="$venv/bin/pip --disable-pip-version-check"
     if ! command -v nvidia-smi >/dev/null; then
         # Ask pip what it would install before it installs anything.
         if $pip install --quiet --dry-run --report - -c constraints.txt "$torch" | grep -qiE '"name": *"(nvidia|cuda)[-_]'
@@ -25,7 +26,17 @@ for peer in accelerate lightning; do
             exit 1
         fi
     fi
-    $pip install --quiet -c constraints.txt "$torch" numpy
-    $pip install --quiet -c constraints.txt "$version"
+    $pip install --quiet -c "$constraints" "$torch" numpy
+    $pip install --quiet -c "$constraints" "$version"
     touch "$mark"
+}
+
+mkdir -p "$folder"
+# These want another numpy or datasets than the tests do: of the constraints only torch holds for them.
+echo "$torch" >"$folder/torch.txt"
+
+for peer in accelerate lightning; do
+    install "$peer" constraints.txt "$(grep "^$peer==" constraints.txt)"
 done
+install gpt-simple "$folder/torch.txt" gpt-simple-lm==0.1.2
+install torchtitan "$folder/torch.txt" torchtitan==0.3.0

@@ -15,10 +15,11 @@ from unbroken.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from unbroken import config, data, errors, exact, gpt, testing
+    from unbroken.foreign.load import load
     from unbroken.loop.run import Run
     from unbroken.loop.settings import Settings
     from unbroken.records.checkpoints import Checkpoint, checkpoints
-    from unbroken.state.load import Loaded, load
+    from unbroken.state.load import Loaded
     from unbroken.state.planners import BalanceBytes, BalanceTime, SavePlanner
 
 __all__ = [
@@ -50,7 +51,7 @@ _HOMES: Final = {
     "Run": "unbroken.loop.run",
     "Settings": "unbroken.loop.settings",
     "checkpoints": "unbroken.records.checkpoints",
-    "load": "unbroken.state.load",
+    "load": "unbroken.foreign.load",
 }
 
 if os.environ.get("UNBROKEN_OUTCOME_FILE"):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,37 @@ LOOPS = [
     ("dcp_loop", 200, 40),
     ("deepspeed_loop", 80, 8),
 ]
+# How many lines make each plain loop a run; the README promises at most twelve.
+LINES = {
+    "gpt_loop": 8,
+    "prefetch_loop": 8,
+    "classifier": 8,
+    "transformers_trainer": 3,
+    "accelerate_loop": 11,
+    "streaming_dataset": 7,
+    "lightning_trainer": 3,
+    "fabric_loop": 6,
+    "dcp_loop": 10,
+    "deepspeed_loop": 12,
+}
+
+# Runs a program that is killed as soon as a checkpoint of that name stands.
+KILLED_AFTER = """
+import os, runpy, signal, sys
+from unbroken.files import Files
+
+last, publish = sys.argv[1], Files.publish
+
+def publish_and_die(files, source, target):
+    publish(files, source, target)
+    if target.name == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Files.publish = publish_and_die
+sys.argv[:] = sys.argv[2:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def code_of(name: str) -> list[str]:
@@ -41,7 +71,7 @@ def code_of(name: str) -> list[str]:
 def test_at_most_twelve_lines_make_the_plain_loop_a_run(name: str) -> None:
     changed = difflib.ndiff(code_of(f"{name}_plain.py"), code_of(f"{name}.py"))
     added = [line for line in changed if line.startswith("+ ") and line[2:].strip()]
-    assert 0 < len(added) <= 12, added
+    assert 0 < len(added) <= LINES[name] <= 12, added
 
 
 def last_line(*command: str) -> str:
@@ -56,15 +86,12 @@ def test_killed_and_resumed_it_ends_with_the_bits_of_the_plain_loop(
     tmp_path: Path, name: str, steps: int, killed_after: int
 ) -> None:
     layout = Layout(tmp_path / "run")
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(steps), str(layout.run)]
-    first = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    while not (layout.checkpoints / f"checkpoint-{killed_after}").exists():
-        assert first.poll() is None
-        time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    words = [str(EXAMPLES / f"{name}.py"), str(steps), str(layout.run)]
+    killing = [sys.executable, "-c", KILLED_AFTER, f"checkpoint-{killed_after}", *words]
+    killed = subprocess.run(killing, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=False)
+    assert killed.returncode == -signal.SIGKILL and (layout.checkpoints / f"checkpoint-{killed_after}").exists()
     assert not (layout.checkpoints / "final").exists() and not (layout.checkpoints / f"checkpoint-{steps}").exists()
-    resumed = last_line(*command)
+    resumed = last_line(sys.executable, *words)
     assert resumed.startswith("weights ")
     plain = [sys.executable, str(EXAMPLES / f"{name}_plain.py"), str(steps), str(tmp_path / "plain")]
     assert resumed == last_line(*plain)

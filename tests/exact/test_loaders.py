@@ -23,7 +23,7 @@ HEAD = """\
 def row(case: loading.Case, count: int, how: str) -> str:
     name = NAMES.get(case.loader, f"`{case.loader}`") + ("" if case.in_order else ", `in_order=False`")
     kept = "-" if not case.workers else "yes" if case.persistent else "no"
-    exact = "yes" if count == 0 else "**no, and said at the start**"
+    exact = "yes" if count == 0 else "**no; a warning says so**"
     way = {"own state": "from its own state", "replayed": "replays its epoch"}[how]
     return f"| {name} | {case.dataset} | {case.workers} | {kept} | {exact} | {way} |\n"
 

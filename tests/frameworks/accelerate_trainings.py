@@ -129,11 +129,15 @@ class Script:
             cpu=True,
             gradient_accumulation_steps=job.get("accumulation", 1),
             project_config=project,
+            log_with=job.get("log_with"),
             dataloader_config=DataLoaderConfiguration(**job.get("loading", {})),
         )
         if job.get("scaler"):
             # On the CPU Accelerate makes none; large enough to overflow at first.
             accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+        self.own_scaler = torch.amp.GradScaler(
+            "cpu", init_scale=2.0**127, growth_interval=3, enabled="own_scaler" in job
+        )
         set_seed(3)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -153,6 +157,10 @@ class Script:
                 model, optimizer, loader, held_out, scheduler
             )
         accelerator.register_for_checkpointing(self.average)
+        if job.get("own_scaler") == "registered":
+            accelerator.register_for_checkpointing(self.own_scaler)
+        if "log_with" in job:
+            accelerator.init_trackers("plain")
         if not job.get("seed"):
             set_seed(9, device_specific=True)
 
@@ -172,11 +180,12 @@ class Script:
         """The body of the loop."""
         with self.accelerator.accumulate(self.model):
             loss: torch.Tensor = self.model(batch).square().mean()
-            if self.job.get("scaler"):
+            if self.job.get("scaler") or "own_scaler" in self.job:
                 # Its gradients overflow at the first scales.
                 loss = loss * 64
-            self.accelerator.backward(loss)
-            self.optimizer.step()
+            self.accelerator.backward(self.own_scaler.scale(loss))
+            self.own_scaler.step(self.optimizer)
+            self.own_scaler.update()
             self.scheduler.step()
             self.optimizer.zero_grad()
         self.average.update(loss.item())
@@ -203,6 +212,7 @@ class Script:
             found.update(value.detach().numpy().tobytes())
         scaler = self.accelerator.scaler
         states = [self.optimizer.state_dict(), self.average.value, None if scaler is None else scaler.state_dict()]
+        states.append(self.own_scaler.state_dict())
         for key, text in sorted(flat("", states)):
             found.update(f"{key}={text}".encode())
         found.update(repr(self.scheduler.get_last_lr()).encode())
@@ -219,19 +229,22 @@ def _plainly(script: Script) -> dict[str, Any]:
         # Else it would not save: the folder exists.
         accelerator.project_configuration.iteration = int(script.job["resume"])
         step = start = 4 * int(script.job["resume"])
+    scale = script.own_scaler.get_scale()
     per_epoch = len(script.loader)
     for epoch in range(start // per_epoch, EPOCHS):
         loader = script.loader
         if epoch == start // per_epoch and start % per_epoch:
             loader = accelerator.skip_first_batches(loader, start % per_epoch)
         for batch in loader:
-            script.compute(batch)
+            loss = script.compute(batch)
             step += 1
+            if "log_with" in script.job:
+                accelerator.log({"loss": loss.item()}, step=step)
             if "project" in script.job and step % 4 == 0:
                 accelerator.save_state()
             script.interrupt(step)
         script.evaluate()
-    return {"step": step, "is_stopped": False}
+    return {"step": step, "is_stopped": False, "scale": scale}
 
 
 def _attached(script: Script) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from tests.frameworks.titan_manager import class_of_page
 from unbroken.frameworks import dcp as unbroken_dcp
 
 # Once, before the forks: an optimizer imports much when it is made.
@@ -96,7 +95,7 @@ def train(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with process_group():
-        found = plain(job) if job.get("plain") else titan(job) if job.get("titan") else ours(job)
+        found = plain(job) if job.get("plain") else ours(job)
         if int(os.environ.get("RANK", "0")) == 0:
             Path(job["result"]).write_text(json.dumps(found))
 
@@ -155,39 +154,6 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
                 break
         is_stopping, step = checkpoints.is_stopping, checkpoints.step
     return {"digest": training.digest(), "began": began, "first": first, "step": step, "is_stopping": is_stopping}
-
-
-class Part:
-    """The model or the optimizer of a training alone, as torchtitan holds them."""
-
-    def __init__(self, training: Training, name: str) -> None:
-        self._training, self._name = training, name
-
-    def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._training.state_dict()[self._name]
-        return found
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        whole = self._training.state_dict()
-        whole[self._name] = {name: state[name] for name in whole[self._name]}
-        self._training.load_state_dict(whole)
-
-
-def titan(job: dict[str, Any]) -> dict[str, Any]:
-    """With the manager of docs/dcp.md."""
-    training = Training()
-    manager_class = class_of_page()
-    config = manager_class.Config(folder=job["directory"], async_mode=job["titan"])
-    states = {name: Part(training, name) for name in ("model", "optimizer")}
-    manager = manager_class(config, states=states)
-    first = manager.load()
-    began = training.digest()
-    for step in range(first + 1, job.get("steps", 12) + 1):
-        training.step(step)
-        if step % 4 == 0:
-            manager.save(step)
-    manager.close()
-    return {"digest": training.digest(), "began": began, "first": first}
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 WIDTH = 16
 # What the process that forks the trainings does once, to import what they will: in a world of one, at any free port.
-_ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-SMALLEST = {"plain": True, "stage": 1, "steps": 2, "environ": _ALONE}
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+SMALLEST = {"plain": True, "stage": 1, "steps": 2, "environ": ALONE}
 
 
 def make_model() -> torch.nn.Module:
@@ -36,7 +36,7 @@ def make_model() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-def make_engine(stage: int) -> Any:  # noqa: ANN401
+def make_engine(stage: int, *, bf16: bool = False) -> Any:  # noqa: ANN401
     random.seed(7)
     torch.manual_seed(7 + int(os.environ["RANK"]))
     config = {
@@ -45,6 +45,7 @@ def make_engine(stage: int) -> Any:  # noqa: ANN401
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 1e-2}},
         "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
+        "bf16": {"enabled": bf16},
     }
     model = make_model()
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
@@ -52,11 +53,11 @@ def make_engine(stage: int) -> Any:  # noqa: ANN401
 
 def train_step(engine: Any) -> torch.Tensor:  # noqa: ANN401
     made = torch.Generator().manual_seed(1000 * engine.micro_steps + dist.get_rank())
-    batch = torch.randn(4, WIDTH, generator=made)
+    batch = torch.randn(4, WIDTH, generator=made).to(engine.get_data_types()[0])
     loss = (engine(batch) - batch).square().mean()
     engine.backward(loss)
     engine.step()
-    found: torch.Tensor = loss.detach()
+    found: torch.Tensor = loss.detach().float()
     return found
 
 
@@ -72,7 +73,7 @@ def digest(engine: Any) -> str:  # noqa: ANN401
     """The weights, the schedule and the RNG states of a rank; wrong moments show in the weights that follow."""
     found = hashlib.sha256()
     for name, value in sorted(weights_of(engine).items()):
-        found.update(name.encode() + value.numpy().tobytes())
+        found.update(name.encode() + value.float().numpy().tobytes())
     found.update(repr((engine.lr_scheduler.state_dict(), engine.global_steps, engine.micro_steps)).encode())
     found.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
     return found.hexdigest()
@@ -83,7 +84,7 @@ def train(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    engine = make_engine(job["stage"])
+    engine = make_engine(job["stage"], bf16=job.get("bf16", False))
     found = plain(job, engine) if job.get("plain") else ours(job, engine)
     found["digest"] = digest(engine)
     if job.get("convert"):
@@ -146,7 +147,7 @@ def ours(job: dict[str, Any], engine: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def converted(job: dict[str, Any], engine: Any) -> dict[str, bool]:  # noqa: ANN401
-    """Whether the weights that each converter gives are the live ones, bit for bit."""
+    """Whether the weights that each converter gives are the live ones, bit for bit, or round to them in 16 bits."""
     run, live = job["directory"], weights_of(engine)
     engine.save_16bit_model(f"{run}/../model")
     dist.barrier()
@@ -164,7 +165,9 @@ def converted(job: dict[str, Any], engine: Any) -> dict[str, bool]:  # noqa: ANN
     sys.argv = argv
     found["script"] = torch.load(f"{run}/../by-script/pytorch_model.bin", weights_only=True)
     found["16bit"] = torch.load(f"{run}/../model/pytorch_model.bin", weights_only=True)
+    assert all(given.dtype == live[name].dtype for name, given in found["16bit"].items())
     return {
-        how: given.keys() == live.keys() and all(torch.equal(given[name], live[name]) for name in live)
+        how: given.keys() == live.keys()
+        and all(torch.equal(given[name].to(live[name].dtype), live[name]) for name in live)
         for how, given in found.items()
     }

@@ -96,7 +96,33 @@ def make_model(pl: Any, job: dict[str, Any]) -> Any:  # noqa: ANN401
         def configure_optimizers(self) -> Any:  # noqa: ANN401
             return [torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (self.net, self.other)]
 
+    if job.get("average"):
+        return averaged(Model)
     return Manual() if job.get("manual") else Model()
+
+
+def averaged(kind: Any) -> Any:  # noqa: ANN401
+    """A module that also keeps a mean of its weights."""
+
+    class Averaged(kind):  # type: ignore[misc]
+        """Keeps a mean of its weights by itself, in the two hooks that Lightning has for that."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.average = [value.detach().clone() for value in self.parameters()]
+
+        def optimizer_step(self, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+            super().optimizer_step(*rest, **more)
+            for mean, value in zip(self.average, self.parameters(), strict=True):
+                mean.mul_(0.9).add_(value.detach(), alpha=0.1)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["average"] = self.average
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.average = checkpoint["average"]
+
+    return Averaged()
 
 
 def interrupt(pl: Any, steps: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -118,6 +144,14 @@ def interrupt(pl: Any, steps: dict[str, Any]) -> Any:  # noqa: ANN401
     return Interrupt()
 
 
+def kill_in_save(job: dict[str, Any]) -> None:
+    """Die in a save, where and when the job says."""
+    if "torn" in job:
+        kill_while_writing(job["torn"])
+    if "cut" in job:
+        kill_before(*job["cut"])
+
+
 def kill_while_writing(step: int) -> None:
     """Die in the middle of the file that Lightning writes for a step."""
     save = torch.save
@@ -130,12 +164,30 @@ def kill_while_writing(step: int) -> None:
     setattr(torch, "save", torn)  # noqa: B010 - typed otherwise
 
 
+def kill_before(file: str, times: int) -> None:
+    """Die before a file with this in its path is written for the so-manieth time."""
+    save, seen = torch.save, []
+
+    def cut(value: Any, path: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+        if file in str(path):
+            seen.append(path)
+            if len(seen) == times:
+                die()
+        save(value, path, *rest, **more)
+
+    setattr(torch, "save", cut)  # noqa: B010 - typed otherwise
+
+
 def digest(trainer: Any, model: torch.nn.Module) -> str:  # noqa: ANN401
     """All that a training has come to: weights, optimizers, schedules and RNG states."""
     found = hashlib.sha256()
-    for value in model.state_dict().values():
+    engine = getattr(trainer.strategy, "deepspeed_engine", None)
+    # Wrong moments of DeepSpeed show in the weights that follow.
+    weights = model.state_dict() if engine is None else _zero_fits().weights_of(engine)
+    for value in weights.values():
         found.update(value.detach().numpy().tobytes())
-    for optimizer in trainer.optimizers:
+    found.update(b"" if engine is None else repr((engine.global_steps, engine.micro_steps)).encode())
+    for optimizer in trainer.optimizers if engine is None else ():
         for key, text in sorted(_flat("", optimizer.state_dict())):
             found.update(f"{key}={text}".encode())
     for config in trainer.lr_scheduler_configs:
@@ -144,6 +196,8 @@ def digest(trainer: Any, model: torch.nn.Module) -> str:  # noqa: ANN401
         average = getattr(callback, "_average_model", None)
         for value in () if average is None else average.state_dict().values():
             found.update(value.numpy().tobytes())
+    for value in getattr(model, "average", ()):
+        found.update(value.numpy().tobytes())
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     found.update(b"" if scaler is None else repr(scaler.state_dict()).encode())
     found.update(torch.get_rng_state().numpy().tobytes())
@@ -157,6 +211,10 @@ def _flat(at: str, value: object) -> list[tuple[str, str]]:
     if isinstance(value, list):
         return [each for place, inner in enumerate(value) for each in _flat(f"{at}.{place}", inner)]
     return [(at, value.numpy().tobytes().hex() if isinstance(value, torch.Tensor) else repr(value))]
+
+
+def _zero_fits() -> Any:  # noqa: ANN401
+    return importlib.import_module("tests.frameworks.zero_fits")
 
 
 def make_callbacks(pl: Any, ours: Any, job: dict[str, Any]) -> list[Any]:  # noqa: ANN401
@@ -173,6 +231,13 @@ def make_callbacks(pl: Any, ours: Any, job: dict[str, Any]) -> list[Any]:  # noq
     if job.get("early"):
         callbacks.append(pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0))
     return callbacks
+
+
+def make_logger(pl: Any, directory: Path, name: str) -> Any:  # noqa: ANN401
+    """The logger of Lightning that a job asks for, or none."""
+    if name == "tensorboard":
+        return pl.loggers.TensorBoardLogger(directory, name="tensorboard", version="shown")
+    return pl.loggers.CSVLogger(directory, "log") if name == "csv" else False
 
 
 def make_data(pl: Any, job: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
@@ -218,19 +283,19 @@ def train(job: dict[str, Any]) -> None:
             "max_steps": 24,
             "accelerator": "cpu",
             "devices": 1,
-            "logger": pl.loggers.CSVLogger(directory, "log") if job.get("csv") else False,
+            "logger": make_logger(pl, directory, job.get("logger", "")),
             "default_root_dir": job["directory"],
             "enable_progress_bar": False,
             "enable_model_summary": False,
             "limit_val_batches": 0,
             "log_every_n_steps": 1,
             "callbacks": [*callbacks, *savers],
+            **({"strategy": _zero_fits().strategy(job["zero"])} if "zero" in job else {}),
             **({"plugins": [pl.plugins.MixedPrecision("16-mixed", "cpu")]} if job.get("scaler") else {}),
             **job.get("trainer", {}),
         }
     )
-    if "torn" in job:
-        kill_while_writing(job["torn"])
+    kill_in_save(job)
     is_stopped, reason = False, ""
     try:
         trainer.fit(model, **make_data(pl, job), ckpt_path=job.get("ckpt_path", "last"))
@@ -250,7 +315,10 @@ def train(job: dict[str, Any]) -> None:
         "best": [saver.best_model_path for saver in savers],
         "scores": [sorted(float(score) for score in saver.best_k_models.values()) for saver in savers],
         "last": [saver.last_model_path for saver in savers],
+        "rates": [config.scheduler.state_dict()["_last_lr"] for config in trainer.lr_scheduler_configs],
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
+    if job.get("convert"):
+        result["converts"] = _zero_fits().converted(trainer, savers, directory.parent / "converted")
     if int(os.environ.get("RANK", "0")) == 0:
         Path(job["result"]).write_text(json.dumps(result))

@@ -185,3 +185,47 @@ def test_a_scheduler_that_is_not_registered_is_named(jobs: Jobs, tmp_path: Path)
     registered: dict[str, Any] = {"is_scheduler_loose": "registered", "options": {"audit": "error"}}
     assert jobs.run(tmp_path / "run", interrupts=at(5, TERM), **registered).code == 0
     assert jobs.run(tmp_path / "run", **registered).digest == whole.digest
+
+
+@pytest.mark.promise("C10")
+def test_the_last_and_the_best_survive_a_limit_and_a_kill(jobs: Jobs, tmp_path: Path) -> None:
+    project = {"automatic_checkpoint_naming": True, "total_limit": 1}
+    torn = {"name": "optimizer.bin", "step": 2}
+    # Accelerate alone deletes the last one before it writes the next: nothing is left to resume from.
+    assert jobs.run(tmp_path / "plain", plain=True, project=project, torn=torn).code == -KILL
+    assert [each.name for each in (tmp_path / "plain" / "checkpoints").iterdir()] == ["checkpoint_1"]
+    assert jobs.run(tmp_path / "plain", plain=True, project=project, resume=2).result is None
+
+    # The greatest loss is an early one.
+    run, options = tmp_path / "run", {"keep_best": "loss:max"}
+    assert jobs.run(run, project=project, torn=torn, options=options).code == -KILL
+    assert [each.step for each in unbroken.checkpoints(run)] == [4]
+    assert jobs.run(run, project=project, options=options).result is not None
+    last, best = unbroken.checkpoints(run)
+    assert last.step == 33 and best.metrics["loss"] > last.metrics["loss"]
+
+
+@pytest.mark.promise("C10")
+def test_a_loss_scaler_of_the_script_is_named_or_restored(jobs: Jobs, tmp_path: Path) -> None:
+    forgotten: dict[str, Any] = {"own_scaler": "forgotten"}
+    plain: dict[str, Any] = {"plain": True, "project": {"automatic_checkpoint_naming": True}, **forgotten}
+    assert jobs.run(tmp_path / "plain", interrupts=at(14, KILL), **plain).code == -KILL
+    # Accelerate alone starts it over at its first scale, and says nothing.
+    lost = jobs.run(tmp_path / "plain", resume=3, **plain)
+    assert lost.result is not None and lost.result["scale"] == 2.0**127 and "GradScaler" not in lost.said
+    assert "GradScaler" in jobs.run(tmp_path / "loose", interrupts=at(5, TERM), **forgotten).said
+    refused = jobs.run(tmp_path / "strict", options={"audit": "error"}, **forgotten)
+    assert refused.code == 1 and "GradScaler" in refused.said
+
+    registered: dict[str, Any] = {"own_scaler": "registered", "options": {"audit": "error"}}
+    whole = jobs.run(tmp_path / "whole", plain=True, own_scaler="registered")
+    assert jobs.run(tmp_path / "run", interrupts=at(14, KILL), **registered).code == -KILL
+    resumed = jobs.run(tmp_path / "run", **registered)
+    assert resumed.digest == whole.digest, resumed.said
+
+
+@pytest.mark.promise("C10")
+def test_ranks_with_different_numbers_of_batches_are_refused(jobs: Jobs, tmp_path: Path) -> None:
+    # Eleven batches: six for one rank, five for the other.
+    refused = jobs.run(tmp_path / "run", ranks=2, samples=41, loading={"even_batches": False})
+    assert refused.code == 1 and "even_batches=True" in refused.said, refused.said

@@ -102,19 +102,3 @@ def test_a_damaged_newest_is_skipped_and_a_lost_directory_comes_from_the_mirror(
     shutil.rmtree(run)
     again = jobs.run(run, steps=8, options=options)
     assert result(again)["began"] == first.digest and result(again)["first"] == 8, again.said
-
-
-@pytest.mark.promise("X6")
-def test_the_checkpoint_manager_of_the_page_is_killed_and_resumed_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
-    whole = jobs.run(tmp_path / "whole", plain=True, ranks=2)
-    run = tmp_path / "run"
-    assert (
-        jobs.run(run, drilled(tmp_path, run, Fault("manifest", "kill", when=2)), ranks=2, titan="async").result is None
-    )
-    assert [each.name for each in unbroken.checkpoints(run)] == ["step-4"]
-    resumed = jobs.run(run, ranks=2, titan="async")
-    assert result(resumed)["first"] == 4 and resumed.digest == whole.digest, resumed.said
-    # A damaged newest is out of the way before the manager looks for the newest.
-    flip(run / "step-12" / "__1_0.distcp")
-    again = jobs.run(run, ranks=2, titan="disabled")
-    assert result(again)["first"] == 8 and again.digest == whole.digest, again.said

@@ -1,8 +1,10 @@
 """DeepSpeed engines as runs, in every ZeRO stage: killed or stopped, they end in the same bits."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.frameworks.forking import Ended, Jobs, events, forking, resumed_from
 from tests.trackers.readers import tensorboard_points
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
+from unbroken.records.metrics import read_metrics
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 KILL = int(signal.SIGKILL)
@@ -46,8 +49,8 @@ def test_killed_inside_the_engines_own_write_it_resumes_to_the_same_bits(jobs: J
 
 
 @pytest.mark.promise("C8", "X6")
-@pytest.mark.parametrize("stage", [1, 2])
-def test_stopped_it_resumes_exactly_and_every_converter_gives_the_live_weights(
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights(
     jobs: Jobs, tmp_path: Path, stage: int
 ) -> None:
     whole = jobs.run(tmp_path / "whole", plain=True, stage=stage, ranks=2)
@@ -56,13 +59,30 @@ def test_stopped_it_resumes_exactly_and_every_converter_gives_the_live_weights(
     # Each rank gets its signal before it votes at step 3; the vote is read at step 4.
     stopped = jobs.run(run, stage=stage, ranks=2, stop=3, options=shown)
     assert stopped.code == 0 and result(stopped)["step"] == 4, stopped.said
-    refused = jobs.run(run, stage=3 - stage, ranks=2)
-    assert refused.code == 1 and f"zero_stage: {stage} before, {3 - stage} now" in refused.said
+    refused = jobs.run(run, stage=stage % 3 + 1, ranks=2)
+    assert refused.code == 1 and f"zero_stage: {stage} before, {stage % 3 + 1} now" in refused.said
+    refused = jobs.run(run, ALONE, stage=stage)
+    assert refused.code == 1 and "world_size: 2 before, 1 now" in refused.said
+    assert jobs.run(run, stage=stage, ranks=2, torn=6, options=shown).code == -KILL
     resumed = jobs.run(run, stage=stage, ranks=2, convert=True, options=shown)
     assert result(resumed)["first"] == 4 and resumed.digest == whole.digest, resumed.said
     assert result(resumed)["converted"] == CONVERTERS
     ((name, points),) = tensorboard_points(run).items()
     assert name.startswith("mine-") and [step for step, _ in points] == [*range(1, 9)]
+
+
+@pytest.mark.promise("C8")
+@pytest.mark.parametrize("stage", [1, 3])
+def test_in_bf16_it_resumes_exactly_and_every_converter_gives_the_live_weights(
+    jobs: Jobs, tmp_path: Path, stage: int
+) -> None:
+    job: dict[str, Any] = {"stage": stage, "bf16": True, "steps": 6}
+    whole = jobs.run(tmp_path / "whole", ALONE, plain=True, **job)
+    run = tmp_path / "run"
+    assert jobs.run(run, ALONE, torn=4, **job).code == -KILL
+    resumed = jobs.run(run, ALONE, convert=True, **job)
+    assert resumed_from(run)[-1] == 2 and resumed.digest == whole.digest, resumed.said
+    assert result(resumed)["converted"] == CONVERTERS
 
 
 @pytest.mark.promise("C8")
@@ -74,9 +94,34 @@ def test_by_its_own_means_a_resumed_engine_draws_other_numbers(jobs: Jobs, tmp_p
 
 
 @pytest.mark.promise("C8")
+def test_a_torn_newest_ends_deepspeed_alone_and_is_skipped_and_the_best_is_kept(jobs: Jobs, tmp_path: Path) -> None:
+    assert jobs.run(tmp_path / "plain", ALONE, plain=True, stage=1, steps=4).code == 0
+    # The file `latest` names a folder, and nobody has looked into it.
+    assert (tmp_path / "plain" / "latest").read_text() == "global_step4"
+    _truncate_states(tmp_path / "plain" / "global_step4")
+    assert jobs.run(tmp_path / "plain", ALONE, plain=True, stage=1).code == 1
+    run, options = tmp_path / "run", {"keep_last_k": 1, "keep_best": "loss:max"}
+    jobs.run(run, ALONE, stage=1, steps=6, options=options)
+    losses = dict(read_metrics(Layout(run)).series("loss"))
+    best = max((2, 4, 6), key=lambda step: losses[step])
+    kept = [each.step for each in unbroken.checkpoints(run)]
+    assert kept == sorted({6, best}, reverse=True)
+    jobs.run(run, ALONE, stage=1, steps=8)
+    _truncate_states(run / "checkpoint-8")
+    resumed = jobs.run(run, ALONE, stage=1)
+    whole = jobs.run(tmp_path / "whole", ALONE, plain=True, stage=1)
+    assert resumed_from(run)[-1] == 6 and resumed.digest == whole.digest, resumed.said
+
+
+def _truncate_states(folder: Path) -> None:
+    (states,) = folder.glob("*_optim_states.pt")
+    os.truncate(states, states.stat().st_size // 2)
+
+
+@pytest.mark.promise("C8")
 def test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang(jobs: Jobs, tmp_path: Path) -> None:
     refused = jobs.run(tmp_path / "run", stage=2, ranks=2, alone=True, options={"meet_seconds": 3.0})
-    assert refused.code == 1, refused.said
+    assert refused.code == 1 and "NotAllRanks" in refused.said and "rank 1" in refused.said, refused.said
     assert [event.text("status") for event in events(tmp_path / "run", "job-end")] == ["error"]
     assert not unbroken.checkpoints(tmp_path / "run")
 

@@ -13,11 +13,12 @@ SCRIPTS = {
     "transformers": ("transformers_trainer.py", 12, "save,term,flip"),
     "accelerate": ("accelerate_loop.py", 14, "save,term,flip"),
     "lightning": ("lightning_trainer.py", 12, "save,term,flip"),
-    "deepspeed": ("deepspeed_loop.py", 12, "save"),
-    "torch": ("dcp_loop.py", 12, "save"),
+    "deepspeed": ("deepspeed_loop.py", 12, "save,term,flip"),
+    "torch": ("dcp_loop.py", 12, "save,term,flip"),
 }
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.promise("C8", "C9", "C10", "C11", "X6")
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_prove_breaks_a_training_on_purpose_and_finds_the_same_bits(tmp_path: Path, framework: str) -> None:

@@ -324,6 +324,53 @@ def test_batches_of_workers_are_skipped_or_read_again_as_the_callback_says(jobs:
 
 
 @pytest.mark.promise("C9")
+def test_a_loss_scaler_is_restored_and_one_that_was_lost_is_noticed(jobs: Jobs, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"scaler": True, "arguments": {"max_steps": 12, "max_grad_norm": 0.0}}
+    kill = [{"step": 10, "number": KILL}]
+    whole = jobs.run(tmp_path / "whole", plain=True, **job)
+    assert whole.result is not None, whole.said
+
+    # A file that a power cut took: the Trainer alone starts the scaler over, and says nothing.
+    assert jobs.run(tmp_path / "plain", plain=True, interrupts=kill, **job).code == -KILL
+    (tmp_path / "plain" / "checkpoint-8" / "scaler.pt").unlink()
+    lost = jobs.run(tmp_path / "plain", plain=True, resume=True, **job)
+    assert lost.result is not None and lost.result["scaler"] != whole.result["scaler"], lost.said
+
+    run = tmp_path / "run"
+    assert jobs.run(run, interrupts=kill, **job).code == -KILL
+    resumed = jobs.run(run, **job)
+    assert resumed.result is not None and resumed_from(run)[-1] == 8, resumed.said
+    assert (resumed.digest, resumed.result["scaler"]) == (whole.digest, whole.result["scaler"])
+    (run / "checkpoint-12" / "scaler.pt").unlink()
+    again = jobs.run(run, **job)
+    assert [event.text("name") for event in events(run, "checkpoint-skipped")] == ["checkpoint-12"]
+    assert again.result is not None and again.result["scaler"] == whole.result["scaler"], again.said
+
+
+# How the script itself asks the Trainer to resume, and what a warning then says.
+ALONE: dict[str, tuple[dict[str, Any], bool | str, str]] = {
+    "true": ({"arguments": {"dataloader_num_workers": 1}}, True, "loader workers may draw"),
+    "path": ({"streamed": 40}, "checkpoint-8", "does not know the length"),
+}
+
+
+@pytest.mark.promise("C9")
+@pytest.mark.parametrize("name", ALONE)
+def test_with_the_callback_alone_it_resumes_as_the_script_asks_and_a_warning_names_the_limit(
+    jobs: Jobs, tmp_path: Path, name: str
+) -> None:
+    case, asked, warned = ALONE[name]
+    job = {"is_alone": True, **case}
+    run = tmp_path / "run"
+    whole = jobs.run(tmp_path / "whole", plain=True, **case)
+    assert jobs.run(run, interrupts=[{"step": 10, "number": KILL}], **job).code == -KILL
+    resumed = jobs.run(run, resume=asked if asked is True else str(run / str(asked)), **job)
+    assert resumed.digest == whole.digest, resumed.said
+    assert resumed_from(run) == [0, 8] and warned in resumed.said
+    assert [each.step for each in unbroken.checkpoints(run)][:2] == [20, 16]
+
+
+@pytest.mark.promise("C9")
 def test_what_cannot_be_resumed_exactly_is_refused_by_name(jobs: Jobs, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert jobs.run(run, arguments={"save_strategy": "epoch"}, interrupts=[{"step": 5, "number": TERM}]).code == 0

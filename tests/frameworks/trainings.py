@@ -223,7 +223,7 @@ def _flat(at: str, value: object) -> list[tuple[str, str]]:
 
 
 def train(job: dict[str, Any]) -> None:
-    """Do one job. ``plain``: without unbroken. ``arguments``: more of them. ``result``: where its end is written."""
+    """Do one job. ``plain``: without unbroken; ``is_alone``: without ``resume``. ``result``: the file for its end."""
     torch.set_num_threads(1)
     model = make_model()
     arguments = TrainingArguments(
@@ -246,6 +246,9 @@ def train(job: dict[str, Any]) -> None:
     train_data: Any = Streamed(job["streamed"]) if "streamed" in job else data
     few = torch.utils.data.Subset(data, range(4))
     trainer = Trainer(model, arguments, collator, train_dataset=train_data, eval_dataset=few)
+    if job.get("scaler"):
+        # On the CPU the Trainer makes none; large enough to overflow at first.
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
     callback = unbroken_hf.Callback(**job.get("options", {}))
     if not job.get("plain"):
         trainer.add_callback(callback)
@@ -260,7 +263,7 @@ def train(job: dict[str, Any]) -> None:
     if "torn" in job:
         kill_while_writing(**job["torn"])
     with contextlib.suppress(*([ValueError] if job.get("catches") else [])):
-        if job.get("plain"):
+        if job.get("plain") or job.get("is_alone"):
             trainer.train(resume_from_checkpoint=job.get("resume"))
         else:
             trainer.train(resume_from_checkpoint=unbroken_hf.resume(trainer, job.get("resume")))
@@ -271,6 +274,7 @@ def train(job: dict[str, Any]) -> None:
         "reads": Sequences.reads,
         "epoch": trainer.state.epoch,
         "best": trainer.state.best_model_checkpoint,
+        "scaler": trainer.accelerator.scaler.state_dict() if job.get("scaler") else None,
         "output_dir": arguments.output_dir,
         "losses": {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry},
     }

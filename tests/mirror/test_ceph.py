@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.mirror.made import LARGE, content, opened, run_at, saved, uploaded
-from tests.mirror.servers import environment, free_port
+from tests.mirror.servers import environment
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from tests.unit.state.tiny import bits, job, quietly, tiny
 from unbroken import Run
 from unbroken.errors import BucketMissing, MirrorReadOnly, NoCredentials
@@ -24,13 +26,14 @@ from unbroken.mirror.transfer import Limits
 from unbroken.store.check import Level, verify
 from unbroken.store.scan import scan
 
-pytestmark = [pytest.mark.needs("ceph", "root"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("ceph", "root"), pytest.mark.timeout(1200)]
 SCRIPT = Path(__file__).with_name("ceph_rgw.sh")
 _MAKE_BUCKET = """
 import boto3, json, sys, time
 client = boto3.client("s3", endpoint_url=sys.argv[1], aws_access_key_id="tester",
     aws_secret_access_key="very-secret-key", region_name="us-east-1")
-for attempt in range(100):
+until = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < until:
     try:
         client.create_bucket(Bucket="bucket")
         break
@@ -47,13 +50,14 @@ client.put_bucket_policy(Bucket="bucket", Policy=json.dumps({"Version": "2012-10
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     directory, port = tmp_path_factory.mktemp("ceph"), free_port()
+    # As long as it takes: pytest's own limit ends what hangs.
     try:
-        subprocess.run(["bash", SCRIPT, "up", directory, str(port), str(free_port())], check=True, timeout=300)
+        subprocess.run(["bash", SCRIPT, "up", directory, str(port), str(free_port())], check=True)
         python = Path(__file__).resolve().parents[2] / ".moto" / "bin" / "python"
-        subprocess.run([python, "-c", _MAKE_BUCKET, f"http://127.0.0.1:{port}"], check=True, timeout=120)
+        subprocess.run([python, "-c", _MAKE_BUCKET, f"http://127.0.0.1:{port}", str(PATIENCE_S)], check=True)
         yield port
     finally:
-        subprocess.run(["bash", SCRIPT, "down", directory], check=False, timeout=60)
+        subprocess.run(["bash", SCRIPT, "down", directory], check=False, timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -18,8 +18,98 @@ _EACH_EPOCH = "test_loaders_and_accumulation_of_each_epoch_and_doubles_resume_ex
 _PICKLED = "tests/unit/testing/test_pickled_parts.py::"
 _DEEPSPEED = "tests/frameworks/test_deepspeed.py::"
 _DCP = "tests/unit/frameworks/test_dcp.py::"
+_TITAN = "tests/frameworks/test_torchtitan.py::"
+_ACCELERATE = "tests/frameworks/test_accelerate.py::"
+_ARGUMENTS = "tests/unit/frameworks/test_trainer_arguments.py::"
+_ZERO = "tests/frameworks/test_lightning_deepspeed.py::"
 
 FRAMEWORKS: tuple[Mutation, ...] = (
+    one(
+        "another number of ranks or another stage left to DeepSpeed's own error",
+        "frameworks/deepspeed.py",
+        '        run.require_same(manifest.metadata, {"world_size": run.world.size, **self._facts()})\n',
+        "",
+        f"{_DEEPSPEED}test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights[1]",
+    ),
+    one(
+        "another number of ranks loaded by DeepSpeed",
+        "frameworks/deepspeed.py",
+        '{"world_size": run.world.size, **self._facts()}',
+        "self._facts()",
+        f"{_DEEPSPEED}test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights[1]",
+    ),
+    one(
+        "the micro-batches of an engine counted over in a resumed job",
+        "frameworks/deepspeed.py",
+        "        self._engine.micro_steps = manifest.metadata.get(_MICRO_STEPS, self._engine.micro_steps)\n",
+        "",
+        f"{_DEEPSPEED}test_stopped_and_killed_it_resumes_exactly_and_every_converter_gives_the_live_weights[1]",
+    ),
+    one(
+        "a rank that did not call save not named",
+        "frameworks/own_loop.py",
+        "missing=tuple(sorted(waiting))",
+        "missing=()",
+        f"{_DEEPSPEED}test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang",
+    ),
+    one(
+        "a Lightning training resumed without its optimizer states",
+        "frameworks/lightning_events.py",
+        '    if getattr(strategy, "load_full_weights", False):\n',
+        "    if False:\n",
+        f"{_ZERO}test_full_weights_without_optimizer_states_are_refused",
+    ),
+    one(
+        "a loader that resumes on one number of ranks only, and not said",
+        "state/cursor.py",
+        "return self._identity.ranks if self._identity is not None else None",
+        "return None",
+        "tests/exact/test_other_ranks.py::"
+        "test_what_a_loader_does_on_another_number_of_ranks_is_measured_and_reported_at_the_start",
+    ),
+    one(
+        "what a module adds in on_save_checkpoint not saved",
+        "frameworks/lightning_events.py",
+        "            self.inner.save_checkpoint(checkpoint, str(at), storage_options)\n",
+        "            kept = {key: checkpoint[key] for key in checkpoint if key != 'average'}\n"
+        "            self.inner.save_checkpoint(kept, str(at), storage_options)\n",
+        f"{_LIGHTNING}test_what_a_module_saves_and_loads_by_its_own_hooks_goes_on_where_it_was",
+    ),
+    one(
+        "a Lightning strategy that writes by itself not refused",
+        "frameworks/lightning_events.py",
+        'if not getattr(strategy, "restore_checkpoint_after_setup", False):',
+        "if True:",
+        f"{_LIGHTNING}test_strategies_that_write_by_themselves_are_refused_before_anything_is_written[FSDPStrategy]",
+    ),
+    one(
+        "Lightning's DeepSpeedStrategy left to write where Lightning says",
+        "frameworks/lightning_events.py",
+        "            self._sharded.install()\n",
+        "            pass\n",
+        f"{_ZERO}test_killed_inside_deepspeeds_own_write_it_resumes_to_the_same_bits",
+    ),
+    one(
+        "the micro-batches of an engine counted over in a resumed Lightning job",
+        "frameworks/lightning_job.py",
+        "            self._engine.micro_steps = loaded.get(OURS, {}).get(_MICRO_STEPS, self._engine.micro_steps)\n",
+        "            pass\n",
+        f"{_ZERO}test_stopped_it_resumes_exactly_and_refuses_another_stage_and_world_by_name",
+    ),
+    one(
+        "another number of ranks left to DeepSpeed's own error by Lightning",
+        "frameworks/lightning_job.py",
+        "            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._world())\n",
+        "            pass\n",
+        f"{_ZERO}test_stopped_it_resumes_exactly_and_refuses_another_stage_and_world_by_name",
+    ),
+    one(
+        "steps that Lightning and DeepSpeed count apart",
+        "frameworks/lightning_job.py",
+        "            self._require_whole_steps()\n",
+        "            pass\n",
+        f"{_ZERO}test_with_deepspeed_a_damaged_newest_is_skipped_and_what_cannot_be_exact_is_refused",
+    ),
     one(
         "batches that one process reads for all, skipped by the Trainer",
         "frameworks/trainer_batches.py",
@@ -101,8 +191,8 @@ FRAMEWORKS: tuple[Mutation, ...] = (
     one(
         "a framework's checkpoint chosen by its size alone",
         "frameworks/framework_run.py",
-        "resume_point(self.store, Level.FULL, job=self.lease.job",
-        "resume_point(self.store, Level.QUICK, job=self.lease.job",
+        "Level.FULL, job=self.lease.job, at_ns=time.time_ns())\n        passed = ",
+        "Level.QUICK, job=self.lease.job, at_ns=time.time_ns())\n        passed = ",
         f"{_RUN}test_damaged_and_unsealed_newer_ones_are_set_aside_and_logged",
     ),
     one(
@@ -563,6 +653,118 @@ FRAMEWORKS: tuple[Mutation, ...] = (
         "        if step <= self._step or (manifest is not None and not self._is_loaded):\n",
         "        if False:\n",
         f"{_DCP}test_a_loop_that_does_not_load_or_counts_from_the_start_is_refused",
+    ),
+    one(
+        "a save that the measured cost makes due, not made by a loop of DCP",
+        "frameworks/own_loop.py",
+        " or run.is_save_due or ",
+        " or ",
+        f"{_DCP}test_save_steps_auto_saves_after_a_minute_and_one_is_kept_per_hour",
+    ),
+    one(
+        "a save that the measured cost makes due, not made by a loop of Accelerate",
+        "frameworks/accelerate_job.py",
+        " or self.run.is_save_due",
+        "",
+        f"{_LOOP}test_save_steps_auto_saves_after_a_minute",
+    ),
+    one(
+        "batches of the Trainer read again although the script says that they draw nothing",
+        "frameworks/trainer_batches.py",
+        "return not draws_nothing(inner) if self._reread is None else self._reread",
+        "return not draws_nothing(inner)",
+        f"{_TRAINER}test_batches_of_workers_are_skipped_or_read_again_as_the_callback_says",
+    ),
+    one(
+        "batches of Accelerate skipped although the script says that they draw",
+        "frameworks/loader_pass.py",
+        "    if reread is None:\n",
+        "    if True:\n",
+        f"{_STOPPED}[5-True]",
+    ),
+    one(
+        "an argument of the Trainer that does not go with a run, accepted",
+        "frameworks/transformers.py",
+        "        _require_usable(args)\n",
+        "",
+        f"{_ARGUMENTS}test_an_argument_that_does_not_go_with_a_run_is_refused_before_anything_is_written[save_only_model]",
+    ),
+    one(
+        "a hyperparameter search made one run",
+        "frameworks/transformers.py",
+        "        if state.is_hyper_param_search:\n",
+        "        if False:\n",
+        f"{_ARGUMENTS}test_a_hyperparameter_search_is_refused_by_name",
+    ),
+    one(
+        "a callback of the Trainer that starts over, not named",
+        "frameworks/transformers.py",
+        "    if args.restore_callback_states_from_checkpoint or not is_first_process():\n",
+        "    if True:\n",
+        f"{_ARGUMENTS}test_a_callback_whose_state_the_trainer_does_not_restore_is_named[False-True]",
+    ),
+    one(
+        "a draft uploaded to the hub",
+        "frameworks/trainer_job.py",
+        " or self._args.push_to_hub:",
+        ":",
+        f"{_ARGUMENTS}test_with_push_to_hub_the_folder_that_is_uploaded_has_its_final_name_and_is_sealed",
+    ),
+    one(
+        "a callback without resume on data without a length, and no warning",
+        "frameworks/transformers.py",
+        "            if batch_count(loader) is None and is_first_process():\n",
+        "            if False:\n",
+        f"{_TRAINER}test_with_the_callback_alone_it_resumes_as_the_script_asks_and_a_warning_names_the_limit[path]",
+    ),
+    one(
+        "ranks with different numbers of batches accepted",
+        "frameworks/accelerate_job.py",
+        "        if len({*counts}) > 1:\n",
+        "        if False:\n",
+        f"{_ACCELERATE}test_ranks_with_different_numbers_of_batches_are_refused",
+    ),
+    one(
+        "FSDP through Accelerate accepted",
+        "frameworks/accelerator_contents.py",
+        "    if kind == DistributedType.FSDP:\n",
+        "    if False:\n",
+        f"{_LOOP}test_what_saves_by_itself_or_was_never_tested_is_refused_by_name[FSDP]",
+    ),
+    one(
+        "a loader that Accelerate has prepared taken for one without a wrapper by a Run",
+        "state/wrappers.py",
+        '    ("accelerate.data_loader", "DataLoaderAdapter"): "base_dataloader",\n',
+        "",
+        f"{_ACCELERATE}test_run_itself_takes_prepared_objects[two ranks]",
+    ),
+    one(
+        "signals taken from a loop that never asks whether to stop",
+        "frameworks/own_loop.py",
+        "catches_now=False",
+        "catches_now=True",
+        f"{_DCP}test_signals_are_left_alone_until_the_loop_asks_whether_to_stop",
+    ),
+    one(
+        "a loop that never asks whether to stop, and is not told",
+        "frameworks/own_loop.py",
+        "        self._saves_unasked += not self._is_asking\n",
+        "",
+        f"{_DCP}test_a_loop_that_saves_and_never_asks_gets_one_warning[False-1]",
+    ),
+    one(
+        "SIGTERM swallowed by torchtitan's manager",
+        "frameworks/torchtitan.py",
+        "            raise SystemExit(0)\n",
+        "            pass\n",
+        f"{_TITAN}test_stopped_by_a_signal_it_saves_and_the_same_command_continues[disabled]",
+    ),
+    one(
+        "an error of torchtitan recorded as the end of the training",
+        "frameworks/torchtitan.py",
+        "            error = sys.exception()\n",
+        "            error = None\n",
+        f"{_TITAN}test_an_error_is_recorded_and_disabled_it_is_torchtitans_own",
     ),
     one(
         "each rank saves a checkpoint of its own",

@@ -5,6 +5,8 @@ from tests.mutation.table import Mutation, one
 _RESOLVE = "tests/unit/store/test_foreign.py::"
 _READ = "tests/unit/foreign/test_read.py::"
 _IMPORT = "tests/unit/foreign/test_import.py::"
+_CHOICES = "tests/unit/foreign/test_choices.py::"
+_LOAD = "tests/unit/foreign/test_load_foreign.py::"
 _NAMES = "tests/unit/gpt/test_foreign_names.py::"
 _PLANNERS = "tests/unit/state/test_planners.py::"
 
@@ -62,7 +64,7 @@ IMPORTS: tuple[Mutation, ...] = (
     one(
         "shards of one rank are taken for the whole optimizer",
         "foreign/read.py",
-        "if not all(_is_same(states[0], other) for other in states[1:]):",
+        "if not all(is_same(states[0], other) for other in states[1:]):",
         "if False:",
         f"{_READ}test_optimizer_files_that_differ_by_rank_are_shards_and_not_imported",
     ),
@@ -79,6 +81,99 @@ IMPORTS: tuple[Mutation, ...] = (
         "    if trainer.values.get(RNG) == NO_RNG:",
         "    if False:",
         f"{_IMPORT}test_both_layouts_continue_in_a_run_with_the_same_bits[model]",
+    ),
+    # ---- two sources of one item ----
+    one(
+        "the last of two keys wins",
+        "foreign/items.py",
+        "        elif name not in self.items:",
+        "        elif True:",
+        f"{_CHOICES}test_two_keys_with_one_item_are_an_error_that_names_both_and_how_to_choose[model]",
+    ),
+    one(
+        "bits are compared as numbers",
+        "foreign/items.py",
+        "    return torch.equal(*raw)",
+        "    return torch.equal(one, other)",
+        f"{_CHOICES}test_equal_numbers_with_other_bits_are_not_the_same",
+    ),
+    one(
+        "the pickle wins over safetensors",
+        "foreign/read.py",
+        '_WEIGHTS_ORDER: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")',
+        '_WEIGHTS_ORDER: Final = (".bin", ".bin.index.json", ".safetensors", ".safetensors.index.json")',
+        f"{_CHOICES}test_safetensors_win_over_a_pickle_beside_them_and_the_other_is_named",
+    ),
+    one(
+        "names that collide without wrappers are let through",
+        "foreign/items.py",
+        "        if len(held) > 1\n",
+        "        if False\n",
+        f"{_CHOICES}test_names_that_are_the_same_without_wrappers_are_refused_by_name",
+    ),
+    one(
+        "the last pipeline stage wins",
+        "foreign/read.py",
+        "not is_same(mine[name], more[name])]",
+        "False]",
+        f"{_CHOICES}test_pipeline_stages_that_both_have_a_parameter_must_agree",
+    ),
+    one(
+        "a missing optimizer file is not mentioned",
+        "foreign/read.py",
+        "    if not ranks and world is None:",
+        "    if False:",
+        f"{_CHOICES}test_weights_without_their_optimizer_file_say_so",
+    ),
+    one(
+        "buffers that are not saved are imported",
+        "foreign/pickles.py",
+        "if name not in unsaved}",
+        "}",
+        f"{_CHOICES}test_a_pickled_module_is_read_as_its_weights_and_never_constructed",
+    ),
+    one(
+        "a part of a pickled module is lost",
+        "foreign/pickles.py",
+        "        elif inner is not None:",
+        "        elif False:",
+        f"{_CHOICES}test_a_pickled_module_with_a_part_that_is_none_is_not_imported_in_part",
+    ),
+    # ---- loaded and started from, without an import ----
+    one(
+        "tied tensors are not completed",
+        "foreign/staged.py",
+        "for name in names if held and name not in state}",
+        "for name in names if False}",
+        f"{_LOAD}test_weights_alone_need_no_step_and_a_tied_tensor_no_second_name",
+    ),
+    one(
+        "a start from another tool guesses step 0",
+        "foreign/staged.py",
+        "    if needs_step and step is None:",
+        "    if False:",
+        f"{_LOAD}test_a_run_does_not_guess_the_step_of_another_tool",
+    ),
+    one(
+        "what was staged is left in the run",
+        "loop/resume.py",
+        "        staged.files.remove_tree(staged.root)",
+        "        pass",
+        f"{_LOAD}test_a_run_starts_from_a_checkpoint_of_another_tool_and_keeps_nothing_of_it",
+    ),
+    one(
+        "names are not mapped to the trainer's model",
+        "foreign/staged.py",
+        "isinstance(item.module, MapsForeign)",
+        "False",
+        f"{_NAMES}test_the_model_of_the_trainer_loads_what_gpt_simple_wrote[False]",
+    ),
+    one(
+        "a GPT-Simple run that computes otherwise is loaded",
+        "gpt/foreign_names.py",
+        "_other_gpt_simple(source, model) or ",
+        "",
+        f"{_NAMES}test_the_model_of_the_trainer_loads_what_gpt_simple_wrote[False]",
     ),
     # ---- hostile and damaged files ----
     one(
@@ -140,9 +235,9 @@ IMPORTS: tuple[Mutation, ...] = (
     ),
     one(
         "a Llama that computes otherwise is imported",
-        "cli/import_command.py",
-        "problems += other_llama(found, config.config) or rename(contents, config.config)",
-        "problems += rename(contents, config.config)",
+        "gpt/foreign_names.py",
+        "return _other_llama(source, model) or _other_gpt_simple(source, model)",
+        "return _other_gpt_simple(source, model)",
         f"{_NAMES}test_a_config_that_computes_otherwise_than_the_llama_is_an_error",
     ),
     # ---- M28 ----

@@ -46,7 +46,7 @@ def _log_records(data: bytes) -> Iterator[bytes]:
             yield held
 
 
-def tensorboard_points(folder: Path) -> dict[str, Points]:
+def tensorboard_points(folder: Path, tag: str = "loss") -> dict[str, Points]:
     """As TensorBoard's own reader finds them, by the directory of the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
@@ -54,7 +54,7 @@ def tensorboard_points(folder: Path) -> dict[str, Points]:
     for each in sorted(folder.glob("tensorboard/*")):
         events: Any = EventAccumulator(str(each), size_guidance={"scalars": 0})
         events.Reload()
-        found[each.name] = [(point.step, point.value) for point in events.Scalars("loss")]
+        found[each.name] = [(point.step, point.value) for point in events.Scalars(tag)]
     return found
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,15 @@ def test_the_project_in_a_config_is_one_run_over_two_jobs(tmp_path: Path) -> Non
 def test_the_trainer_of_transformers_killed_is_one_run_in_the_tracker(jobs: Jobs, tmp_path: Path) -> None:
     run, options = tmp_path / "run", {"trackers": "tensorboard", "tracker_mode": "committed"}
     kill = [{"step": 7, "number": int(signal.SIGKILL), "inside": True}]
-    arguments = {"max_steps": 12}
+    arguments: dict[str, Any] = {"max_steps": 12}
+    plain = {"plain": True, "arguments": {**arguments, "report_to": ["tensorboard"]}}
+    environ = {"TENSORBOARD_LOGGING_DIR": str(tmp_path / "tensorboard" / "plain")}
+    assert jobs.run(tmp_path / "plain", environ, interrupts=kill, **plain).code == KILLED
+    assert jobs.run(tmp_path / "plain", environ, resume=True, **plain).code == 0
+    # By the Trainer's own tracker the steps since the last save are there twice.
+    (doubled,) = tensorboard_points(tmp_path, "train/loss").values()
+    assert [step for step, _ in doubled] == [1, 2, 3, 4, 5, 6, *range(5, 13)]
+
     assert jobs.run(run, arguments=arguments, options=options, interrupts=kill).code == KILLED
     (before,) = tensorboard_points(run).values()
     assert [step for step, _ in before] in ([], [1, 2, 3, 4])
@@ -65,6 +74,25 @@ def test_the_trainer_of_transformers_killed_is_one_run_in_the_tracker(jobs: Jobs
     assert [step for step, _ in shown] == [*range(1, 13)]
     assert len(read_history(Layout(run)).of_kind("tracker")) == 2
     assert list(known_ids(read_history(Layout(run)).events)) == ["tensorboard"]
+
+
+@pytest.mark.promise("G24")
+def test_a_loop_of_accelerate_killed_is_one_run_in_the_tracker(tmp_path: Path) -> None:
+    kill = [{"step": 14, "number": int(signal.SIGKILL)}]
+    with forking(tmp_path, "tests.frameworks.accelerate_trainings") as jobs:
+        project = {"automatic_checkpoint_naming": True, "logging_dir": str(tmp_path / "tensorboard")}
+        plain: dict[str, Any] = {"plain": True, "project": project, "log_with": "tensorboard"}
+        assert jobs.run(tmp_path / "plain", interrupts=kill, **plain).code == KILLED
+        assert jobs.run(tmp_path / "plain", resume=3, **plain).code == 0
+        # By Accelerate's own tracker the steps since the last save are there twice.
+        doubled = tensorboard_points(tmp_path)["plain"]
+        assert [step for step, _ in doubled] == [*range(1, 15), *range(13, 34)]
+
+        options = {"trackers": "tensorboard", "tracker_mode": "committed"}
+        assert jobs.run(tmp_path / "run", interrupts=kill, options=options).code == KILLED
+        assert jobs.run(tmp_path / "run", options=options).code == 0
+    (shown,) = tensorboard_points(tmp_path / "run").values()
+    assert [step for step, _ in shown] == [*range(1, 34)]
 
 
 @pytest.mark.promise("G24")

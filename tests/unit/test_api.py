@@ -50,6 +50,16 @@ def test_importing_the_library_loads_nothing_but_its_version() -> None:
     assert not {"torch", "numpy", "yaml"} & loaded
 
 
+@pytest.mark.parametrize("program", ["import unbroken; unbroken.errors, unbroken.config", "import unbroken.loop.run"])
+def test_no_framework_and_no_tracker_is_imported_before_it_is_asked_for(program: str) -> None:
+    frameworks = {"transformers", "accelerate", "trl", "lightning", "pytorch_lightning", "deepspeed", "torchtitan"}
+    data = {"torchdata", "datasets", "grain", "distributed", "pyarrow"}
+    others = {"wandb", "trackio", "tensorboard", "mlflow", "obstore"}
+    loaded = {name.partition(".")[0] for name in loaded_by(program)}
+    assert not (frameworks | data | others) & loaded
+    assert "unbroken.frameworks" not in loaded_by(program)
+
+
 @pytest.mark.parametrize("name", ["config", "data", "errors", "gpt", "testing"])
 def test_a_package_is_imported_when_it_is_first_used_and_without_torch(name: str) -> None:
     loaded = loaded_by(f"import unbroken; unbroken.{name}")

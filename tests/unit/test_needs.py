@@ -50,3 +50,24 @@ def test_an_unknown_need_is_a_failure(tmp_path: Path) -> None:
     code, said = outcome(tmp_path, "magic", ci="", path=str(tmp_path))
     assert code == 1
     assert "no such need: 'magic'" in said
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "pytest.importorskip('no_such_package')\ndef test_it() -> None: ...\n",
+        "def test_it() -> None:\n    pytest.importorskip('no_such_package')\n",
+    ],
+    ids=["a file", "a test"],
+)
+def test_a_package_that_is_not_installed_is_a_skip_and_a_failure_on_ci(tmp_path: Path, test: str) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "pytest.ini").write_text(SETTINGS)
+    (tmp_path / "test_it.py").write_text(f"import pytest\n\n{test}")
+    for ci, code in (("", 0), ("true", 1)):
+        command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "test_it.py"]
+        env = {**os.environ, "CI": ci, "PYTHONPATH": str(CONFTEST.parents[1])}
+        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        # A file without tests is 5 where it is skipped.
+        assert (ended.returncode in (0, 5)) is (code == 0), ended.stdout
+        assert ("CI must have it" in ended.stdout) is bool(ci), ended.stdout

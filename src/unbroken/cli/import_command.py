@@ -1,16 +1,20 @@
 """``unbroken import``: makes a new run of a checkpoint that another tool wrote."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from unbroken.cli.arguments import run_path
 from unbroken.cli.output import Output, as_command
-from unbroken.errors import BadUsage, CannotImport, Help
+from unbroken.errors import BadUsage, CannotImport, ForeignAmbiguous, ForeignKind, Help, NeedsClass
+from unbroken.errors.foreign import ImportCall
 from unbroken.errors.tree import quoted
 from unbroken.launch.run_config import RunConfig
-from unbroken.mirror.address import SCHEMES
+from unbroken.mirror.address import is_url
 from unbroken.quoting import amounts
 from unbroken.records.layout import Layout
 from unbroken.store.foreign import GPT_SIMPLE, KINDS, Foreign, Kind, resolve_foreign
@@ -22,18 +26,18 @@ if TYPE_CHECKING:
 _COMMAND: Final = "unbroken import"
 # Items of the trainer that no other tool has in this form.
 _OF_TRAINER: Final = ("arithmetic", "data", "rng_state")
-_NO_STEP: Final = "neither its files nor its name state the step"
 
 
-def _local(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+def _local(ctx: click.Context, param: click.Parameter, value: str) -> Path:
     """A path as click's callback, unless it is an address."""
     del ctx, param
-    # As a Path, s3://bucket/a has lost a slash.
-    scheme, _, place = str(value).partition(":/")
-    if scheme in SCHEMES and place:
-        complaint = f"{scheme}://{place} is an address; copy it to a disk first, with the store's own tool"
-        raise BadUsage(command=_COMMAND, complaint=complaint)
-    return value
+    if not value:
+        raise BadUsage(command=_COMMAND, complaint="SOURCE is empty")
+    if not is_url(value):
+        return Path(value)
+    scheme, _, place = value.partition("://")
+    remedy = f"name the path {place}" if scheme == "file" else "copy it to a disk first, with the store's own tool"
+    raise BadUsage(command=_COMMAND, complaint=f"{value} is an address; {remedy}")
 
 
 @as_command(
@@ -45,15 +49,17 @@ def _local(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
         ("unbroken import ckpt runs/a --require-kind model --step 200", "one kind, one step, or an error"),
     ),
 )
-@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path), callback=_local)
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SOURCE", callback=_local)
+@click.argument("run", metavar="RUN", callback=run_path)
 @click.option(
     "--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Config of the model to map to."
 )
 @click.option("--keep-names", is_flag=True, help="Keep the tensor names; do not map them to `unbroken train`.")
 @click.option("--require-kind", type=click.Choice(KINDS), help="Accept only this kind of checkpoint.")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Step to import; or the step, if SOURCE has none.")
-@click.option("--item", "items", multiple=True, metavar="NAME", help="Import only this item; repeatable.")
+@click.option(
+    "--item", "items", multiple=True, metavar="NAME[=KEY]", help="Import only this item, from this key; repeatable."
+)
 @click.option("--prefix", metavar="TEXT", help="Import tensors with this prefix, and remove the prefix.")
 @click.option("--tie", "ties", multiple=True, metavar="NAME=NAME", help="Second name of a tied tensor; repeatable.")
 @click.option(
@@ -80,23 +86,25 @@ def command(
     GPT-Simple, KempnerForge, Transformers, Accelerate, Lightning, torch DCP, model_000100.pt with its optim_ files, or
     any .pt file. Its files are never changed, and no code in them is executed.
     """
-    from unbroken.foreign.read import Selection, read_foreign
+    from unbroken.foreign.read import NO_STEP, Selection, read_foreign
     from unbroken.foreign.write import require_new
-    from unbroken.gpt.foreign_names import other_llama, rename
+    from unbroken.gpt.foreign_names import map_names
 
     if keep_names and config_file is not None:
         raise BadUsage(command=_COMMAND, complaint="--keep-names and --config cannot be used together")
     selection = Selection(items, prefix or "", tuple(map(_tie, ties)), allowed)
     require_new(run)
-    found = resolve_foreign(source, require_kind=require_kind, step=step)
-    config = None if keep_names else _config(found, config_file)
-    contents, problems = read_foreign(found, selection)
+    with _repeating(run):
+        found = resolve_foreign(source, require_kind=require_kind, step=step)
+        config = None if keep_names else _config(found, config_file, _call(run))
+        contents, problems = read_foreign(found, selection)
     number, unknown = _step(found, contents, step)
     problems += unknown
     if config is not None and not problems:
-        problems += other_llama(found, config.config) or rename(contents, config.config)
+        problems += map_names(found, contents, config.config.model)
     if problems:
-        raise CannotImport(path=found.path, problems=tuple(problems), remedy=_remedy(found, run, unknown))
+        remedy = Help(_call(run).again(found.path, "--step", "1000"), "state the step") if NO_STEP in unknown else None
+        raise CannotImport(path=found.path, problems=tuple(problems), remedy=remedy)
     checkpoint = None if dry_run else _write(run, found, contents, number, config)
     following = _next(run, contents, config)
     fields: dict[str, Any] = {
@@ -111,7 +119,7 @@ def command(
         "left_out": contents.left_out,
         "next": following,
     }
-    output.document("unbroken.import/1", fields, lambda: _text(fields, contents))
+    output.document("unbroken.import/1", fields, lambda: _text(fields, contents, is_short=output.quiet))
 
 
 def _tie(text: str) -> tuple[str, str]:
@@ -121,32 +129,51 @@ def _tie(text: str) -> tuple[str, str]:
     return missing, present
 
 
-def _config(found: Foreign, file: Path | None) -> "MappedConfig | None":
+def _config(found: Foreign, file: Path | None, call: ImportCall) -> "MappedConfig | None":
     """The config whose model the names are mapped to; None keeps them."""
     from unbroken.gpt.foreign_names import config_of, required_config
 
     config = config_of(found, file)
     if config is None and found.tool == GPT_SIMPLE:
-        raise required_config(found)
+        raise required_config(found, call)
     return config
 
 
 def _step(found: Foreign, contents: "Contents", asked: int | None) -> tuple[int, list[str]]:
     """The step of a checkpoint, and why it is not known."""
-    stated = contents.steps | ({found.step} if found.step is not None and not contents.steps else set())
+    from unbroken.foreign.read import NO_STEP, stated_steps
+
+    stated = stated_steps(found, contents)
     if len(stated) > 1 and asked not in stated:
         return 0, [f"its files state different steps: {', '.join(map(str, sorted(stated)))}; choose with --step"]
     if asked is not None and stated and asked not in stated:
         return 0, [f"--step {asked}: the checkpoint is of step {next(iter(stated))}"]
     if asked is None and not stated:
-        return 0, [_NO_STEP]
+        return 0, [NO_STEP]
     return (asked if asked is not None else stated.pop()), []
 
 
-def _remedy(found: Foreign, run: Path, unknown: Sequence[str]) -> Help | None:
-    if _NO_STEP not in unknown:
-        return None
-    return Help(f"{_COMMAND} {quoted(found.path)} {quoted(run)} --step 1000", "state the step")
+@contextlib.contextmanager
+def _repeating(run: Path) -> Iterator[None]:
+    """Errors of the block whose help lines are this import again, with RUN and the options as they were given."""
+    try:
+        yield
+    except (ForeignAmbiguous, ForeignKind) as refused:
+        raise replace(refused, call=_call(run, but=("step", "require_kind"))) from None
+    except NeedsClass as refused:
+        raise replace(refused, call=_call(run)) from None
+
+
+def _call(run: Path, *, but: Collection[str] = ()) -> ImportCall:
+    """How this import was called, without some of its options."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for option in context.command.params:
+        value = context.params.get(str(option.name))
+        if isinstance(option, click.Option) and option.name not in but and value not in (None, False, ()):
+            values = value if isinstance(value, tuple) else (value,)
+            words += [option.opts[0]] if value is True else [word for v in values for word in (option.opts[0], str(v))]
+    return ImportCall(run, tuple(words))
 
 
 def _write(run: Path, found: Foreign, contents: "Contents", step: int, config: "MappedConfig | None") -> Path:
@@ -169,9 +196,11 @@ def _next(run: Path, contents: "Contents", config: "MappedConfig | None") -> str
     return f"unbroken train {' '.join(words)}"
 
 
-def _text(fields: dict[str, Any], contents: "Contents") -> str:
+def _text(fields: dict[str, Any], contents: "Contents", *, is_short: bool) -> str:
     verb, where = ("would import", fields["run"]) if fields["is_dry_run"] else ("imported", fields["checkpoint"])
     lines = [f"{verb}  {where}  step {amounts.count(fields['step'])}, from {fields['source']} ({fields['tool']})"]
+    if is_short:
+        return lines[0]
     for name, item in contents.items.items():
         lines.append(f"  {name}  {item.kind}" + (f", {amounts.plural(item.tensors, 'tensor')}" if item.tensors else ""))
     lines += [f"  not imported: {name} ({why})" for name, why in sorted(contents.left_out.items())]

@@ -13,6 +13,7 @@ from unbroken.records.run_references import resolve
 from unbroken.records.summary import StoreLine, checkpoint_lines
 from unbroken.report.style import Style
 from unbroken.report.table import Column, table
+from unbroken.store.foreign import import_from_store
 
 _MISSING = "-"
 
@@ -30,6 +31,10 @@ def command(output: Output, run: str) -> None:
     lines = checkpoint_lines(store, quiet_policies_of(found.records or store))
     fields = {"store": str(store.root), "entries": [listing_fields(line) for line in lines]}
     output.document("unbroken.ls/1", fields, lambda: _text(lines, now_ns=time.time_ns(), style=output.style))
+    if not any(line.state == "committed" for line in lines) and (
+        importing := import_from_store(store.root, store.files)
+    ):
+        output.note(f"another tool has written checkpoints here; to make a run of one: {importing}")
 
 
 def _text(lines: list[StoreLine], *, now_ns: int, style: Style) -> str:

@@ -21,6 +21,7 @@ from unbroken.records.snapshot import RunState
 from unbroken.records.summary import MirrorLag, RunSummary, summarize
 from unbroken.report.style import Style
 from unbroken.store.fields import as_number
+from unbroken.store.foreign import import_from_store
 
 MOST_MISMATCHES: Final = 10
 MOST_LINKS: Final = 5
@@ -43,8 +44,11 @@ def command(output: Output, run: str | None, output_dir: str | None) -> None:
     Prints its status, its job, the last step and loss, and the checkpoint it would resume from. Reads only the run
     directory, so it works on a login node without torch.
     """
-    summary = summarize(named_store("status", run, output_dir), now_s=time.time(), process_of=process_of)
+    store = named_store("status", run, output_dir)
+    summary = summarize(store, now_s=time.time(), process_of=process_of)
     output.document("unbroken.status/2", _fields(summary), lambda: summary_text(summary, output.style))
+    if summary.newest_usable is None and (importing := import_from_store(store.root, store.files)):
+        output.note(f"another tool has written checkpoints here; to make a run of one: {importing}")
 
 
 def _fields(summary: RunSummary) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from unbroken.records.run_references import resolve
 from unbroken.report.style import Style
 from unbroken.store.check import Level, Verdict, verify, without_its_manifest
 from unbroken.store.directory import Store
+from unbroken.store.foreign import import_from_store
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 
 EXIT_DAMAGED = 3
@@ -45,7 +46,9 @@ def command(output: Output, what: str, level: str | None, num_workers: int) -> i
     asked = Level(level or Level.QUICK.value)
     names, lost = ([found.name], ()) if found.name else _in_store(found.store)
     if not names and not lost:
-        raise NoUsableCheckpoint(store=found.store.root)
+        raise NoUsableCheckpoint(
+            store=found.store.root, importing=import_from_store(found.store.root, found.store.files)
+        )
     with output.progress(f"verify {asked.value}", _bytes_to_read(found.store, names, asked), is_bytes=True) as advance:
         verdicts = [
             verify(found.store, name, asked, seed=time.time_ns(), workers=num_workers, progress=advance)
@@ -53,7 +56,9 @@ def command(output: Output, what: str, level: str | None, num_workers: int) -> i
         ]
     verdicts += [without_its_manifest(name, asked) for name in lost]
     if all(verdict.is_removed for verdict in verdicts):
-        raise NoUsableCheckpoint(store=found.store.root)
+        raise NoUsableCheckpoint(
+            store=found.store.root, importing=import_from_store(found.store.root, found.store.files)
+        )
     is_sound = all(verdict.is_sound or verdict.is_removed for verdict in verdicts)
     fields = {
         "store": str(found.store.root),

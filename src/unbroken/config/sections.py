@@ -342,7 +342,7 @@ class TrainingConfig:
     )
     load_path: str | None = field(
         None,
-        "Checkpoint of another run to start from; ignored once this run has its own.",
+        "Checkpoint of another run or tool to start from; ignored once this run has its own.",
         FREE,
         null_means="newly initialised weights",
         example="runs/a",

@@ -10,15 +10,18 @@ loader is one number, the samples of the whole steps it has yielded: the same on
 prefetched. So a state can be loaded on any world size, with any number of workers and any batch size.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from unbroken.data.exactly_once import Served, ServedCheck
@@ -35,6 +38,10 @@ from unbroken.store.fields import Malformed, Table
 # come in smaller blocks.
 BLOCK_TOKENS: Final = 1 << 22
 _GROWTH: Final = 8
+# In the training process a few batches are made at a time, which costs a sixth less; more at once are slower: they
+# leave the caches of the processor. A batch that is kept keeps those made with it: the bound on their tokens is 1.3 MB.
+_MOST_AHEAD: Final = 4
+_TOKENS_AHEAD: Final = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -70,21 +77,44 @@ class LaneReader:
         self.turns = turns
         self._block: _Block | None = None
 
-    def read(self, turn: int, *, stride: int = 1) -> tuple[Rows, int, int]:
+    def read(self, turn: int, *, stride: int = 1) -> tuple[Rows, list[int]]:
         """One lane, and the two words of its served sum; ``turn + stride`` is likely to be read next.
 
         Raises:
             IndexError: the turn is out of range.
             SequenceDamaged, ShardDamaged: as ``Stream.rows`` does.
         """
-        block, place = self._block, None
+        block, place = self._find(turn, stride)
+        return self._rows(block, place, 1), block.accounts[place]
+
+    def read_ahead(self, turn: int) -> tuple[Rows, list[list[int]]]:
+        """One lane and the few after it that are cheaper to make together, and the served sum of each.
+
+        Only the first one where a row of the others is damaged, so that the error is raised when it is its turn.
+
+        Raises:
+            IndexError: the turn is out of range.
+            SequenceDamaged, ShardDamaged: as ``Stream.rows`` does, for the first lane.
+        """
+        block, place = self._find(turn, 1)
+        count = min(_MOST_AHEAD, _TOKENS_AHEAD // (self.lanes.size * self.stream.max_length), block.turns - place)
+        if count > 1:
+            with contextlib.suppress(UnbrokenError):
+                return self._rows(block, place, count), block.accounts[place : place + count]
+        return self._rows(block, place, 1), block.accounts[place : place + 1]
+
+    def _find(self, turn: int, stride: int) -> tuple[_Block, int]:
+        """The block of a turn, and its place in it."""
+        block = self._block
         if block is not None and block.stride == stride:
             place = block.place(turn)
-        if block is None or place is None:
-            block, place = self._next_block(turn, stride), 0
-        first, last = place * self.lanes.size, (place + 1) * self.lanes.size
-        low, high = block.accounts[place]
-        return self.stream.rows(block.lookup, first, last), low, high
+            if place is not None:
+                return block, place
+        return self._next_block(turn, stride), 0
+
+    def _rows(self, block: _Block, place: int, count: int) -> Rows:
+        size = self.lanes.size
+        return self.stream.rows(block.lookup, place * size, (place + count) * size)
 
     def _next_block(self, turn: int, stride: int) -> _Block:
         before = self._block
@@ -140,7 +170,8 @@ class Batch:
         return tensor
 
 
-_Lane = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]
+# Tokens, labels, document ids, and the two words of the served sum.
+_Lane = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]
 
 
 class _Turns(Dataset["_Lane | UnbrokenError"]):
@@ -158,8 +189,18 @@ class _Turns(Dataset["_Lane | UnbrokenError"]):
             return error
 
 
-def _as_tensors(rows: Rows, low: int, high: int) -> _Lane:
-    return torch.from_numpy(rows.tokens), torch.from_numpy(rows.labels), torch.from_numpy(rows.doc_ids), low, high
+def _as_tensors(rows: Rows, account: list[int]) -> _Lane:
+    return torch.from_numpy(rows.tokens), torch.from_numpy(rows.labels), torch.from_numpy(rows.doc_ids), account
+
+
+def _alone(made: "_Lane | UnbrokenError") -> tuple[_Lane]:
+    if isinstance(made, UnbrokenError):
+        raise made
+    return (made,)
+
+
+def _pinned(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array).pin_memory()
 
 
 def _as_it_is(lane: Any) -> Any:  # noqa: ANN401 - the signature of collate_fn
@@ -231,7 +272,8 @@ class Loader(Iterable[Batch]):
         self._pins = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._accepted: frozenset[str] = frozenset()
         self._settled = Served()
-        self._share = Served()
+        # This rank's whole steps since it was settled, as numbers: a sum of ``Served`` at every step would cost more.
+        self._count = self._low = self._high = 0
         self._proof: ServedCheck | None = None
         self._began_at = 0
         self._serving: object = None
@@ -249,14 +291,19 @@ class Loader(Iterable[Batch]):
         self._serving = serving = object()
         return self._batches(self._by_workers(reader) if self.workers else self._here(reader), serving)
 
-    def _here(self, reader: LaneReader) -> Iterator[_Lane]:
-        for turn in _Counting(reader.turns):
-            tokens, labels, doc_ids, low, high = _as_tensors(*reader.read(turn))
-            if self._pins:
-                tokens, labels, doc_ids = tokens.pin_memory(), labels.pin_memory(), doc_ids.pin_memory()
-            yield tokens, labels, doc_ids, low, high
+    def _here(self, reader: LaneReader) -> Iterator[Iterable[_Lane]]:
+        turn, size, made = 0, self.lanes.size, _pinned if self._pins else torch.from_numpy
+        while reader.turns is None or turn < reader.turns:
+            rows, accounts = reader.read_ahead(turn)
+            turn += len(accounts)
+            # Cut by numpy, each as it is used: views of one tensor cost more, and would have the storage of all.
+            shape = len(accounts), size, self.stream.max_length
+            tokens, labels, doc_ids = (
+                map(made, each.reshape(shape)) for each in (rows.tokens, rows.labels, rows.doc_ids)
+            )
+            yield zip(tokens, labels, doc_ids, accounts, strict=True)
 
-    def _by_workers(self, reader: LaneReader) -> "Iterator[_Lane | UnbrokenError]":
+    def _by_workers(self, reader: LaneReader) -> Iterator[Iterable[_Lane]]:
         source = DataLoader(
             _Turns(reader),
             batch_size=None,
@@ -269,27 +316,26 @@ class Loader(Iterable[Batch]):
             # Its own: creating an iterator draws a seed, which must not advance the global RNG that training uses.
             generator=torch.Generator(),
         )
-        return iter(source)
+        return map(_alone, iter(source))
 
-    def _batches(self, lanes: "Iterator[_Lane | UnbrokenError]", serving: object) -> Iterator[Batch]:
+    def _batches(self, groups: Iterator[Iterable[_Lane]], serving: object) -> Iterator[Batch]:
         start, steps, size, per_step = self.position, self.steps, self.lanes.size, self.lanes.per_step
+        whole, of_rank, positions = self.lanes.global_batch, self.lanes.of_rank, self._positions
         low = high = 0
-        for turn, made in enumerate(lanes):
+        for turn, (tokens, labels, doc_ids, (more_low, more_high)) in enumerate(chain.from_iterable(groups)):
             if serving is not self._serving:
                 raise RuntimeError("this iterator is invalid: the loader was iterated again, or a state was loaded")
-            if isinstance(made, UnbrokenError):
-                raise made
-            tokens, labels, doc_ids, more_low, more_high = made
-            step, lane = self.lanes.place(turn)
-            first = start + step * self.lanes.global_batch + lane * size
+            step, nth = divmod(turn, per_step)
+            lane = of_rank.nth(nth)
+            first = start + step * whole + lane * size
             low, high = low + more_low, high + more_high
             if (turn + 1) % per_step == 0:
                 # Only now: a state taken between the lanes of a step has the position of the start of the step.
-                self.position = start + (step + 1) * self.lanes.global_batch
+                self.position = start + (step + 1) * whole
                 self.steps = steps + step + 1
-                self._share += Served(per_step * size, low, high)
+                self._count, self._low, self._high = self._count + per_step * size, self._low + low, self._high + high
                 low = high = 0
-            yield Batch(tokens, labels, doc_ids, self._positions, steps + step, lane, range(first, first + size))
+            yield Batch(tokens, labels, doc_ids, positions, steps + step, lane, range(first, first + size))
 
     def _whole_steps(self) -> int | None:
         """Whole steps left in the stream."""
@@ -299,7 +345,7 @@ class Loader(Iterable[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Its position and record as plain JSON; the same on every rank after ``settle_served`` on all ranks."""
-        served = self._settled + self._share if self.lanes.of_rank.world == 1 else self._settled
+        served = self._settled + self.served_share() if self.lanes.of_rank.world == 1 else self._settled
         return {
             "position": self.position,
             "steps": self.steps,
@@ -331,7 +377,7 @@ class Loader(Iterable[Batch]):
         resumed = resume_stream(record, self.stream, position, self._accepted)
         self.stream, self.notices = resumed.stream, list(resumed.notices)
         self.position, self.steps = position, steps
-        self._settled, self._share = served, Served()
+        self._settled, self._count, self._low, self._high = served, 0, 0, 0
         self._proof, self._began_at = None, position
         self._serving = None
 
@@ -350,7 +396,7 @@ class Loader(Iterable[Batch]):
 
     def served_share(self) -> Served:
         """The served sum of this rank's whole steps since the last ``settle_served``."""
-        return self._share
+        return Served() + Served(self._count, self._low, self._high)
 
     def settle_served(self, total: Served) -> Callable[[], dict[str, Any]]:
         """Add the sum of all ranks' shares to the served sum of the state.
@@ -360,7 +406,7 @@ class Loader(Iterable[Batch]):
         """
         if self._proof is None:
             self._proof = ServedCheck(self.stream.identities_apart(), self._began_at, self._settled)
-        self._settled, self._share = self._settled + total, Served()
+        self._settled, self._count, self._low, self._high = self._settled + total, 0, 0, 0
         return partial(_check_served, self._proof, self._settled, self.position)
 
     def settled_state(self, state: dict[str, Any], shares: Sequence[Any]) -> dict[str, Any]:

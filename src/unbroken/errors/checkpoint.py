@@ -119,10 +119,14 @@ class NoUsableCheckpoint(CheckpointError):
     exit_code = 5
     store: Path
     skipped: tuple[tuple[str, str], ...] = ()
+    # The command that imports what is there, if another tool wrote it.
+    importing: str | None = None
     AT = "{store}"
     DETAILS = Each("skipped", "{0}: {1}", most=4)
 
     def headline(self) -> str:
+        if not self.skipped and self.importing is not None:
+            return "no checkpoint of unbroken found; another tool has written checkpoints here"
         if not self.skipped:
             return "no checkpoint found"
         if len(self.skipped) == 1:
@@ -141,6 +145,8 @@ class NoUsableCheckpoint(CheckpointError):
         verified = Help(f"unbroken verify {quoted(self.store)} --full", "list every damaged part")
         if self.skipped:
             return (verified,)
+        if self.importing is not None:
+            return (Help(self.importing, "make a new run of a checkpoint of another tool"),)
         # Usually nothing was saved yet, and no part can be damaged.
         run = self.store.parent if self.store.name == "checkpoints" else self.store
         return Help(f"unbroken status {quoted(run)}", "show the run's progress and how its last job ended"), verified

@@ -295,9 +295,15 @@ class StateDiffers(ExactnessError):
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    # The command that imports it, if it is of another tool.
+    importing: str | None = None
     HEADLINE = "the objects do not match {checkpoint}"
     SO = "nothing was loaded; the objects were not changed"
-    HELP = (Help("unbroken show {checkpoint} --tensors", "list what the checkpoint contains"),)
+
+    def help(self) -> tuple[Help, ...]:
+        if self.importing is not None:
+            return (Help(self.importing, "make a run of it, with --item, --prefix or --tie"),)
+        return (Help(f"unbroken show {quoted(self.checkpoint)} --tensors", "list what the checkpoint contains"),)
 
     def details(self) -> Iterator[str]:
         yield from each_line(self.unexpected, "only in the checkpoint: {0}", 8)

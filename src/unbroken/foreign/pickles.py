@@ -12,10 +12,11 @@ import re
 import struct
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeGuard, cast
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -54,16 +55,43 @@ class PlainObject:
 
 
 def plain(value: object) -> object:
-    """A value with every such object replaced by a dictionary of what it holds."""
+    """A value with every such object replaced by a dictionary of what it holds; a module by its named tensors."""
     if isinstance(value, PlainObject):
+        if _is_module(value):
+            return _module_tensors(value)
         kept: dict[str, object] = {"class": value.name}
         named = {"args": list(value.args), "state": value.state}
         return {**kept, **{key: plain(held) for key, held in named.items() if held}}
-    if type(value) is dict:
-        return {key: plain(held) for key, held in value.items()}
+    if type(value) in (dict, OrderedDict):
+        return {key: plain(held) for key, held in cast("dict[object, object]", value).items()}
     if type(value) is list:
         return [plain(held) for held in value]
     return tuple(plain(held) for held in value) if type(value) is tuple else value
+
+
+def _is_module(value: object) -> TypeGuard[PlainObject]:
+    """Whether an object is a pickled ``torch.nn.Module``, by what one holds."""
+    if not isinstance(value, PlainObject) or not isinstance(value.state, dict):
+        return False
+    return all(isinstance(value.state.get(key), dict) for key in ("_parameters", "_buffers", "_modules"))
+
+
+def _module_tensors(module: PlainObject, above: str = "") -> dict[str, torch.Tensor]:
+    """What ``state_dict`` of a module gives: parameters, buffers that are saved, then those of its submodules."""
+    state = cast("dict[str, Any]", module.state)
+    # Before torch 1.6 a module had no such set.
+    unsaved = state.get("_non_persistent_buffers_set", ())
+    own = {**state["_parameters"], **{name: held for name, held in state["_buffers"].items() if name not in unsaved}}
+    found = {f"{above}{name}": held for name, held in own.items() if isinstance(held, torch.Tensor)}
+    for name, inner in state["_modules"].items():
+        if _is_module(inner):
+            found |= _module_tensors(inner, f"{above}{name}.")
+        elif inner is not None:
+            called = inner.name if isinstance(inner, PlainObject) else type(inner).__name__
+            raise ValueError(
+                f"{above}{name} of its pickled module is an object of {called}, whose tensors are not known"
+            )
+    return found
 
 
 @dataclass
@@ -164,7 +192,7 @@ class ForeignFiles:
 
     def _globals(self) -> list[Any]:
         allowed = [(type("PlainObject", (PlainObject,), {"name": name}), name) for name in self.allowed]
-        return [*_of_numpy(), *allowed]
+        return [*_of_numpy(), dict, (_as_dict, "collections.defaultdict"), *allowed]
 
     def _needed(self, source: Path | IO[bytes], refused: pickle.UnpicklingError) -> list[str]:
         """The globals that a refused pickle names and that are not allowed."""
@@ -172,7 +200,7 @@ class ForeignFiles:
             if not isinstance(source, Path):
                 source.seek(0)
             with safe_globals(self._globals()):
-                return get_unsafe_globals_in_checkpoint(source)
+                return sorted(get_unsafe_globals_in_checkpoint(source))
         except UNREADABLE:
             # Of the format before torch 1.6 only the first one is known, from the message.
             return _GLOBAL.findall(str(refused))[:1]
@@ -196,6 +224,10 @@ class ForeignFiles:
 def _reason(wrong: BaseException) -> str:
     """Why a file cannot be read, in one line."""
     said = str(wrong).strip()
+    if "TorchScript" in said:
+        return "it is a TorchScript archive; save what state_dict() of the model in it returns"
+    if "inline_container" in said or "PytorchStreamReader" in said:
+        return "it is cut off, or a zip file that torch.save did not write"
     if isinstance(wrong, pickle.UnpicklingError) and "\n" in said:
         # torch's message is several lines of advice; the cause, if it knows one, is in the last paragraph.
         causes = [line for line in said.splitlines() if "GLOBAL" in line]
@@ -217,6 +249,12 @@ def check_zip(archive: zipfile.ZipFile) -> None:
             with archive.open(name=entry, mode="r") as held:
                 while held.read(1 << 20):
                     pass
+
+
+def _as_dict(*factory: object) -> dict[object, object]:
+    """What stands for a defaultdict, in which optimizers keep their state: torch reads no other class of mapping."""
+    del factory
+    return {}
 
 
 def _of_numpy() -> list[Any]:

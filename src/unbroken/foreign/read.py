@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from unbroken.files import LOCAL
 from unbroken.foreign.dcp import read_dcp
-from unbroken.foreign.items import MODULE, Contents, ForeignItem, missing_ranks
+from unbroken.foreign.items import MODULE, Contents, ForeignItem, is_same, missing_ranks
 from unbroken.foreign.pickles import ForeignFiles
+from unbroken.state.items import RESERVED
 from unbroken.store.fields import as_whole
 from unbroken.store.foreign import (
     ACCELERATE,
@@ -26,18 +25,26 @@ from unbroken.store.foreign import (
     KEMPNERFORGE,
     PER_RANK,
     SAFETENSORS,
+    SHARD,
     TRAINER_STATE,
     TRANSFORMERS,
     Foreign,
+    index_of,
 )
 
 _LIGHTNING: Final = "pytorch-lightning_version"
-_MODEL_FILE: Final = re.compile(r"(model|pytorch_model)(?:_([0-9]+))?\.(safetensors|bin)")
+_LIGHTNINGS_OWN: Final = (
+    *("callbacks", "loops", "hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name", "datamodule_hparams_type"),
+)
+_MODEL_FILE: Final = re.compile(r"(?:model|pytorch_model)(?:_([0-9]+))?((?:\.safetensors|\.bin)(?:\.index\.json)?)")
 _OPTIMIZER_FILE: Final = re.compile(r"optimizer(?:_([0-9]+))?\.(?:bin|pt)")
 _OBJECT_FILE: Final = re.compile(
     r"(scheduler|scaler|sampler|dl_state_dict|custom_checkpoint)(?:_([0-9]+))?\.(bin|pt|pkl)"
 )
 _OBJECTS: Final = {"dl_state_dict": "dataloader", "custom_checkpoint": "custom"}
+# In the order in which Transformers and Accelerate look for the weights of one model.
+_WEIGHTS_ORDER: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 _RNG: Final = "random numbers of another tool's loop"
 
 
@@ -46,7 +53,7 @@ class Selection:
     """What the user asked for: which items, with which names.
 
     Attributes:
-        items: the items to import; empty for all.
+        items: the items to import, empty for all; ``NAME=KEY`` takes an item from this key or file.
         prefix: of a model, take the tensors with this prefix and remove it.
         ties: names that a file leaves out because another name has the same tensor.
         allowed: classes whose pickled objects are read as plain data.
@@ -57,8 +64,20 @@ class Selection:
     ties: Sequence[tuple[str, str]] = ()
     allowed: Sequence[str] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The items to import."""
+        return tuple(each.partition("=")[0] for each in self.items)
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """By item, the key or file to take it from."""
+        pairs = (each.partition("=") for each in self.items if "=" in each)
+        return {name: source for name, _, source in pairs}
+
 
 _EVERYTHING: Final = Selection()
+NO_STEP: Final = "neither its files nor its name state the step"
 
 
 def read_foreign(source: Foreign, selection: Selection = _EVERYTHING) -> tuple[Contents, list[str]]:
@@ -70,19 +89,29 @@ def read_foreign(source: Foreign, selection: Selection = _EVERYTHING) -> tuple[C
         PackageMissing: safetensors is not installed.
     """
     files = ForeignFiles(source.path, selection.allowed)
-    contents = Contents(only=selection.items)
+    contents = Contents(selection.names, selection.chosen)
     _READERS[source.tool](source.path, contents, files)
     files.settle()
     return contents, _select(contents, selection)
 
 
+def stated_steps(source: Foreign, contents: Contents) -> set[int]:
+    """The steps that its files state, or else its name."""
+    return set(contents.steps) or ({source.step} if source.step is not None else set())
+
+
 def _select(contents: Contents, selection: Selection) -> list[str]:
-    problems = []
+    problems = list(dict.fromkeys(contents.problems))
     if selection.items:
-        absent = [name for name in selection.items if name not in contents.items]
+        unfit = [name for name in selection.names if name in RESERVED or not name.isidentifier()]
+        problems += [f"--item {name}: no item of a run can have this name" for name in unfit]
+        absent = [name for name in selection.names if name not in contents.items and name not in unfit]
         held = ", ".join(sorted(contents.items)) or "nothing"
-        problems += [f"{name}: not in the checkpoint, which has {held}" for name in absent]
-        contents.items = {name: held for name, held in contents.items.items() if name in selection.items}
+        for name in absent:
+            source = selection.chosen.get(name)
+            called = name if source is None else f"{name}={source}"
+            problems.append(f"{called}: not in the checkpoint, which has {held}")
+        contents.items = {name: held for name, held in contents.items.items() if name in selection.names}
     models = [name for name, item in contents.items.items() if item.kind == MODULE]
     for name in models:
         state = contents.items[name].state
@@ -101,6 +130,7 @@ def _select(contents: Contents, selection: Selection) -> list[str]:
         contents.items[name] = ForeignItem(MODULE, state)
     if not contents.items and not problems:
         problems.append("it contains neither weights nor an optimizer")
+        problems += [f"not imported: {name} ({why})" for name, why in sorted(contents.left_out.items())]
     return problems
 
 
@@ -119,33 +149,34 @@ def _read_file(path: Path, contents: Contents, files: ForeignFiles) -> None:
 
 
 def _add_lightning(found: Mapping[str, Any], contents: Contents) -> None:
-    contents.add_weights("model", found.get("state_dict"))
+    contents.add_weights("model", found.get("state_dict"), "state_dict")
     for key, name, add in (
         ("optimizer_states", "optimizer", contents.add_optimizer),
         ("lr_schedulers", "scheduler", contents.add_object),
     ):
         held = found.get(key) or []
         for number, state in enumerate(held):
-            add(name if len(held) == 1 else f"{name}_{number}", state)
-    if (step := as_whole(found.get("global_step"))) is not None:
-        contents.steps.add(step)
-    if (epoch := as_whole(found.get("epoch"))) is not None:
-        contents.counters["epoch"] = epoch
-    for key in ("callbacks", "loops", "hyper_parameters"):
-        if found.get(key):
-            contents.left_out[key] = "state of Lightning's own loop"
+            add(name if len(held) == 1 else f"{name}_{number}", state, f"{key}.{number}")
+    contents.left_out |= {key: "state of Lightning's own loop" for key in _LIGHTNINGS_OWN if found.get(key)}
+    # What a callback or the module itself has added.
+    known = {"state_dict", "optimizer_states", "lr_schedulers", _LIGHTNING, *_LIGHTNINGS_OWN}
+    contents.add_entries({key: value for key, value in found.items() if key not in known})
 
 
 def _read_safetensors(path: Path, contents: Contents, files: ForeignFiles) -> None:
     contents.has_order = False
-    contents.add_weights("model", files.safetensors(path))
+    contents.add_weights("model", files.safetensors(path), path.name)
 
 
 def _read_per_rank(path: Path, contents: Contents, files: ForeignFiles) -> None:
     """``model_000100.pt`` and what lies beside it."""
     digits = path.stem.removeprefix("model_")
     contents.steps.add(int(digits))
-    if not contents.add_weights("model", files.torch_file(path)) and not files.problems and not files.classes:
+    if (
+        not contents.add_weights("model", files.torch_file(path), path.name)
+        and not files.problems
+        and not files.classes
+    ):
         files.problems.append(f"{path.name}: it does not hold the state of a model")
     beside = {node.name for node in LOCAL.list_directory(path.parent)}
     stated = None
@@ -160,7 +191,9 @@ def _read_per_rank(path: Path, contents: Contents, files: ForeignFiles) -> None:
     world = as_whole(stated.get("world_size")) if stated else None
     if not contents.wants("optimizer"):
         return
-    if ranks or world is not None:
+    if not ranks and world is None:
+        contents.left_out["optimizer"] = f"no file optim_{digits}_rank0.pt is beside {path.name}"
+    else:
         for rank in missing_ranks(ranks, world):
             files.problems.append(f"optim_{digits}_rank{rank}.pt: is missing")
     states = [files.torch_file(path.parent / ranks[rank]) for rank in sorted(ranks)]
@@ -172,29 +205,21 @@ def _add_ranks(states: Sequence[Any], digits: str, contents: Contents, files: Fo
     contents.world_size = max(len(states), 1)
     if not states or files.problems or files.classes:
         return
-    if not all(_is_same(states[0], other) for other in states[1:]):
+    if not all(is_same(states[0], other) for other in states[1:]):
         contents.left_out["optimizer"] = (
             f"the {len(states)} files optim_{digits}_rank*.pt differ: each has a shard that only its own number of "
             "ranks can use"
         )
-    elif not contents.add_optimizer("optimizer", states[0]):
+    elif not contents.add_optimizer("optimizer", states[0], f"optim_{digits}_rank0.pt"):
         files.problems.append(f"optim_{digits}_rank0.pt: it does not hold the state of an optimizer")
-
-
-def _is_same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(_is_same, one, other))
-    return one == other
 
 
 def _add_meta(stated: Mapping[str, Any], contents: Contents) -> None:
     if (step := as_whole(stated.get("step"))) is not None:
         contents.steps.add(step)
-    contents.counters.update({key: value for key, value in stated.items() if key not in ("step", "world_size")})
+    for key, value in stated.items():
+        if key not in ("step", "world_size"):
+            contents.add_counter(key, value)
 
 
 def _add_extra(found: object, contents: Contents) -> None:
@@ -232,7 +257,7 @@ def _read_kempnerforge(path: Path, contents: Contents, files: ForeignFiles) -> N
     stages = [path] if LOCAL.find(path / DCP_METADATA) is not None else _stages(path, files)
     found: dict[str, Any] = {}
     for stage in stages:
-        _merge(found, read_dcp(stage, files))
+        _merge(found, read_dcp(stage, files), stage.name, contents)
     if found:
         contents.add_dictionary(found)
     rest = files.torch_file(path / "train_state.pt")
@@ -247,16 +272,19 @@ def _stages(path: Path, files: ForeignFiles) -> list[Path]:
     return [path / f"pp{number}" for number in sorted(numbers)]
 
 
-def _merge(into: dict[str, Any], stage: Mapping[str, Any]) -> None:
+def _merge(into: dict[str, Any], stage: Mapping[str, Any], called: str, contents: Contents) -> None:
     """Add one pipeline stage: its parameters are its own, its optimizer has the same groups as the others."""
     for key, value in stage.items():
         held = into.setdefault(key, value)
-        if held is not value and key == "optimizer":
-            held["state"].update(value["state"])
-            for group, more in zip(held["param_groups"], value["param_groups"], strict=True):
-                group["params"] = [*group["params"], *more["params"]]
-        elif held is not value and isinstance(held, dict):
-            held.update(value)
+        if held is value or not isinstance(held, dict):
+            continue
+        mine, more = (held["state"], value["state"]) if key == "optimizer" else (held, value)
+        twice = [name for name in more if name in mine and not is_same(mine[name], more[name])]
+        contents.problems += [f"{key}: {name} of {called} differs from that of an earlier stage" for name in twice]
+        mine.update(more)
+        if key == "optimizer":
+            for group, others in zip(held["param_groups"], value["param_groups"], strict=True):
+                group["params"] = list(dict.fromkeys([*group["params"], *others["params"]]))
 
 
 def _read_gpt_simple(path: Path, contents: Contents, files: ForeignFiles) -> None:
@@ -264,9 +292,9 @@ def _read_gpt_simple(path: Path, contents: Contents, files: ForeignFiles) -> Non
     if (step := as_whole(state.get("step"))) is not None:
         contents.steps.add(step)
     contents.counters.update({key: state[key] for key in ("tokens_trained",) if key in state})
-    contents.add_weights("model", files.torch_file(path / GPT_SIMPLE_WEIGHTS))
+    contents.add_weights("model", files.torch_file(path / GPT_SIMPLE_WEIGHTS), GPT_SIMPLE_WEIGHTS)
     if contents.wants("optimizer") and LOCAL.find(path / "optimizer.bin") is not None:
-        contents.add_optimizer("optimizer", files.torch_file(path / "optimizer.bin"))
+        contents.add_optimizer("optimizer", files.torch_file(path / "optimizer.bin"), "optimizer.bin")
     held = {node.name for node in LOCAL.list_directory(path)}
     if "rng" in held:
         ranks = [node.name for node in LOCAL.list_directory(path / "rng")]
@@ -285,22 +313,16 @@ def _read_gpt_simple(path: Path, contents: Contents, files: ForeignFiles) -> Non
 def _read_folder(path: Path, contents: Contents, files: ForeignFiles) -> None:
     """A checkpoint of Transformers or Accelerate: one file per object, numbered from the second one on."""
     names = sorted(node.name for node in LOCAL.list_directory(path))
+    _add_models(path, names, contents, files)
     for name in names:
-        if found := _MODEL_FILE.fullmatch(name):
-            reading = files.safetensors if found[3] == "safetensors" else files.torch_file
-            contents.has_order &= found[3] != "safetensors"
-            contents.add_weights(_numbered("model", found[2]), reading(path / name))
-        elif name.endswith(".index.json"):
-            contents.has_order = False
-            contents.add_weights("model", _sharded_weights(path, name, files))
-        elif found := _OPTIMIZER_FILE.fullmatch(name):
+        if found := _OPTIMIZER_FILE.fullmatch(name):
             item = _numbered("optimizer", found[1])
-            if contents.wants(item):
-                contents.add_optimizer(item, files.torch_file(path / name))
+            if contents.wants(item, name):
+                contents.add_optimizer(item, files.torch_file(path / name), name)
         elif found := _OBJECT_FILE.fullmatch(name):
             item = _numbered(_OBJECTS.get(found[1], found[1]), found[2])
-            if contents.wants(item):
-                contents.add_object(item, files.torch_file(path / name))
+            if contents.wants(item, name):
+                contents.add_object(item, files.torch_file(path / name), name)
         elif name.startswith(("random_states_", "rng_state")):
             contents.left_out[name] = _RNG
         elif name == "training_args.bin":
@@ -308,7 +330,34 @@ def _read_folder(path: Path, contents: Contents, files: ForeignFiles) -> None:
     if TRAINER_STATE in names:
         state = files.json(path / TRAINER_STATE)
         contents.steps |= {step for step in [as_whole(state.get("global_step"))] if step is not None}
-        contents.counters |= {key: state[key] for key in ("epoch", "best_metric") if state.get(key) is not None}
+        for key in ("epoch", "best_metric"):
+            if state.get(key) is not None:
+                contents.add_counter(key, state[key])
+
+
+def _add_models(path: Path, names: Sequence[str], contents: Contents, files: ForeignFiles) -> None:
+    """The weights of each model; of several files for one the first in the order of Transformers, or the chosen one."""
+    forms: dict[str, dict[str, str]] = {}
+    for name in names:
+        if found := _MODEL_FILE.fullmatch(name):
+            forms.setdefault(_numbered("model", found[1]), {})[found[2]] = name
+    for item, files_of_it in forms.items():
+        held = [files_of_it[form] for form in _WEIGHTS_ORDER if form in files_of_it]
+        chosen = [name for name in held if name in contents.chosen.values()]
+        taken = chosen or held[:1]
+        contents.left_out |= {name: f"{taken[0]} has the weights" for name in held if name not in taken}
+        for name in taken:
+            contents.has_order &= name.endswith(".bin")
+            contents.add_weights(item, _weights_file(path, name, files), name)
+    if not forms:
+        first = next(name for name in names if SHARD.fullmatch(name))
+        files.problems.append(f"{index_of(first)}: is missing; {first} is one part of the weights alone")
+
+
+def _weights_file(path: Path, name: str, files: ForeignFiles) -> Any:  # noqa: ANN401 -- what the file holds
+    if name.endswith(".index.json"):
+        return _sharded_weights(path, name, files)
+    return files.safetensors(path / name) if name.endswith(".safetensors") else files.torch_file(path / name)
 
 
 def _sharded_weights(path: Path, index: str, files: ForeignFiles) -> dict[str, Any]:
@@ -321,8 +370,8 @@ def _sharded_weights(path: Path, index: str, files: ForeignFiles) -> dict[str, A
         if "/" in name or LOCAL.find(path / name) is None:
             files.problems.append(f"{name}: is missing")
             continue
-        reading = files.safetensors if name.endswith(".safetensors") else files.torch_file
-        found |= reading(path / name) or {}
+        held = _weights_file(path, name, files) or {}
+        found |= {key: value for key, value in held.items() if shards.get(key, name) == name}
     files.problems += [f"{key}: in no file, though {index} names it" for key in shards if found and key not in found]
     return found
 

@@ -69,12 +69,21 @@ def commit_import(run: Path, source: Foreign, contents: Contents, *, step: int) 
     """Commit what was read as the first checkpoint of a run; returns its store and name.
 
     Raises:
+        UnbrokenError: as ``commit_contents`` raises it.
+    """
+    store = Store(Layout(run).checkpoints)
+    return store, commit_contents(store, source, contents, step=step)
+
+
+def commit_contents(store: Store, source: Foreign, contents: Contents, *, step: int) -> str:
+    """Commit what was read into a store; returns the checkpoint's name.
+
+    Raises:
         NeedsPickle: a value can only be stored by pickle.
         TensorUnsupported: a tensor is of a kind that a checkpoint cannot hold.
         NoRoom: the disk is too full.
         StorageFailed: I/O error.
     """
-    store = Store(Layout(run).checkpoints)
     items = [_item(name, item) for name, item in contents.items.items()]
     saver = Saver(items, World(0, 1), SaveContext(store, _JOB), shares_rng=True)
     try:
@@ -88,7 +97,7 @@ def commit_import(run: Path, source: Foreign, contents: Contents, *, step: int) 
     if saved.error is not None:
         raise saved.error
     assert saved.name is not None
-    return store, saved.name
+    return saved.name
 
 
 def _item(name: str, item: ForeignItem) -> ObjectItem:

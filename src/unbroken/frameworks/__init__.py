@@ -1,17 +1,21 @@
 """Runs whose training loop belongs to a framework: its own extension points, our checkpoints, records and stops.
 
-- ``framework_run``: what every framework shares: the lease, the records, stop requests, mirrors; ``folders``: how a
-  folder that the framework wrote becomes a checkpoint; ``epoch_rng``: the RNG states that an epoch began with;
-  ``options``: what a script can set.
-- ``accelerate``: loops with Accelerate; ``accelerate_job``: one job of it; ``accelerator_contents``: what its
-  checkpoints are made of; ``loader_pass``: a pass over a loader that a later job continues.
-- ``transformers``: the Trainer of Transformers, and what inherits from it; ``trainer_job``: one job of it.
-- ``lightning`` and ``pytorch_lightning``: the Trainer of Lightning under both names; ``lightning_events``: its events;
-  ``lightning_job``: one fit; ``lightning_state``: what its checkpoint says; ``lightning_links``: the paths of
-  ``ModelCheckpoint``; ``lightning_loader``: the position in the training data.
-- ``dcp``: loops that call torch's ``dcp.save`` and ``dcp.load``, torchtitan's too; ``dcp_storage``: writer and reader.
-- ``deepspeed``: engines of DeepSpeed; ``own_loop``: what it shares with ``dcp``: a run for a loop of the script's own.
-- ``left_training``: what a run that an exception left is recorded with.
+- All frameworks share ``framework_run`` (the lease, the records, stop requests, mirrors), ``folders`` (a folder that
+  the framework wrote becomes a checkpoint), ``epoch_rng`` (the RNG states at the start of an epoch), ``options`` (the
+  options of a script) and ``left_training`` (the ending that is recorded after an exception).
+- Accelerate: ``accelerate`` has what a loop calls; ``accelerate_job`` is one job; ``accelerator_contents`` has what its
+  checkpoints contain; ``loader_pass`` continues a pass over a loader in a later job; ``before_batches`` restores what
+  the loop changes before the batches of an epoch.
+- Transformers: ``transformers`` has the callback for its Trainer and those that inherit from it; ``trainer_job`` is one
+  job; ``trainer_batches`` has the position in the training data.
+- Lightning: ``lightning`` and ``pytorch_lightning`` have the callback under both package names; ``lightning_events``
+  has its events; ``lightning_job`` is one fit; ``lightning_state`` reads its checkpoint; ``lightning_links`` has the
+  paths of ``ModelCheckpoint``; ``lightning_leftovers`` removes what a killed job left there; ``lightning_loader`` has
+  the position in the training data; ``lightning_metrics`` has the metrics of an unfinished epoch.
+- torch's DCP: ``dcp`` has what a loop calls; ``dcp_storage`` is the writer and reader; ``torchtitan`` is its
+  ``CheckpointManager`` with them.
+- DeepSpeed: ``deepspeed`` has what a loop calls; ``zero_engine`` reads an engine. ``own_loop`` is a run for a loop of
+  the script's own, shared by DCP and DeepSpeed.
 
 Each module needs the package it is named after; ``import unbroken`` imports none of them.
 """

@@ -5,11 +5,11 @@
             for batch in run.batches(loader):
                 ...
 
-``attach`` comes after ``accelerator.prepare``. It takes the run, chooses the newest usable checkpoint and lets
-``accelerator.load_state`` load it. ``batches`` continues inside the epoch, and at the edge of each step, where all
-gradients are used, it answers stop requests and saves: ``accelerator.save_state`` writes into a draft, which becomes
-``checkpoint-N`` by one rename. What Accelerate does not restore is restored here: the RNG states that a pass began
-with, the generators of samplers, and the epochs that loaders count.
+Call ``attach`` after ``accelerator.prepare``. It takes the run, chooses the newest usable checkpoint and lets
+``accelerator.load_state`` load it. ``batches`` continues inside the epoch. At the end of each step, when all gradients
+are used, it answers stop requests and saves: ``accelerator.save_state`` writes into a draft, which becomes
+``checkpoint-N`` by one rename. This module restores what Accelerate does not: the RNG states that a pass began with,
+the generators of samplers, and the epochs that loaders count.
 """
 
 import os
@@ -66,11 +66,11 @@ def attach(
     Args:
         accelerator: what was prepared with it and registered with it is saved and restored.
         directory: the run's directory; None: ``accelerator.project_dir``.
-        resume: another checkpoint to go back to: its step, its name, or the path of a folder. That happens once: a
-            later job with the same value continues from the newest.
-        reread: read the batches of an interrupted epoch again instead of skipping them by their index. None: where
-            loader workers or generators of the data set may draw random numbers for them.
-        options: how it is saved, kept and stopped: ``Options``.
+        resume: another checkpoint to go back to: its step, its name, or the path of a folder. This happens once: a
+            later job with the same value continues from the newest checkpoint.
+        reread: read the batches of an interrupted epoch again instead of skipping them by index. None: do so if loader
+            workers or generators of the data set may draw random numbers for them.
+        options: how the run is saved, kept and stopped: ``Options``.
 
     Raises:
         ValueError: nothing was prepared, there is no directory, or an option is wrong.

@@ -54,6 +54,12 @@ def require_usable(accelerator: Accelerator, held: Held) -> None:
     kind = accelerator.distributed_type
     if kind in _REFUSED:
         raise ValueError(f"attach does not work with {kind.value}: its engine makes the updates and saves by itself")
+    if kind == DistributedType.FSDP:
+        # Accelerate runs it on GPUs alone, where no test has shown that a resume is exact.
+        raise ValueError(
+            "attach does not work with FSDP: shard the model with torch's fully_shard, and use unbroken.Run or "
+            "unbroken.frameworks.dcp"
+        )
 
 
 def require_complete(path: Path) -> None:

@@ -42,7 +42,7 @@ class Reader(SourceReader):
     Every block is verified before it is used. Only what the state dict asks for is loaded.
 
     Args:
-        reference: the folder of a checkpoint, or a run, whose newest is read; also ``RUN@1000``.
+        reference: the folder of a checkpoint; a run, for its newest checkpoint; or ``RUN@1000``.
 
     Raises:
         UnbrokenError: there is no such checkpoint, or its index is damaged.
@@ -55,13 +55,13 @@ class Reader(SourceReader):
 class Checkpoints(OwnLoop):
     """The checkpoints of a training that calls ``dcp.save`` and ``dcp.load``. Made on all ranks.
 
-    It takes the run and chooses the newest checkpoint whose bytes all verify; a torn or damaged one is skipped
-    with a log line.
+    It takes the run and chooses the newest checkpoint whose checksums all verify; a warning names each torn or damaged
+    one that is skipped. Signals become stop requests at the first ``step_done``.
 
     Args:
-        directory: the run. Its checkpoints stand there as ``checkpoint-100``, or as ``checkpoint_id`` names them.
-        resume: another checkpoint to go back to: its step or its name. That happens once.
-        options: how it is saved, kept and stopped: ``LoopOptions``.
+        directory: the run. It contains the checkpoints as ``checkpoint-100``, or as ``checkpoint_id`` names them.
+        resume: another checkpoint to go back to: its step or its name. This happens once.
+        options: how the run is saved, kept and stopped: ``LoopOptions``.
 
     Raises:
         RunHeld: another job trains into this directory.
@@ -86,11 +86,14 @@ class Checkpoints(OwnLoop):
         )
 
     def step_done(self, step: int, **metrics: object) -> bool:
-        """A step is complete; whether to save now: it is due, or the job has to stop. Collective.
+        """Say that a step is complete. Collective.
 
         Args:
             step: its number, from 1 on.
             metrics: values of the step for the records, each a number or a tensor with one element.
+
+        Returns:
+            Whether to save now: a save is due, or the job has to stop.
 
         Raises:
             StartsOver: the checkpoint was not loaded, or steps are counted from the start again.
@@ -103,7 +106,7 @@ class Checkpoints(OwnLoop):
         """The reader of the chosen checkpoint, for ``dcp.load``.
 
         Args:
-            partial: let the state dict ask for less than was saved; else that is refused by name.
+            partial: allow a state dict that asks for less than was saved; without it, such a load is refused.
 
         Raises:
             ValueError: there is none: the run starts at step 0.

@@ -1,4 +1,4 @@
-"""DeepSpeed engines as runs, in every ZeRO stage: ``save_checkpoint`` and ``load_checkpoint`` through a store.
+"""Runs for DeepSpeed engines in every ZeRO stage: ``save_checkpoint`` and ``load_checkpoint`` through a store.
 
     with unbroken_ds.Checkpoints(engine, "out", save_steps=100) as checkpoints:
         client_state = checkpoints.load()
@@ -11,8 +11,9 @@
             if checkpoints.is_stopping:
                 break
 
-The engine writes into a draft, which becomes ``checkpoint-100`` by one rename when the files of all ranks are digested.
-The RNG states of each rank are saved and restored too. A call that not all ranks make is refused instead of waiting.
+The engine writes into a draft. After the files of all ranks are digested, one rename makes it ``checkpoint-100``. The
+RNG states of each rank are saved and restored too. A call that some ranks do not make raises an error instead of
+waiting.
 """
 
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from unbroken.frameworks.epoch_rng import packed, read_rng, rng_name
 from unbroken.frameworks.folders import write_latest
 from unbroken.frameworks.options import LoopOptions
 from unbroken.frameworks.own_loop import OwnLoop, meet
+from unbroken.frameworks.zero_engine import coming_bytes, is_accumulating
 from unbroken.quoting.log import logger
 from unbroken.state.rng import capture_rng, restore_rng, rng_devices
 from unbroken.store.names import MANIFEST, scratch
@@ -41,8 +43,6 @@ _log = logger(__name__)
 TESTED: Final = ("0.19",)
 ORIGIN: Final = "deepspeed"
 _MICRO_STEPS: Final = "micro_steps"
-# Of the weights in 32 bits: two moments, the weights, and what else a save has.
-_COPIES: Final = 4
 
 
 class Checkpoints(OwnLoop):
@@ -163,14 +163,14 @@ class Checkpoints(OwnLoop):
             LeaseLost: another job has taken the run.
         """
         run, step = self._open_run, int(self._engine.global_steps)
-        if self._engine.micro_steps % self._engine.gradient_accumulation_steps():
+        if is_accumulating(self._engine):
             raise ValueError("save where a step is complete: DeepSpeed saves no gradients that are being accumulated")
         if self._point.manifest is not None and not self._is_loaded:
             self._require_loaded(step)
         self._meet("save")
         run.recorder.flush(durable=True)
         run.clock.save_started()
-        staged = run.stage(step, coming_bytes=_COPIES * _size_of(self._engine))
+        staged = run.stage(step, coming_bytes=coming_bytes(self._engine))
         if isinstance(staged, StorageError):
             return self._go_on_after(staged)
         folder = self._folder(step, {**self._facts(), _MICRO_STEPS: self._engine.micro_steps})
@@ -212,10 +212,6 @@ class Checkpoints(OwnLoop):
         """
         self._meetings += 1
         meet(self._open_run.world, what, number=self._meetings, longest_s=self._meet_s)
-
-
-def _size_of(engine: Any) -> int:  # noqa: ANN401 - an engine, or its model
-    return sum(int(getattr(each, "ds_numel", each.numel())) * 4 for each in engine.module.parameters())
 
 
 def _require_deepspeed(path: Path) -> None:

@@ -21,6 +21,7 @@ from unbroken.loop.mirrors import RunMirrors
 from unbroken.loop.opened_run import Drilled, release_run
 from unbroken.loop.opening import (
     LeasedRun,
+    catch_signals,
     open_mirrors,
     record_start,
     require_shared,
@@ -93,7 +94,9 @@ class Published:
 class FrameworkRun:
     """A run that this job holds, on one rank."""
 
-    def __init__(self, leased: LeasedRun, renewal: Renewal | None, drilled: Drilled | None, origin: str) -> None:
+    def __init__(
+        self, leased: LeasedRun, renewal: Renewal | None, drilled: Drilled | None, origin: str, *, catches_now: bool
+    ) -> None:
         """Follow the parts of ``Run`` in their order: records, deadline, stop requests, mirrors."""
         self.origin = origin
         self.layout, self.world, self.lease = leased.layout, leased.world, leased.lease
@@ -111,7 +114,8 @@ class FrameworkRun:
         self.clock: SaveClock = world.all_or_none(lambda: save_clock(settings, self.recorder, world))
         world.from_first(lambda: clear_requests(self.layout, job=lease.number))
         world.from_first(lambda: sweep_scratch(self.layout, holder=lease.number, now_s=time.time(), further=[]))
-        self.stops: StopSources = stop_sources(leased, self.clock, self.deadline)
+        self.stops: StopSources = stop_sources(leased, self.clock, self.deadline, catches_now=catches_now)
+        self._is_catching = catches_now
         self._mirrors: RunMirrors | None = None
         try:
             self._mirrors = open_mirrors(leased, is_drill=drilled is not None)
@@ -318,6 +322,12 @@ class FrameworkRun:
             raise StartsOver(store=self.store.root, step=step, newest=names[0])
 
     # ---- a step's edge ----
+
+    def catch_signals(self) -> None:
+        """Make signals stop requests, where they were left alone until the loop is known to ask; once."""
+        if not self._is_catching and self.settings.catch_signals:
+            catch_signals(self.stops)
+        self._is_catching = True
 
     def step_done(self, step: int, **shown: object) -> StopReason | None:
         """A step is complete; why the job has to save and stop now, if it has to.
@@ -622,13 +632,14 @@ def _own_metadata(store: Store, point: ResumePoint) -> Mapping[str, object]:
     return point.manifest.metadata if is_own and point.manifest is not None else {}
 
 
-def open_framework_run(directory: Path, settings: Settings, *, origin: str) -> FrameworkRun:
+def open_framework_run(directory: Path, settings: Settings, *, origin: str, catches_now: bool = True) -> FrameworkRun:
     """Take the lease of a run and start its records. Collective.
 
     Args:
         directory: the run.
         settings: its settings.
         origin: the framework, as manifests name it.
+        catches_now: signals are stop requests from here on; else from ``catch_signals`` on.
 
     Raises:
         OtherFramework: its checkpoints were saved with another framework; nothing was changed.
@@ -640,7 +651,7 @@ def open_framework_run(directory: Path, settings: Settings, *, origin: str) -> F
 
     def opened(leased: LeasedRun, renewal: Renewal | None, drilled: Drilled | None) -> FrameworkRun:
         world.from_first(lambda: mark_checkpoints_here(leased.layout, job=leased.lease.job))
-        return FrameworkRun(leased, renewal, drilled, origin)
+        return FrameworkRun(leased, renewal, drilled, origin, catches_now=catches_now)
 
     try:
         return with_lease(world, directory, settings, then=opened, origin=origin)

@@ -1,9 +1,9 @@
-"""The ``Trainer`` of the package ``lightning`` as a run: one callback.
+"""One callback makes the training of a ``Trainer`` of the package ``lightning`` a run.
 
     callbacks = [ModelCheckpoint("runs/a/models", save_last=True), unbroken_pl.Callback("runs/a")]
     Trainer(callbacks=callbacks, ...).fit(model, loader, ckpt_path="last")
 
-``unbroken.frameworks.pytorch_lightning`` has the same for scripts that import ``pytorch_lightning``.
+Scripts that import ``pytorch_lightning`` use ``unbroken.frameworks.pytorch_lightning``.
 """
 
 from importlib.metadata import version
@@ -27,13 +27,13 @@ class First(Observed, callbacks.Callback):
 class Callback(Events, callbacks.OnExceptionCheckpoint):  # type: ignore[misc] # ``ckpt_path`` may be None here
     """Makes the training of a ``Trainer`` a run.
 
-    What is saved, and how many are kept as the best, is what ``ModelCheckpoint`` callbacks say.
+    The ``ModelCheckpoint`` callbacks decide what is saved and how many of the best are kept.
 
     Args:
-        directory: The run; its checkpoints are ``DIRECTORY/checkpoint-N``.
-        save_steps: Save every so many steps besides; needed where there is no ``ModelCheckpoint``.
-        keep_last_k: Newest steps whose checkpoints are kept besides those that a ``ModelCheckpoint`` keeps.
-        options: how it is mirrored, stopped and shown: ``RunOptions``.
+        directory: The directory of the run; its checkpoints are ``DIRECTORY/checkpoint-N``.
+        save_steps: Also save every so many steps; required without a ``ModelCheckpoint``.
+        keep_last_k: Keep this many of the newest checkpoints beside those that a ``ModelCheckpoint`` keeps.
+        options: Mirrors, stops and trackers: ``RunOptions``.
     """
 
     version = version("lightning")

@@ -1,6 +1,7 @@
-"""The events of a Lightning ``Trainer``, translated: what ``lightning`` and ``pytorch_lightning`` share.
+"""The events of a Lightning ``Trainer`` as calls of a ``LightningJob``, for ``lightning`` and ``pytorch_lightning``.
 
-``Events`` is mixed into a callback of either package, ``Redirected`` into its ``CheckpointIO``. Imports neither.
+``Events`` is a mixin for a callback of either package, ``Redirected`` for its ``CheckpointIO``; ``Sharded`` replaces
+the save and load of a ``DeepSpeedStrategy``. Imports neither package.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from unbroken.frameworks.framework_run import open_framework_run
 from unbroken.frameworks.left_training import what_left
 from unbroken.frameworks.lightning_job import ORIGIN, LightningJob, SaveOptions
 from unbroken.frameworks.lightning_links import FILE, savers_of
+from unbroken.frameworks.lightning_state import OURS
 from unbroken.frameworks.options import RunOptions, settings_of
 from unbroken.loop.console import show_lines
 from unbroken.loop.settings import Settings
@@ -49,7 +51,7 @@ class Stopped(SystemExit):
 
 
 class Redirected:
-    """A ``CheckpointIO`` around another one: what a ``ModelCheckpoint`` saves is committed to the run."""
+    """A ``CheckpointIO`` around another one; commits to the run what a ``ModelCheckpoint`` saves."""
 
     def __init__(self, inner: Any, events: "Events") -> None:  # noqa: ANN401 - a CheckpointIO of either package
         self.inner, self._events = inner, events
@@ -78,7 +80,7 @@ class Redirected:
         return self._events.load(path, read)
 
     def remove_checkpoint(self, path: Any) -> None:  # noqa: ANN401
-        """Remove what a ``ModelCheckpoint`` gives up; called on rank 0."""
+        """Remove what a ``ModelCheckpoint`` deletes; called on rank 0."""
         job = self._events.job
         if job is None or not job.remove(Path(path)):
             self.inner.remove_checkpoint(path)
@@ -88,8 +90,52 @@ class Redirected:
         self.inner.teardown()
 
 
+class Sharded:
+    """Saves and loads for a ``DeepSpeedStrategy``, whose ranks write one folder together without a ``CheckpointIO``.
+
+    Replaces ``save_checkpoint`` and ``load_checkpoint`` of the strategy for one stage of a Trainer.
+    """
+
+    def __init__(self, strategy: Any, events: "Events") -> None:  # noqa: ANN401
+        self._strategy, self._events = strategy, events
+
+    def install(self) -> None:
+        """Replace the two methods."""
+        self.remove()
+        self._strategy_save, self._strategy_load = self._strategy.save_checkpoint, self._strategy.load_checkpoint
+        self._strategy.save_checkpoint, self._strategy.load_checkpoint = self._save, self._load
+
+    def remove(self) -> None:
+        """Restore them."""
+        for name in ("save_checkpoint", "load_checkpoint"):
+            vars(self._strategy).pop(name, None)
+
+    def _save(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:  # noqa: ANN401
+        """Save; called on every rank."""
+        # Rank 0 says where: what a callback made of its logger may differ.
+        path = self._strategy.broadcast(filepath)
+
+        def write(at: Path) -> None:
+            self._strategy_save(checkpoint, str(at), storage_options)
+
+        job = self._events.job
+        if job is None or "://" in str(path):
+            self._strategy_save(checkpoint, path, storage_options)
+        else:
+            job.write(checkpoint, Path(path), write)
+
+    def _load(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
+        """Load; called on every rank."""
+
+        def read(at: Path) -> dict[str, Any]:
+            found: dict[str, Any] = self._strategy_load(str(at), weights_only)
+            return found
+
+        return self._events.load(checkpoint_path, read)
+
+
 class Observed:
-    """A callback before all others, for the loss of a step that one of them saves."""
+    """The first of all callbacks: records the loss of a step before another callback saves the step."""
 
     def __init__(self, events: "Events") -> None:
         super().__init__()
@@ -131,14 +177,15 @@ class Events:
         self._hint: Path | None = None
         self._savers: list[Any] = []
         self._is_over = False
+        self._sharded: Sharded | None = None
 
     # ---- what the Trainer asks ----
 
     @property
     def ckpt_path(self) -> str | None:
-        """What ``ckpt_path="last"`` stands for: the newest checkpoint of the run, here or in a mirror; None if none.
+        """The checkpoint for ``ckpt_path="last"``: the newest of the run, here or in a mirror; None without any.
 
-        A hint: what is loaded is chosen when all ranks are there, after its bytes were verified.
+        A hint: the checkpoint to load is chosen later, on all ranks, after its bytes are verified.
         """
         drill = read_drill(os.environ)
         directory = drill.directory if drill is not None and drill.directory is not None else self._directory
@@ -147,7 +194,7 @@ class Events:
 
     @property
     def best_model_path(self) -> str:
-        """That of the first ``ModelCheckpoint``; without one the newest checkpoint, as without a metric."""
+        """The one of the first ``ModelCheckpoint``; without a ``ModelCheckpoint`` the newest checkpoint."""
         if self._savers:
             return str(self._savers[0].best_model_path)
         newest = _newest_in(Store(self._directory), None)
@@ -167,13 +214,13 @@ class Events:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a ModelCheckpoint has
-            """What scripts ask of all ``trainer.checkpoint_callbacks``: the answer of the first ``ModelCheckpoint``."""
+            """An attribute of the first ``ModelCheckpoint``: scripts read all ``trainer.checkpoint_callbacks``."""
             if name.startswith("_"):
                 raise AttributeError(name)
             return getattr(self._savers[0] if self._savers else self.saver(), name)
 
     def load(self, path: object, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """Read a checkpoint: to resume, the one that the run chooses; otherwise the one asked for, verified."""
+        """Read a checkpoint: the one that the run chose if this is a resume, otherwise the requested one, verified."""
         if self.job is not None:
             try:
                 return self.job.load(Path(str(path)), self._hint, read)
@@ -182,7 +229,7 @@ class Events:
                 raise
         folder = Path(str(path)).resolve()
         folder = folder.parent if folder.name == FILE else folder
-        if (folder / FILE).is_file():
+        if (folder / FILE).exists():
             _require_sound(folder)
             return read(folder / FILE)
         return read(Path(str(path)))
@@ -191,16 +238,12 @@ class Events:
 
     def setup(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
         """The ranks are there, and nothing is loaded yet."""
-        if getattr(trainer.strategy, "restore_checkpoint_after_setup", False):
-            name = type(trainer.strategy).__name__
-            raise ValueError(
-                f"{name} writes its checkpoints itself and not through a CheckpointIO, so that the Callback could not "
-                "commit them: use DDPStrategy, or a loop of your own with unbroken.Run (Fabric), "
-                "unbroken.frameworks.dcp or unbroken.frameworks.deepspeed"
-            )
+        self._sharded = _sharded(trainer.strategy, self)
         if stage == "fit":
             _require_plain(trainer.callbacks, self._inner(trainer))
         trainer.strategy.checkpoint_io = self.redirect(self._inner(trainer), self)
+        if self._sharded is not None:
+            self._sharded.install()
         # Last of all: what the others do at the edge of a step is then in the checkpoint of that step.
         trainer.callbacks = [self.observe(self), *self._others(trainer), self]
         self._savers = savers_of(trainer)
@@ -228,14 +271,26 @@ class Events:
         """The checkpoint is read, and the callbacks are about to get their states."""
         if self.job is not None:
             self.job.place_states(checkpoint)
+            if self._sharded is not None:
+                # Lightning gives each callback its state, this one as the last.
+                checkpoint.setdefault("callbacks", {})[self.state_key] = {OURS: True}  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: object, pl_module: object) -> None:
-        """Weights and callbacks are restored."""
-        if self.job is not None:
+        """Weights and callbacks are restored; with ``Sharded`` they are restored after this event."""
+        if self._sharded is None:
+            self._begin()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """All other callbacks are restored."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.job is not None and not self.job.has_begun:
             self._leaving(lambda job: job.begin(self.version))
 
     def on_train_start(self, trainer: object, pl_module: object) -> None:
         """The loops are restored, and the first batch is about to be fetched."""
+        self._begin()
         if self.job is not None:
             self._leaving(lambda job: job.begin_training(pl_module))
 
@@ -291,8 +346,10 @@ class Events:
         self._leave(stop or exception)
 
     def teardown(self, trainer: Any, pl_module: object, stage: str) -> None:  # noqa: ANN401
-        """The Trainer is as it was."""
+        """Restore the Trainer."""
         trainer.strategy.checkpoint_io = self._inner(trainer)
+        if self._sharded is not None:
+            self._sharded.remove()
         trainer.callbacks = [*self._others(trainer), self]
 
     # ---- ending ----
@@ -304,9 +361,30 @@ class Events:
             job.leave(ending)
 
     def _abandon(self) -> None:
-        """End a job whose training was left without an event."""
+        """End a job whose training ended without an event."""
         if self.job is not None:
             self._leave(what_left(self.job.step))
+
+
+def _sharded(strategy: Any, events: Events) -> Sharded | None:  # noqa: ANN401
+    """What saves with a strategy whose ranks write together; None for one that uses a CheckpointIO.
+
+    Raises:
+        ValueError: a strategy whose checkpoints could not be committed, or not be resumed.
+    """
+    if not getattr(strategy, "restore_checkpoint_after_setup", False):
+        return None
+    if not _is_a("DeepSpeedStrategy", strategy):
+        raise ValueError(
+            f"{type(strategy).__name__} writes its checkpoints itself and not through a CheckpointIO, so that the "
+            "Callback could not commit them: use DDPStrategy or DeepSpeedStrategy, or a loop of your own with "
+            "unbroken.Run (Fabric) or unbroken.frameworks.dcp"
+        )
+    if getattr(strategy, "load_full_weights", False):
+        raise ValueError(
+            "load_full_weights=True loads no optimizer states, so that no training could be resumed: leave it out"
+        )
+    return Sharded(strategy, events)
 
 
 # ---- the newest checkpoint ----
@@ -333,7 +411,7 @@ def _newest_in(store: Store, settings: Settings | None) -> Path | None:
 
 
 def _require_plain(callbacks: Iterable[object], checkpoint_io: object) -> None:
-    """Refuse what trains for a while to find a value, and what writes while the training continues."""
+    """Refuse callbacks that train to find a value, and a plugin that writes in the background."""
     for name in ("LearningRateFinder", "BatchSizeFinder"):
         if any(_is_a(name, each) for each in callbacks):
             raise ValueError(

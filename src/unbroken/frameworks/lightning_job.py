@@ -1,7 +1,8 @@
-"""One ``fit`` of a Lightning ``Trainer``, on one rank: what happens from its setup to its end.
+"""One ``fit`` of a Lightning ``Trainer`` on one rank, from its setup to its end.
 
-Lightning lets rank 0 alone write, in the middle of a call that all ranks make. What was written is therefore committed
-by rank 0, and the others hear of it at their next edge. Imports neither ``lightning`` nor ``pytorch_lightning``.
+In Lightning all ranks call a save, and only rank 0 writes. So rank 0 commits, and the other ranks get the result at
+their next edge. With ``DeepSpeedStrategy`` all ranks write one folder and commit it together. Imports neither
+``lightning`` nor ``pytorch_lightning``.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from unbroken.errors import LeaseLost, NoUsableCheckpoint, StorageFailed, WeightsOnly
+from unbroken.errors import LeaseLost, NoUsableCheckpoint, StorageError, StorageFailed, WeightsOnly
 from unbroken.frameworks.epoch_rng import packed, unpacked
 from unbroken.frameworks.folders import Folder
 from unbroken.frameworks.framework_run import FrameworkRun, Published, ResumePoint
@@ -38,6 +39,7 @@ from unbroken.frameworks.lightning_links import (
 from unbroken.frameworks.lightning_loader import TrainPosition, sizes_of
 from unbroken.frameworks.lightning_metrics import metrics_of, resume_metrics
 from unbroken.frameworks.lightning_state import OURS, Progress, described, progress_of, size_of
+from unbroken.frameworks.zero_engine import coming_bytes, is_accumulating
 from unbroken.quoting.log import logger
 from unbroken.records.stop import StopReason
 from unbroken.state.rng import restore_rng
@@ -56,9 +58,10 @@ _ENDED: Final = "ended"
 _EXTENDS: Final = "extends_exactly"
 # The name by which a difference of the training data is accepted.
 _DATA: Final = "train_dataloader"
-_OF_THE_JOB: Final = ("world_size", "accumulate_grad_batches", "precision")
+_OF_THE_JOB: Final = ("world_size", "accumulate_grad_batches", "precision", "zero_stage")
 _PACKAGES: Final = ("lightning", "pytorch_lightning")
 _EPOCH_START: Final = "on_train_epoch_start"
+_MICRO_STEPS: Final = "micro_steps"
 # Beside the RNG states of a rank: its metrics.
 _METRICS: Final = "metrics"
 
@@ -67,7 +70,7 @@ Write = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How often a job saves by itself, and how many of the newest checkpoints stay."""
+    """How often a job saves beside ``ModelCheckpoint``, and how many of the newest checkpoints are kept."""
 
     save_steps: int | None
     keep_last_k: int
@@ -83,7 +86,7 @@ class LightningJob:
         self.step = 0
         # Where Lightning is told to write what this job saves by itself; nothing is ever written there.
         self.own_path = run.layout.run / FILE
-        self._is_found = False
+        self._is_found = self.has_begun = False
         self._loaded: Mapping[str, Any] | None = None
         self._saved_rng: Mapping[str, Any] | None = None
         self._links: Links | None = None
@@ -120,7 +123,11 @@ class LightningJob:
         if self.point.path is None:
             skipped = (*self.point.skipped, (str(path), "it is not of this run"))
             raise NoUsableCheckpoint(store=self.run.store.root, skipped=skipped)
-        found = self.point.path / FILE if self.point.path.is_dir() else self.point.path
+        inside = self.point.path / FILE
+        found = inside if inside.exists() else self.point.path
+        if self._engine is not None and self.point.manifest is not None:
+            # Before DeepSpeed reads: it has errors of its own for these.
+            self.run.require_same(self.point.manifest.metadata.get(_FIXED), self._world())
         self._loaded = loaded = read(found)
         if OURS in loaded:
             # Without the states of this rank the world was another one, which is refused by name.
@@ -129,6 +136,9 @@ class LightningJob:
             self._saved_rng = unpacked(bytes(states[rank].tolist())) if rank < len(states) else None
         elif self.run.world.is_first:
             _log.warning("%s has no RNG states: the resume is not exact", found)
+        if self._engine is not None:
+            # DeepSpeed restores its steps and starts to count the micro-batches over.
+            self._engine.micro_steps = loaded.get(OURS, {}).get(_MICRO_STEPS, self._engine.micro_steps)
         return loaded
 
     def _asked(self, path: Path, hint: Path | None) -> str | None:
@@ -136,7 +146,7 @@ class LightningJob:
         newest = newest_first(self.run.store, scan(self.run.store).committed)[:1]
         if path == hint or path.name.startswith("last"):
             # A file from before there was a run is where it starts.
-            return str(path) if path.is_file() and not newest else None
+            return str(path) if (path.is_file() or is_sharded(path)) and not newest else None
         real = path.resolve()
         if real.parent.parent == self.run.store.root.resolve():
             return None if [real.parent.name] == newest else real.parent.name
@@ -154,12 +164,13 @@ class LightningJob:
                 states[saver.state_key] = moved(state, str(saver.dirpath))
 
     def begin(self, version: str) -> None:
-        """The checkpoint is loaded, or there is none; the loops are not restored yet.
+        """The checkpoint is loaded, or there is none, and no batch is trained yet.
 
         Raises:
             ValueError: nothing would be saved.
             StartsOver: Lightning loads no checkpoint, and the run has some.
         """
+        self.has_begun = True
         if not self._is_found:
             self._find(None)
             self.point = ResumePoint(skipped=self.point.skipped)
@@ -242,6 +253,31 @@ class LightningJob:
     def _target(self) -> dict[str, int | None]:
         return {"max_steps": self._trainer.max_steps, "max_epochs": self._trainer.max_epochs}
 
+    # ---- DeepSpeed ----
+
+    @property
+    def _engine(self) -> Any:  # noqa: ANN401 - a DeepSpeedEngine
+        """The engine of a ``DeepSpeedStrategy``; None with any other strategy."""
+        return getattr(self._trainer.strategy, "deepspeed_engine", None)
+
+    def _world(self) -> dict[str, Any]:
+        """What no checkpoint of DeepSpeed can be loaded across."""
+        return {"world_size": self.run.world.size, "zero_stage": self._engine.zero_optimization_stage()}
+
+    def _require_whole_steps(self) -> None:
+        """Refuse an accumulation that goes over the end of an epoch, where Lightning and DeepSpeed count apart.
+
+        Raises:
+            ValueError: they would.
+        """
+        batches, every = self._trainer.num_training_batches, self._trainer.accumulate_grad_batches
+        if every > 1 and batches % every:
+            raise ValueError(
+                f"accumulate_grad_batches={every} does not divide the {batches} batches of an epoch: DeepSpeed "
+                "continues to accumulate in the next epoch, and Lightning counts other steps; limit_train_batches="
+                f"{batches - batches % every} makes it exact"
+            )
+
     # ---- the loop ----
 
     def begin_training(self, module: object) -> None:
@@ -254,6 +290,8 @@ class LightningJob:
         trainer = self._trainer
         # Lightning has installed its handlers over ours; ours answer at the edge of a step, and requeue by the run.
         self.run.stops.install_again()
+        if self._engine is not None:
+            self._require_whole_steps()
         progress = progress_of(self._loaded) if self._loaded is not None else None
         self._position = position = TrainPosition(trainer.train_dataloader)
         self._fixed = self._must_not_change()
@@ -309,6 +347,7 @@ class LightningJob:
             "world_size": self.run.world.size,
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "precision": str(trainer.precision),
+            **(self._world() if self._engine is not None else {}),
             **sizes_of(trainer.train_dataloader),
         }
 
@@ -462,6 +501,8 @@ class LightningJob:
             "rng": [torch.tensor(list(each), dtype=torch.uint8) for each in gathered],
             "should_stop": bool(self._trainer.should_stop),
         }
+        if self._engine is not None:
+            checkpoint[OURS][_MICRO_STEPS] = self._engine.micro_steps
 
     def _is_exact_at(self, progress: Progress) -> bool:
         trainer = self._trainer
@@ -473,10 +514,12 @@ class LightningJob:
             return trainer.max_steps == -1 and is_made_anew and not has_plateau
         if progress.is_last_batch or progress.batches % trainer.accumulate_grad_batches:
             return False
+        if self._engine is not None and is_accumulating(self._engine):
+            return False
         return progress.is_settled or not self._validation_follows()
 
     def write(self, checkpoint: dict[str, Any], path: Path, write: Write) -> None:
-        """Commit what Lightning saves, and let its path lead there; for rank 0."""
+        """Commit what Lightning saves, and let its path lead there; for the ranks that write, rank 0 or all of them."""
         links = self._links
         is_own = path == self.own_path
         is_place = self._is_exact or (is_own and self._is_ending)
@@ -485,13 +528,15 @@ class LightningJob:
             # one is what a resume starts from: it gets its link at the next edge.
             if OURS not in checkpoint or is_place or not self._is_last_path(path):
                 write(path)
-                self._note_written(path, int(checkpoint["global_step"]))
+                if self.run.world.is_first:
+                    self._note_written(path, int(checkpoint["global_step"]))
             self._held = held_by(self._savers, kept_all=False)
             return
         if self._committed is not None and self._committed[0] == self._edge and self._is_last_path(path):
             # Its best was saved an instant ago, and nothing but the name of this file has changed since.
             self._done = self._committed[1]
-            self._point(path, str(self._done.name))
+            if self.run.world.is_first:
+                self._point(path, str(self._done.name))
             return
         self._flush_metrics(durable=True)
         metrics = {key: float(value) for key, value in self._trainer.callback_metrics.items() if value.numel() == 1}
@@ -509,17 +554,29 @@ class LightningJob:
             {key: value for key, value in metrics.items() if math.isfinite(value)},
             metadata,
             self._policies(links),
-            described(checkpoint),
+            described(checkpoint) if self._engine is None else {},
         )
-        self._done = done = self.run.save_by_first(
-            folder, lambda at: write(at / FILE), coming_bytes=size_of(checkpoint)
-        )
-        if done.name is None:
+        self._done = done = self._commit(folder, lambda at: write(at / FILE), size_of(checkpoint))
+        if (name := done.name) is None:
             return
-        if is_own or self._point(path, done.name):
+        if is_own or self._of_those_who_write(lambda: self._point(path, name)):
             self._committed = (self._edge, done)
         else:
             write(path)
+
+    def _commit(self, folder: Folder, write: Write, size_bytes: int) -> Published:
+        run = self.run
+        if self._engine is None:
+            return run.save_by_first(folder, write, coming_bytes=size_bytes)
+        staged = run.stage(folder.step, coming_bytes=coming_bytes(self._engine))
+        if isinstance(staged, StorageError):
+            return Published(None, staged)
+        write(staged / folder.name)
+        return run.publish(folder, is_staged=True)
+
+    def _of_those_who_write(self, action: Callable[[], bool]) -> bool:
+        """What rank 0 does and finds, for all ranks that write."""
+        return action() if self._engine is None else self.run.world.from_first(action)
 
     def _note_written(self, path: Path, step: int) -> None:
         try:
@@ -622,7 +679,12 @@ def _kind_of(name: str, callbacks: Iterable[object]) -> list[Any]:
     return [each for each in callbacks if any(kind.__name__ == name for kind in type(each).__mro__)]
 
 
+def is_sharded(path: Path) -> bool:
+    """Whether a path is a folder that ``DeepSpeedStrategy`` wrote."""
+    return (path / "latest").is_file() and (path / "checkpoint").is_dir()
+
+
 def _require_complete(path: Path) -> None:
-    """A folder of ours with the file in it, or a file that Lightning wrote."""
-    if path.is_dir() and not (path / FILE).is_file():
+    """A folder of ours with what Lightning wrote in it, or a file or a folder that Lightning wrote elsewhere."""
+    if path.is_dir() and not is_sharded(path) and not (path / FILE).exists():
         raise WeightsOnly(path=path, missing=(FILE,))

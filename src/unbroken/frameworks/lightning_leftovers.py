@@ -1,11 +1,13 @@
-"""What a job that was killed has left in the folders of ``ModelCheckpoint`` callbacks, told from everything else.
+"""Files that a killed job left in the folders of ``ModelCheckpoint`` callbacks.
 
-Two things can be left, and a resume computes both again with the same bits. A save that no resume starts from is a file
-that Lightning writes: killed before the next commit, it would stand under the name that its save gets again, and
-Lightning would name the second one ``-v1``. And the path that a save replaces is removed after the commit: killed
-between the two, it would stay for good. The journal names each file as it was written, a manifest the paths that its
-save gave up. Nothing is taken for a leftover after a way back to an older checkpoint, and nothing that is not the very
-file that was written.
+There are two kinds, and a resume computes both again with the same bits:
+
+- A save that no resume starts from is a plain file of Lightning. If the job is killed before its next commit, the file
+  has the name that its save gets again, and Lightning would name the second one ``-v1``.
+- The path that a save replaces is removed after the commit. If the job is killed between the two, the path would stay.
+
+The journal records each plain file (name, size, time, inode), and a manifest names the paths that its save gave up. A
+file that differs from its record is left alone, and so is everything after somebody went back to an older checkpoint.
 """
 
 import os

@@ -1,10 +1,10 @@
 """The paths that ``ModelCheckpoint`` knows, as symbolic links to checkpoints of the run.
 
-``ModelCheckpoint`` names a file for every save, and deletes files to keep its best. Here its file is a link to the one
-in ``checkpoint-N``, which is made after the commit: where a link leads, a complete and sealed checkpoint stands. A
-checkpoint to which a link leads is kept. After a resume the state of a ``ModelCheckpoint`` is that of the checkpoint,
-which may name links that are gone, or that were not made when the job was killed: they are made again from the
-manifests, and what no longer exists is forgotten. Needs no torch.
+``ModelCheckpoint`` names a file for every save, and deletes files to keep its best. Here that file is a link to the one
+in ``checkpoint-N``, made after the commit, so a link always leads to a complete and sealed checkpoint. A checkpoint
+with a link is kept. After a resume a ``ModelCheckpoint`` has the state of the checkpoint. That state may name links
+that were removed later, or were not made yet when the job was killed: the manifests say which ones to make again, and
+the others are dropped from the state. Needs no torch.
 """
 
 import os

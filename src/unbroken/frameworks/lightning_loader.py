@@ -1,9 +1,9 @@
-"""Where the training data of a Lightning ``Trainer`` stands inside an epoch, by public means alone.
+"""The position of a Lightning ``Trainer`` in its training data inside an epoch, through public interfaces only.
 
-A loader with ``state_dict``, such as torchdata's ``StatefulDataLoader``, is restored by Lightning. A ``DataLoader``
-of torch without workers makes its order when its first batch is fetched: the sampler inside its batch sampler is
-wrapped, so that the RNG states it begins an epoch with are known, and a resume can make the order again and leave out
-what was served. With workers the order is made when Lightning makes the iterator, before any callback is called.
+Lightning restores a loader with ``state_dict``, such as torchdata's ``StatefulDataLoader``. A ``DataLoader`` of torch
+without workers draws its order when its first batch is fetched. So the sampler inside its batch sampler is wrapped, to
+save the RNG states at the start of an epoch: a resume draws the same order and skips the samples that were served. With
+workers, the order is drawn when Lightning makes the iterator, before any callback is called: that is not supported.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

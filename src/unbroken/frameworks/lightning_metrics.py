@@ -1,9 +1,9 @@
 """The metrics that a Lightning ``Trainer`` holds in the middle of an epoch.
 
-Lightning saves none of them: after a resume the mean of an epoch would be that of its last batches, and
-``callback_metrics`` empty, by which ``ModelCheckpoint``, ``EarlyStopping`` and ``ReduceLROnPlateau`` decide. Two names
-that are used here are not public, ``_results`` and ``_logger_connector``: without them the mean of an interrupted epoch
-is left as Lightning leaves it.
+Lightning does not save them. After a resume, the mean of the epoch would be that of its last batches, and
+``callback_metrics`` would be empty; ``ModelCheckpoint``, ``EarlyStopping`` and ``ReduceLROnPlateau`` use it. Two names
+used here are private, ``_results`` and ``_logger_connector``. Without them, the mean of an interrupted epoch is the one
+that Lightning computes.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""What a checkpoint of Lightning says of itself: where its loop stands, and its tensors.
+"""Reads a checkpoint of Lightning: the progress of its loop, and its tensors.
 
-Lightning writes one dict. From the progress in it can be read whether a resume from there is exact. Lightning restarts
-well between two batches and between two epochs. A save at the last batch of an epoch, or before a validation that is
-due, is another thing: after a resume the validation and the end of the epoch are left out.
+Lightning writes one dict. Its progress tells whether a resume from there is exact. Between two batches and between two
+epochs it is. After the last batch of an epoch, or before a validation that is due, it is not: a resumed Lightning
+leaves out the validation and the end of the epoch.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """The options of a run whose loop belongs to a framework, the same for all of them.
 
-What a framework decides itself (how often is saved, how many checkpoints are kept) is not among ``RunOptions``. Loops
-that decide nothing of it have ``LoopOptions``.
+``RunOptions`` leave out what a framework decides itself: how often it saves, and how many checkpoints it keeps. Loops
+without a framework that decides this have ``LoopOptions``.
 """
 
 from collections.abc import Collection, Mapping

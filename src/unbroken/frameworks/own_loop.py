@@ -30,6 +30,8 @@ from unbroken.world import World, is_first_process
 _log = logger(__name__)
 _NUMBERS: Final = (int, float)
 _POLL_S: Final = 0.05
+# A script may save once before it trains.
+_SAVES_UNASKED: Final = 2
 
 
 class OwnLoop:
@@ -59,8 +61,10 @@ class OwnLoop:
         self._metrics_step = -1
         self._is_loaded = False
         self._step = self._saved_step = 0
+        self._is_asking, self._saves_unasked = False, 0
         try:
-            self._run = run = open_framework_run(run_directory, settings, origin=origin)
+            # Signals are left alone until the loop asks whether to stop: they would not end one that never asks.
+            self._run = run = open_framework_run(run_directory, settings, origin=origin, catches_now=False)
             _open_loops.add(self)
             self._point = run.find_resume_point(None if resume is None else str(resume), require)
             self._step = self._saved_step = 0 if self._point.manifest is None else self._point.manifest.step
@@ -96,6 +100,8 @@ class OwnLoop:
     def _edge(self, step: int, metrics: Mapping[str, object]) -> bool:
         run = self._open_run
         self._require_loaded(step)
+        run.catch_signals()
+        self._is_asking = True
         self._step = step
         if metrics:
             self._log(step, metrics)
@@ -128,6 +134,13 @@ class OwnLoop:
         run = self._open_run
         settings = run.settings
         self._saved_step = step
+        self._saves_unasked += not self._is_asking
+        if not self._is_asking and self._saves_unasked == _SAVES_UNASKED and run.world.is_first:
+            _log.warning(
+                "saved %d times without step_done: signals end this job at once, and the walltime limit and "
+                "`unbroken stop` are not noticed; call step_done(step) after every step and end if is_stopping is true",
+                _SAVES_UNASKED,
+            )
         policies = compose(
             settings.keep_last_k, settings.keep_milestone_every, settings.keep_every_seconds, settings.keep_best
         )

@@ -4,9 +4,9 @@
     trainer.train(resume_from_checkpoint=unbroken_hf.resume(trainer))
 
 ``resume`` takes the run and chooses the newest usable checkpoint; the Trainer loads it. The callback stops the training
-at a step's edge, lets the Trainer write into a draft and publishes that as ``checkpoint-N`` by one rename, keeps the
-records, and restores what the Trainer does not: the RNG states with which the epoch began, from which samplers and
-loader workers get their seeds. Trainers that inherit from this one, TRL's among them, inherit that.
+at the end of a step, lets the Trainer write into a draft, and makes that ``checkpoint-N`` by one rename. It keeps the
+records. It restores what the Trainer does not: the RNG states that the epoch began with, from which samplers and loader
+workers get their seeds. Subclasses of the Trainer, such as those of TRL, work the same way.
 """
 
 import os
@@ -39,13 +39,13 @@ _log = logger(__name__)
 def resume(trainer: Trainer, checkpoint: str | os.PathLike[str] | int | None = None) -> str | None:
     """The checkpoint that ``trainer.train(resume_from_checkpoint=...)`` continues from; None to start at step 0.
 
-    The newest one whose bytes all verify; a torn or damaged one is skipped with a log line. The run is held by this job
-    from here on. Collective among the ranks.
+    That is the newest one whose checksums all verify; a warning names each torn or damaged one that is skipped. From
+    here on this job holds the run. Collective among the ranks.
 
     Args:
         trainer: it has a ``Callback``.
-        checkpoint: another one to go back to: its step, its name, or the path of a folder. That happens once: a later
-            job with the same value continues from the newest.
+        checkpoint: another one to go back to: its step, its name, or the path of a folder. This happens once: a later
+            job with the same value continues from the newest checkpoint.
 
     Raises:
         ValueError: the trainer has no ``Callback``, or an argument that does not go with one.
@@ -65,12 +65,12 @@ def resume(trainer: Trainer, checkpoint: str | os.PathLike[str] | int | None = N
 class Callback(TrainerCallback):
     """Makes the training of a ``Trainer`` a run.
 
-    How often is saved, evaluated and logged, and how many checkpoints are kept, is what ``TrainingArguments`` say.
+    ``TrainingArguments`` set how often the Trainer saves, evaluates and logs, and how many checkpoints are kept.
 
     Args:
-        reread: Where loader workers make the batches, read those of an interrupted epoch again instead of skipping them
-            by their index. None: unless the data set and the collator are known to draw no random numbers.
-        options: how it is mirrored, stopped and shown: ``RunOptions``.
+        reread: With loader workers, read the batches of an interrupted epoch again instead of skipping them by index.
+            None: do so unless the data set and the collator are known to draw no random numbers.
+        options: how the run is mirrored, stopped and shown: ``RunOptions``.
     """
 
     def __init__(self, *, reread: bool | None = None, **options: Unpack[RunOptions]) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from unbroken.config import Config, load
 from unbroken.config.sections import ModelConfig
-from unbroken.errors import CannotImport, Help
-from unbroken.errors.tree import quoted
+from unbroken.errors import CannotImport, ConfigInvalid, ConfigUnreadable, Help
+from unbroken.errors.foreign import ImportCall
 from unbroken.foreign.items import MODULE, OPTIMIZER, Contents, ForeignItem
 from unbroken.gpt.huggingface import llama_config
 from unbroken.gpt.model import GPT
@@ -74,6 +74,10 @@ NAMES: Final = (
 _LLAMA_FIELDS: Final = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings"),
 )
+# What the config.json of a GPT-Simple run says about how its model computes, beyond what the shapes show.
+_GPT_SIMPLE_FIELDS: Final = (
+    *("n_head", "activation", "mlp_type", "norm", "norm_eps", "rope_base", "rope_scaling_type", "rope_scaling_factor"),
+)
 # Our own, as an export has them: query, key and value are one matrix already, and so are gate and up.
 OURS: Final = Names(
     *("embedding", "blocks.{}.", "attention_norm", "attention.qkv", "", "", "attention.out"),
@@ -127,13 +131,37 @@ def _as_gpt_simple_computes(source: Foreign, model: ModelConfig) -> ModelConfig:
     return model
 
 
-def other_llama(source: Foreign, config: Config) -> list[str]:
+def map_names(source: Foreign, contents: Contents, model: ModelConfig) -> list[str]:
+    """Give model and optimizer the names of our trainer; returns every problem, and then nothing was changed."""
+    return _other_llama(source, model) or _other_gpt_simple(source, model) or _rename(contents, model)
+
+
+def _other_gpt_simple(source: Foreign, model: ModelConfig) -> list[str]:
+    """Where the config of a GPT-Simple run says that its model computes otherwise than the one to map to."""
+    try:
+        theirs = config_of(source, None)
+    except (ConfigInvalid, ConfigUnreadable):
+        theirs = None
+    if theirs is None:
+        return []
+    pairs = [(name, getattr(theirs.config.model, name), getattr(model, name)) for name in _GPT_SIMPLE_FIELDS]
+    pairs.append(
+        ("n_kv_head", theirs.config.model.n_kv_head or theirs.config.model.n_head, model.n_kv_head or model.n_head)
+    )
+    return [
+        f"{name}: {value} in its config.json, {wanted} in the config to map to"
+        for name, value, wanted in pairs
+        if value != wanted
+    ]
+
+
+def _other_llama(source: Foreign, model: ModelConfig) -> list[str]:
     """Where the config.json beside a Llama says that it computes otherwise than the config to map to."""
     folder = source.path if source.path.is_dir() else source.path.parent
     theirs = read_json(folder / "config.json")
     if theirs.get("model_type") != "llama":
         return []
-    ours = llama_config(config.model, 0, torch.float32)
+    ours = llama_config(model, 0, torch.float32)
     # Transformers 5 keeps all of rope in one field, 4 in two.
     rope = theirs.get("rope_parameters") or {
         **(theirs.get("rope_scaling") or {}),
@@ -148,8 +176,7 @@ def other_llama(source: Foreign, config: Config) -> list[str]:
     ]
 
 
-def rename(contents: Contents, config: Config) -> list[str]:
-    """Give model and optimizer the names of our trainer; returns every problem, and then nothing was changed."""
+def _rename(contents: Contents, model: ModelConfig) -> list[str]:
     if "model" not in contents.items:
         return ["model: not in the checkpoint"]
     theirs = contents.items["model"].state
@@ -158,9 +185,9 @@ def rename(contents: Contents, config: Config) -> list[str]:
     if names is None:
         known = ", ".join(f"{each.embedding}.weight" for each in (OURS, *NAMES))
         return [f"model: it has none of {known}; other names cannot be mapped to the model of `unbroken train`"]
-    theirs = _untied(theirs, names, config.model)
-    parts = dict(_parts(names, config.model))
-    problems = _misfits(theirs, parts, names, config.model)
+    theirs = _untied(theirs, names, model)
+    parts = dict(_parts(names, model))
+    problems = _misfits(theirs, parts, names, model)
     if problems:
         return problems
     renamed = {ours: _joined([theirs[name] for name in held]) for ours, held in parts.items()}
@@ -169,7 +196,7 @@ def rename(contents: Contents, config: Config) -> list[str]:
         named, problems = _by_name(contents, theirs, names)
         if problems:
             return problems
-        optimizer, problems = _optimizer(named, theirs, parts, config.model)
+        optimizer, problems = _optimizer(named, theirs, parts, model)
         if problems:
             return problems
         items["optimizer"] = ForeignItem(OPTIMIZER, optimizer)
@@ -179,9 +206,9 @@ def rename(contents: Contents, config: Config) -> list[str]:
     return []
 
 
-def required_config(source: Foreign) -> CannotImport:
+def required_config(source: Foreign, call: ImportCall) -> CannotImport:
     """The error for a checkpoint whose config is not beside it."""
-    command = f"unbroken import {quoted(source.path)} runs/imported --config run.yaml"
+    command = call.again(source.path, "--config", "run.yaml")
     problem = "the config of its run is not beside it, and the shapes do not tell heads, norm and activation"
     return CannotImport(path=source.path, problems=(problem,), remedy=Help(command, "name a config with its model"))
 

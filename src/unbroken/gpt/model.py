@@ -11,6 +11,7 @@ each layer adds to the stream.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Self, overload
 
 import torch
@@ -21,9 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from unbroken.config.sections import ModelConfig
 from unbroken.errors import SequenceTooLong
+from unbroken.foreign.items import Contents
 from unbroken.gpt.attention import Attention, ForwardContext, Kernel, KeyValueCache, LayerCache, kernel_for, mask_for
 from unbroken.gpt.loss import LossSum, loss_sum, next_token_targets
 from unbroken.gpt.rope import Angles, tables
+from unbroken.store.foreign import Foreign
 
 # ---- normalisation ----
 
@@ -210,6 +213,14 @@ class GPT(nn.Module):
         self.cosine: Tensor
         self.sine: Tensor
         self.place_angles()
+
+    def map_foreign(self, source: Foreign, contents: Contents) -> list[str]:
+        """Give another tool's weights and moments the names of this model; returns what does not fit."""
+        # Imported here: it makes models of this class.
+        from unbroken.gpt.foreign_names import map_names
+
+        # With the rows that it has: the config may leave them to the tokenizer.
+        return map_names(source, contents, replace(self.config, vocab_size=self.vocab_size))
 
     @property
     def vocab_size(self) -> int:

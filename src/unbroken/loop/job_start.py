@@ -18,6 +18,7 @@ from unbroken.records.layout import Layout
 from unbroken.records.lease import Lease, number_of
 from unbroken.records.process import host_name
 from unbroken.state.capture import RNG
+from unbroken.state.cursor import Cursor
 from unbroken.state.fresh import unused_names
 from unbroken.state.items import GradientsItem
 from unbroken.store.rewind import next_request, without_tag
@@ -42,9 +43,11 @@ def record_resume(
             _log.warning("skipped %s: %s", name, reason)
     step = found.restored.step if found.restored else 0
     notes = found.restored.notes if found.restored else ()
-    asked = {} if settings.resume == "auto" else {"requested": settings.resume}
+    asked: dict[str, object] = {} if settings.resume == "auto" else {"requested": settings.resume}
     if found.followed is not None:
         asked["carried_out_by"] = found.followed.job
+    if found.target is not None and (staged := found.target.staged) is not None:
+        asked |= {"imported_from": found.target.path, "left_out": dict(staged.left_out)}
     recorder.event(
         "resume",
         step=step,
@@ -139,6 +142,7 @@ def log_start(
     found: Resumed,
     clock: SaveClock,
     deadline: Deadline | None,
+    cursor: Cursor[object] | None = None,
     *,
     checkpoints: str | None = None,
 ) -> None:
@@ -159,9 +163,18 @@ def log_start(
             what = "the run has saved checkpoints up to step %s, and %s has none: stop this job if they should be there"
             _log.warning(what, f"{saved:,}", place)
     else:
-        _log.info("resuming from step %s (%s, all checksums verified)", f"{found.restored.step:,}", found.target.name)
+        step = f"{found.restored.step:,}"
+        if (staged := found.target.staged) is None:
+            _log.info("resuming from step %s (%s, all checksums verified)", step, found.target.name)
+        else:
+            _log.info("starting from step %s of %s (%s)", step, found.target.path, staged.source.tool)
+            for name, why in sorted(staged.left_out.items()):
+                _log.warning("not imported: %s (%s)", name, why)
         for note in found.restored.notes:
             _log.warning("not exact: %s", note)
+    if cursor is not None and (only_ranks := cursor.only_ranks) is not None and world.size > 1:
+        what = "data: this loader resumes on %s only (it splits the samples by rank); on another number it is refused"
+        _log.info(what, amounts.plural(only_ranks, "rank"))
     if deadline is not None:
         left = amounts.duration(deadline.at_s - time.time())
         kept = amounts.duration(clock.reserve.seconds(deadline.runtime_s))

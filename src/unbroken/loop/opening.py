@@ -253,8 +253,8 @@ def _open(leased: LeasedRun, renewal: Renewal | None, frame: FrameType | None, d
     except BaseException:
         stops.restore()
         raise
-    source = str(found.target.store.path(found.target.name)) if found.target else None
-    log_start(layout, world, lease, found, clock, deadline, checkpoints=settings.checkpoints)
+    source = found.target.path if found.target else None
+    log_start(layout, world, lease, found, clock, deadline, cursor, checkpoints=settings.checkpoints)
     emergency.warn_of_windows()
     return OpenRun(
         layout,
@@ -309,8 +309,10 @@ def record_start(leased: LeasedRun, deadline: Deadline | None) -> list[Holder]:
     return holders
 
 
-def stop_sources(leased: LeasedRun, clock: SaveClock, deadline: Deadline | None) -> StopSources:
-    """The sources of stop requests, active from here on. Collective."""
+def stop_sources(
+    leased: LeasedRun, clock: SaveClock, deadline: Deadline | None, *, catches_now: bool = True
+) -> StopSources:
+    """The sources of stop requests, active from here on; without ``catches_now`` all but signals. Collective."""
     settings, lease = leased.settings, leased.lease
     # Rank 0's clock alone: another one's may be wrong, and only rank 0 learns that the deadline was moved.
     watched = deadline if leased.world.is_first else None
@@ -329,9 +331,15 @@ def stop_sources(leased: LeasedRun, clock: SaveClock, deadline: Deadline | None)
     if leased.world.is_first:
         follow_end_time(settings.max_runtime_seconds, os.environ, stops, leased.recorder.event)
     # From here on a signal is a request: a job that receives one while it loads stops after its first step.
-    if settings.catch_signals and stops.install():
-        stops.end_with(shield_workers(lambda: stops.signalled is not None))
+    if settings.catch_signals and catches_now:
+        catch_signals(stops)
     return stops
+
+
+def catch_signals(stops: StopSources) -> None:
+    """Make a signal a stop request, and keep it from the workers of loaders."""
+    if stops.install():
+        stops.end_with(shield_workers(lambda: stops.signalled is not None))
 
 
 def _emergency(leased: LeasedRun, clock: SaveClock, stops: StopSources) -> Emergency:

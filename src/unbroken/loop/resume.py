@@ -10,6 +10,7 @@ recorded in the store, and the same request in a later job continues the branch 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from unbroken.errors import (
@@ -20,18 +21,24 @@ from unbroken.errors import (
     NotExact,
     NoUsableCheckpoint,
     RankFailed,
+    StorageFailed,
     UnbrokenError,
 )
+from unbroken.files import LOCAL
+from unbroken.foreign.staged import NOT_OURS, Staged, foreign_at, is_sealed_foreign, stage
 from unbroken.loop.mirrors import RunMirrors
 from unbroken.loop.settings import Settings
 from unbroken.mirror.address import is_url
 from unbroken.mirror.remote import resolve_remote
+from unbroken.quoting.log import logger
 from unbroken.state.hyperparameters import Script, ValueChange, digest_of_settings
 from unbroken.state.items import Item
 from unbroken.state.restore import CheckpointSource, Restored, restore
 from unbroken.store.check import Level
 from unbroken.store.choose import quarantine, resume_point
+from unbroken.store.commit import begin
 from unbroken.store.directory import Store
+from unbroken.store.foreign import Foreign, resolve_foreign
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import MANIFEST, QUARANTINE, step_of
 from unbroken.store.references import checkpoint_of, is_bare, named_in, resolve_checkpoint
@@ -47,6 +54,7 @@ from unbroken.store.rewind import (
 from unbroken.store.scan import newest_first, read_quietly, scan, without_manifest
 from unbroken.world import World
 
+_log = logger(__name__)
 # In a checkpoint's metadata: what an abandoned step had changed. Accepting this name resumes from it all the same.
 UNFINISHED: Final = "unfinished-step"
 # By optimizer, which parameters had gradients that the checkpoint does not contain; see ``standing_gradients``.
@@ -55,11 +63,20 @@ UNSAVED_GRADIENTS: Final = "unsaved-gradients"
 
 @dataclass(frozen=True)
 class ResumeTarget:
-    """The checkpoint that rank 0 chose; ``root`` differs from the run's store for a start from another run."""
+    """The checkpoint that rank 0 chose; ``root`` differs from the run's store for a start from another run.
+
+    ``staged`` is set for a start from a checkpoint of another tool.
+    """
 
     store: Store
     name: str
     manifest: Manifest
+    staged: Staged | None = None
+
+    @property
+    def path(self) -> str:
+        """What a user calls it."""
+        return str(self.store.path(self.name) if self.staged is None else self.staged.source.path)
 
 
 @dataclass
@@ -127,7 +144,7 @@ def resume(
         world.from_first(lambda: mirrors.bring_back() if mirrors is not None else None)
     repaired, lost = set[str](), set[str]()
     while found.restored is None:
-        target, passed = world.from_first(lambda: _choose(store, start, job))
+        target, passed = world.from_first(lambda: _choose(store, start, job, items))
         reported = {name for name, _ in found.skipped}
         found.skipped += [(name, why) for name, why in passed if name.removeprefix(f"{QUARANTINE}/") not in reported]
         if target is None:
@@ -136,9 +153,8 @@ def resume(
                 raise NoUsableCheckpoint(store=store.root, skipped=tuple(found.skipped))
             break
         _require_finished(target, settings)
-        source = CheckpointSource(target.store, target.name, target.manifest)
         try:
-            found.restored = restore(source, items, world, accept=settings.accept, allow_pickle=settings.allow_pickle)
+            found.restored = _restore(target, items, world, settings)
             found.target = target
         except UnbrokenError as refused:
             if target.store.root == store.root and target.name not in repaired and _is_damage(refused):
@@ -156,6 +172,27 @@ def resume(
     found.computes_under = digest_of_settings(found.hyperparameters, items)
     found.set_aside += world.from_first(lambda: _carry_out(store, settings.resume, start, found.target, job, mirrors))
     return found
+
+
+def _restore(target: ResumeTarget, items: Sequence[Item], world: World, settings: Settings) -> Restored:
+    """Restore the items; a checkpoint of another tool is removed from where it was staged, however it ends."""
+    source = CheckpointSource(target.store, target.name, target.manifest)
+    try:
+        return restore(source, items, world, accept=settings.accept, allow_pickle=settings.allow_pickle)
+    except UnbrokenError as refused:
+        raise (refused if target.staged is None else target.staged.told(refused)) from None
+    finally:
+        if target.staged is not None and world.is_first:
+            _discard(target.store)
+
+
+def _discard(staged: Store) -> None:
+    """Remove a draft in which a checkpoint of another tool was staged."""
+    try:
+        # What a crash leaves is a draft of this job, which the next one sweeps.
+        staged.files.remove_tree(staged.root)
+    except StorageFailed as refused:
+        _log.warning("could not remove %s: %s", staged.root, refused.message)
 
 
 def _settle_hyperparameters(script: Script, found: Resumed, settings: Settings) -> None:
@@ -262,7 +299,7 @@ def _carry_out(
             store, names, target=start.named, job=job, at_ns=time.time_ns(), request=request, elsewhere=elsewhere
         )
     if target.store.root != store.root:
-        path = str(target.store.path(target.name).absolute())
+        path = str(Path(target.path).absolute())
         record_rewind(store, target=path, abandoned={}, job=job, at_ns=time.time_ns(), request=request)
     return []
 
@@ -286,7 +323,37 @@ def _newer_without_manifest(store: Store, *, after_step: int) -> list[tuple[str,
     return [(name, f"{MANIFEST}: is missing") for name in names if (step_of(name) or 0) > after_step]
 
 
-def _choose(store: Store, start: _Start, job: str) -> tuple[ResumeTarget | None, list[tuple[str, str]]]:
+def _elsewhere(reference: str, store: Store, job: str, items: Sequence[Item]) -> ResumeTarget:
+    """A checkpoint of another run, or of another tool, which is staged in a draft of this run."""
+    found = _find_elsewhere(reference, store)
+    if isinstance(found, ResumeTarget):
+        return found
+    # In a draft: what a crash leaves is swept once its job is gone, and is never taken for a checkpoint.
+    draft = begin(store, step=found.step or 0, job=job)
+    try:
+        staged = stage(found, Store(draft.path), items, needs_step=True)
+    except BaseException:
+        _discard(Store(draft.path))
+        raise
+    return ResumeTarget(staged.store, staged.name, staged.manifest, staged)
+
+
+def _find_elsewhere(reference: str, store: Store) -> ResumeTarget | Foreign:
+    try:
+        place, name, manifest = _checkpoint_at(reference, store)
+    except NOT_OURS as refused:
+        if store.files is not LOCAL:
+            # In an object store nothing can be staged.
+            raise
+        return foreign_at(reference, refused)
+    if is_sealed_foreign(manifest) and place.files is LOCAL and store.files is LOCAL:
+        return resolve_foreign(place.path(name))
+    return ResumeTarget(place, name, manifest)
+
+
+def _choose(
+    store: Store, start: _Start, job: str, items: Sequence[Item]
+) -> tuple[ResumeTarget | None, list[tuple[str, str]]]:
     if start.named is not None:
         return ResumeTarget(store, start.named, store.read_manifest(start.named)), []
     # Quick only: all checksums are verified anyway as the bytes are read.
@@ -302,8 +369,7 @@ def _choose(store: Store, start: _Start, job: str) -> tuple[ResumeTarget | None,
         if passed:
             return None, passed
     if start.elsewhere is not None:
-        place, name, manifest = _checkpoint_at(start.elsewhere, store)
-        return ResumeTarget(place, name, manifest), passed
+        return _elsewhere(start.elsewhere, store, job, items), passed
     if start.is_required:
         raise NoUsableCheckpoint(store=store.root, skipped=tuple(passed))
     return None, passed

@@ -47,7 +47,8 @@ class Settings:
             to: its step, its name, ``latest``, or a path such as ``runs/a@1000``. That happens once: a later job with
             the same value continues from the newest checkpoint. ``5#2`` goes back to step 5 a second time.
         force: With ``resume="scratch"``: abandon the existing checkpoints and start.
-        load_path: Checkpoint of another run to start from, here or in a mirror; ignored once this run has its own.
+        load_path: Checkpoint of another run to start from, here or in a mirror, or of another tool; ignored once this
+            run has its own.
         accept: Names of differences to accept (an item, a tensor, or a prefix of names), so that a resume continues
             although it is not exact.
         hyperparameters: Which values a resume uses if the script constructs optimizers, schedulers or loss scalers

@@ -155,6 +155,11 @@ class Cursor(Generic[T]):
         found += [f"not exact: {each} was changed by the epochs before, and is not here" for each in self._missing]
         return found
 
+    @property
+    def only_ranks(self) -> int | None:
+        """The only number of ranks that can take this loader's position; None where the loader says none."""
+        return self._identity.ranks if self._identity is not None else None
+
     def __iter__(self) -> "Cursor[T]":
         return self
 

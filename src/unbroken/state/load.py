@@ -1,16 +1,14 @@
-"""``unbroken.load``: weights, or any other item, of a checkpoint into live objects, without a run.
+"""Weights, or any other item, of a checkpoint into live objects, without a run; ``unbroken.load`` is made of it.
 
 Every byte that is used is verified, names must match exactly, and the live tensors must have the fingerprints that were
 saved. Nothing is written, nothing is moved to quarantine, and no random generator is set.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.errors import NotAnItem, StateDiffers
-from unbroken.records.run_references import resolve_checkpoint
 from unbroken.state.capture import RNG, is_sharded
 from unbroken.state.cursor import Cursor
 from unbroken.state.items import Item, ModuleItem, make_items
@@ -24,57 +22,51 @@ class Loaded:
     """What ``load`` has read.
 
     Attributes:
-        step: optimizer steps completed when it was saved.
-        path: the checkpoint's directory.
+        step: optimizer steps completed when it was saved; None if a checkpoint of another tool does not state it.
+        path: the checkpoint's directory, or its file.
         counters: ``run.counters`` of that step.
         metrics: what was logged for that step.
-        items: what the checkpoint holds, by name; each can be loaded.
+        items: what the checkpoint holds, by name; each can be loaded. Of another tool's those that were asked for.
         notes: what could not be restored as saved, such as values that differed by rank.
+        left_out: of a checkpoint of another tool, what cannot be loaded, each with the reason.
     """
 
-    step: int
+    step: int | None
     path: Path
     counters: Mapping[str, object]
     metrics: Mapping[str, float] = field(default_factory=dict)
     items: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def load(
-    reference: str | os.PathLike[str],
-    *,
-    accept: Sequence[str] = (),
-    allow_pickle: Sequence[str] = (),
-    **items: object,
-) -> Loaded:
-    """Load items of a checkpoint into live objects, without a run.
-
-    ``unbroken.load("runs/a@1000", model=model)``. For a sharded model it is collective.
-
-    Args:
-        reference: a run (its newest checkpoint), ``RUN@STEP``, ``RUN@NAME``, ``RUN@latest``, or a checkpoint's path.
-        accept: names of differences to accept: a tensor, a prefix of names, or an item.
-        allow_pickle: items whose values may be unpickled, which runs code that the checkpoint holds.
-        items: the objects to load into, by the names they were saved under. An optimizer needs its model too.
+def require_loadable(items: Mapping[str, object]) -> list[Item]:
+    """The objects to load into.
 
     Raises:
-        PathMissing: there is nothing at the path.
-        NotAStore: it is neither a run nor a checkpoint.
-        CheckpointUnknown: the run has no such checkpoint.
-        NoUsableCheckpoint: the run has none at all.
-        NotAnItem: an object has no state that could be loaded.
+        NotAnItem: an object has no state that could be loaded without a run.
+    """
+    if "data" in items and not isinstance(items["data"], Cursor):
+        lacks = "a meaning without a run: the position in the data is restored by Run(..., data=loader)"
+        raise NotAnItem(name="data", type_name=type(items["data"]).__name__, lacks=lacks)
+    return make_items(items)
+
+
+def load_items(
+    source: CheckpointSource, wanted: Sequence[Item], *, accept: Sequence[str] = (), allow_pickle: Sequence[str] = ()
+) -> Loaded:
+    """Load items of one checkpoint, verified; collective for a sharded model.
+
+    Raises:
         StateDiffers: the checkpoint has no such item, or names, types or shapes differ; nothing was loaded.
         NotExact: an item's state differs by rank and cannot be taken as it is.
         DamagedCheckpoint: bytes are not what was written; says whether objects were touched.
         StorageFailed: I/O error.
     """
-    if "data" in items and not isinstance(items["data"], Cursor):
-        lacks = "a meaning without a run: the position in the data is restored by Run(..., data=loader)"
-        raise NotAnItem(name="data", type_name=type(items["data"]).__name__, lacks=lacks)
-    wanted = make_items(items)
-    store, name, manifest = resolve_checkpoint(os.fspath(reference))
+    store, name, manifest = source.store, source.name, source.manifest
     trainer = read_trainer_state(store, name, manifest)
     path = store.path(name)
+    items = {item.name for item in wanted}
     unknown = [each.name for each in wanted if each.name not in trainer.kinds]
     if unknown:
         held = ", ".join(sorted(trainer.kinds))
@@ -83,7 +75,7 @@ def load(
     # RNG states are not set here.
     others = (RNG, *(each for each in trainer.kinds if each not in items))
     restored = restore(
-        CheckpointSource(store, name, manifest),
+        source,
         wanted,
         _world_of(wanted),
         accept=(*accept, *others),

@@ -12,6 +12,7 @@ from typing import Final
 from unbroken.errors import NoUsableCheckpoint, OtherFramework
 from unbroken.store.check import Level, Verdict, verify
 from unbroken.store.directory import Store
+from unbroken.store.foreign import import_from_store
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import QUARANTINE, REASON, SEALED, scratch
 from unbroken.store.scan import newest_first, outline_quietly, scan
@@ -82,7 +83,8 @@ class Choice:
         """
         if self.chosen is None:
             reasons = tuple((over.name, over.reason) for over in self.skipped)
-            raise NoUsableCheckpoint(store=store.root, skipped=reasons)
+            importing = import_from_store(store.root, store.files)
+            raise NoUsableCheckpoint(store=store.root, skipped=reasons, importing=importing)
         return self.chosen
 
 

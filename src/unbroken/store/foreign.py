@@ -46,6 +46,8 @@ _JSON_LIMIT_BYTES: Final = 64 << 20
 _MODEL_FILE: Final = re.compile(r"model_([0-9]{6,18})\.pt")
 _DCP_FOLDER: Final = re.compile(r"(?:dcp|dist_ckpt)_([0-9]{6,18})")
 _WEIGHTS: Final = re.compile(r"(?:model|pytorch_model)(?:-[0-9]+-of-[0-9]+)?\.(?:safetensors|bin)(?:\.index\.json)?")
+# One of several files with the weights of one model; only their index says that none is missing.
+SHARD: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.safetensors|\.bin)")
 _TORCH_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -117,7 +119,22 @@ def import_command(path: Path, files: Files = LOCAL) -> str | None:
     return f"unbroken import {quoted(path)} runs/imported"
 
 
+def import_from_store(root: Path, files: Files = LOCAL) -> str | None:
+    """The command that imports what is in a store that has no checkpoint of ours; None if there is nothing to import.
+
+    Other tools, too, keep theirs in a folder called ``checkpoints``.
+    """
+    if files is not LOCAL:
+        return None
+    return import_command(root.parent if root.name == CHECKPOINTS else root, files)
+
+
 # ---- one checkpoint ----
+
+
+def index_of(shard: str) -> str:
+    """The name of the index of a file with a part of the weights."""
+    return SHARD.sub(r"\1\4.index.json", shard)
 
 
 def _one(path: Path, files: Files) -> Foreign | None:
@@ -128,6 +145,9 @@ def _one(path: Path, files: Files) -> Foreign | None:
         return _folder(path.parent, files)
     if found := _MODEL_FILE.fullmatch(path.name):
         return Foreign(path, PER_RANK, "model", int(found[1]))
+    if found := SHARD.fullmatch(path.name):
+        reason = f"it is file {int(found[2])} of {int(found[3])} of one model; import the directory with all of them"
+        raise ForeignUnknown(path=path, reason=f"{reason} and {index_of(path.name)}", is_recognised=True)
     if path.suffix == ".safetensors":
         return Foreign(path, SAFETENSORS, "model", step_in_name(path.name))
     if path.suffix in _TORCH_SUFFIXES:
@@ -142,10 +162,10 @@ def _folder(path: Path, files: Files) -> Foreign | None:
     # A sealed folder of another tool has our manifest too, and none of our parts.
     if MANIFEST in names and begins_one(files, path / MANIFEST) and files.find(path / OWN_PARTS[0]) is not None:
         reason = "it is a checkpoint of unbroken already; use it as it is, or set training.load_path to it"
-        raise ForeignUnknown(path=path, reason=reason)
+        raise ForeignUnknown(path=path, reason=reason, is_recognised=True)
     if any(name.endswith("_optim_states.pt") for name in names):
         reason = "it is of DeepSpeed ZeRO; run its zero_to_fp32.py, then import the file which that writes"
-        raise ForeignUnknown(path=path, reason=reason)
+        raise ForeignUnknown(path=path, reason=reason, is_recognised=True)
     for tool, kind, is_one in _TOOLS:
         if is_one(names, path, files):
             step = _step_of_folder(path, called, names, files)
@@ -174,7 +194,8 @@ def _is_accelerate(names: set[str], path: Path, files: Files) -> bool:
 
 
 def _is_transformers(names: set[str], path: Path, files: Files) -> bool:
-    return _has_weights(names) and bool(names & {TRAINER_STATE, "config.json"})
+    is_indexed = any(index_of(name) in names for name in names if SHARD.fullmatch(name))
+    return _has_weights(names) and (is_indexed or bool(names & {TRAINER_STATE, "config.json"}))
 
 
 def _has_weights(names: Iterable[str]) -> bool:
@@ -232,7 +253,7 @@ def _inside(path: Path, files: Files) -> list[Foreign]:
 def _single_files(path: Path, files: Files) -> list[Foreign]:
     """Files of torch in a folder that has nothing else: looked for last, since any tool writes such files too."""
     names = [node.name for node in files.list_directory(path) if node.kind is NodeKind.FILE]
-    found = [_one(path / name, files) for name in sorted(names) if name.endswith(_TORCH_SUFFIXES)]
+    found = [_one(path / name, files) for name in sorted(names) if name.endswith((*_TORCH_SUFFIXES, ".safetensors"))]
     return [replace(each, is_named=False) for each in found if each is not None]
 
 

@@ -15,7 +15,7 @@ from unbroken.disk import NodeKind
 from unbroken.errors import CheckpointUnknown, NotAStore, NoUsableCheckpoint, PathMissing, TornCheckpoint
 from unbroken.files import LOCAL, Files
 from unbroken.store.directory import Store
-from unbroken.store.foreign import import_command
+from unbroken.store.foreign import import_command, import_from_store
 from unbroken.store.manifest import Manifest
 from unbroken.store.names import (
     CHECKPOINTS,
@@ -103,7 +103,8 @@ def checkpoint_of(found: Reference) -> tuple[Store, str, Manifest]:
         manifest = read_quietly(found.store, name)
         if manifest is not None:
             return found.store, name, manifest
-    raise NoUsableCheckpoint(store=found.store.root)
+    root = found.store.root
+    raise NoUsableCheckpoint(store=root, importing=import_from_store(root, found.store.files))
 
 
 def is_bare(reference: str) -> bool:

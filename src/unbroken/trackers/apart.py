@@ -1,8 +1,8 @@
-"""A tracker in a process of its own: what its library draws, prints, forks or breaks, it does there.
+"""Runs a tracker's library in a process of its own, so that it cannot disturb the training.
 
-These libraries draw from Python's global random number generator, at import and whenever they repeat a request: in the
-process of the training every draw would change its bits. The process is told what to do by lines of JSON on its
-standard input, answers with a line each, and dies with the thread that started it: a killed job sends nothing more.
+These libraries draw from Python's global random number generator, at import and whenever they repeat a request; in the
+process of the training each draw would change its bits. The process reads commands as lines of JSON from its standard
+input and answers each with one line. It dies with the thread that started it: a killed job sends nothing more.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _END_WAIT_S: Final = 10.0
 
 
 class TrackerError(Exception):
-    """What the library of a tracker raised in its process, in its own words."""
+    """An error of a tracker's library in its process, with the library's own message."""
 
 
 class TrackerApart:
@@ -80,7 +80,7 @@ class TrackerApart:
         self._end()
 
     def _end(self) -> None:
-        """Let the process end: nobody asks it any more."""
+        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -127,7 +127,7 @@ class TrackerApart:
 
 
 def serve(tracker: Tracker, asked: IO[str], answers: IO[str]) -> None:
-    """Do what is asked, line by line, until nobody asks any more."""
+    """Carry out the commands, one per line, until the input ends."""
     for line in asked:
         method, *values = json.loads(line)
         value, error = None, None

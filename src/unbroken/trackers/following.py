@@ -1,8 +1,8 @@
-"""The trackers of one job: which run each of them shows, what they are told, and how they end.
+"""The trackers of one job: starts them, sends them the metrics, and ends them.
 
-The id of a tracker's run is made once and is in the journal before the tracker is started, so that a job that is killed
-in between leaves no second run behind. A run that goes back to an older checkpoint computes other steps in place of
-those that were shown: it gets a new id.
+The id of a tracker's run is written to the journal before the tracker starts, so that a job killed in between does not
+leave a second run behind. After going back to an older checkpoint, the steps differ from those already shown: the run
+gets a new id.
 """
 
 import functools
@@ -99,7 +99,7 @@ class RunTrackers:
                 sender.wake(step)
 
     def close(self, ending: Ending) -> None:
-        """Send the rest, as long as there is time, and finish; what is left then, the next job sends."""
+        """Send the rest as long as there is time, and finish; the next job sends what is left."""
         until_s = time.monotonic() + self._longest_s()
         for sender in self._senders:
             # All at once: each knows that the end has come before the first is waited for.

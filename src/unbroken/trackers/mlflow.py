@@ -1,4 +1,4 @@
-"""MLflow: one run that every job finds by a tag, on the server that MLflow's own variables name."""
+"""MLflow: one run, which every job finds by a tag. MLflow's own variables set the server."""
 
 import hashlib
 import os
@@ -45,7 +45,7 @@ class MlflowTracker:
         return self._client
 
     def start(self, run: TrackedRun) -> None:
-        """Find the run by its tag, or make it: a job that was killed after it made one leaves no second."""
+        """Find the run by its tag, or make it; so a job killed right after making it leaves no second run behind."""
         wanted = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _DEFAULT_EXPERIMENT
         experiment = self._server.get_experiment_by_name(wanted)
         place = experiment.experiment_id if experiment is not None else self._server.create_experiment(wanted)
@@ -65,7 +65,7 @@ class MlflowTracker:
         return max((int(metric.step) for metric in metrics), default=-1)
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Store the steps; a request holds whole steps, so that none is half there."""
+        """Store the steps; a request contains whole steps, so that none is stored in part."""
         some: list[Metric] = []
         for row in rows:
             now_ms = int(time.time() * 1000)
@@ -79,7 +79,7 @@ class MlflowTracker:
             self._server.log_batch(self._run_id, metrics=rest)
 
     def finish(self, ending: Ending) -> None:
-        """Set the state of the run; one that another job resumes waits for it."""
+        """Set the state of the run: finished, failed, or scheduled if another job resumes it."""
         self._server.set_tag(self._run_id, "unbroken.ending", ending)
         self._server.update_run(self._run_id, status=_STATUS[ending])
 
@@ -98,7 +98,7 @@ def _flat(values: Mapping[str, object], above: str = "") -> Iterator[Param]:
 
 
 def _names(keys: Iterable[str]) -> list[str]:
-    """Names that MLflow takes, as like the given ones as can be, each another.
+    """Names that MLflow accepts, as close to the given ones as possible, and all different.
 
     It takes few signs, no long names, and none that as a path would mean another one; a metric that it refuses would
     keep back every step from there on.

@@ -1,4 +1,4 @@
-"""The names of trackers, as a setting or a config file has them: ``wandb:my-project, tensorboard``."""
+"""Parses the names of trackers in a setting or a config file: ``wandb:my-project, tensorboard``."""
 
 import importlib
 import importlib.util

@@ -1,7 +1,7 @@
-"""The thread that sends the metrics of a run to one tracker, and that alone waits for it.
+"""The thread that sends the metrics of a run to one tracker; nothing else waits for the tracker.
 
-It reads what the job has written to its metrics, after the steps that the tracker has already: each step is sent once,
-and what an earlier job did not come to send is sent first. An error is reported once, counted, and tried again; the
+It reads the run's metrics from the first step that the tracker does not have. So each step is sent once, and the unsent
+steps of an earlier job are sent first. After an error the thread reports it once, counts it and tries again; the
 training does not notice.
 """
 
@@ -59,13 +59,13 @@ class Sender:
         self._thread.start()
 
     def wake(self, target: int | None = None) -> None:
-        """There is something to send: up to ``target``, where only committed steps are sent."""
+        """Wake the thread to send new steps; in ``committed`` mode up to ``target``."""
         if target is not None:
             self.target = target
         self._wake.set()
 
     def close(self, ending: Ending, *, until_s: float) -> bool:
-        """Send the rest and finish; whether that was done at ``until_s``, by the monotonic clock."""
+        """Send the rest and finish; False if that took longer than until ``until_s`` of the monotonic clock."""
         self._ending = ending
         self._closing.set()
         self._wake.set()
@@ -91,7 +91,7 @@ class Sender:
         self.error = self.error or behind
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Do it, again and again until it succeeds; False if the job ends before that."""
+        """Try an action until it succeeds; False if the job ends before that."""
         wait_s = _FIRST_WAIT_S
         while True:
             is_last = self._closing.is_set()

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in one directory, which every job adds a file to."""
+"""TensorBoard: event files in one directory; every job adds a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _MOST_BYTES: Final = 1 << 28
 
 
 class TensorBoardTracker:
-    """Writes scalars to ``DIRECTORY/NAME-ID``; the directory is ``tensorboard`` in the run's if none is named."""
+    """Writes scalars to ``DIRECTORY/NAME-ID``; the default directory is ``tensorboard`` in that of the run."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -43,7 +43,7 @@ class TensorBoardTracker:
         return self._shown
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write the steps, and hand them to the kernel: what it has, a killed process no longer loses."""
+        """Write the steps and flush them to the kernel, so that a kill does not lose them."""
         for row in rows:
             # One event for the whole step: a kill in the middle leaves a step, or none of it.
             parts = [Summary.Value(tag=name, simple_value=float(value)) for name, value in row.values.items()]

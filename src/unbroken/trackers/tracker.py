@@ -1,4 +1,4 @@
-"""What a tracker has to do, and what it is told of the run it shows."""
+"""The protocol of a tracker, and the description of a run that it gets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

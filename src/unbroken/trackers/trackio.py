@@ -1,4 +1,4 @@
-"""Trackio: one run of a fixed name, in the database that trackio's own variables name."""
+"""Trackio: one run of a fixed name. Trackio's own variables set the database."""
 
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,7 +1,7 @@
 """Weights & Biases: one run of a fixed id, which every job resumes.
 
-Offline, wandb writes its file in blocks of 32 KiB: a job that is killed loses the steps of its last block, though
-``log`` had returned. So the last stored step is read from the file itself. Online, the service knows it.
+Offline, wandb writes its file in blocks of 32 KiB: a killed job loses the steps of its last block, though ``log`` had
+returned. So the last stored step is read from the file. Online, the service returns it.
 """
 
 import os
@@ -21,7 +21,7 @@ _MOST_BYTES: Final = 1 << 28
 
 
 class WandbTracker:
-    """Shows a run in a project of wandb; who and where is what wandb's own variables say."""
+    """Shows a run in a project of wandb; wandb's own variables set the account and the server."""
 
     def __init__(self, project: str) -> None:
         self._project = project
@@ -93,7 +93,7 @@ def last_step_in(folder: Path, run_id: str) -> int | None:
 
 
 def steps_in(file: Path) -> Iterator[int]:
-    """The steps in one offline file, up to where a kill has cut it."""
+    """The steps in one offline file; a kill may have cut off its end."""
     for data in _records(file.read_bytes()):
         record = Record()
         record.ParseFromString(data)

@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 
 from tests.e2e.slurm.cluster import Cluster, cluster, wait_for
-from tests.e2e.slurm.training import DDP_TRAIN, STEPS, TRAIN, bits, step_of, train_alone, train_two_ranks_alone
+from tests.e2e.slurm.training import (
+    DDP_TRAIN,
+    LIGHTNING_TRAIN,
+    STEPS,
+    TRAIN,
+    bits,
+    fit_alone,
+    step_of,
+    train_alone,
+    train_two_ranks_alone,
+)
 from tests.exact.gpt_world import tokenize_text, write_text
 from tests.trackers.readers import tensorboard_points
 from tests.unit.data.texts import tree
@@ -112,9 +122,9 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
 def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_job(
     place: Place, undisturbed: dict[str, Any]
 ) -> None:
-    # Six minutes of a tenfold clock are 36 s; the warning comes when two of them are left. Three jobs that do not come
-    # as far as their run in the 24 s before are left to a person, so a busy machine needs the room.
-    place.init("--time", "6", "--lead", "120")
+    # Twelve minutes of a tenfold clock are 72 s; the warning comes when four of them are left. Three jobs that do not
+    # come as far as their run in the 48 s before are left to a person, so a busy machine needs the room.
+    place.init("--time", "12", "--lead", "240")
     job = place.submit()
     place.wait_for_requeue(job)
     place.go()
@@ -169,6 +179,26 @@ def test_a_preempted_job_saves_makes_room_and_resumes_with_the_same_bits(
     assert len(shown_as) >= 2 and len(set(shown_as)) == 1
     (shown,) = tensorboard_points(place.run).values()
     assert [step for step, _ in shown] == [*range(1, STEPS + 1)]
+
+
+@pytest.mark.promise("C11")
+def test_a_training_of_lightning_that_is_warned_is_queued_again_once_and_ends_in_the_same_bits(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("lightning")
+    alone = fit_alone(tmp_path_factory.mktemp("alone"))
+    (place.path / "fit.py").write_text(LIGHTNING_TRAIN)
+    place.init("--time", "60", script=("fit.py", "runs/a"))
+    job = place.submit()
+    place.wait_for_step(5)
+    place.slurm.said("scancel", "--signal=USR1", "--batch", job)
+    place.wait_for_requeue(job)
+    place.go()
+    assert place.slurm.wait_for_end(job, place.log_text) == "COMPLETED", place.log_text()
+    # Not a second time by Lightning, which saves nothing of its own either.
+    assert place.slurm.facts(job)["Restarts"] == "1" and not list(place.path.rglob("hpc_ckpt*"))
+    assert len(place.facts("stop")) == 1 and len(place.facts("job-start")) == 2
+    assert (place.path / "weights").read_text() == alone
 
 
 @pytest.mark.promise("G10")

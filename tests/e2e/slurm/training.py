@@ -75,6 +75,49 @@ with unbroken.Run("runs/a", settings=settings, model=model, optimizer=optimizer,
         run.log(loss=loss)
 """
 
+# The Trainer of Lightning, which has an answer of its own to SLURM's warning.
+LIGHTNING_TRAIN = """
+import hashlib, pathlib, sys, time
+import lightning, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from unbroken.frameworks import lightning as unbroken_pl
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 4))
+
+    def training_step(self, batch, batch_idx):
+        if not pathlib.Path("go").exists():
+            time.sleep(0.2)
+        return torch.nn.functional.mse_loss(self.layers(batch[0]), batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+lightning.seed_everything(7, verbose=False)
+torch.set_num_threads(1)
+model = Model()
+examples = torch.utils.data.TensorDataset(torch.randn(64, 4))
+loader = torch.utils.data.DataLoader(examples, batch_size=8, shuffle=True)
+saver = ModelCheckpoint(f"{sys.argv[1]}/models", save_last=True, every_n_train_steps=100)
+trainer = lightning.Trainer(max_steps=300, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+                            enable_model_summary=False, callbacks=[saver, unbroken_pl.Callback(sys.argv[1])])
+trainer.fit(model, loader, ckpt_path="last")
+weights = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
+pathlib.Path("weights").write_text(hashlib.sha256(weights).hexdigest())
+"""
+
+
+def fit_alone(folder: Path) -> str:
+    """The weights of Lightning's training that nobody disturbs."""
+    (folder / "fit.py").write_text(LIGHTNING_TRAIN)
+    (folder / "go").touch()
+    command = [sys.executable, "fit.py", "run"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return (folder / "weights").read_text()
+
 
 def train_alone(folder: Path, seed: int) -> Path:
     """The run that nobody disturbs; returns its directory."""

@@ -21,6 +21,8 @@ from unbroken.data.lanes import cut_lanes
 from unbroken.data.loader import Loader
 from unbroken.data.order.schedule import Phase
 from unbroken.data.packing import groups
+from unbroken.data.packing.rows import Rows
+from unbroken.data.stream import Lookup, Stream
 from unbroken.errors import DataChanged, LanesUnfit, NoProcessGroup, SequenceDamaged, StreamDiffers
 
 # ---- lanes ----
@@ -144,6 +146,79 @@ def test_a_batch_has_all_that_a_model_takes(tmp_path: Path) -> None:
     assert batch.to("cpu").samples == batch.samples
     with pytest.raises(KeyError):
         batch["step"]
+
+
+# ---- batches that are made together ----
+
+
+def test_batches_made_together_are_those_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, made = make_stream(tmp_path, epochs=3), {}
+    for most in (1, 4):
+        monkeypatch.setattr(loader, "_MOST_AHEAD", most)
+        served = Loader(stream, global_batch=6, lane=2, rank=1, world=2)
+        made[most] = [
+            [each.tolist() for each in (batch.tokens, batch.labels, batch.doc_ids)]
+            + [batch.step, batch.lane, batch.samples, served.position, served.served_share()]
+            for batch in served
+        ]
+    assert len(made[4]) > 40 and made[4] == made[1]
+
+
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("steps", range(6))
+def test_a_run_resumes_between_batches_that_were_made_together(steps: int, tmp_path: Path) -> None:
+    stream = make_stream(tmp_path)
+    first = Loader(stream, global_batch=2)
+    before = taken(iter(first), steps) if steps else {}
+    again = Loader(open_stream(tmp_path), global_batch=2)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    after = taken(iter(again), 7)
+    assert [*before, *after] == list(range(2 * (steps + 7)))
+    assert before | after == dict(enumerate(stream.read(range(2 * (steps + 7))).tokens.tolist()))
+
+
+@pytest.mark.promise("U11")
+@pytest.mark.parametrize("damaged", range(1, 6))
+def test_a_damaged_sample_is_reported_at_its_own_batch_and_those_before_it_are_served(
+    damaged: int, tmp_path: Path
+) -> None:
+    stream = make_stream(tmp_path, check_reads=True)
+    pieces = stream.look_up(np.array([damaged])).pieces
+    longest = int(pieces.lengths.argmax())
+    with stream.shards[pieces.shards[longest]].bin_path.open("r+b") as file:
+        # In the middle: windows share tokens at their ends.
+        at = pieces.begins[longest] + 2 * (int(pieces.lengths[longest]) // 2)
+        file.seek(at)
+        found = file.read(1)
+        file.seek(at)
+        file.write(bytes([found[0] ^ 1]))
+    # The first batch is made alone, the next four together: the third of those is sample 3.
+    served = Loader(stream, global_batch=1)
+    batches = iter(served)
+    assert [next(batches).samples.start for _ in range(damaged)] == list(range(damaged))
+    with pytest.raises(SequenceDamaged) as damage:
+        next(batches)
+    assert damage.value.sample == damaged
+    assert served.position == damaged
+
+
+def test_a_batch_keeps_no_more_memory_than_that_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_TOKENS_AHEAD", 32 * 5)
+    read: list[int] = []
+
+    class Counted(Stream):
+        def rows(self, lookup: Lookup, first: int, last: int) -> Rows:
+            read.append(last - first)
+            return super().rows(lookup, first, last)
+
+    make_corpus(tmp_path, TWO_BUCKETS)
+    stream = Counted(open_corpus(tmp_path), max_length=32)
+    for size, read_first in ((1, [1, 4, 4]), (2, [2, 4, 4]), (3, [3, 3, 3]), (6, [6, 6, 6])):
+        read.clear()
+        taken(iter(Loader(stream, global_batch=size)), 9)
+        assert read[:3] == read_first
+        # Its own storage, not that of all: a batch that is saved is saved alone.
+        assert next(iter(Loader(stream, global_batch=size))).tokens.untyped_storage().nbytes() == 8 * 32 * size
 
 
 # ---- what it leaves alone ----

@@ -14,12 +14,18 @@ from torch.utils.data import DataLoader, TensorDataset
 pytest.importorskip("accelerate")
 
 from accelerate import Accelerator  # type: ignore[import-untyped]
-from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed  # type: ignore[import-untyped]
+from accelerate.utils import (  # type: ignore[import-untyped]
+    DataLoaderConfiguration,
+    DistributedType,
+    ProjectConfiguration,
+    set_seed,
+)
 
 import unbroken
 from tests.trackers.board import Board
 from unbroken.errors import NotExact, UnsavedState, WeightsOnly
 from unbroken.frameworks import accelerate as unbroken_acc
+from unbroken.frameworks.accelerator_contents import Held, require_usable
 from unbroken.records.journal import read_history
 from unbroken.records.layout import Layout
 from unbroken.state.audit import _live_objects, remember
@@ -549,3 +555,30 @@ def test_a_second_loader_in_the_middle_and_other_workers_are_named(
     assert len(job("held", holds=True)) == 1
     assert job("left", holds=False, stop=3) == []
     assert any("num_workers" in said and "[0, 1]" in said for said in job("left", holds=False, workers=1))
+
+
+@pytest.mark.promise("C10")
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "MEGATRON_LM", "XLA", "FSDP"])
+def test_what_saves_by_itself_or_was_never_tested_is_refused_by_name(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    held = Held.of(loop.accelerator)
+    require_usable(loop.accelerator, held)
+    monkeypatch.setattr(type(loop.accelerator), "distributed_type", DistributedType[kind])
+    with pytest.raises(ValueError, match=f"attach does not work with {kind}"):
+        require_usable(loop.accelerator, held)
+
+
+@pytest.mark.promise("C10")
+def test_save_steps_auto_saves_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def ten_seconds(_: Any) -> None:  # noqa: ANN401
+        nonlocal now_s
+        now_s += 10.0
+
+    monkeypatch.setattr("unbroken.loop.opening._monotonic", lambda: now_s)
+    train(tmp_path, Loop(), then=ten_seconds, save_steps="auto")
+    # At the last edge before the minute is over, and at the end.
+    assert steps_of(tmp_path) == [10, 6]

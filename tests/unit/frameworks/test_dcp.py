@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,35 @@ def test_a_loop_that_an_exception_left_is_recorded_as_an_error_and_can_be_opened
         ("error", "look", "ValueError: nobody caught it"),
         ("completed", "done", "the target is reached"),
     ]
+
+
+@pytest.mark.promise("C13")
+def test_signals_are_left_alone_until_the_loop_asks_whether_to_stop(tmp_path: Path) -> None:
+    def listeners() -> list[object]:
+        return [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+
+    own = listeners()
+    with Checkpoints(tmp_path / "run", console=False) as checkpoints:
+        for step in (1, 2):
+            dcp.save(state(step), storage_writer=checkpoints.writer(step))
+        # This loop could not be ended by a signal that a handler of ours had taken.
+        assert listeners() == own
+        checkpoints.step_done(3)
+        assert all(now is not before for now, before in zip(listeners(), own, strict=True))
+        signal.raise_signal(signal.SIGTERM)
+        assert checkpoints.step_done(4) and checkpoints.is_stopping
+    assert listeners() == own
+
+
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize(("is_asking", "count"), [(False, 1), (True, 0)])
+def test_a_loop_that_saves_and_never_asks_gets_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_asking: bool, count: int
+) -> None:
+    with opened(tmp_path / "run") as checkpoints:
+        for step in (1, 2, 3, 4):
+            if is_asking:
+                checkpoints.step_done(step)
+            dcp.save(state(step), storage_writer=checkpoints.writer(step))
+    told = [record for record in caplog.records if record.levelname == "WARNING" and "step_done" in record.message]
+    assert len(told) == count

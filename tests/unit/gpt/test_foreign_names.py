@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import unbroken
 from tests.exact.gpt_world import tiny, tokenize_text, write_text
 from tests.unit.foreign.test_import import call
+from tests.unit.foreign.test_read import dcp_folder
 from unbroken import gpt
+from unbroken.cli.main import main
 from unbroken.config import Config, load
-from unbroken.errors import GptSimpleRun, NotExact
+from unbroken.errors import CannotImport, GptSimpleRun, NotExact
 from unbroken.gpt.checkpoint import find_model
 from unbroken.gpt.export import to_safetensors, to_torch
 from unbroken.gpt.huggingface import to_huggingface
@@ -117,6 +120,14 @@ def test_a_run_of_gpt_simple_in_output_dir_names_the_import(tmp_path: Path) -> N
     assert command == f"unbroken import {GPT_SIMPLE} {GPT_SIMPLE}-imported"
 
 
+@pytest.mark.promise("M5")
+def test_every_command_names_the_import_in_a_run_of_gpt_simple(capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"unbroken import {GPT_SIMPLE} runs/imported"
+    for name, code in (("ls", 0), ("status", 0), ("show", 5), ("verify", 5), ("evaluate", 5)):
+        assert main([name, str(GPT_SIMPLE)]) == code
+        assert command in capsys.readouterr().err, name
+
+
 @pytest.mark.parametrize("form", ["llama", "model.pt", "model.safetensors"])
 def test_an_export_comes_back(tmp_path: Path, form: str) -> None:
     config = load(config_file(tmp_path)).config.model
@@ -168,6 +179,108 @@ def test_an_imported_run_trains_on_and_resumes_without_asking_again(tmp_path: Pa
     assert (trained.step, trained.is_completed) == (8, True)
     after = find_model(str(run)).load(torch.device("cpu")).model.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+KEMPNERFORGE_PARTS = {
+    "attention.qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    "attention.out": ("attention.o_proj",),
+    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down": ("mlp.down_proj",),
+}
+
+
+def save_kempnerforge(folder: Path, config: Config, step: int) -> nn.Module:
+    """A checkpoint in the form of KempnerForge, of a model with the shapes of ours; returns that model, trained."""
+    model, ours = nn.Module(), config.model
+    rows = {"attention.qkv": [ours.n_embd, *[ours.n_embd // ours.n_head * (ours.n_kv_head or ours.n_head)] * 2]}
+    with torch.device("meta"):
+        state = GPT(ours).state_dict()
+    torch.manual_seed(1)
+    for name, value in state.items():
+        called = name.removesuffix(".weight").replace("blocks.", "layers.")
+        called = {"embedding": "token_embedding.embedding", "head": "output_head.proj"}.get(called, called)
+        part = ".".join(called.split(".")[2:])
+        theirs = KEMPNERFORGE_PARTS.get(part, (part,))
+        cuts = rows.get(part, [len(value) // len(theirs)] * len(theirs))
+        for each, cut in zip(theirs, cuts, strict=True):
+            here = model
+            *above, last = (
+                f"{called.removesuffix(part)}{each}.weight".split(".") if part else [*called.split("."), "weight"]
+            )
+            for attribute in above:
+                if not hasattr(here, attribute):
+                    here.add_module(attribute, nn.Module())
+                here = here.get_submodule(attribute)
+            here.register_parameter(last, nn.Parameter(torch.randn(cut, *value.shape[1:]) / 8))
+    matrices = [each for each in model.parameters() if each.ndim >= 2]
+    others = [each for each in model.parameters() if each.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+    for _ in range(step):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter) / 8
+        optimizer.step()
+    dcp_folder(folder, {"model": model, "optimizer": optimizer})
+    (folder / "metadata.json").write_text(json.dumps({"step": step, "tokens_seen": 100}))
+    torch.save({"step": step, "tokens_seen": 100, "scheduler": {"last_epoch": step}}, folder / "train_state.pt")
+    model.moments = {name: optimizer.state[each]["exp_avg"] for name, each in model.named_parameters()}  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.promise("M5")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("way", ["import", "load_path"])
+def test_a_checkpoint_of_kempnerforge_trains_on_at_its_next_step(tmp_path: Path, way: str) -> None:
+    data = tokenize_text(write_text(tmp_path / "text"), tmp_path / "data")
+    run, source = tmp_path / "run", tmp_path / "ckpt" / "step_4"
+    given = tiny(data, run, max_steps=6, save_steps=1)
+    shape = load(config_file(tmp_path, SHAPE.replace("vocab_size: 64", "vocab_size: 512"))).config.model
+    config = replace(given, model=shape, data=replace(given.data, max_length=32))
+    (tmp_path / "run.yaml").write_text(json.dumps(config.values()))
+    theirs = save_kempnerforge(source, config, 4)
+    if way == "import":
+        code, document = call(source, run, "--config", tmp_path / "run.yaml")
+        assert (code, document["step"]) == (0, 4), document
+    else:
+        config = replace(config, training=replace(config.training, load_path=str(tmp_path / "ckpt")))
+    stopped = replace(config, training=replace(config.training, max_steps=5))
+    with pytest.raises(NotExact) as refused:
+        gpt.train(config=config)
+    assert {name for name, _ in refused.value.differences} == {"arithmetic", "data", "rng_state"}
+    accept = ("arithmetic", "data", "rng_state", "training.max_steps")
+    assert gpt.train(config=stopped, accept=accept).step == 5
+    # Later jobs resume from the run's own checkpoints, exactly.
+    assert gpt.train(config=config, accept=("training.max_steps",)).step == 6
+    model = GPT(shape)
+    optimizer = make_optimizer(model, config.optimizer)
+    unbroken.load(f"{run}@5", model=model, optimizer=optimizer)
+    state = optimizer.state[model.get_parameter("blocks.1.attention.qkv.weight")]
+    assert float(state["step"]) == 5
+    # One step of ours moved what four of theirs had made: the first moment is theirs, mostly.
+    names = [f"layers.1.attention.{each}_proj.weight" for each in "qkv"]
+    moments: Any = theirs.moments
+    before = torch.cat([moments[name] for name in names])
+    assert torch.cosine_similarity(state["exp_avg"].flatten(), before.flatten(), dim=0) > 0.9
+    weights = torch.cat([theirs.get_parameter(name) for name in names])
+    assert 0 < (model.get_parameter("blocks.1.attention.qkv.weight") - weights).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_model_of_the_trainer_loads_what_gpt_simple_wrote(tmp_path: Path, wrapped: bool) -> None:
+    """Names are mapped as the import maps them; a config that computes otherwise is an error."""
+    shape = find_config(GPT_SIMPLE).model
+    model = GPT(shape, 512)
+    live = torch.compile(model, backend="eager") if wrapped else model
+    optimizer = make_optimizer(model, find_config(GPT_SIMPLE).optimizer)
+    found = unbroken.load(GPT_SIMPLE, model=live, optimizer=optimizer)
+    assert found.step == 6 and "rng" in found.left_out
+    theirs = torch.load(GPT_SIMPLE / "logits-final.pt", weights_only=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model(theirs["tokens"]), theirs["logits"], rtol=1e-5, atol=1e-6)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {6}
+    other = GPT(replace(shape, norm_eps=1e-3, n_head=4, n_kv_head=2), 512)
+    with pytest.raises(CannotImport) as refused:
+        unbroken.load(GPT_SIMPLE, model=other)
+    assert [each.partition(":")[0] for each in refused.value.problems] == ["n_head", "norm_eps", "n_kv_head"]
 
 
 def save_llama(folder: Path) -> Any:  # noqa: ANN401 -- Transformers' models have no types

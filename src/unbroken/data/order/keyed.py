@@ -14,11 +14,12 @@ _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64, by value: a bijection of 64-bit words in which every bit affects every other."""
-    mixed = values ^ (values >> _SHIFTS[0])
+    shifted = values >> _SHIFTS[0]
+    mixed = values ^ shifted
     mixed *= _FIRST
-    mixed ^= mixed >> _SHIFTS[1]
+    mixed ^= np.right_shift(mixed, _SHIFTS[1], out=shifted)
     mixed *= _SECOND
-    mixed ^= mixed >> _SHIFTS[2]
+    mixed ^= np.right_shift(mixed, _SHIFTS[2], out=shifted)
     return mixed
 
 
@@ -91,7 +92,11 @@ def _words(count: int, key: int) -> NDArray[np.uint64]:
 
 def _turned(half: NDArray[np.uint64], word: NDArray[np.uint64], radix: np.uint64) -> NDArray[np.uint64]:
     # The upper 32 bits as a fraction of the radix, which is at most 2**31: a product instead of a slow division.
-    turned = ((mix64(word) >> _HALF) * radix) >> _HALF
+    turned = mix64(word)
+    turned >>= _HALF
+    turned *= radix
+    turned >>= _HALF
     turned += half
-    turned[turned >= radix] -= radix
+    # Below the radix the difference wraps round to a large number, so that the smaller one is the remainder.
+    np.minimum(turned, turned - radix, out=turned)
     return turned

@@ -1,0 +1,101 @@
+"""Arguments of the Trainer: those that do not go with a run are refused, and those that weaken a resume are named."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from transformers import EarlyStoppingCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+
+import unbroken
+from tests.frameworks.trainings import Sequences, make_model
+from unbroken.frameworks import transformers as unbroken_hf
+
+QUIET: dict[str, Any] = {"console": False, "catch_signals": False}
+
+
+def make_trainer(directory: Path, **arguments: Any) -> Trainer:  # noqa: ANN401
+    usual = {"max_steps": 2, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    options = TrainingArguments(output_dir=str(directory), **{**usual, **arguments})
+    data = Sequences()
+    return Trainer(make_model(), options, train_dataset=data, eval_dataset=data)
+
+
+def train(trainer: Trainer, **options: Any) -> None:  # noqa: ANN401
+    trainer.add_callback(unbroken_hf.Callback(**{**QUIET, **options}))
+    trainer.train(resume_from_checkpoint=unbroken_hf.resume(trainer))
+
+
+REFUSED: dict[str, Any] = {
+    "save_only_model": True,
+    "ignore_data_skip": True,
+    "enable_jit_checkpoint": True,
+    "use_seedable_sampler": False,
+}
+
+
+@pytest.mark.promise("C9")
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_that_does_not_go_with_a_run_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str
+) -> None:
+    given = {name: REFUSED[name]}
+    arguments = {"accelerator_config": given} if name == "use_seedable_sampler" else given
+    trainer = make_trainer(tmp_path / "run", **arguments)
+    with pytest.raises(ValueError, match=name):
+        train(trainer)
+    assert not (tmp_path / "run" / "journal").exists()
+
+
+@pytest.mark.promise("C9")
+def test_a_hyperparameter_search_is_refused_by_name(tmp_path: Path) -> None:
+    state = TrainerState(is_hyper_param_search=True)
+    arguments = TrainingArguments(str(tmp_path / "run"), use_cpu=True)
+    with pytest.raises(ValueError, match="hyperparameter_search"):
+        unbroken_hf.Callback(**QUIET).on_train_begin(arguments, state, TrainerControl())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.promise("C9")
+@pytest.mark.parametrize(("is_restored", "is_named"), [(False, True), (True, False)])
+def test_a_callback_whose_state_the_trainer_does_not_restore_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_restored: bool, is_named: bool
+) -> None:
+    best = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "greater_is_better": False}
+    trainer = make_trainer(tmp_path, restore_callback_states_from_checkpoint=is_restored, max_steps=1, **best)
+    trainer.eval_dataset = None
+    trainer.add_callback(EarlyStoppingCallback(5))
+    callback = unbroken_hf.Callback(**QUIET)
+    trainer.add_callback(callback)
+    unbroken_hf.resume(trainer)
+    state = TrainerState(max_steps=1, stateful_callbacks=list(trainer.callback_handler.callbacks[-2:-1]))
+    with caplog.at_level(logging.WARNING):
+        callback.on_train_begin(trainer.args, state, TrainerControl())
+    assert ("EarlyStoppingCallback starts over after a resume" in caplog.text) is is_named
+    callback.on_train_end(trainer.args, state, TrainerControl())
+
+
+@pytest.mark.promise("C9", "G24")
+@pytest.mark.parametrize("reported", [["tensorboard"], []])
+def test_a_tracker_that_report_to_shows_too_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reported: list[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    train(make_trainer(tmp_path, report_to=reported), trackers="tensorboard")
+    assert ("report_to" in caplog.text) is bool(reported)
+
+
+@pytest.mark.promise("C9")
+def test_with_push_to_hub_the_folder_that_is_uploaded_has_its_final_name_and_is_sealed(tmp_path: Path) -> None:
+    trainer: Any = make_trainer(tmp_path)
+    trainer.args.push_to_hub = True
+    uploaded: list[str] = []
+    # No network: what the Trainer would upload.
+    trainer._push_from_checkpoint = uploaded.append
+    trainer._finish_current_push = lambda: None
+    train(trainer)
+    assert uploaded == [str(tmp_path / "checkpoint-1"), str(tmp_path / "checkpoint-2")]
+    assert [(each.step, each.is_usable) for each in unbroken.checkpoints(tmp_path)] == [(2, True), (1, True)]

@@ -37,7 +37,10 @@ def asked(unbroken: Tool, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def skipped(run: Path) -> list[tuple[str, str]]:
-    return [(event.text("name"), event.text("mirror")) for event in read_history(Layout(run)).of_kind("mirror-skipped")]
+    return [
+        (str(event.text("name")), str(event.text("mirror")))
+        for event in read_history(Layout(run)).of_kind("mirror-skipped")
+    ]
 
 
 @pytest.fixture

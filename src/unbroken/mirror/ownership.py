@@ -161,14 +161,13 @@ def _require_place(store: Store, client: Client, *, is_known: bool) -> None:
     if store.root.name == CHECKPOINTS:
         address = Address(address.scheme, address.bucket, address.prefix.removesuffix(CHECKPOINTS).rstrip("/"))
     above = address.directory.parent if address.scheme == "file" else None
+    mirror, run = str(address), str(_directory_of_run(store))
     if above is not None and store.files.find(above) is None:
-        complaint, remedy = f"the directory {above} does not exist", "above"
-    elif is_known:
-        complaint, remedy = "it has no record of this run any more", "again"
-    else:
-        return
-    run = str(_directory_of_run(store))
-    raise MirrorMissing(mirror=str(address), run=run, complaint=complaint, remedy=remedy, above=str(above))
+        complaint = f"the directory {above} does not exist"
+        raise MirrorMissing(mirror=mirror, run=run, complaint=complaint, remedy="above", above=str(above))
+    if is_known:
+        complaint = "it has no record of this run any more"
+        raise MirrorMissing(mirror=mirror, run=run, complaint=complaint, remedy="again", above=str(above))
 
 
 def _adopted(store: Store, client: Client, owner: Owner) -> Adopted | None:

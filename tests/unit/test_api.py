@@ -1,6 +1,7 @@
 """The public surface: importing it is cheap, its names resolve, and docs/api.md lists all of it."""
 
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -8,10 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 import unbroken
 from tools import api
-from unbroken.config import TrainingConfig
+from unbroken.config import DataConfig, TrainingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = ["unbroken", *(f"unbroken.{name}" for name in api.PACKAGES)]
@@ -80,6 +82,22 @@ def test_a_setting_and_its_config_field_have_one_name() -> None:
     config = {field.name for field in fields(TrainingConfig)}
     assert settings - config == LOOP_ONLY
     assert config - settings == TRAINER_ONLY
+
+
+# What the parameters of `unbroken.data` mean and the config has another field for, or none: see decision 017.
+DATA_ONLY = {
+    "Loader": {"stream", "rank", "world_size"},
+    "Stream": {"corpus", "phases", "on_exhausted", "eras", "check_reads", "files", "progress"},
+    "SampleIterable": {"stream", "start", "rank", "world_size", "names"},
+    "open_text_corpus": {"split", "text_field", "accelerate"},
+}
+
+
+@pytest.mark.parametrize("name", DATA_ONLY)
+def test_a_parameter_of_the_data_api_has_the_name_of_its_config_field_or_that_of_torch(name: str) -> None:
+    config = {field.name for section in (DataConfig, TrainingConfig) for field in fields(section)}
+    torchs = set(inspect.signature(DataLoader).parameters)
+    assert set(inspect.signature(getattr(unbroken.data, name)).parameters) - config - torchs == DATA_ONLY[name]
 
 
 def test_the_page_is_current() -> None:

@@ -291,7 +291,7 @@ def _plan_as_it_was(stream: Stream, shards: Sequence[RecordedShard]) -> BucketPl
         max_length=stream.settings.max_length,
         overlap=stream.settings.overlap,
         packing=stream.settings.packing,
-        cache=stream.cache,
+        cache=stream.cache_dir,
         index_of=refuse,
     )
 

@@ -75,7 +75,7 @@ def test_by_its_own_means_a_resumed_engine_draws_other_numbers(jobs: Jobs, tmp_p
 
 @pytest.mark.promise("C8")
 def test_a_save_by_the_first_rank_alone_is_refused_and_does_not_hang(jobs: Jobs, tmp_path: Path) -> None:
-    refused = jobs.run(tmp_path / "run", stage=2, ranks=2, alone=True, options={"meet_seconds": 3.0})
+    refused = jobs.run(tmp_path / "run", stage=2, ranks=2, alone=True, options={"rank_wait_seconds": 3.0})
     assert refused.code == 1, refused.said
     assert [event.text("status") for event in events(tmp_path / "run", "job-end")] == ["error"]
     assert not unbroken.checkpoints(tmp_path / "run")

@@ -70,7 +70,16 @@ class Interruption:
 
 @dataclass
 class Exactness:
-    """The result: the jobs as text, and the comparison of the two runs."""
+    """The result: the jobs as text, and the comparison of the two runs.
+
+    Attributes:
+        undisturbed: the run of the uninterrupted job.
+        interrupted: the run of the interrupted jobs.
+        jobs: one line about each interrupted job.
+        comparison: of the two runs.
+        resumed_steps: the step that each later job resumed from.
+        is_deterministic: whether two uninterrupted jobs are equal.
+    """
 
     undisturbed: Path
     interrupted: Path
@@ -171,7 +180,8 @@ def assert_exact(*args: Any, **kwargs: Any) -> Exactness:  # noqa: ANN401, D417 
         save_steps: steps between two checkpoints of the interrupted run; by default a sixth of the steps. Saves run in
             the background, so a kill may lose the last one; it is complete when the next one has started.
         ignore: metrics that need not be equal, besides the measured ones.
-        timeout_seconds: a job that takes longer is killed, and the assertion fails.
+        timeout_seconds: a job that takes longer is killed, and the assertion fails; by default 120, or
+            ``UNBROKEN_TEST_TIMEOUT_S``.
 
     Returns:
         The jobs and the comparison.

@@ -54,7 +54,16 @@ _TRACE_WAIT_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank ended: what its function returned, or what it raised, or the signal that ended it."""
+    """How one rank ended: what its function returned, or what it raised, or the signal that ended it.
+
+    Attributes:
+        rank: its number.
+        exit_code: of its process; negative: the signal that ended it.
+        value: what its function returned.
+        error: what its function raised.
+        log: what it printed.
+        is_late: whether it was killed after the timeout.
+    """
 
     rank: int
     exit_code: int
@@ -158,7 +167,8 @@ def spawn(
         size: how many ranks.
         function: what each runs, after the process group was made; importable, as are the arguments' types.
         args: what it is given, the same on every rank.
-        timeout_seconds: when a rank that has not ended is killed.
+        timeout_seconds: when a rank that has not ended is killed; by default after 120 seconds, or those in
+            ``UNBROKEN_TEST_TIMEOUT_S``.
         env: variables that the ranks see beside those of this process.
         is_plain: make no process group and set no variables of one, as for a script that is started by itself.
     """

@@ -114,7 +114,7 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_on
 ) -> None:
     # Six minutes of a tenfold clock are 36 s; the warning comes when two of them are left. Three jobs that do not come
     # as far as their run in the 24 s before are left to a person, so a busy machine needs the room.
-    place.init("--time", "6", "--lead", "120")
+    place.init("--time", "6", "--walltime-reserve", "120")
     job = place.submit()
     place.wait_for_requeue(job)
     place.go()

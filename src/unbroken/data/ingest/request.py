@@ -30,6 +30,11 @@ class TokenizeRequest:
     """What to tokenize, where to, and how.
 
     Attributes:
+        input_dir: folder of text files, with all its subfolders.
+        output_dir: folder for the shards; created if missing.
+        tokenizer: a ``tokenizer.json``, a folder with one, a name on the Hugging Face Hub, or ``bytes``.
+        options: what decides the bytes of the shards.
+        eod_token: token that ends a document; by default detected from the tokenizer.
         num_workers: number of processes; 0: in this process.
         accelerate: use a faster engine if there is one.
         skip_bad: skip and count documents that cannot be read, instead of failing.

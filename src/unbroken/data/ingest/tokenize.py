@@ -49,6 +49,10 @@ class TokenizeReport:
     """The result of a tokenization: totals of the shards, and what this call did.
 
     Attributes:
+        totals: documents, tokens, shards and bytes of the whole folder.
+        unknown: files in the input folder that no format claims.
+        engine: the tokenizer engine that was used.
+        new_tokens: tokens that this call added.
         new_units: units that this process did.
         other_units: units that other processes did meanwhile.
         kept_units: units that were done before.

@@ -282,7 +282,7 @@ EXAMPLES: tuple[UnbrokenError, ...] = (
         causes=("no seed: call torch.manual_seed(...) before the model is made",),
     ),
     errors.BadPlan(problems=("--steps is missing: the number of steps left is not known",)),
-    errors.MirrorDiffers(path=Path("/shared/a-1a2b3c4d/rank-00000"), findings=("state/__0_0.distcp: bytes 0 to 9",)),
+    errors.CopyDiffers(path=Path("/shared/a-1a2b3c4d/rank-00000"), findings=("state/__0_0.distcp: bytes 0 to 9",)),
     errors.NeedsPeers(item="model", type_name="FullyShardedDataParallel of the older kind"),
     errors.NoEmergencyArea(),
     errors.WouldOverwrite(path=Path("run.yaml"), remedy=Help("unbroken init --preset tiny", "print it instead")),

@@ -2,11 +2,11 @@
 
 from unbroken.errors.checkpoint import (
     CannotSeal,
+    CopyDiffers,
     DamagedCheckpoint,
     EvidenceMissing,
     FormatUnknown,
     ManifestDamaged,
-    MirrorDiffers,
     NeedsPeers,
     NoEmergencyArea,
     NoMemory,
@@ -221,6 +221,7 @@ __all__ = [
     "ConfigMissing",
     "ConfigUnreadable",
     "ControlToken",
+    "CopyDiffers",
     "DamagedCheckpoint",
     "DataChanged",
     "DataDamaged",
@@ -255,7 +256,6 @@ __all__ = [
     "LoopsDisagree",
     "ManifestDamaged",
     "ManifestUnfit",
-    "MirrorDiffers",
     "MirrorDiverged",
     "MirrorEmpty",
     "MirrorIncomplete",

@@ -158,10 +158,10 @@ class SealedDiffers(CheckpointError):
     HELP = (Help("unbroken verify {path:sh} --full", "list the byte ranges that differ"),)
 
 
-class MirrorDiffers(CheckpointError):
+class CopyDiffers(CheckpointError):
     """A copy is not what was copied."""
 
-    kind = "mirror-differs"
+    kind = "copy-differs"
     path: Path
     findings: tuple[str, ...]
     HEADLINE = "the copy differs from its original in {findings:n place}"

@@ -116,7 +116,7 @@ def _mirrors(store: Store, to: Sequence[str], forget: Sequence[str], run: str) -
     gone = [str(parse_address(text)) for text in forget]
     for text in gone:
         if text not in known:
-            raise BadUsage(command="unbroken mirror", complaint=f"{text} is no mirror of this run")
+            raise BadUsage(command="unbroken mirror", complaint=f"{text} is not a mirror of this run")
     added = [str(parse_address(text)) for each in to for text in addresses_in(each)]
     mirrors = [text for text in dict.fromkeys((*known, *added)) if text not in gone]
     if not mirrors and not gone:

@@ -226,7 +226,7 @@ class NotAllRanks(UsageError):
     missing: tuple[int, ...]
     seconds: float
     AT = "waited {seconds:,.0f} s on rank {rank}"
-    SO = "nothing was written or loaded; the framework itself would wait for ever"
+    SO = "nothing was written or loaded; the framework itself would wait forever"
     HELP = (Help("unbroken explain {kind}", "how to call it on every rank"),)
 
     def headline(self) -> str:

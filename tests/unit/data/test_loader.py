@@ -238,7 +238,7 @@ def test_all_differences_are_named_at_once(tmp_path: Path) -> None:
     state = Loader(make_stream(tmp_path), global_batch_size=8).state_dict()
     with pytest.raises(StreamDiffers) as refusal:
         Loader(open_stream(tmp_path, seed=9, overlap_size=0, packing=False), global_batch_size=8).load_state_dict(state)
-    assert refusal.value.differences == (("overlap", "4", "1"), ("seed", "5", "9"), ("packing", "True", "False"))
+    assert refusal.value.differences == (("overlap_size", "4", "1"), ("seed", "5", "9"), ("packing", "True", "False"))
 
 
 @pytest.mark.parametrize("state", [{}, {"position": 3}, {"_index": 3, "_sampler_iter": []}])
